@@ -1,0 +1,47 @@
+"""Settings: their names, defaults and meaning. Resolved once (default < file < environment < flag), then frozen."""
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All an engine process needs to know; goes to it as one message."""
+
+    model_path: str
+    """A local folder in Hugging Face's layout (`motet.models` finds or makes it)."""
+    model_name: str
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:K`."""
+    dtype: str = "auto"
+    """`auto` (the model's own), `bfloat16`, `float16` or `float32`."""
+    max_model_len: int | None = None
+    """None: the model's own length."""
+    kv_cache_gb: float = 2.0
+    """Memory for KV blocks, in 2^30 bytes."""
+    block_size: int = 16
+    max_num_seqs: int = 256
+    """Choices that run at once; also the largest group."""
+    max_num_batched_tokens: int = 512
+    """Tokens of one step: choices being written first, the rest for prompts."""
+    prefix_cache: bool = True
+    cache_answers: bool = False
+    """Let answers into the prefix cache too: saves prefill in conversations, at the price of sameness."""
+    num_threads: int | None = None
+    """Threads of one engine on the CPU; None: all cores."""
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All the HTTP side needs to know."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str
+    api_keys: tuple[str, ...] = ()
+    """With none, every route is open."""
+    cors_origins: tuple[str, ...] = ()
+    max_n: int = 128
+    max_choices: int = 1024
+    """Prompts x n of one request."""
+    max_waiting_groups: int = 256
+    """Groups without a first token yet; one more is answered 503."""
+    max_body_bytes: int = 32 * 2**20
+    drain_timeout_s: float = 30.0

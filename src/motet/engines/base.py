@@ -1,0 +1,45 @@
+"""The seam of the system: whatever turns token ids into token ids is an `Engine`, and so is what wraps one."""
+
+from typing import Protocol
+
+from motet.ids import RequestId
+from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+
+
+class GroupStream(Protocol):
+    """The deltas of one group, in order, until every choice has finished.
+
+    Iterating raises `RequestError` (the group can never run here), `EngineDiedError`, `EngineClosedError` or
+    `EngineError`; then the group is over. It is an object and not a generator because `aclose` must free the group
+    also when nobody ever started to iterate.
+    """
+
+    def __aiter__(self) -> "GroupStream": ...
+
+    async def __anext__(self) -> GroupDelta: ...
+
+    async def aclose(self) -> None:
+        """Ends the group: its blocks are free one step later at the latest. May be called at any time, twice too."""
+        ...
+
+
+class Engine(Protocol):
+    """Turns prompts into choices. All methods belong to one event loop."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def generate(self, request: GenerateRequest) -> GroupStream:
+        """Submits a group at once (not at the first `__anext__`)."""
+        ...
+
+    async def stop_choice(self, request_id: RequestId, index: int) -> None:
+        """Ends one choice early, e.g. at a stop string. No delta of it comes after this returns but those under way;
+        the stream ends when the last choice has ended. Unknown ids and ended choices are ignored."""
+        ...
+
+    async def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None:
+        """Ends all groups with `EngineClosedError` and frees everything. May be called twice."""
+        ...

@@ -1,0 +1,124 @@
+"""Every error Motet raises on purpose.
+
+    MotetError
+    ├── RequestError              400  the client's fault; `param` names the field
+    │   ├── ContextLengthError    400  context_length_exceeded
+    │   ├── UnauthorizedError     401
+    │   ├── NotFoundError         404
+    │   ├── BodyTooLargeError     413
+    │   └── RateLimitedError      429
+    ├── OverloadedError           503  try again after `retry_after_s`
+    ├── EngineError               500  the engine failed this group
+    │   ├── EngineDiedError       503  the engine's process is gone: the group may be resumed elsewhere
+    │   └── EngineClosedError     503  closed by us (shutting down)
+    └── StartupError              --   the server cannot start; the command line prints it and exits with `exit_code`
+        ├── ConfigError
+        ├── ModelLoadError
+        ├── UnsupportedModelError
+        └── KVMemoryError
+
+A class knows its HTTP status, its code and whether the same group may be tried elsewhere; the API maps it in one
+place. A dependency's errors are translated in the file that imports it.
+"""
+
+from typing import ClassVar
+
+
+class MotetError(Exception):
+    """Base of the tree. `message` says what, which value, what is allowed and what to do."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+    may_retry: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RequestError(MotetError):
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(RequestError):
+    code = "context_length_exceeded"
+
+
+class UnauthorizedError(RequestError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFoundError(RequestError):
+    status = 404
+    type = "not_found_error"
+
+
+class ModelNotFoundError(NotFoundError):
+    code = "model_not_found"
+
+
+class BodyTooLargeError(RequestError):
+    status = 413
+    code = "request_too_large"
+
+
+class RateLimitedError(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class OverloadedError(MotetError):
+    """No room for the group now. Raised before the first byte of an answer, never after."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+    may_retry = True
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineError(MotetError):
+    code = "engine_error"
+
+
+class EngineDiedError(EngineError):
+    status = 503
+    code = "engine_died"
+    may_retry = True
+
+
+class EngineClosedError(EngineError):
+    status = 503
+    code = "engine_closed"
+
+
+class StartupError(MotetError):
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(StartupError):
+    exit_code = 2
+
+
+class ModelLoadError(StartupError):
+    exit_code = 3
+
+
+class UnsupportedModelError(StartupError):
+    exit_code = 4
+
+
+class KVMemoryError(StartupError):
+    exit_code = 5

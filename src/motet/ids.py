@@ -1,0 +1,14 @@
+"""Identities, each a type of its own so that one is never passed for another."""
+
+from typing import NewType
+from uuid import uuid4
+
+RequestId = NewType("RequestId", str)
+"""Names one group (one prompt and its choices) everywhere: in log lines, on the wire and in the engine."""
+
+ModelName = NewType("ModelName", str)
+
+
+def new_request_id(prefix: str) -> RequestId:
+    """A fresh id such as `chatcmpl-4f0c...`, 128 random bits."""
+    return RequestId(f"{prefix}-{uuid4().hex}")
