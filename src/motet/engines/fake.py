@@ -1,4 +1,4 @@
-"""An engine without a model: answers are scripted, steps are taken when asked for. For tests and front-end benchmarks."""
+"""An engine without a model, for tests and front-end benchmarks: answers are scripted, steps taken when asked for."""
 
 import asyncio
 from collections.abc import Callable, Sequence
