@@ -1,0 +1,85 @@
+"""A tokenizer small enough to read, for tests of everything that turns tokens into text.
+
+Byte-level BPE over the 256 bytes and a few merges, so any text can be written and a character of several bytes is
+several tokens:
+
+    0 <|eos|>   1 <|im_start|>   2 <|im_end|>   3..258 the bytes 0..255   259.. the merges
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+EOS, IM_START, IM_END = "<|eos|>", "<|im_start|>", "<|im_end|>"
+EOS_ID, IM_START_ID, IM_END_ID = 0, 1, 2
+FIRST_BYTE_ID = 3
+
+CHAT_TEMPLATE = """\
+{% for message in messages %}
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+
+MERGES = ["t h", "th e", "i n", "a n", "an d", "Ġ the", "Ġ a", "e r", "o u", "r e", "h e", "l l", "he ll", "hell o"]
+
+
+def byte_letters() -> list[str]:
+    """The letter that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    letters, spare = [""] * 256, 256
+    for byte in range(256):
+        if byte in printable:
+            letters[byte] = chr(byte)
+        else:
+            letters[byte], spare = chr(spare), spare + 1
+    return letters
+
+
+def build_tiny_tokenizer() -> Tokenizer:
+    vocab = {EOS: EOS_ID, IM_START: IM_START_ID, IM_END: IM_END_ID}
+    vocab |= {letter: FIRST_BYTE_ID + byte for byte, letter in enumerate(byte_letters())}
+    merges = []
+    for merge in MERGES:
+        left, right = merge.split()
+        merges.append((left, right))
+        vocab[left + right] = len(vocab)
+    tokenizer = Tokenizer(BPE(vocab, merges))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (EOS, IM_START, IM_END)])
+    return tokenizer
+
+
+def save_tiny_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
+    """Writes it as a Hugging Face folder; may be a folder that holds a model already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    build_tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": EOS,
+        "pad_token": EOS,
+        "model_max_length": 4096,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if chat_template is not None:
+        (folder / "chat_template.jinja").write_text(chat_template)
+    return folder
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return build_tiny_tokenizer()
+
+
+def fake_answer(text: str, *, eos: bool = True) -> list[int]:
+    """The tokens of an answer, for the script of a `FakeEngine`; without `eos` it would be repeated to max_tokens."""
+    ids = list(_tokenizer().encode(text).ids)
+    return [*ids, EOS_ID] if eos else ids
