@@ -5,9 +5,12 @@
     │   ├── ContextLengthError    400  context_length_exceeded
     │   ├── UnauthorizedError     401
     │   ├── NotFoundError         404
+    │   │   └── ModelNotFoundError     model_not_found
+    │   ├── MethodNotAllowedError 405
     │   ├── BodyTooLargeError     413
     │   └── RateLimitedError      429
     ├── OverloadedError           503  try again after `retry_after_s`
+    │   └── DrainingError              this server takes no new groups any more
     ├── EngineError               500  the engine failed this group
     │   ├── EngineDiedError       503  the engine's process is gone: the group may be resumed elsewhere
     │   └── EngineClosedError     503  closed by us (shutting down)
@@ -29,7 +32,7 @@ class MotetError(Exception):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
-    code: ClassVar[str | None] = None
+    code: str | None = None
     may_retry: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
@@ -41,9 +44,10 @@ class RequestError(MotetError):
     status = 400
     type = "invalid_request_error"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code or self.code
 
 
 class ContextLengthError(RequestError):
@@ -63,6 +67,11 @@ class NotFoundError(RequestError):
 
 class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
+
+
+class MethodNotAllowedError(RequestError):
+    status = 405
+    code = "method_not_allowed"
 
 
 class BodyTooLargeError(RequestError):
@@ -87,6 +96,10 @@ class OverloadedError(MotetError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DrainingError(OverloadedError):
+    code = "draining"
 
 
 class EngineError(MotetError):
