@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest_plugins = ["tests.strict"]
+
 
 @pytest.fixture
 def anyio_backend() -> str:

@@ -1,0 +1,49 @@
+# Everything starts here, from nothing but python3 and make. Each target sets up what it needs; what is done costs nothing.
+
+PYTHON ?= python3
+MODEL  ?= smollm2
+ARGS   ?=
+
+BIN   := .venv/bin
+READY := .venv/ready
+# The one pin of pyproject.toml that must be installed first: see there why it is exact.
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+
+.PHONY: setup model demo serve check test bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Motet needs Python 3.11 or newer: make PYTHON=python3.x")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $(READY)
+
+model: $(READY)
+	$(BIN)/motet models pull $(MODEL)
+
+demo: $(READY)
+	$(BIN)/motet demo $(ARGS)
+
+serve: $(READY)
+	$(BIN)/motet serve $(MODEL) $(ARGS)
+
+# The fast gate: format, lint, types, layers, sizes, fast tests.
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python tools/layers.py
+	$(BIN)/python tools/sizes.py
+	$(BIN)/pytest -q -n 2 -m "not slow and not real and not gpu" $(ARGS)
+
+# Everything: real processes, faults, reference models and the default model's weights too.
+test: $(READY) model
+	$(BIN)/pytest -q -n 2 $(ARGS)
+
+bench: $(READY) model
+	$(BIN)/python -m bench.fork $(ARGS)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out

@@ -1,0 +1,76 @@
+"""The layers look down only, and what the command line and the API import loads no torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tools.layers import SOURCE, Import, find_wrong, imports_of, layer_of, wrong
+
+HEAVY = ("torch", "transformers", "nixl", "ray")
+
+
+def test_every_import_of_the_source_looks_down() -> None:
+    assert find_wrong() == []
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    modules = [path.relative_to(SOURCE / "motet") for path in (SOURCE / "motet").rglob("*.py")]
+    names = [".".join(m.with_suffix("").parts) for m in modules if m.name != "__init__.py"]
+    assert [name for name in names if layer_of(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "target"),
+    [
+        ("text.choice", "motet.api.app"),
+        ("engines.native.loop", "motet.text.tokenizer"),
+        ("api.chat", "motet.engines.native.client"),
+        ("api.chat", "motet.deploy.single"),
+        ("routing.router", "motet.transfer.nixl"),
+        ("types", "motet.engines.base"),
+        ("deploy.single", "motet.cli.app"),
+        ("api.chat", "torch"),
+        ("text.tokenizer", "transformers.AutoTokenizer"),
+        ("somewhere.new", "motet.types"),
+        ("", "motet.api"),
+    ],
+)
+def test_an_import_that_looks_up_is_refused(importer: str, target: str) -> None:
+    assert wrong(Import(importer, target, line=1))
+
+
+@pytest.mark.parametrize(
+    ("importer", "target"),
+    [
+        ("api.chat", "motet.text.choice"),
+        ("api.chat", "motet.engines.base.Engine"),
+        ("routing.router", "motet.transfer.ticket.Ticket"),
+        ("engines.native.loop", "torch.nn"),
+        ("deploy.single", "motet.engines.native.client"),
+        ("cli.app", "motet.__version__"),
+        ("text.choice", "motet.types.Finish"),
+    ],
+)
+def test_an_import_that_looks_down_is_allowed(importer: str, target: str) -> None:
+    assert wrong(Import(importer, target, line=1)) is None
+
+
+def test_imports_inside_functions_and_relative_ones_are_seen(tmp_path: Path) -> None:
+    file = tmp_path / "motet" / "text" / "choice.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def f():\n    import torch\n    from . import stop\n    from motet.api import app\n")
+    found = [(i.importer, i.target, i.line) for i in imports_of(file, source=tmp_path)]
+    assert found == [
+        ("text.choice", "torch", 2),
+        ("text.choice", "a relative import", 3),
+        ("text.choice", "motet.api.app", 4),
+    ]
+    assert len(find_wrong(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("module", ["motet", "motet.api", "motet.text", "motet.metrics", "motet.models", "motet.cli"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,130 @@
+"""Keeps the layers looking down only: fails when a module imports what its layer may not see.
+
+The table below is the architecture. A layer sees itself, the layers named for it, and what everybody sees. Heavy
+packages may be imported by the named modules only, so that the command line starts quickly and `import motet` loads
+no torch. Imports inside functions count too.
+
+Run: python tools/layers.py
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src"
+
+EVERYBODY_SEES = ("types", "ids", "errors", "config", "settings", "log")
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    "types": (),
+    "ids": (),
+    "errors": (),
+    "config": (),
+    "settings": (),
+    "log": (),
+    "metrics": (),
+    "transfer": (),
+    "models": (),
+    "engines.base": (),
+    "engines.fake": ("engines.base",),
+    "engines.native": ("engines.base", "transfer"),
+    "text": ("engines.base",),
+    "routing": ("engines.base", "transfer.ticket"),
+    "api": ("text", "engines.base", "metrics"),
+    "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models"),
+    "cli": ("deploy", "api", "text", "engines", "routing", "transfer", "metrics", "models"),
+}
+
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "torch": ("engines.native", "models.convert"),
+    "transformers": ("engines.native", "models.convert"),
+    "zmq": ("engines.native", "transfer"),
+    "nixl": ("transfer",),
+    "ray": ("deploy",),
+    "fastapi": ("api",),
+    "starlette": ("api",),
+    "uvicorn": ("deploy",),
+    "typer": ("cli",),
+    "rich": ("cli",),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """Module `importer` imports `target`; names of our own modules are without the leading `motet.`."""
+
+    importer: str
+    target: str
+    line: int
+
+
+def imports_of(path: Path, *, source: Path = SOURCE) -> Iterator[Import]:
+    """Every import in a file, those inside functions too."""
+    parts = path.relative_to(source).with_suffix("").parts
+    importer = ".".join(part for part in parts[1:] if part != "__init__")
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(importer, alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield Import(importer, "a relative import", node.lineno)
+                continue
+            for alias in node.names:
+                # `from motet.engines import base` names a module as well as `from motet.engines.base import Engine`.
+                yield Import(importer, f"{node.module}.{alias.name}", node.lineno)
+
+
+def is_in(module: str, layer: str) -> bool:
+    return module == layer or module.startswith(layer + ".")
+
+
+def layer_of(module: str) -> str | None:
+    return max((layer for layer in LAYERS if is_in(module, layer)), key=len, default=None)
+
+
+def wrong(imported: Import) -> str | None:
+    """What is wrong with an import, or None."""
+    importer, target = imported.importer, imported.target
+    if target == "a relative import":
+        return "imports are absolute here"
+    package = target.partition(".")[0]
+    if package != "motet":
+        allowed = ONLY_IN.get(package)
+        if allowed is not None and not any(is_in(importer, place) for place in allowed):
+            return f"{package} may be imported only in {', '.join(allowed)}"
+        return None
+    module = target.removeprefix("motet.")
+    if importer == "" or module == "__version__":
+        return None if module == "__version__" else "`import motet` stays empty"
+    layer = layer_of(importer)
+    if layer is None:
+        return "its module belongs to no layer: add it to the table in tools/layers.py"
+    if any(is_in(module, seen) for seen in (layer, *LAYERS[layer], *EVERYBODY_SEES)):
+        return None
+    return f"{layer} may not see {module}"
+
+
+def find_wrong(source: Path = SOURCE) -> list[str]:
+    """One line a wrong import, as `path:line: what`."""
+    return [
+        f"{path.relative_to(source.parent)}:{imported.line}: {imported.importer} imports {imported.target}: {reason}"
+        for path in sorted(source.rglob("*.py"))
+        for imported in imports_of(path, source=source)
+        if (reason := wrong(imported))
+    ]
+
+
+def main() -> int:
+    problems = find_wrong()
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"layers: {sum(1 for _ in SOURCE.rglob('*.py'))} modules, {len(problems)} wrong imports")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

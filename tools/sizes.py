@@ -1,0 +1,82 @@
+"""Keeps files and functions small enough to read: fails when one is over the limit.
+
+A file has at most 300 lines, a function 60, and 6 parameters. A function that must have more parameters (a command
+with one a flag) says so on the line of its `def`: `# sizes: <reason>`.
+
+Run: python tools/sizes.py [--top N]
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("src", "tests", "tools", "bench", "examples")
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 6
+EXCUSE = "# sizes: "
+
+
+@dataclass(frozen=True)
+class Size:
+    """One figure of one file or function."""
+
+    where: str
+    what: str
+    value: int
+    limit: int
+
+    @property
+    def over(self) -> bool:
+        return self.value > self.limit
+
+
+def measure(path: Path, *, name: str) -> Iterator[Size]:
+    """The sizes of a file and of every function in it."""
+    text = path.read_text()
+    lines = text.splitlines()
+    yield Size(name, "lines", len(lines), MAX_FILE_LINES)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            where = f"{name}:{node.lineno} {node.name}"
+            last_line = node.end_lineno or node.lineno
+            yield Size(where, "function lines", last_line - node.lineno + 1, MAX_FUNCTION_LINES)
+            if EXCUSE not in lines[node.lineno - 1]:
+                yield Size(where, "parameters", count_parameters(node), MAX_PARAMETERS)
+
+
+def count_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Parameters a caller passes: `self` and `cls` are not among them."""
+    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--top", type=int, default=0, help="show the N largest of each kind too")
+    top = parser.parse_args().top
+    sizes = [
+        size
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for size in measure(path, name=str(path.relative_to(ROOT)))
+    ]
+    for what in ("lines", "function lines", "parameters"):
+        largest = sorted((s for s in sizes if s.what == what), key=lambda s: -s.value)
+        for size in largest[:top]:
+            print(f"{size.value:5} {what:14} {size.where}")
+    too_large = [size for size in sizes if size.over]
+    for size in too_large:
+        print(f"{size.where}: {size.value} {size.what}, at most {size.limit}", file=sys.stderr)
+    files = sum(s.what == "lines" for s in sizes)
+    print(f"sizes: {files} files, {sum(s.value for s in sizes if s.what == 'lines')} lines, {len(too_large)} too large")
+    return 1 if too_large else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
