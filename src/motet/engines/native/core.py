@@ -1,0 +1,219 @@
+"""The engine without its process: submit groups, take steps. Synchronous, single-threaded, nothing hidden.
+
+submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits ─► sampler ─► commit ─► deltas
+             ▲                                                             │
+             └──────────────── blocks, computed and written counts ────────┘
+"""
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from motet.engines.native.answers import AnswerCache
+from motet.engines.native.commit import Commit, Drawn
+from motet.engines.native.counters import Counters
+from motet.engines.native.inputs import PromptRows, StepInputs, build_inputs
+from motet.engines.native.kv.pool import BlockPool
+from motet.engines.native.kv.prefix import block_names
+from motet.engines.native.runner import Runner
+from motet.engines.native.sample.logprobs import prompt_logprobs
+from motet.engines.native.sample.sampler import Sampler, SampleRow
+from motet.engines.native.sample.state import ChoiceSampling
+from motet.engines.native.scheduler import Scheduler, SchedulerLimits
+from motet.engines.native.sequence import Group, Sequence
+from motet.errors import ContextLengthError, EngineError, MotetError, RequestError
+from motet.ids import RequestId
+from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, GroupDelta
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step brought: deltas, and groups that failed in it (and are gone)."""
+
+    deltas: list[GroupDelta]
+    failures: dict[RequestId, MotetError]
+
+
+@dataclass(frozen=True)
+class CoreOptions:
+    max_num_batched_tokens: int
+    prefix_cache: bool
+    cache_answers: bool
+
+
+class EngineCore:
+    """Owns the scheduler, the pool, the runner and the sampler."""
+
+    def __init__(self, info: EngineInfo, runner: Runner, options: CoreOptions) -> None:
+        self.info = info
+        self.counters = Counters()
+        self._runner = runner
+        self._options = options
+        self._groups: dict[RequestId, Group] = {}
+        self._arrivals = 0
+        self._pool = BlockPool(info.num_blocks)
+        limits = SchedulerLimits(
+            info.block_size, info.bytes_per_block, info.max_num_seqs, options.max_num_batched_tokens
+        )
+        self._scheduler = Scheduler(self._pool, limits, self.counters)
+        self._sampler = Sampler(info.vocab_size, runner.storage.keys.device)
+        self._commit = Commit(
+            self._scheduler,
+            self.counters,
+            eos_token_ids=frozenset(info.eos_token_ids),
+            max_model_len=info.max_model_len,
+            answers=AnswerCache(self._pool, info.block_size, runner.copy_slots) if options.cache_answers else None,
+        )
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._groups)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queues a group. RequestError if it can never run here."""
+        if request.request_id in self._groups:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        group = self._group(request)
+        self._check(group)
+        self._groups[request.request_id] = group
+        self._scheduler.add(group)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Frees a group at once. Unknown ids are ignored: it may just have ended."""
+        if group := self._groups.pop(request_id, None):
+            self._scheduler.remove(group)
+
+    def stop_choice(self, request_id: RequestId, index: int) -> None:
+        """Ends one choice; unknown ones are ignored."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return
+        for sequence in [s for s in group.sequences if index in s.indices]:
+            sequence.indices.remove(index)
+            if not sequence.indices:
+                self._finish(sequence)
+
+    def step(self) -> StepResult:
+        """One forward pass over everything scheduled; an empty result when nothing is."""
+        plan = self._scheduler.plan()
+        if not plan:
+            return StepResult([], {})
+        inputs = build_inputs(plan, self.info.block_size)
+        logits = self._runner.run(inputs)
+        self._commit.advance(plan)
+        self._note_prompt_logprobs(inputs, logits)
+        drawn, failures = self._draw(inputs, logits)
+        deltas = self._commit.write(drawn)
+        for delta in deltas:
+            if not self._groups[delta.request_id].sequences:
+                del self._groups[delta.request_id]
+        return StepResult(deltas, failures)
+
+    def stats(self) -> EngineStats:
+        running, waiting = self._scheduler.running, list(self._scheduler.waiting)
+        return EngineStats(
+            groups_running=len(running),
+            groups_waiting=len(waiting),
+            choices_running=sum(len(s.indices) for group in running for s in group.sequences),
+            choices_waiting=sum(len(s.indices) for group in waiting for s in group.sequences),
+            blocks_total=self._pool.num_blocks,
+            blocks_used=self._pool.num_held,
+            blocks_cached=self._pool.num_idle,
+            **asdict(self.counters),
+        )
+
+    def check(self) -> None:
+        """Raises `AssertionError` if anything is held that no group accounts for."""
+        self._scheduler.check()
+        known = {*self._scheduler.running, *self._scheduler.waiting}
+        if known != set(self._groups.values()):
+            raise AssertionError("the scheduler and the core know different groups")
+
+    def _group(self, request: GenerateRequest) -> Group:
+        names = []
+        if self._options.prefix_cache:
+            names = block_names(request.prompt, self.info.block_size, request.cache_salt)
+        group = Group(request, self._arrivals, names)
+        self._arrivals += 1
+        group.sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
+        return group
+
+    def _sequence(self, group: Group, starts: list[ChoiceStart]) -> Sequence:
+        first, request = starts[0], group.request
+        sampling = ChoiceSampling(
+            request.sampling,
+            seed=first.seed,
+            prompt=request.prompt,
+            eos_token_ids=self.info.eos_token_ids,
+            written=first.written,
+        )
+        return Sequence(group, [start.index for start in starts], sampling, list(first.written))
+
+    def _check(self, group: Group) -> None:
+        request, info = group.request, self.info
+        longest = len(request.prompt) + max(len(start.written) for start in request.choices)
+        if not request.prompt or longest >= info.max_model_len:
+            raise ContextLengthError(
+                f"prompt and written tokens are {longest}; at least 1 of the prompt and at most "
+                f"{info.max_model_len - 1} in all are possible",
+                param="prompt",
+            )
+        if len(group.sequences) > info.max_num_seqs:
+            raise RequestError(
+                f"n is {len(group.sequences)}; this engine runs at most {info.max_num_seqs} choices at once "
+                "(--max-num-seqs)",
+                param="n",
+            )
+        needed = self._scheduler.blocks_at_admission(group)
+        if needed > info.num_blocks:
+            raise RequestError(
+                f"the prompt and n = {len(group.sequences)} choices need {needed} KV blocks at once; this engine has "
+                f"{info.num_blocks}: ask for a smaller n or raise --kv-cache-gb",
+                param="n",
+            )
+
+    def _draw(self, inputs: StepInputs, logits: torch.Tensor) -> tuple[list[Drawn], dict[RequestId, MotetError]]:
+        rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in inputs.draws]
+        drawn = [
+            Drawn(draw.sequence, sampled)
+            for draw, sampled in zip(inputs.draws, self._sampler.sample(logits, rows), strict=True)
+        ]
+        broken = {one.sequence.group.request.request_id for one in drawn if not one.sampled.finite}
+        for request_id in broken:
+            self.abort(request_id)
+        failures: dict[RequestId, MotetError] = {
+            request_id: EngineError("the model gave logits that are not finite") for request_id in broken
+        }
+        return [one for one in drawn if one.sequence.group.request.request_id not in broken], failures
+
+    def _note_prompt_logprobs(self, inputs: StepInputs, logits: torch.Tensor) -> None:
+        for rows in inputs.prompt_rows:
+            _note(rows, logits[rows.begin : rows.end])
+
+    def _finish(self, sequence: Sequence) -> None:
+        group = sequence.group
+        if group in self._scheduler.running:
+            self._scheduler.finish(sequence)
+        else:
+            group.sequences.remove(sequence)
+        if not group.sequences:
+            self.abort(group.request.request_id)
+
+
+def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:
+    """Choices that must come out equal, side by side: in a greedy group those that have written the same."""
+    if not request.sampling.greedy:
+        return [[start] for start in request.choices]
+    by_written: dict[tuple[int, ...], list[ChoiceStart]] = {}
+    for start in request.choices:
+        by_written.setdefault(start.written, []).append(start)
+    return list(by_written.values())
+
+
+def _note(rows: PromptRows, logits: torch.Tensor) -> None:
+    """Log-probabilities of the prompt tokens that follow the rows' positions; the first token of a prompt has none."""
+    group, count = rows.group, rows.group.request.sampling.prompt_logprobs
+    if rows.position == 0:
+        group.prompt_logprobs = [None]
+    targets = group.prompt[rows.position + 1 : rows.position + 1 + len(logits)]
+    group.prompt_logprobs += prompt_logprobs(logits[: len(targets)], targets, count or 0)

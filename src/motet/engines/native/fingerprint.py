@@ -1,0 +1,71 @@
+"""Whether equal requests get equal bits on this machine, found out by trying its operators at start.
+
+What is relied on: a row of a matrix product is the same among 4, 8 or 64 rows, and a row of attention is the same in
+any chunk, as long as rows and keys are padded as `attention.plan` says. True for torch 2.13 on every x86 CPU tried so
+far, and cheap to check, so it is checked and not believed. The answer is the end of `system_fingerprint`.
+"""
+
+import platform
+
+import torch
+import torch.nn.functional as F
+
+import motet
+from motet.engines.native.attention.kernels import flash_cpu
+from motet.engines.native.attention.plan import padded_keys, pieces
+
+SAME, NOT_SAME = "same", "similar"
+
+
+def fingerprint(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
+    """Such as `motet-0.1.0_torch-2.13.0_AVX512_bfloat16-same`. Two engines with one fingerprint that ends in `-same`
+    give a choice the same tokens."""
+    if device.type == "cpu":
+        where = torch.backends.cpu.get_cpu_capability()
+        same = linears_agree(model, dtype) and attention_agrees(head_dim, dtype)
+    else:
+        where, same = torch.cuda.get_device_name(device).replace(" ", "-"), False
+    kind = f"{platform.machine()}-{where}_{str(dtype).removeprefix('torch.')}"
+    return f"motet-{motet.__version__}_torch-{torch.__version__}_{kind}-{SAME if same else NOT_SAME}"
+
+
+@torch.inference_mode()
+def linears_agree(model: torch.nn.Module, dtype: torch.dtype, *, rows: int = 32) -> bool:
+    """Whether every shape of `Linear` in the model gives a row the same bits among 4, 12 and `rows` rows."""
+    seen: set[tuple[int, ...]] = set()
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if not isinstance(module, torch.nn.Linear) or tuple(module.weight.shape) in seen:
+            continue
+        seen.add(tuple(module.weight.shape))
+        x = torch.randn(rows, module.in_features, generator=generator).to(dtype)
+        whole = F.linear(x, module.weight)
+        for count in (4, 12):
+            if not torch.equal(F.linear(x[4 : 4 + count], module.weight), whole[4 : 4 + count]):
+                return False
+    return True
+
+
+@torch.inference_mode()
+def attention_agrees(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bool:
+    """Whether a row of attention has the same bits in one pass over `length` positions and in uneven chunks."""
+    generator = torch.Generator().manual_seed(0)
+    span = padded_keys(length)
+    query, key, value = (torch.randn(1, 2, span, head_dim, generator=generator).to(dtype) for _ in range(3))
+
+    def run(begin: int, end: int) -> torch.Tensor:
+        outputs = []
+        for first, last, keys in pieces(begin, end):
+            seen = torch.arange(keys)[None, :] <= torch.arange(first, last)[:, None]
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[None, None]
+            outputs.append(
+                flash_cpu(query[:, :, first:last], key[:, :, :keys], value[:, :, :keys], mask=mask, scale=0.125)[0]
+            )
+        return torch.cat(outputs, dim=2)
+
+    whole = run(0, length)
+    return all(
+        torch.equal(run(begin, min(length, begin + step)), whole[:, :, begin : min(length, begin + step)])
+        for step in (37, 100)
+        for begin in range(0, length, step)
+    )

@@ -1,0 +1,23 @@
+"""Names for the content of prompt blocks: each full block is named by a hash over itself and all before it.
+
+    name(k) = blake2b(name(k - 1) + tokens of block k), name(-1) = the salt
+
+Two blocks of one name hold the same tokens at the same positions after the same prefix, so their KV is the same. 128
+bits make a collision between honest prompts unthinkable and one on purpose infeasible.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+BlockName = bytes
+
+
+def block_names(tokens: Sequence[int], block_size: int, salt: str) -> list[BlockName]:
+    """Names of all full blocks of `tokens`, in order."""
+    name = blake2b(salt.encode(), digest_size=16).digest()
+    names = []
+    for begin in range(0, len(tokens) - block_size + 1, block_size):
+        name = blake2b(name + array("I", tokens[begin : begin + block_size]).tobytes(), digest_size=16).digest()
+        names.append(name)
+    return names

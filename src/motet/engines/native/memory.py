@@ -1,0 +1,19 @@
+"""How many KV blocks fit, and whether that is enough for one sequence of the greatest length."""
+
+from motet.engines.native.sequence import blocks_for
+from motet.errors import KVMemoryError
+
+
+def num_blocks_for(kv_cache_gb: float, bytes_per_block: int, *, max_model_len: int, block_size: int) -> int:
+    """Blocks in `kv_cache_gb` x 2^30 bytes. A prompt and its tail are rounded up apart, hence one block more than a
+    sequence in one piece would need; with fewer, the oldest choice could not get on: KVMemoryError."""
+    num_blocks = int(kv_cache_gb * 2**30) // bytes_per_block
+    needed = blocks_for(max_model_len, block_size) + 1
+    if num_blocks >= needed:
+        return num_blocks
+    fits = max(0, num_blocks - 1) * block_size
+    raise KVMemoryError(
+        f"{kv_cache_gb:g} GB of KV cache hold {num_blocks} blocks, but one sequence of {max_model_len} tokens needs "
+        f"{needed} ({needed * bytes_per_block / 2**30:.3f} GB): raise --kv-cache-gb or set --max-model-len to {fits} "
+        "or less"
+    )

@@ -1,0 +1,126 @@
+"""Loads a Hugging Face model with our attention plugged in, and reads from its config what the engine must know."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from motet.engines.native.runner import ATTENTION_NAME
+from motet.errors import ConfigError, ModelLoadError, UnsupportedModelError
+
+SUPPORTED = (
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GemmaForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""Architectures proven equal to `transformers.generate`; others may work through the same interface, or be wrong."""
+
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Their angles depend on the longest sequence of a batch, so a choice would depend on its batch mates."""
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the KV cache and the limits are made from."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The model's config; ModelLoadError or UnsupportedModelError before any weight is read."""
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as exc:
+        raise ModelLoadError(f"cannot read the model config in {folder}: {exc}") from exc
+    architectures = config.architectures or []
+    if not set(architectures) & set(SUPPORTED):
+        raise UnsupportedModelError(
+            f"{folder} holds {', '.join(architectures) or 'no known architecture'}; supported are {', '.join(SUPPORTED)}"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            raise UnsupportedModelError(
+                f"{folder} uses rope type {parameters['rope_type']!r}, whose angles depend on the batch; "
+                f"every type but {', '.join(LENGTH_DEPENDENT_ROPE)} is supported"
+            )
+    return config
+
+
+def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
+    """Sizes of the model and its end-of-sequence tokens (generation_config.json first, as everywhere)."""
+    heads = config.num_attention_heads
+    return ModelShape(
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_position_embeddings,
+        eos_token_ids=_eos_token_ids(folder, config),
+    )
+
+
+def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model in evaluation mode on `device`."""
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as exc:
+        raise ModelLoadError(f"cannot load the model in {folder}: {exc}") from exc
+    # Without this cast transformers' own modules would be typed as Any from here on.
+    moved = model.to(device)
+    if not isinstance(moved, PreTrainedModel):
+        raise ModelLoadError(f"{folder} holds no language model")
+    moved.eval()
+    return moved
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise ConfigError(f"--device {name!r} is no device; use auto, cpu, cuda or cuda:K") from exc
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name!r} is not supported; use auto, cpu, cuda or cuda:K")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda:0") if name == "cuda" else device
+
+
+def resolve_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
+    """`auto` is the dtype the weights were saved in."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise ConfigError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    saved = config.dtype
+    return saved if isinstance(saved, torch.dtype) else torch.float32
+
+
+def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    found = config.eos_token_id
+    if (folder / "generation_config.json").is_file():
+        try:
+            found = GenerationConfig.from_pretrained(folder).eos_token_id or found
+        except (OSError, ValueError) as exc:
+            raise ModelLoadError(f"cannot read {folder / 'generation_config.json'}: {exc}") from exc
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list | tuple) else (int(found),)

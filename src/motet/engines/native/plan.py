@@ -1,0 +1,50 @@
+"""What one step computes. Made by the scheduler, run by the runner, settled by `commit`; frozen in between."""
+
+from dataclasses import dataclass
+
+from motet.engines.native.sequence import Group, Sequence
+
+
+@dataclass(frozen=True)
+class TailChunk:
+    """Written tokens [begin, end) of a sequence are run; at the end of what is written, a token is drawn."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+
+    @property
+    def draws(self) -> bool:
+        return self.end == len(self.sequence.written)
+
+
+@dataclass(frozen=True)
+class TrunkChunk:
+    """Prompt tokens [begin, end) of a group are run; with the last one, every fresh sequence draws its first token."""
+
+    group: Group
+    begin: int
+    end: int
+
+    @property
+    def completes(self) -> bool:
+        return self.end == len(self.group.prompt)
+
+    @property
+    def draws(self) -> bool:
+        return self.completes and bool(self.group.fresh)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Tails stand group by group: siblings side by side, so that attention reads their trunk once."""
+
+    tails: tuple[TailChunk, ...]
+    trunks: tuple[TrunkChunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.end - chunk.begin for chunk in (*self.tails, *self.trunks))
+
+    def __bool__(self) -> bool:
+        return bool(self.tails or self.trunks)

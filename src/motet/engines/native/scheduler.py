@@ -1,0 +1,224 @@
+"""Decides what the next step computes. Pure: block ids and counts in, a plan out; no tensors, no clock.
+
+One rule: what is computed catches up with what is known (see `sequence`), within a budget of tokens a step.
+
+    1. preempted sequences that fit again get their blocks back, oldest first
+    2. one token for every choice being written            (decode)
+    3. what resumed choices have written before            (replay)
+    4. prompts of admitted groups, in order of age         (prefill, in chunks)
+    5. new groups, in order, all sequences of a group or none
+
+Steps 2 and 3 may run out of blocks; then `preempt` says who gives some up. Step 5 never takes from anybody, and waits
+while a preempted sequence waits.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from motet.engines.native.counters import Counters
+from motet.engines.native.kv.pool import BlockPool
+from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
+from motet.engines.native.preempt import TakeTail, choose_victim
+from motet.engines.native.sequence import Group, Sequence, SequenceState, blocks_for
+from motet.engines.native.waiting import WaitingGroups
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    block_size: int
+    bytes_per_block: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class Scheduler:
+    """Owns the queue of waiting groups, the running ones, and their blocks."""
+
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits, counters: Counters) -> None:
+        self.waiting = WaitingGroups()
+        self.running: list[Group] = []
+        self._pool = pool
+        self._limits = limits
+        self._counters = counters
+
+    def add(self, group: Group) -> None:
+        self.waiting.add(group)
+
+    def blocks_at_admission(self, group: Group) -> int:
+        """Blocks a group needs to be admitted when nothing of it is cached."""
+        return self._blocks(len(group.prompt)) + sum(map(self._tail_blocks, group.sequences))
+
+    def plan(self) -> StepPlan:
+        """The next step; empty when there is nothing to do."""
+        self.running.sort(key=lambda group: group.age)
+        self._give_back()
+        draft = _Draft(self._limits.max_num_batched_tokens)
+        ready = [s for group in self.running if not group.trunk_pending for s in group.sequences]
+        for sequence in [s for s in ready if s.pending == 1] + [s for s in ready if s.pending > 1]:
+            if sequence.state is SequenceState.RUNNING and draft.budget:
+                self._schedule_tail(sequence, draft)
+        for group in self.running:
+            draft.add_trunk(group)
+        while draft.budget and (group_or_none := self.waiting.first()) and self._admit(group_or_none):
+            draft.add_trunk(group_or_none)
+        return draft.finished(self.running)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Frees the tail of a sequence that has ended, and with the last sibling the trunk."""
+        sequence.state = SequenceState.FINISHED
+        self._free_tail(sequence)
+        group = sequence.group
+        group.sequences.remove(sequence)
+        if not group.sequences:
+            self.remove(group)
+
+    def remove(self, group: Group) -> None:
+        """Frees all of a group, wherever it stands."""
+        for sequence in group.sequences:
+            sequence.state = SequenceState.FINISHED
+            self._free_tail(sequence)
+        group.sequences.clear()
+        if group in self.running:
+            self.running.remove(group)
+            self._pool.release(group.blocks)
+            group.blocks = []
+        else:
+            self.waiting.remove(group)
+
+    def publish(self, group: Group) -> None:
+        """Lets the prefix cache know the trunk's blocks that have become complete."""
+        complete = min(group.computed // self._limits.block_size, len(group.names))
+        for index in range(group.published, complete):
+            self._pool.publish(group.blocks[index], group.names[index])
+        group.published = max(group.published, complete)
+
+    def check(self) -> None:
+        """Raises `AssertionError` if a block is held by nobody here, or by more than hold it."""
+        self._pool.check()
+        tables = [g.blocks for g in self.running] + [s.blocks for g in self.running for s in g.sequences]
+        if self._pool.num_held != len({block for table in tables for block in table}):
+            raise AssertionError(f"{self._pool.num_held} blocks held, but the tables hold {tables}")
+        for group in self.waiting:
+            if group.blocks or any(sequence.blocks for sequence in group.sequences):
+                raise AssertionError(f"waiting group {group.request.request_id} holds blocks")
+        if any(not group.sequences for group in self.running):
+            raise AssertionError("a group without sequences is still running")
+
+    def _schedule_tail(self, sequence: Sequence, draft: "_Draft") -> None:
+        count = min(sequence.pending, draft.budget)
+        missing = self._blocks(sequence.computed + count) - len(sequence.blocks)
+        while missing > self._pool.num_free:
+            victim = choose_victim(self.running, sequence)
+            if isinstance(victim, TakeTail):
+                self._preempt(victim.sequence)
+                draft.drop_tail(victim.sequence)
+                if victim.sequence is sequence:
+                    return
+            else:
+                self._suspend(victim.group)
+        if missing > 0:
+            sequence.blocks += self._pool.take(missing, after=sequence.blocks[-1] if sequence.blocks else None)
+        draft.add_tail(sequence, count)
+
+    def _give_back(self) -> None:
+        """Blocks for preempted sequences, as long as every running one could take another block too: a sequence that
+        came back only to be preempted at once would replay for nothing."""
+        running = self._sequences(SequenceState.RUNNING)
+        for sequence in self._preempted():
+            needed = self._tail_blocks(sequence)
+            if self._pool.num_free < needed + len(running):
+                return
+            sequence.blocks = self._pool.take(needed)
+            sequence.state = SequenceState.RUNNING
+            running.append(sequence)
+
+    def _admit(self, group: Group) -> bool:
+        """Trunk and first tail blocks for all sequences, or nothing."""
+        running = sum(len(other.sequences) for other in self.running)
+        if running + len(group.sequences) > self._limits.max_num_seqs or self._preempted():
+            return False
+        # The last prompt token is always run: its logits are what the first tokens are drawn from.
+        usable = (len(group.prompt) - 1) // self._limits.block_size
+        hits = self._pool.find(group.names[:usable]) if group.request.sampling.prompt_logprobs is None else []
+        trunk = self._blocks(len(group.prompt)) - len(hits)
+        tails = [self._tail_blocks(sequence) for sequence in group.sequences]
+        if trunk + sum(tails) > self._pool.num_free - self._pool.num_idle_among(hits):
+            return False
+        self._pool.share(hits)
+        group.blocks = hits + self._pool.take(trunk, after=hits[-1] if hits else None)
+        group.computed, group.published = len(hits) * self._limits.block_size, len(hits)
+        for sequence, count in zip(group.sequences, tails, strict=True):
+            sequence.blocks = self._pool.take(count)
+            sequence.state = SequenceState.RUNNING
+        self.waiting.remove(group)
+        self.running.append(group)
+        self._count_admission(group)
+        return True
+
+    def _count_admission(self, group: Group) -> None:
+        if group.cached_tokens is not None:
+            return  # admitted before, preempted whole since
+        group.cached_tokens = group.computed
+        counters, joined = self._counters, len(group.sequences) - 1
+        counters.prompt_tokens += len(group.prompt)
+        counters.cached_tokens += group.computed
+        counters.forks += joined
+        counters.blocks_shared += joined * len(group.blocks)
+        counters.bytes_saved += joined * len(group.blocks) * self._limits.bytes_per_block
+        counters.greedy_choices_shared += sum(len(sequence.indices) - 1 for sequence in group.sequences)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._counters.preemptions += 1
+        self._free_tail(sequence)
+        sequence.state = SequenceState.WAITING
+
+    def _suspend(self, group: Group) -> None:
+        """Takes the trunk of a group whose sequences hold nothing; what it has written stays known."""
+        self._pool.release(group.blocks)
+        group.blocks, group.computed, group.published = [], 0, 0
+        self.running.remove(group)
+        self.waiting.add(group)
+
+    def _free_tail(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.blocks)
+        sequence.blocks, sequence.computed = [], 0
+
+    def _sequences(self, state: SequenceState) -> list[Sequence]:
+        return [s for group in self.running for s in group.sequences if s.state is state]
+
+    def _preempted(self) -> list[Sequence]:
+        return sorted(self._sequences(SequenceState.WAITING), key=lambda sequence: sequence.age)
+
+    def _blocks(self, num_tokens: int) -> int:
+        return blocks_for(num_tokens, self._limits.block_size)
+
+    def _tail_blocks(self, sequence: Sequence) -> int:
+        """What it needs to start: room for all it has written, one block at least."""
+        return max(1, self._blocks(len(sequence.written)))
+
+
+class _Draft:
+    """A step plan in the making."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._tails: dict[Sequence, TailChunk] = {}
+        self._trunks: list[TrunkChunk] = []
+
+    def add_tail(self, sequence: Sequence, count: int) -> None:
+        self._tails[sequence] = TailChunk(sequence, sequence.computed, sequence.computed + count)
+        self.budget -= count
+
+    def drop_tail(self, sequence: Sequence) -> None:
+        if chunk := self._tails.pop(sequence, None):
+            self.budget += chunk.end - chunk.begin
+
+    def add_trunk(self, group: Group) -> None:
+        count = min(group.trunk_pending, self.budget)
+        if count:
+            self._trunks.append(TrunkChunk(group, group.computed, group.computed + count))
+            self.budget -= count
+
+    def finished(self, groups: Iterable[Group]) -> StepPlan:
+        by_group = [self._tails[s] for group in groups for s in group.sequences if s in self._tails]
+        return StepPlan(tuple(by_group), tuple(self._trunks))
