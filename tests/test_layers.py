@@ -49,6 +49,7 @@ def test_an_import_that_looks_up_is_refused(importer: str, target: str) -> None:
         ("engines.native.loop", "torch.nn"),
         ("deploy.single", "motet.engines.native.client"),
         ("cli.app", "motet.__version__"),
+        ("engines.native.loop", "motet"),
         ("text.choice", "motet.types.Finish"),
     ],
 )

@@ -1,6 +1,41 @@
 """Settings: their names, defaults and meaning. Resolved once (default < file < environment < flag), then frozen."""
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
 import msgspec
+
+ENVIRONMENT_PREFIX = "MOTET_"
+
+
+def environment() -> Mapping[str, str]:
+    """The process's environment, read here and nowhere else; passed on as an argument."""
+    return dict(os.environ)  # noqa: TID251  the one place that reads it
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where models are kept: `MOTET_CACHE_DIR`, else `motet` in the user's cache folder."""
+    if chosen := environ.get("MOTET_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "motet"
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, and what of it is replaced."""
+
+    model: str = "smollm2"
+    """A local folder, a hub name (`org/name`) or the default model."""
+    served_model_name: str | None = None
+    """The name clients use; None: as `model` was written."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    tokenizer: str | None = None
+    """A folder or hub name whose tokenizer takes the place of the model's own."""
+    chat_template: str | None = None
+    """A file with a Jinja template that takes the place of the model's own."""
+    log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

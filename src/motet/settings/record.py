@@ -1,0 +1,98 @@
+"""What a setting is: its name, its type and default (a field of a config record), its flag; and one resolved value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec.structs import FieldInfo
+
+from motet.config import EngineConfig, ModelConfig, ServerConfig
+
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+DEFAULT: Final = "default"
+
+DECIDED_LATER: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
+    ModelConfig: frozenset(),
+    EngineConfig: frozenset({"model_path", "model_name"}),
+    ServerConfig: frozenset({"served_model_name"}),
+}
+"""Fields that are no settings: they follow from the model that was found."""
+
+FLAGS: Final[Mapping[str, str]] = {
+    "model": "MODEL",
+    "prefix_cache": "--no-prefix-cache",
+    "api_keys": "--api-key",
+    "cors_origins": "--cors-origin",
+    "num_threads": "--threads",
+    "drain_timeout_s": "--drain-timeout",
+}
+"""Flags that are not their setting's name with dashes."""
+
+SECRETS: Final = frozenset({"api_keys"})
+
+
+def setting_fields() -> dict[str, FieldInfo]:
+    """Every setting by name, in the order in which it is declared."""
+    return {
+        field.name: field
+        for config, not_settings in DECIDED_LATER.items()
+        for field in msgspec.structs.fields(config)
+        if field.name not in not_settings
+    }
+
+
+def flag_of(name: str) -> str:
+    return FLAGS.get(name) or "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value and who said so."""
+
+    name: str
+    value: object
+    source: str
+    """`default`, the file's name, the variable or the flag."""
+
+    @property
+    def is_default(self) -> bool:
+        return self.source.startswith(DEFAULT)
+
+    @property
+    def shown(self) -> str:
+        """The value for people; secrets are counted, not shown."""
+        match self.value:
+            case None | ():
+                return "-"
+            case bool():
+                return "yes" if self.value else "no"
+            case tuple() if self.name in SECRETS:
+                return f"{len(self.value)} given"
+            case tuple():
+                return ", ".join(map(str, self.value))
+            case _:
+                return str(self.value)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting by name, resolved."""
+
+    rows: Mapping[str, Setting]
+
+    @property
+    def model(self) -> ModelConfig:
+        return self._fill(ModelConfig, {})
+
+    def engine(self, *, model_path: Path, model_name: str) -> EngineConfig:
+        return self._fill(EngineConfig, {"model_path": str(model_path), "model_name": model_name})
+
+    def server(self, *, served_model_name: str) -> ServerConfig:
+        return self._fill(ServerConfig, {"served_model_name": served_model_name})
+
+    def _fill(self, config: type[Config], decided: dict[str, str]) -> Config:
+        wanted = {field.name for field in msgspec.structs.fields(config)} - decided.keys()
+        return msgspec.convert(decided | {name: self.rows[name].value for name in wanted}, config)

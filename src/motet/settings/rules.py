@@ -1,0 +1,115 @@
+"""Which values and combinations are possible, one line a rule, and the defaults that give way to what was set."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from motet.config import EngineConfig, ModelConfig, ServerConfig
+from motet.errors import ConfigError
+from motet.settings.record import DEFAULT, Setting, Settings, flag_of
+
+DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_BLOCK_SIZE = 256
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The three records as they would be, for rules to look at."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    server: ServerConfig
+
+
+@dataclass(frozen=True)
+class Rule:
+    names: tuple[str, ...]
+    """The settings it is about, the one to blame first."""
+    says: str
+    holds: Callable[[Proposal], bool]
+
+
+RULES = (
+    Rule(("model",), "a folder or the name of a model", lambda p: bool(p.model.model.strip())),
+    Rule(("served_model_name",), "not empty", lambda p: p.model.served_model_name != ""),
+    Rule(("log_level",), f"one of {', '.join(LOG_LEVELS)}", lambda p: p.model.log_level in LOG_LEVELS),
+    Rule(("device",), "auto, cpu, cuda or cuda:K", lambda p: DEVICE.fullmatch(p.engine.device) is not None),
+    Rule(("dtype",), f"one of {', '.join(DTYPES)}", lambda p: p.engine.dtype in DTYPES),
+    Rule(("max_model_len",), "at least 2: a prompt and an answer", lambda p: (p.engine.max_model_len or 2) >= 2),
+    Rule(("kv_cache_gb",), "above 0", lambda p: 0 < p.engine.kv_cache_gb < math.inf),
+    Rule(
+        ("block_size",),
+        f"a power of two, at most {MAX_BLOCK_SIZE}",
+        lambda p: 0 < p.engine.block_size <= MAX_BLOCK_SIZE and p.engine.block_size.bit_count() == 1,
+    ),
+    Rule(("max_num_seqs",), "at least 1", lambda p: p.engine.max_num_seqs >= 1),
+    Rule(
+        ("max_num_batched_tokens", "max_num_seqs"),
+        "a step must hold a token of every running choice: max_num_batched_tokens at least max_num_seqs",
+        lambda p: p.engine.max_num_batched_tokens >= p.engine.max_num_seqs,
+    ),
+    Rule(
+        ("cache_answers", "prefix_cache"),
+        "answers are cached in the prefix cache, which is off",
+        lambda p: p.engine.prefix_cache or not p.engine.cache_answers,
+    ),
+    Rule(("num_threads",), "at least 1", lambda p: p.engine.num_threads is None or p.engine.num_threads >= 1),
+    Rule(("host",), "a host name or an address", lambda p: bool(p.server.host.strip())),
+    Rule(("port",), f"0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
+    Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
+    Rule(("max_n",), "at least 1", lambda p: p.server.max_n >= 1),
+    Rule(
+        ("max_n", "max_num_seqs"),
+        "the choices of a group are admitted together: max_n at most max_num_seqs",
+        lambda p: p.server.max_n <= p.engine.max_num_seqs,
+    ),
+    Rule(
+        ("max_choices", "max_n"),
+        "a request may have as many choices as one group: max_choices at least max_n",
+        lambda p: p.server.max_choices >= p.server.max_n,
+    ),
+    Rule(("max_waiting_groups",), "at least 1", lambda p: p.server.max_waiting_groups >= 1),
+    Rule(("max_body_bytes",), "at least 1", lambda p: p.server.max_body_bytes >= 1),
+    Rule(("drain_timeout_s",), "0 or more", lambda p: 0 <= p.server.drain_timeout_s < math.inf),
+)
+
+
+def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Lets defaults give way to what was set: `--max-num-seqs 64` alone is no contradiction to a `max_n` of 128."""
+    fitted = dict(rows)
+    for name, other, bound in (
+        ("max_n", "max_num_seqs", min),
+        ("max_num_batched_tokens", "max_num_seqs", max),
+        ("max_choices", "max_n", max),
+    ):
+        value, limit = fitted[name].value, fitted[other].value
+        if fitted[name].is_default and isinstance(value, int) and isinstance(limit, int) and limit >= 1:
+            fit = bound(value, limit)
+            if fit != value:
+                fitted[name] = replace(fitted[name], value=fit, source=f"{DEFAULT}, from {other}")
+    return fitted
+
+
+def check_rules(settings: Settings) -> None:
+    proposal = Proposal(
+        settings.model,
+        settings.engine(model_path=Path(), model_name=""),
+        settings.server(served_model_name=""),
+    )
+    for rule in RULES:
+        if not rule.holds(proposal):
+            blamed = " with ".join(blame(settings.rows[name]) for name in rule.names)
+            raise ConfigError(f"{blamed}: {rule.says}")
+
+
+def blame(setting: Setting) -> str:
+    """`--port 99999`, or `port 99999 (motet.toml)` where a flag is not to blame."""
+    flag = flag_of(setting.name)
+    if setting.source == flag:
+        return f"{flag} {setting.shown}"
+    return f"{setting.name} {setting.shown} ({setting.source})"
