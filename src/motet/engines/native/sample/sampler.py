@@ -1,0 +1,128 @@
+"""Draws the next token of every choice of a step, in a few operations over all of them.
+
+A token is a function of the bits of its row of logits, the choice's parameters and past, its seed and its position,
+and of nothing else. So every operation here works row by row, equal logits have a fixed order, and what is drawn does
+not depend on which path found it. The life of a step:
+
+1. Choices become lanes (one distribution each), lanes become batches of one kind (`lanes`).
+2. A batch's logits are copied as float32 into scratch memory and changed by bias and penalties (`edits`).
+3. Greedy lanes take their best token. The others become weights (`settings`), which top-k and top-p cut down to
+   candidates (`filters`), and one uniform a choice (`philox`) finds the token (`inverse_cdf`).
+4. Tokens, flags and log-probabilities come to the host in one copy. Lanes whose top-p reaches further than the leaders
+   looked at are drawn again with more of them, in the end with all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet.engines.native.sample.draw import draw
+from motet.engines.native.sample.edits import apply_edits
+from motet.engines.native.sample.lanes import Batch, SampleRow, plan_batches
+from motet.engines.native.sample.logprobs import token_logprobs, unpack
+from motet.engines.native.sample.philox import uniforms
+from motet.engines.native.sample.scratch import Scratch
+from motet.types import TokenLogprob
+
+__all__ = ["SampleRow", "Sampled", "Sampler"]
+
+_WIDTHS = (64, 512, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of one choice."""
+
+    token_id: int
+    logprob: TokenLogprob | None
+    """Only if the choice asked for it, and only if `finite`."""
+    finite: bool = True
+    """False: the logits held NaN or +inf, or nothing but -inf; then `token_id` means nothing."""
+
+
+class Sampler:
+    """Draws tokens on one device. Keeps nothing between steps but scratch memory."""
+
+    def __init__(self, vocab_size: int, device: torch.device, *, widths: Sequence[int] = _WIDTHS) -> None:
+        """`widths`, rising: how many leaders of a filtered lane to look at, first and then on demand."""
+        self._vocab_size = vocab_size
+        self._device = device
+        self._widths = (*(width for width in widths if width < vocab_size), vocab_size)
+        self._scratch = Scratch(vocab_size, device)
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+        """One token a row, in their order. `logits` [any, vocabulary] of any float type are left as they are."""
+        seeds = np.array([row.state.seed for row in rows], np.uint64)
+        positions = np.array([row.position for row in rows], np.uint64)
+        uniform = uniforms(seeds, positions)
+        done: dict[int, Sampled] = {}
+        for level in range(len(self._widths)):
+            pending = [choice for choice in range(len(rows)) if choice not in done]
+            if not pending:
+                break
+            batches = plan_batches(
+                rows,
+                pending,
+                vocab_size=self._vocab_size,
+                widths=self._widths[level:],
+                max_lanes=self._scratch.capacity,
+            )
+            done |= self._attempt(logits, rows, batches, uniform)
+        return [done[choice] for choice in range(len(rows))]
+
+    def _attempt(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SampleRow],
+        batches: Sequence[Batch],
+        uniform: npt.NDArray[np.float64],
+    ) -> dict[int, Sampled]:
+        """Draws all choices of `batches`; gives those for which enough leaders were looked at."""
+        order = [choice for batch in batches for choice in batch.choices]
+        drawn = self._draw(logits, batches, torch.from_numpy(uniform[order]).to(self._device))
+        scored = [place for place, choice in enumerate(order) if rows[choice].state.params.logprobs is not None]
+        scores = self._score(logits, [rows[order[place]] for place in scored], drawn[scored, 0].long())
+        drawn_rows, score_rows = _to_host(drawn, scores)
+        scores_of = dict(zip([order[place] for place in scored], score_rows, strict=True))
+        return {
+            choice: _sampled(int(token_id), bool(finite), rows[choice], scores_of.get(choice))
+            for choice, (token_id, finite, enough) in zip(order, drawn_rows, strict=True)
+            if enough or not finite
+        }
+
+    def _draw(self, logits: torch.Tensor, batches: Sequence[Batch], uniform: torch.Tensor) -> torch.Tensor:
+        """[choices in the order of the batches, 3] float64: token id, finite, enough."""
+        parts = []
+        first = 0
+        for batch in batches:
+            x = self._scratch.load(logits, [lane.logits_row for lane in batch.lanes])
+            apply_edits(x, [lane.state for lane in batch.lanes], self._vocab_size)
+            last = first + len(batch.choices)
+            parts.append(draw(batch, x, uniform[first:last], self._scratch.beside(x)).packed())
+            first = last
+        return torch.cat(parts)
+
+    def _score(self, logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: torch.Tensor) -> torch.Tensor:
+        """Packed scores [rows, 2 + 2k] for the largest k that one of the rows asks for."""
+        if not rows:
+            return token_ids.new_empty(0, 2, dtype=torch.float64)
+        k = max(row.state.params.logprobs or 0 for row in rows)
+        return token_logprobs(
+            self._scratch, logits, [row.logits_row for row in rows], token_ids, min(k, self._vocab_size)
+        )
+
+
+def _to_host(first: torch.Tensor, second: torch.Tensor) -> tuple[list[list[float]], list[list[float]]]:
+    """Two tables in one copy."""
+    flat = torch.cat([first.flatten(), second.flatten()]).cpu()
+    return flat[: first.numel()].view(first.shape).tolist(), flat[first.numel() :].view(second.shape).tolist()
+
+
+def _sampled(token_id: int, finite: bool, row: SampleRow, scores: Sequence[float] | None) -> Sampled:
+    if scores is None or not finite:
+        return Sampled(token_id, None, finite)
+    return Sampled(token_id, unpack(token_id, scores, row.state.params.logprobs or 0), finite)

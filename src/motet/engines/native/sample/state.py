@@ -1,0 +1,92 @@
+"""What the sampler must remember of one choice. There is no generator among it: draws are counter-based.
+
+A sequence owns its `ChoiceSampling`, appends each token it writes, and drops it when the choice ends. A resumed choice
+builds it anew from the tokens written so far and goes on as if it had never stopped.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from motet.types import SamplingParams
+
+
+class ChoiceSampling:
+    """Parameters, seed and past of one choice, as far as its next token depends on them."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        prompt: Sequence[int],
+        eos_token_ids: tuple[int, ...],
+        written: Sequence[int] = (),
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.num_written = len(written)
+        self.counts = _token_counts(params, prompt, written)
+        """Only there if a penalty is in use: then the past changes the logits of this choice alone."""
+        self._ending_ids = _ending_ids(params, eos_token_ids)
+
+    def append(self, token_id: int) -> None:
+        """Call after each token, the last one too."""
+        self.num_written += 1
+        if self.counts is not None:
+            self.counts.add(token_id)
+
+    @property
+    def forbidden_ids(self) -> tuple[int, ...]:
+        """Tokens that would end the choice before `min_tokens` are written."""
+        return self._ending_ids if self.num_written < self.params.min_tokens else ()
+
+
+class TokenCounts:
+    """How often each token was written; a token of the prompt that was not written counts 0.
+
+    The arrays grow by doubling and are handed out as views, so that a step costs no pass over the past.
+    """
+
+    def __init__(self, prompt: Sequence[int], written: Sequence[int]) -> None:
+        self._slots = {token_id: slot for slot, token_id in enumerate(dict.fromkeys(prompt))}
+        capacity = max(64, 2 * len(self._slots))
+        self._ids = np.zeros(capacity, np.int64)
+        self._counts = np.zeros(capacity, np.int64)
+        self._ids[: len(self._slots)] = list(self._slots)
+        for token_id in written:
+            self.add(token_id)
+
+    def add(self, token_id: int) -> None:
+        slot = self._slots.setdefault(token_id, len(self._slots))
+        if slot == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[slot] = token_id
+        self._counts[slot] += 1
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Each token once."""
+        return self._ids[: len(self._slots)]
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        return self._counts[: len(self._slots)]
+
+
+def _token_counts(params: SamplingParams, prompt: Sequence[int], written: Sequence[int]) -> TokenCounts | None:
+    repetition = params.repetition_penalty != 1.0
+    if not repetition and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
+        return None
+    return TokenCounts(prompt if repetition else (), written)
+
+
+def _ending_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    if params.min_tokens == 0:
+        return ()
+    ending = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        ending.update(eos_token_ids)
+    return tuple(sorted(ending))
