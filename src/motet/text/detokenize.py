@@ -1,0 +1,110 @@
+"""Text from the tokens of one answer, one at a time, however characters are cut into tokens.
+
+`DecodeStream` gives text once the characters are whole. This adds what it lacks: a `close` that gives what is held,
+a start in the middle of a text (also in the middle of a character), and a bound on the work for tokens that never
+become characters.
+
+    ids     ... p p p p | t t | t t t t      p  context: tells `DecodeStream` what stands before (it decides about a
+            context       text   held           leading space), gives no text
+            already seen  given  no text yet
+
+The text of an answer is what decode(prompt + answer) has beyond the whole characters of the prompt.
+"""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import DecodeStream
+
+from motet.text.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+LOOK_BACK = 64
+"""Ids of the past that are looked at to start in mid-text; a character is 4 tokens at most."""
+CONTEXT = 8
+STUCK = 16
+"""Ids without text after which they are looked at: no character needs so many."""
+
+
+class Detokenizer:
+    """`feed` every token in turn, then `close` once; all that they return, joined, is the text."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> None:
+        """`after`: the ids before the first one fed; only the last `LOOK_BACK` of them matter."""
+        self._backend: Backend = tokenizer.backend
+        self._skip = skip_special_tokens
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._context, begun = self._split([i for i in after[-LOOK_BACK:] if i not in self._skipped])
+        self._held: list[int] = []
+        self._stream = self._new_stream()
+        for token_id in begun:
+            self.feed(token_id)
+
+    def feed(self, token_id: int) -> str:
+        """Takes one token; returns the text that is whole by now, often empty."""
+        if token_id in self._skipped:
+            return ""
+        held = self._held
+        held.append(token_id)
+        try:
+            text = self._stream.step(self._backend, token_id)
+        except Exception:  # what the library raises when text given before would now read otherwise
+            return self._restart()
+        if text is not None:
+            self._context, self._held = held, []
+            return text
+        return self._unstick() if len(held) % STUCK == 0 else ""
+
+    def close(self) -> str:
+        """The answer is over: the text of what is held, U+FFFD for bytes that did not become a character."""
+        held, self._held = self._held, []
+        return self._text_after(self._context, held) if held else ""
+
+    def _new_stream(self) -> DecodeStream:
+        return DecodeStream(ids=self._context, skip_special_tokens=self._skip)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._backend.decode(ids, skip_special_tokens=self._skip)
+
+    def _text_after(self, context: list[int], ids: list[int]) -> str:
+        before, whole = self._decode(context), self._decode(context + ids)
+        return whole[len(before) :] if whole.startswith(before) else self._decode(ids)
+
+    def _split(self, past: list[int]) -> tuple[list[int], list[int]]:
+        """Context that ends in a whole character, and the ids after it, which begin one.
+
+        A context that ends in U+FFFD makes `DecodeStream` give the context's text again.
+        """
+        for end in range(len(past), 0, -1):
+            context = past[max(0, end - CONTEXT) : end]
+            text = self._decode(context)
+            if text and not text.endswith(REPLACEMENT):
+                return context, past[end:]
+        return [], []
+
+    def _restart(self) -> str:
+        """With byte fallback a bad byte spoils the good ones before it in its run; those are given already and stay."""
+        text = self._text_after(self._context, self._held)
+        self._context, self._held = self._held, []
+        self._stream = self._new_stream()
+        return text
+
+    def _unstick(self) -> str:
+        """Gives the held text but for the last tokens, which may yet begin a character.
+
+        A cut is clean where both sides decode by themselves to what they decode to together. The new stream begins
+        with the tail, which starts in a bad byte and so has no leading space to lose.
+        """
+        held, whole = self._held, self._text_after(self._context, self._held)
+        if not whole:
+            self._held = []
+            self._stream = self._new_stream()
+            return ""
+        for size in range(1, 5):
+            head, tail = held[:-size], held[-size:]
+            text = self._text_after(self._context, head)
+            if text + self._decode(tail) == whole:
+                self._context, self._held = [], []
+                self._stream = self._new_stream()
+                return text + "".join(map(self.feed, tail))
+        return ""

@@ -1,0 +1,101 @@
+"""The text of one group: the engine's deltas in, the events of all its choices out, step by step.
+
+1. Submits the request at once.
+2. Each step: feeds every choice its delta; steps in which no choice has anything to show are passed over.
+3. A stop string that was found ends the choice here; the engine is told, and what it still sends is ignored.
+4. When the last choice has ended the engine's stream is closed, whether or not the engine is through.
+"""
+
+import msgspec
+
+from motet.engines.base import Engine
+from motet.errors import EngineError
+from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
+from motet.text.tokenizer import Tokenizer
+from motet.text.usage import Usage
+from motet.types import ChoiceDelta, GenerateRequest, PromptReport
+
+
+class GroupEvents(msgspec.Struct, frozen=True):
+    """What one step has to show, all choices together; never empty."""
+
+    events: tuple[ChoiceEvent, ...]
+    prompt: PromptReport | None = None
+    """On the first of a group only."""
+
+
+class TextGroup:
+    """Iterate to the end or call `aclose`: it owns the engine's stream.
+
+    Iterating raises what the engine's stream raises; then the group is over.
+    """
+
+    def __init__(self, engine: Engine, request: GenerateRequest, tokenizer: Tokenizer, rules: TextRules) -> None:
+        stops = rules.stop_strings()
+        self._choices = {
+            start.index: ChoiceStream(start, request.prompt, tokenizer=tokenizer, rules=rules, stops=stops)
+            for start in request.choices
+        }
+        self._unfinished = {index for index, choice in self._choices.items() if not choice.ended}
+        self._request = request
+        self._engine = engine
+        self._cached_tokens = 0
+        self._completion_tokens = sum(choice.num_tokens for choice in self._choices.values())
+        self._stream = engine.generate(request)
+
+    def __aiter__(self) -> "TextGroup":
+        return self
+
+    async def __anext__(self) -> GroupEvents:
+        while self._unfinished:
+            try:
+                delta = await anext(self._stream)
+            except StopAsyncIteration:
+                raise self._broken_off() from None
+            events = [event for choice in delta.choices if (event := self._feed(choice)) is not None]
+            if delta.prompt is not None:
+                self._cached_tokens = delta.prompt.cached_tokens
+            await self._stop_ended(delta.choices)
+            if events or delta.prompt is not None:
+                return GroupEvents(tuple(events), delta.prompt)
+        await self.aclose()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Ends the group if it is not over. May be called at any time, twice too."""
+        await self._stream.aclose()
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return self._usage(self._completion_tokens)
+
+    def usage_of(self, index: int) -> Usage:
+        """The prompt and one choice, so far."""
+        return self._usage(self._choices[index].num_tokens)
+
+    def _usage(self, completion_tokens: int) -> Usage:
+        return Usage(
+            prompt_tokens=len(self._request.prompt),
+            completion_tokens=completion_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+
+    def _feed(self, delta: ChoiceDelta) -> ChoiceEvent | None:
+        choice = self._choices[delta.index]
+        before = choice.num_tokens
+        event = choice.feed(delta)
+        self._completion_tokens += choice.num_tokens - before
+        return event
+
+    async def _stop_ended(self, deltas: tuple[ChoiceDelta, ...]) -> None:
+        for delta in deltas:
+            if delta.index in self._unfinished and self._choices[delta.index].ended:
+                self._unfinished.remove(delta.index)
+                if delta.finish is None:
+                    await self._engine.stop_choice(self._request.request_id, delta.index)
+
+    def _broken_off(self) -> EngineError:
+        return EngineError(
+            f"the engine ended group {self._request.request_id} before its choices {sorted(self._unfinished)} had ended"
+        )
