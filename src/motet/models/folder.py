@@ -1,0 +1,85 @@
+"""Looks a model folder over before an engine is started on it: what is missing or broken is said in one line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from motet.errors import ModelLoadError
+
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+LFS_POINTER = b"version https://git-lfs"
+HEADER_LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100 * 2**20
+
+
+def check_model(folder: Path) -> None:
+    """Raises `ModelLoadError` unless config, weights and tokenizer are there and whole."""
+    config = read_object(folder / "config.json")
+    if "model_type" not in config:
+        raise ModelLoadError(f"{folder / 'config.json'} names no model_type: it is no transformers model")
+    for file in weight_files(folder):
+        check_safetensors(file)
+    check_tokenizer(folder)
+
+
+def check_tokenizer(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelLoadError(f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES)}): name one with --tokenizer")
+
+
+def weight_files(folder: Path) -> Iterator[Path]:
+    """The files that hold the weights: those the index names, or all there are."""
+    if (folder / INDEX).is_file():
+        places = read_object(folder / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise ModelLoadError(f"{folder / INDEX} has no weight_map")
+        yield from (folder / name for name in sorted({str(place) for place in places.values()}))
+        return
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelLoadError(f"{folder} has no weights (*.safetensors)")
+    yield from files
+
+
+def check_safetensors(file: Path) -> None:
+    """Compares a file's size with what its header promises, so that a broken download is found at once.
+
+    A safetensors file is: 8 bytes header length (little endian) | header, JSON | data. `data_offsets` of a tensor are
+    half-open and start at the data.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            start = opened.read(HEADER_LENGTH_BYTES)
+            if start and LFS_POINTER.startswith(start):
+                raise ModelLoadError(f"{file} is a git-lfs pointer, not weights: run `git lfs pull` in its repository")
+            header_bytes = int.from_bytes(start, "little")
+            if len(start) < HEADER_LENGTH_BYTES or not 0 < header_bytes <= min(size, MAX_HEADER_BYTES):
+                raise ModelLoadError(f"{file} is no safetensors file ({size} bytes): download it again")
+            header = json.loads(opened.read(header_bytes))
+    except FileNotFoundError as exc:
+        raise ModelLoadError(f"{file} is missing: download the model again") from exc
+    except OSError as exc:
+        raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ModelLoadError(f"{file} has a broken header: download it again") from exc
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    promised = HEADER_LENGTH_BYTES + header_bytes + max(ends, default=0)
+    if promised != size:
+        raise ModelLoadError(f"{file} has {size} bytes where its header promises {promised}: download it again")
+
+
+def read_object(file: Path) -> dict[str, object]:
+    """A JSON object from a file."""
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError as exc:
+        raise ModelLoadError(f"{file} is missing: {file.parent} is no model folder") from exc
+    except OSError as exc:
+        raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ModelLoadError(f"{file} is broken: {exc}") from exc
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{file} is broken: an object was expected")
+    return content

@@ -1,0 +1,49 @@
+"""How the name of a model is read."""
+
+from pathlib import Path
+
+import pytest
+from tests.models.model_folders import write_model
+
+from motet.errors import ModelLoadError
+from motet.models import resolve, resolve_tokenizer
+from motet.models.smollm2 import FOLDER
+
+
+def test_a_folder_is_used_where_it_lies(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    source = resolve(str(folder), cache=tmp_path)
+    assert (source.path, source.name) == (folder, str(folder))
+
+
+def test_the_default_model_comes_from_the_cache_once_it_is_there(tmp_path: Path) -> None:
+    write_model(tmp_path / FOLDER)
+    assert resolve("smollm2", cache=tmp_path).path == tmp_path / FOLDER
+    assert resolve_tokenizer("smollm2", cache=tmp_path) == tmp_path / FOLDER
+
+
+def test_a_tokenizer_needs_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert resolve_tokenizer(str(tmp_path), cache=tmp_path) == tmp_path
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelLoadError, match="has no tokenizer"):
+        resolve_tokenizer(str(tmp_path), cache=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["./gone", "/gone", "~/gone-model", "../gone"])
+def test_a_path_without_a_folder_is_not_looked_for_on_the_hub(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelLoadError, match="there is no such folder"):
+        resolve(name, cache=tmp_path)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.touch()
+    with pytest.raises(ModelLoadError, match="is a file"):
+        resolve(str(file), cache=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "a b", "über/modell?"])
+def test_what_can_be_no_name_says_what_can(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelLoadError, match="neither a folder nor a name on the hub"):
+        resolve(name, cache=tmp_path)
