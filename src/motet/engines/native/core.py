@@ -91,7 +91,9 @@ class EngineCore:
         for sequence in [s for s in group.sequences if index in s.indices]:
             sequence.indices.remove(index)
             if not sequence.indices:
-                self._finish(sequence)
+                self._scheduler.finish(sequence)
+        if not group.sequences:
+            del self._groups[request_id]
 
     def step(self) -> StepResult:
         """One forward pass over everything scheduled; an empty result when nothing is."""
@@ -189,15 +191,6 @@ class EngineCore:
     def _note_prompt_logprobs(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         for rows in inputs.prompt_rows:
             _note(rows, logits[rows.begin : rows.end])
-
-    def _finish(self, sequence: Sequence) -> None:
-        group = sequence.group
-        if group in self._scheduler.running:
-            self._scheduler.finish(sequence)
-        else:
-            group.sequences.remove(sequence)
-        if not group.sequences:
-            self.abort(group.request.request_id)
 
 
 def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:

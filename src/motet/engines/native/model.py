@@ -42,13 +42,14 @@ class ModelShape:
 def read_config(folder: Path) -> PreTrainedConfig:
     """The model's config; ModelLoadError or UnsupportedModelError before any weight is read."""
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as exc:
         raise ModelLoadError(f"cannot read the model config in {folder}: {exc}") from exc
     architectures = config.architectures or []
     if not set(architectures) & set(SUPPORTED):
         raise UnsupportedModelError(
-            f"{folder} holds {', '.join(architectures) or 'no known architecture'}; supported are {', '.join(SUPPORTED)}"
+            f"{folder} holds {', '.join(architectures) or 'no known architecture'}; "
+            f"supported are {', '.join(SUPPORTED)}"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
@@ -74,19 +75,15 @@ def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
 
 
 def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model in evaluation mode on `device`."""
+    """The model on `device`; transformers returns it in evaluation mode."""
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as exc:
         raise ModelLoadError(f"cannot load the model in {folder}: {exc}") from exc
-    # Without this cast transformers' own modules would be typed as Any from here on.
-    moved = model.to(device)
-    if not isinstance(moved, PreTrainedModel):
-        raise ModelLoadError(f"{folder} holds no language model")
-    moved.eval()
-    return moved
+    torch.nn.Module.to(model, device)
+    return model
 
 
 def resolve_device(name: str) -> torch.device:

@@ -44,7 +44,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(chunk.end - chunk.begin for chunk in (*self.tails, *self.trunks))
+        tails = sum(chunk.end - chunk.begin for chunk in self.tails)
+        return tails + sum(chunk.end - chunk.begin for chunk in self.trunks)
 
     def __bool__(self) -> bool:
         return bool(self.tails or self.trunks)

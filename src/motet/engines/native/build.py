@@ -1,0 +1,81 @@
+"""From a config to an engine core: model, memory, fingerprint."""
+
+from pathlib import Path
+
+import torch
+
+from motet.config import EngineConfig
+from motet.engines.native.core import CoreOptions, EngineCore
+from motet.engines.native.fingerprint import fingerprint
+from motet.engines.native.kv.storage import KVStorage, bytes_per_block
+from motet.engines.native.memory import num_blocks_for
+from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
+from motet.engines.native.runner import Runner
+from motet.errors import ConfigError
+from motet.ids import ModelName
+from motet.types import EngineInfo, Role
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+
+
+def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
+    """Raises StartupError subclasses, the cheap ones before any weight is read."""
+    if config.block_size not in BLOCK_SIZES:
+        raise ConfigError(f"--block-size is {config.block_size}; use one of {', '.join(map(str, BLOCK_SIZES))}")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens is {config.max_num_batched_tokens}; it must be at least --max-num-seqs, "
+            f"{config.max_num_seqs}, or choices would wait for each other"
+        )
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    folder = Path(config.model_path)
+    hf_config = read_config(folder)
+    device, dtype = resolve_device(config.device), resolve_dtype(config.dtype, hf_config)
+    shape = read_shape(folder, hf_config)
+    max_model_len = _max_model_len(config.max_model_len, shape.max_model_len)
+    block_bytes = bytes_per_block(
+        num_layers=shape.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+    )
+    num_blocks = num_blocks_for(
+        config.kv_cache_gb, block_bytes, max_model_len=max_model_len, block_size=config.block_size
+    )
+    model = load_model(folder, hf_config, dtype=dtype, device=device)
+    storage = KVStorage(
+        num_layers=shape.num_layers,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    info = EngineInfo(
+        model=ModelName(config.model_name),
+        max_model_len=max_model_len,
+        vocab_size=shape.vocab_size,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        bytes_per_block=block_bytes,
+        max_num_seqs=config.max_num_seqs,
+        role=Role.BOTH,
+        eos_token_ids=shape.eos_token_ids,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        fingerprint=fingerprint(model, head_dim=shape.head_dim, dtype=dtype, device=device),
+        pid=pid,
+    )
+    options = CoreOptions(config.max_num_batched_tokens, config.prefix_cache, config.cache_answers)
+    return EngineCore(info, Runner(model, storage), options)
+
+
+def _max_model_len(asked: int | None, possible: int) -> int:
+    if asked is None:
+        return possible
+    if not 2 <= asked <= possible:
+        raise ConfigError(f"--max-model-len is {asked}; this model allows 2 to {possible}")
+    return asked

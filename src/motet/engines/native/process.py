@@ -1,0 +1,127 @@
+"""The engine process: `python -m motet.engines.native.process`, started by `client` and by nobody else.
+
+    1. one line of JSON on standard input says what to build and where the pipes are
+    2. Ready or Unable goes out
+    3. commands are taken between steps; with nothing to do the process sleeps in `poll`
+    4. it ends at Close, or when standard input ends: the parent holds the other end, however it dies
+
+SIGINT and SIGTERM are ignored: a terminal and a service manager send them to every process at once, and the parent,
+which has them too, wants to drain first.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import IO
+
+import msgspec
+import zmq
+
+from motet.engines.native.build import build_core
+from motet.engines.native.core import EngineCore
+from motet.engines.native.protocol import (
+    Abort,
+    AskStats,
+    CarriedError,
+    Close,
+    Command,
+    Event,
+    Launch,
+    Ready,
+    Stats,
+    Stepped,
+    StopChoice,
+    Submit,
+    Unable,
+)
+from motet.errors import MotetError, RequestError, StartupError
+from motet.ids import RequestId
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Feeds a core from one pipe and empties it into another."""
+
+    def __init__(self, core: EngineCore, commands: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]") -> None:
+        self._core = core
+        self._commands = commands
+        self._events = events
+        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._refused: dict[RequestId, MotetError] = {}
+        self._closing = False
+
+    def run(self) -> None:
+        """Returns at Close."""
+        self._send(Ready(self._core.info))
+        while not self._closing:
+            self._take_commands(wait=not self._core.busy and not self._refused)
+            if not self._closing:
+                self._step()
+
+    def _step(self) -> None:
+        result = self._core.step()
+        failures = {**self._refused, **result.failures}
+        self._refused = {}
+        if result.deltas or failures:
+            carried = {request_id: CarriedError.of(error) for request_id, error in failures.items()}
+            self._send(Stepped(result.deltas, carried))
+
+    def _take_commands(self, *, wait: bool) -> None:
+        if wait:
+            self._commands.poll()
+        while self._commands.poll(0):
+            self._obey(self._decoder.decode(self._commands.recv()))
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit(request):
+                try:
+                    self._core.submit(request)
+                except RequestError as error:
+                    self._refused[request.request_id] = error
+            case Abort(request_id):
+                self._core.abort(request_id)
+            case StopChoice(request_id, index):
+                self._core.stop_choice(request_id, index)
+            case AskStats(number, check):
+                if check:
+                    self._core.check()
+                self._send(Stats(number, self._core.stats()))
+            case Close():
+                self._closing = True
+
+    def _send(self, event: Event) -> None:
+        self._events.send(self._encoder.encode(event))
+
+
+def main() -> int:
+    """Exit code 0 after Close, that of the StartupError if there was one, 1 after a crash (with its traceback)."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s", level=logging.INFO)
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    threading.Thread(target=_end_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as events:
+        commands.connect(launch.commands)
+        events.connect(launch.events)
+        try:
+            core = build_core(launch.config, pid=os.getpid())
+        except StartupError as error:
+            events.send(msgspec.msgpack.encode(Unable(CarriedError.of(error))))
+            return error.exit_code
+        EngineLoop(core, commands, events).run()
+    return 0
+
+
+def _end_with_parent(stdin: IO[bytes]) -> None:
+    stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

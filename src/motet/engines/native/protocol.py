@@ -1,0 +1,117 @@
+"""Messages between the API process and an engine process: msgspec over two ZeroMQ pipes, one for each direction.
+
+    API process ── Command ──► engine process        ipc://.../commands
+    API process ◄── Event ───  engine process        ipc://.../events
+
+Many commands may come between two steps; a step sends one event, whatever the number of groups and choices.
+"""
+
+import msgspec
+
+from motet.config import EngineConfig
+from motet.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    KVMemoryError,
+    ModelLoadError,
+    MotetError,
+    RequestError,
+    StartupError,
+    UnsupportedModelError,
+)
+from motet.ids import RequestId
+from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+
+_CARRIED: tuple[type[MotetError], ...] = (
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    KVMemoryError,
+    ModelLoadError,
+    RequestError,
+    StartupError,
+    UnsupportedModelError,
+)
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """The line of JSON on an engine process's standard input."""
+
+    config: EngineConfig
+    commands: str
+    """Address of the pipe it reads from."""
+    events: str
+    """Address of the pipe it writes to."""
+
+
+class CarriedError(msgspec.Struct, frozen=True, array_like=True):
+    """An error of ours, on its way through the pipe."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: MotetError) -> "CarriedError":
+        param = error.param if isinstance(error, RequestError) else None
+        return cls(type(error).__name__, error.message, param)
+
+    def error(self) -> MotetError:
+        """The same error on the other side; one without a class there is an EngineError."""
+        for known in _CARRIED:
+            if known.__name__ == self.kind:
+                if issubclass(known, RequestError):
+                    return known(self.message, param=self.param)
+                return known(self.message)
+        return EngineError(f"{self.kind}: {self.message}")
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: GenerateRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    request_id: RequestId
+
+
+class StopChoice(msgspec.Struct, frozen=True, tag=True):
+    request_id: RequestId
+    index: int
+
+
+class AskStats(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    """Comes back with the answer."""
+    check: bool = False
+    """Run the consistency checks too; a failed one ends the process."""
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+Command = Submit | Abort | StopChoice | AskStats | Close
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    info: EngineInfo
+
+
+class Unable(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start; the process ends after this."""
+
+    error: CarriedError
+
+
+class Stepped(msgspec.Struct, frozen=True, tag=True):
+    deltas: list[GroupDelta]
+    failures: dict[RequestId, CarriedError]
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    stats: EngineStats
+
+
+Event = Ready | Unable | Stepped | Stats

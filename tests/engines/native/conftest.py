@@ -1,0 +1,34 @@
+"""Tiny models on disk, made once a test run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import Reference, save_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a tiny model by family."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = save_tiny_model(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference(tiny: Callable[[str], Path]) -> Callable[[str], Reference]:
+    """`transformers` over the same weights."""
+    made: dict[str, Reference] = {}
+
+    def get(family: str) -> Reference:
+        if family not in made:
+            made[family] = Reference(tiny(family))
+        return made[family]
+
+    return get

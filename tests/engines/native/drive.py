@@ -1,0 +1,129 @@
+"""Drives an engine core in a test: builds one, submits, steps to the end with every invariant checked after each step."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from motet.config import EngineConfig
+from motet.engines.native.build import build_core
+from motet.engines.native.core import EngineCore
+from motet.errors import MotetError
+from motet.ids import RequestId
+from motet.types import (
+    ChoiceStart,
+    Finish,
+    GenerateRequest,
+    PromptReport,
+    SamplingParams,
+    TokenLogprob,
+    choice_starts,
+)
+from tests.tiny_models import VOCAB_SIZE
+
+BLOCK_SIZE = 8
+
+
+def make_core(
+    folder: Path,
+    *,
+    blocks: int = 512,
+    dtype: str = "float32",
+    budget: int = 512,
+    max_num_seqs: int = 64,
+    max_model_len: int = 512,
+    prefix_cache: bool = True,
+    cache_answers: bool = False,
+) -> EngineCore:
+    """A core over a tiny model with exactly `blocks` blocks of 8 tokens."""
+    bytes_per_token = 2 * 3 * 2 * 16 * (4 if dtype == "float32" else 2)  # K and V, layers, kv heads, head_dim
+    return build_core(
+        EngineConfig(
+            model_path=str(folder),
+            model_name="tiny",
+            device="cpu",
+            dtype=dtype,
+            max_model_len=max_model_len,
+            kv_cache_gb=blocks * BLOCK_SIZE * bytes_per_token / 2**30,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            prefix_cache=prefix_cache,
+            cache_answers=cache_answers,
+            num_threads=1,
+        )
+    )
+
+
+def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Random tokens, none of them special."""
+    rng = random.Random(seed)
+    return tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(length))
+
+
+def group(
+    name: str,
+    prompt: Sequence[int],
+    *,
+    n: int = 1,
+    seed: int = 0,
+    max_tokens: int = 20,
+    starts: Sequence[ChoiceStart] | None = None,
+    cache_salt: str = "",
+    **sampling: object,
+) -> GenerateRequest:
+    """A request that ignores end-of-sequence unless told otherwise."""
+    fields: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, **sampling}
+    return GenerateRequest(
+        request_id=RequestId(name),
+        prompt=tuple(prompt),
+        choices=tuple(starts) if starts is not None else choice_starts(n, seed),
+        sampling=SamplingParams(**fields),  # type: ignore[arg-type]
+        cache_salt=cache_salt,
+    )
+
+
+@dataclass
+class Outcome:
+    """All that a group brought."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    finish: dict[int, Finish] = field(default_factory=dict)
+    prompt: PromptReport | None = None
+    error: MotetError | None = None
+
+
+def run(core: EngineCore, requests: Iterable[GenerateRequest], *, stagger: int = 0) -> dict[str, Outcome]:
+    """Runs groups to their end, a new one every `stagger` steps, and checks that nothing is left held."""
+    waiting = list(requests)
+    outcomes = {str(request.request_id): Outcome() for request in waiting}
+    step = 0
+    while waiting or core.busy:
+        while waiting and (stagger == 0 or step % stagger == 0):
+            core.submit(waiting.pop(0))
+            if stagger:
+                break
+        take_step(core, outcomes)
+        step += 1
+        assert step < 20_000, "no end in sight"
+    assert core.stats().blocks_used == 0
+    return outcomes
+
+
+def take_step(core: EngineCore, outcomes: dict[str, Outcome]) -> None:
+    """One step, its deltas put where they belong."""
+    result = core.step()
+    core.check()
+    for delta in result.deltas:
+        outcome = outcomes[delta.request_id]
+        assert (delta.prompt is not None) == (outcome.prompt is None), "the prompt report stands on the first delta"
+        outcome.prompt = outcome.prompt or delta.prompt
+        for choice in delta.choices:
+            assert choice.index not in outcome.finish, f"choice {choice.index} went on after its end"
+            outcome.tokens.setdefault(choice.index, []).extend(choice.token_ids)
+            outcome.logprobs.setdefault(choice.index, []).extend(choice.logprobs or ())
+            if choice.finish:
+                outcome.finish[choice.index] = choice.finish
+    for request_id, error in result.failures.items():
+        outcomes[request_id].error = error

@@ -1,0 +1,124 @@
+"""Tiny random models of every supported family, and what `transformers.generate` says about them.
+
+The default initializer makes models that repeat one token, which would hide almost any fault: these use a wide one, no
+tied embeddings, and sliding windows short enough to matter (`assert_lively` holds them to it).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 320
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_WINDOWED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+def config_of(family: str) -> PreTrainedConfig:
+    """A tiny config; `family` is one of FAMILIES."""
+    match family:
+        case "llama":
+            return LlamaConfig(**_SIZES)
+        case "qwen2":
+            return Qwen2Config(
+                **_SIZES, use_sliding_window=True, sliding_window=16, layer_types=_WINDOWED, max_window_layers=0
+            )
+        case "qwen3":
+            return Qwen3Config(**_SIZES)
+        case "mistral":
+            return MistralConfig(**_SIZES, sliding_window=16)
+        case "gemma":
+            return GemmaConfig(**_SIZES)
+        case "gemma2":
+            return Gemma2Config(**_SIZES, sliding_window=16, layer_types=_WINDOWED, attn_logit_softcapping=5.0)
+        case "gemma3":
+            return Gemma3TextConfig(**_SIZES, sliding_window=16, layer_types=_WINDOWED)
+    raise ValueError(family)
+
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3")
+
+
+def save_tiny_model(family: str, folder: Path, *, seed: int = 0) -> Path:
+    """Writes config and random float32 weights."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config_of(family), dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+class Reference:
+    """`transformers` itself, one prompt at a time, with the attention its authors call the reference."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        """New tokens of greedy decoding that ignores end-of-sequence."""
+        out = self.model.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=None,
+            eos_token_id=None,
+            pad_token_id=0,
+            do_sample=False,
+        )
+        return [int(token) for token in out[0, len(prompt) :]]
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """[tokens, vocab] float32."""
+        logits = self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        assert isinstance(logits, torch.Tensor)
+        return logits
+
+    def margin(self, tokens: Sequence[int]) -> float:
+        """How far apart the two best next tokens after `tokens` are."""
+        best = self.logits(tokens)[-1].topk(2).values
+        return float(best[0] - best[1])
+
+
+def assert_lively(tokens: Sequence[int], at_least: int) -> None:
+    """A model that says the same over and over proves nothing."""
+    assert len(set(tokens)) >= at_least, f"only {len(set(tokens))} distinct tokens of {len(tokens)}"
+
+
+def assert_greedy_equal(
+    reference: Reference, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
+) -> None:
+    """Token for token; where the two part, the reference must have been undecided to within rounding."""
+    for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if one != other:
+            margin = reference.margin([*prompt, *theirs[:i]])
+            assert margin < 1e-4, f"token {i} is {one}, not {other}; the reference's margin is {margin}"
+            return
