@@ -1,4 +1,4 @@
-"""Drives an engine core in a test: builds one, submits, steps to the end with every invariant checked after each step."""
+"""Drives an engine core in a test: builds one, submits, steps to the end, checks every invariant after each step."""
 
 import random
 from collections.abc import Iterable, Sequence
