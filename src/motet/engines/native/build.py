@@ -1,13 +1,15 @@
 """From a config to an engine core: model, memory, fingerprint."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedConfig
 
 from motet.config import EngineConfig
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.fingerprint import fingerprint
-from motet.engines.native.kv.storage import KVStorage, bytes_per_block
+from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.memory import num_blocks_for
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.runner import Runner
@@ -18,49 +20,41 @@ from motet.types import EngineInfo, Role
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a core is made of."""
+
+    info: EngineInfo
+    runner: Runner
+    options: CoreOptions
+
+
 def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
+    """A core ready to serve; raises what `build_parts` raises."""
+    parts = build_parts(config, pid=pid)
+    return EngineCore(parts.info, parts.runner, parts.options)
+
+
+def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     """Raises StartupError subclasses, the cheap ones before any weight is read."""
-    if config.block_size not in BLOCK_SIZES:
-        raise ConfigError(f"--block-size is {config.block_size}; use one of {', '.join(map(str, BLOCK_SIZES))}")
-    if config.max_num_batched_tokens < config.max_num_seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens is {config.max_num_batched_tokens}; it must be at least --max-num-seqs, "
-            f"{config.max_num_seqs}, or choices would wait for each other"
-        )
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    hf_config = _checked(config)
     folder = Path(config.model_path)
-    hf_config = read_config(folder)
     device, dtype = resolve_device(config.device), resolve_dtype(config.dtype, hf_config)
     shape = read_shape(folder, hf_config)
     max_model_len = _max_model_len(config.max_model_len, shape.max_model_len)
-    block_bytes = bytes_per_block(
-        num_layers=shape.num_layers,
-        block_size=config.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-    )
+    layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
     num_blocks = num_blocks_for(
-        config.kv_cache_gb, block_bytes, max_model_len=max_model_len, block_size=config.block_size
+        config.kv_cache_gb, layout.bytes_per_block, max_model_len=max_model_len, block_size=config.block_size
     )
     model = load_model(folder, hf_config, dtype=dtype, device=device)
-    storage = KVStorage(
-        num_layers=shape.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        device=device,
-    )
+    storage = KVStorage(layout, num_blocks, device)
     info = EngineInfo(
         model=ModelName(config.model_name),
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        bytes_per_block=block_bytes,
+        bytes_per_block=layout.bytes_per_block,
         max_num_seqs=config.max_num_seqs,
         role=Role.BOTH,
         eos_token_ids=shape.eos_token_ids,
@@ -70,7 +64,20 @@ def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
         pid=pid,
     )
     options = CoreOptions(config.max_num_batched_tokens, config.prefix_cache, config.cache_answers)
-    return EngineCore(info, Runner(model, storage), options)
+    return Parts(info, Runner(model, storage), options)
+
+
+def _checked(config: EngineConfig) -> PreTrainedConfig:
+    if config.block_size not in BLOCK_SIZES:
+        raise ConfigError(f"--block-size is {config.block_size}; use one of {', '.join(map(str, BLOCK_SIZES))}")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens is {config.max_num_batched_tokens}; it must be at least --max-num-seqs, "
+            f"{config.max_num_seqs}, or choices would wait for each other"
+        )
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    return read_config(Path(config.model_path))
 
 
 def _max_model_len(asked: int | None, possible: int) -> int:

@@ -6,6 +6,7 @@ submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits �
 """
 
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import torch
 
@@ -15,7 +16,6 @@ from motet.engines.native.counters import Counters
 from motet.engines.native.inputs import PromptRows, StepInputs, build_inputs
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.kv.prefix import block_names
-from motet.engines.native.runner import Runner
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler, SampleRow
 from motet.engines.native.sample.state import ChoiceSampling
@@ -34,6 +34,19 @@ class StepResult:
     failures: dict[RequestId, MotetError]
 
 
+class ModelRunner(Protocol):
+    """What the core needs of a runner."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Logits [rows wanted, vocab_size]."""
+        ...
+
+    def copy_slots(self, source: list[int], target: list[int]) -> None: ...
+
+
 @dataclass(frozen=True)
 class CoreOptions:
     max_num_batched_tokens: int
@@ -44,7 +57,7 @@ class CoreOptions:
 class EngineCore:
     """Owns the scheduler, the pool, the runner and the sampler."""
 
-    def __init__(self, info: EngineInfo, runner: Runner, options: CoreOptions) -> None:
+    def __init__(self, info: EngineInfo, runner: ModelRunner, options: CoreOptions) -> None:
         self.info = info
         self.counters = Counters()
         self._runner = runner
@@ -56,7 +69,7 @@ class EngineCore:
             info.block_size, info.bytes_per_block, info.max_num_seqs, options.max_num_batched_tokens
         )
         self._scheduler = Scheduler(self._pool, limits, self.counters)
-        self._sampler = Sampler(info.vocab_size, runner.storage.keys.device)
+        self._sampler = Sampler(info.vocab_size, runner.device)
         self._commit = Commit(
             self._scheduler,
             self.counters,

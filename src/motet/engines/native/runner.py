@@ -41,7 +41,7 @@ class Runner:
     def __init__(self, model: PreTrainedModel, storage: KVStorage) -> None:
         self._model = model
         self.storage = storage
-        self._device = storage.keys.device
+        self.device = storage.keys.device
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor:
@@ -64,4 +64,4 @@ class Runner:
         self.storage.copy(self._ints(source), self._ints(target))
 
     def _ints(self, numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)

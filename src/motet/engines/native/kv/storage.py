@@ -8,32 +8,41 @@ and a view of a table may run past its end (those keys are masked). All that is 
 masked key would otherwise reach the neighbours, because minus infinity plus NaN is NaN.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 KEY_PADDING = 512
 """The most keys a view may run past the end of a table."""
 
 
+@dataclass(frozen=True)
+class KVLayout:
+    """What one block is."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Keys and values of one block in all layers."""
+        values = 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
+        return values * self.dtype.itemsize
+
+
 class KVStorage:
     """Allocated once, zeroed, on one device."""
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.num_blocks = num_blocks
-        self.block_size = block_size
-        slots = num_blocks * block_size + KEY_PADDING
-        shape = (num_layers, slots, num_kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.block_size = layout.block_size
+        slots = num_blocks * layout.block_size + KEY_PADDING
+        shape = (layout.num_layers, slots, layout.num_kv_heads, layout.head_dim)
+        self.keys = torch.zeros(shape, dtype=layout.dtype, device=device)
+        self.values = torch.zeros(shape, dtype=layout.dtype, device=device)
 
     @property
     def zero_block(self) -> int:
@@ -48,8 +57,3 @@ class KVStorage:
         """Copies slots [count] int64 to slots, in all layers."""
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
-
-
-def bytes_per_block(*, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """KV of one block in all layers."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
