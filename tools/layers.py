@@ -44,7 +44,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "zmq": ("engines.native", "transfer"),
     "nixl": ("transfer",),
     "ray": ("deploy",),
-    "fastapi": ("api",),
+    "fastapi": ("api", "deploy"),
     "starlette": ("api",),
     "uvicorn": ("deploy",),
     "typer": ("cli",),

@@ -34,8 +34,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A folder or hub name whose tokenizer takes the place of the model's own."""
     chat_template: str | None = None
     """A file with a Jinja template that takes the place of the model's own."""
-    log_level: str = "info"
-    """`debug`, `info`, `warning` or `error`."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,3 +78,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Groups without a first token yet; one more is answered 503."""
     max_body_bytes: int = 32 * 2**20
     drain_timeout_s: float = 30.0
+    """How long a stopping server waits for the answers under way."""
+    log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
+    log_format: str = "text"
+    """`text` for people, `json` for machines."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.models.model_folders import write_model
 
 from motet.errors import ModelLoadError
 from motet.models import smollm2
 from motet.models.smollm2 import FOLDER, GGUF, Means, PackageError, Smollm2
+from tests.models.model_folders import write_model
 
 
 @dataclass
@@ -107,7 +107,7 @@ def test_without_either_both_reasons_are_given(tmp_path: Path) -> None:
 def test_a_folder_somebody_damaged_is_named_with_the_remedy(tmp_path: Path) -> None:
     get(tmp_path, Script())
     (tmp_path / FOLDER / "tokenizer.json").unlink()
-    with pytest.raises(ModelLoadError, match=r"has no tokenizer .* \(remove .*smollm2-v1"):
+    with pytest.raises(ModelLoadError, match=r"has no tokenizer.json: .* \(remove .*smollm2-v1"):
         get(tmp_path, Script())
 
 

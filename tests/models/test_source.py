@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.models.model_folders import write_model
 
 from motet.errors import ModelLoadError
 from motet.models import resolve, resolve_tokenizer
 from motet.models.smollm2 import FOLDER
+from tests.models.model_folders import write_model
 
 
 def test_a_folder_is_used_where_it_lies(tmp_path: Path) -> None:

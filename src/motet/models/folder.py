@@ -7,25 +7,24 @@ from pathlib import Path
 from motet.errors import ModelLoadError
 
 INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZER = "tokenizer.json"
 LFS_POINTER = b"version https://git-lfs"
 HEADER_LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100 * 2**20
 
 
 def check_model(folder: Path) -> None:
-    """Raises `ModelLoadError` unless config, weights and tokenizer are there and whole."""
+    """Raises `ModelLoadError` unless config and weights are there and whole."""
     config = read_object(folder / "config.json")
     if "model_type" not in config:
         raise ModelLoadError(f"{folder / 'config.json'} names no model_type: it is no transformers model")
     for file in weight_files(folder):
         check_safetensors(file)
-    check_tokenizer(folder)
 
 
 def check_tokenizer(folder: Path) -> None:
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelLoadError(f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES)}): name one with --tokenizer")
+    if not (folder / TOKENIZER).is_file():
+        raise ModelLoadError(f"{folder} has no {TOKENIZER}: name a model that has one with --tokenizer")
 
 
 def weight_files(folder: Path) -> Iterator[Path]:

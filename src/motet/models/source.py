@@ -31,7 +31,7 @@ def quietly(line: str) -> None:
 
 
 def resolve(name: str, *, cache: Path, revision: str | None = None, say: Say = quietly) -> ModelSource:
-    """Finds a model, or fetches it. Raises `ModelLoadError`."""
+    """Finds a model, or fetches it; its tokenizer is `resolve_tokenizer`'s business. Raises `ModelLoadError`."""
     if folder := as_folder(name):
         check_model(folder)
         return ModelSource(folder, name)

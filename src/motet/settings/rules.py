@@ -8,6 +8,7 @@ from pathlib import Path
 
 from motet.config import EngineConfig, ModelConfig, ServerConfig
 from motet.errors import ConfigError
+from motet.log import LogFormat
 from motet.settings.record import DEFAULT, Setting, Settings, flag_of
 
 DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+")
@@ -37,7 +38,6 @@ class Rule:
 RULES = (
     Rule(("model",), "a folder or the name of a model", lambda p: bool(p.model.model.strip())),
     Rule(("served_model_name",), "not empty", lambda p: p.model.served_model_name != ""),
-    Rule(("log_level",), f"one of {', '.join(LOG_LEVELS)}", lambda p: p.model.log_level in LOG_LEVELS),
     Rule(("device",), "auto, cpu, cuda or cuda:K", lambda p: DEVICE.fullmatch(p.engine.device) is not None),
     Rule(("dtype",), f"one of {', '.join(DTYPES)}", lambda p: p.engine.dtype in DTYPES),
     Rule(("max_model_len",), "at least 2: a prompt and an answer", lambda p: (p.engine.max_model_len or 2) >= 2),
@@ -75,6 +75,8 @@ RULES = (
     ),
     Rule(("max_waiting_groups",), "at least 1", lambda p: p.server.max_waiting_groups >= 1),
     Rule(("max_body_bytes",), "at least 1", lambda p: p.server.max_body_bytes >= 1),
+    Rule(("log_level",), f"one of {', '.join(LOG_LEVELS)}", lambda p: p.server.log_level in LOG_LEVELS),
+    Rule(("log_format",), f"one of {', '.join(LogFormat)}", lambda p: p.server.log_format in tuple(LogFormat)),
     Rule(("drain_timeout_s",), "0 or more", lambda p: 0 <= p.server.drain_timeout_s < math.inf),
 )
 
