@@ -1,0 +1,204 @@
+"""A choice is the same alone, in a group, among strangers, in chunks, after a prefix hit, a preemption or a resume.
+
+Tokens are compared with tokens and, stronger, every row of logits a token was drawn from with the same row bit for bit:
+two runs can draw equal tokens from logits that are only nearly equal, and part a thousand tokens later.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from motet.config import EngineConfig
+from motet.engines.native.build import build_parts
+from motet.engines.native.core import EngineCore, ModelRunner
+from motet.engines.native.inputs import StepInputs
+from motet.types import ChoiceStart, GenerateRequest
+from tests.engines.native.drive import BLOCK_SIZE, Outcome, group, make_core, prompt_of, run
+
+Tiny = Callable[[str], Path]
+RowKey = tuple[int, int]
+"""(seed, position): in these tests every choice of every group has a seed of its own, whatever its index."""
+
+LENGTH, NEW_TOKENS = 83, 90
+DTYPES = ("float32", "bfloat16")
+WAYS: dict[str, dict[str, float]] = {
+    "plain": {},
+    "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+    "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+}
+
+
+class Recorder:
+    """A runner that keeps every row of logits a token is drawn from."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.rows: dict[RowKey, torch.Tensor] = {}
+        self._runner = runner
+
+    @property
+    def device(self) -> torch.device:
+        return self._runner.device
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        logits = self._runner.run(inputs)
+        for draw in inputs.draws:
+            self.rows[draw.sequence.sampling.seed, draw.position] = logits[draw.row].clone()
+        return logits
+
+    def copy_slots(self, source: list[int], target: list[int]) -> None:
+        self._runner.copy_slots(source, target)
+
+
+def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
+    parts = build_parts(core_config)
+    recorder = Recorder(parts.runner)
+    return EngineCore(parts.info, recorder, parts.options), recorder
+
+
+@pytest.fixture
+def config(tiny: Tiny) -> Callable[..., EngineConfig]:
+    def make(family: str, dtype: str, **changes: object) -> EngineConfig:
+        fields: dict[str, object] = {
+            "model_path": str(tiny(family)),
+            "model_name": "tiny",
+            "device": "cpu",
+            "dtype": dtype,
+            "max_model_len": 512,
+            "kv_cache_gb": 0.02,
+            "block_size": BLOCK_SIZE,
+            "max_num_seqs": 64,
+            "num_threads": 1,
+            **changes,
+        }
+        return EngineConfig(**fields)  # type: ignore[arg-type]
+
+    return make
+
+
+def one(seed: int, way: str = "plain", *, name: str = "one", prompt: tuple[int, ...] | None = None) -> GenerateRequest:
+    """The n=1 request with `seed`."""
+    return group(name, prompt or prompt_of(LENGTH), seed=seed, max_tokens=NEW_TOKENS, **WAYS[way])
+
+
+def strangers() -> list[GenerateRequest]:
+    """Groups of other shapes and sampling, with other seeds."""
+    return [
+        group("s1", prompt_of(150, 9), n=3, seed=10_000, max_tokens=40, top_p=0.8),
+        group("s2", prompt_of(7, 8), n=1, seed=20_000, max_tokens=70, temperature=0.0),
+        group("s3", prompt_of(33, 7), n=5, seed=30_000, max_tokens=25, repetition_penalty=1.3, logprobs=3),
+    ]
+
+
+def assert_same_rows(
+    rows: dict[RowKey, torch.Tensor], reference: dict[RowKey, torch.Tensor], seeds: Iterable[int]
+) -> None:
+    """Bit for bit, every row of the seeds."""
+    for seed in seeds:
+        keys = [key for key in reference if key[0] == seed]
+        assert len(keys) >= NEW_TOKENS
+        different = [key for key in keys if not torch.equal(rows[key], reference[key])]
+        assert not different, f"{len(different)} of {len(keys)} rows of seed {seed} differ, the first {different[0]}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
+def test_logits_are_the_same_bits_in_every_company(
+    family: str, dtype: str, config: Callable[..., EngineConfig]
+) -> None:
+    core, alone = recorded(config(family, dtype))
+    seeds = [100, 101, 104, 106]
+    singles = {seed: run(core, [one(seed)])["one"].tokens[0] for seed in seeds}
+    core.check()
+    whole = group("g", prompt_of(LENGTH), n=7, seed=100, max_tokens=NEW_TOKENS)
+    companies: dict[str, tuple[dict[str, object], list[GenerateRequest]]] = {
+        "in a group": ({}, [whole]),
+        "among strangers": ({}, [*strangers(), whole]),
+        "in chunks": ({"max_num_batched_tokens": 37, "max_num_seqs": 37}, [*strangers(), whole]),
+        "preempted": (
+            {"max_model_len": 256, "kv_cache_gb": core.info.bytes_per_block * 64 / 2**30},
+            [whole, *strangers()],
+        ),
+    }
+    for name, (changes, requests) in companies.items():
+        other, rows = recorded(config(family, dtype, **changes))
+        outcome = run(other, requests)["g"]
+        assert (other.counters.preemptions > 0) == (name == "preempted"), name
+        assert {seed: outcome.tokens[seed - 100] for seed in seeds} == singles, name
+        assert_same_rows(rows.rows, alone.rows, seeds)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(
+    family: str, dtype: str, config: Callable[..., EngineConfig]
+) -> None:
+    core, whole = recorded(config(family, dtype))
+    undisturbed = run(core, [group("g", prompt_of(LENGTH), n=4, seed=5, max_tokens=NEW_TOKENS)])["g"].tokens
+    for written in (1, 17, 64, 71):
+        resumed, rows = recorded(config(family, dtype))
+        starts = [
+            ChoiceStart(0, 5, tuple(undisturbed[0][:written])),
+            ChoiceStart(2, 7, tuple(undisturbed[2][: written + 3])),
+            ChoiceStart(3, 8, ()),
+        ]
+        outcome = run(resumed, [group("g", prompt_of(LENGTH), starts=starts, max_tokens=NEW_TOKENS), *strangers()])["g"]
+        assert outcome.tokens[0] == undisturbed[0][written:]
+        assert outcome.tokens[2] == undisturbed[2][written + 3 :]
+        assert outcome.tokens[3] == undisturbed[3]
+        assert all(torch.equal(rows.rows[key], whole.rows[key]) for key in rows.rows if key[0] in (5, 7, 8))
+        assert resumed.counters.replayed_tokens > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("n", [1, 2, 7, 32])
+def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(n: int, way: str, dtype: str, tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), dtype=dtype)
+    outcome = run(core, [group("g", prompt_of(LENGTH), n=n, seed=2**64 - 2, max_tokens=NEW_TOKENS, **WAYS[way])])["g"]
+    for i in sorted({0, 1, 2, n // 2, n - 1} & set(range(n))):
+        seed = (2**64 - 2 + i) % 2**64
+        assert run(core, [one(seed, way)])["one"].tokens[0] == outcome.tokens[i], f"choice {i} of {n}"
+    assert len({tuple(tokens) for tokens in outcome.tokens.values()}) == n, "seeds that differ give answers that differ"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_prefix_hit_gives_the_same_bits(dtype: str, config: Callable[..., EngineConfig]) -> None:
+    cold, cold_rows = recorded(config("llama", dtype, prefix_cache=False))
+    expected = run(cold, [one(77)])["one"]
+    warm, warm_rows = recorded(config("llama", dtype, max_num_batched_tokens=64))
+    # Three ways to have met the prefix: a shorter prompt, a longer one with another end, and an answer in between.
+    run(warm, [group("short", prompt_of(LENGTH)[:41], max_tokens=30), *strangers()])
+    run(warm, [group("long", prompt_of(LENGTH)[:60] + prompt_of(90, 4), n=2, max_tokens=3)])
+    outcome = run(warm, [one(77)])["one"]
+    assert outcome.prompt is not None and outcome.prompt.cached_tokens == 56
+    assert outcome.tokens == expected.tokens
+    assert_same_rows(warm_rows.rows, cold_rows.rows, [77])
+
+
+def test_another_salt_finds_nothing(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"))
+
+    def cached(salt: str) -> int:
+        report = run(core, [group(f"salt {salt}", prompt_of(LENGTH), cache_salt=salt)])[f"salt {salt}"].prompt
+        assert report is not None
+        return report.cached_tokens
+
+    assert [cached(""), cached("a"), cached(""), cached("a"), cached("b")] == [0, 0, 80, 80, 0]
+
+
+def test_answers_enter_the_prefix_cache_only_when_asked(tiny: Tiny) -> None:
+    for cache_answers in (False, True):
+        core = make_core(tiny("llama"), cache_answers=cache_answers)
+        prompt = prompt_of(LENGTH)
+        answer = run(core, [group("ask", prompt, max_tokens=30)])["ask"].tokens[0]
+        again: Outcome = run(core, [group("again", [*prompt, *answer, 5, 6, 7], max_tokens=30, temperature=0.0)])[
+            "again"
+        ]
+        fresh = run(make_core(tiny("llama")), [group("f", [*prompt, *answer, 5, 6, 7], max_tokens=30, temperature=0.0)])
+        assert again.prompt is not None
+        assert again.prompt.cached_tokens == (112 if cache_answers else 80), (
+            "112 of 83 + 30 lie in full, computed blocks"
+        )
+        assert again.tokens == fresh["f"].tokens, "float32: the answer's KV is near enough for greedy decoding"
