@@ -1,4 +1,4 @@
-"""A tokenizer small enough to read, for tests of everything that turns tokens into text.
+"""Tokenizers small enough to read, for tests of everything that turns tokens into text.
 
 Byte-level BPE over the 256 bytes and a few merges, so any text can be written and a character of several bytes is
 several tokens:
@@ -10,10 +10,10 @@ import json
 from functools import cache
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 
 EOS, IM_START, IM_END = "<|eos|>", "<|im_start|>", "<|im_end|>"
 EOS_ID, IM_START_ID, IM_END_ID = 0, 1, 2
@@ -53,7 +53,7 @@ def build_tiny_tokenizer() -> Tokenizer:
         vocab[left + right] = len(vocab)
     tokenizer = Tokenizer(BPE(vocab, merges))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (EOS, IM_START, IM_END)])
     return tokenizer
 
@@ -83,3 +83,25 @@ def fake_answer(text: str, *, eos: bool = True) -> list[int]:
     """The tokens of an answer, for the script of a `FakeEngine`; without `eos` it would be repeated to max_tokens."""
     ids = list(_tokenizer().encode(text).ids)
     return [*ids, EOS_ID] if eos else ids
+
+
+def build_byte_fallback_tokenizer() -> Tokenizer:
+    """As sentencepiece models have it: U+2581 for a space, one before the text, <0xNN> for unknown letters.
+
+    0 <unk>   1 <s>   2 </s>   3..258 the bytes 0..255   259.. letters and merges
+    """
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": FIRST_BYTE_ID + byte for byte in range(256)}
+    merges = []
+    for letter in "\u2581abcdefghijklmnopqrstuvwxyz.,!\u00e9":
+        vocab[letter] = len(vocab)
+    for left, right in [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("\u2581", "hello"), ("\u2581", "a")]:
+        merges.append((left, right))
+        vocab[left + right] = len(vocab)
+    tokenizer = Tokenizer(BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>")])
+    return tokenizer

@@ -79,6 +79,7 @@ class Preparer:
 
     def _encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            text.encode()
         except UnicodeEncodeError as exc:
             raise RequestError(f"{param} is not valid Unicode: {exc.reason} at {exc.start}", param=param) from exc
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

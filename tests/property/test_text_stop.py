@@ -1,0 +1,40 @@
+"""The stop matcher against a search through the whole text."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.text.stop import StopMatcher, StopStrings
+from tests.property.text_oracle import cut, first_stop
+
+LETTERS = st.text("abé日", max_size=24)
+STOPS = st.lists(st.text("abé日", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+@given(LETTERS, STOPS, st.lists(st.integers(0, 24)), st.integers(0, 24))
+def test_any_cutting_stops_where_the_whole_text_does(
+    text: str, stops: list[str], cuts: list[int], plain_until: int
+) -> None:
+    plain_until = min(plain_until, len(text))
+    matcher, shown, stop, read = StopMatcher(StopStrings(stops)), "", None, 0
+    for piece in cut(text, [*cuts, plain_until]):
+        released = matcher.feed(piece, may_stop=read >= plain_until)
+        shown, read = shown + released.text, read + len(piece)
+        if released.stop is not None:
+            stop, kept = released.stop, len(shown) - len(released.text) + released.kept
+            break
+    expected = first_stop(text, stops, after=plain_until)
+    if expected is None:
+        assert (stop, shown + matcher.close()) == (None, text)
+    else:
+        assert (stop, kept, shown) == (expected.stop, expected.start, text[: expected.end])
+
+
+@given(LETTERS, STOPS, st.lists(st.integers(0, 24)))
+def test_held_back_is_exactly_what_may_become_a_stop_string(text: str, stops: list[str], cuts: list[int]) -> None:
+    matcher, read = StopMatcher(StopStrings(stops)), ""
+    for piece in cut(text, cuts):
+        matcher.feed(piece, may_stop=False)
+        read += piece
+        suffixes = (read[i:] for i in range(len(read) + 1))
+        longest = next(s for s in suffixes if any(stop.startswith(s) and stop != s for stop in stops))
+        assert matcher.num_held == len(longest)
