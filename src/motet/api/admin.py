@@ -1,0 +1,71 @@
+"""What operators ask: is it alive, does it take work, what does it do, and please take no more."""
+
+from importlib.metadata import version
+
+import msgspec
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from motet.api.json_body import json_response
+from motet.api.service import Service
+from motet.api.status import server_status, stats_if_alive
+from motet.errors import DrainingError, EngineDiedError
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
+class Draining(msgspec.Struct, frozen=True):
+    draining: bool
+    groups_open: int
+
+
+def admin_router(service: Service) -> APIRouter:
+    router = APIRouter()
+    motet_version = version("motet")
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while the engine lives, draining or not."""
+        await _check_alive(service)
+        return json_response(Health("ok"))
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """200 while new groups are taken."""
+        if service.admission.draining:
+            raise DrainingError("The server is draining and takes no new requests.")
+        await _check_alive(service)
+        return json_response(Health("ready"))
+
+    @router.get("/version")
+    async def get_version() -> Response:
+        return json_response(Version(motet_version))
+
+    @router.get("/status")
+    async def status() -> Response:
+        return json_response(await server_status(service, motet_version))
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        stats = await stats_if_alive(service.engine)
+        text = service.metrics.exposition(stats, waiting=service.admission.waiting)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @router.post("/drain")
+    async def drain() -> Response:
+        """No new groups from now on; those that run finish."""
+        service.start_drain()
+        return json_response(Draining(True, service.admission.open))
+
+    return router
+
+
+async def _check_alive(service: Service) -> None:
+    if await stats_if_alive(service.engine) is None:
+        raise EngineDiedError("The engine is not running.")

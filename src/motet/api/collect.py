@@ -1,0 +1,56 @@
+"""Whole answers: what the events of one choice add up to."""
+
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupEvents
+from motet.types import FinishReason, PromptReport, TokenLogprob
+
+
+class WholeChoice:
+    """One choice of an answer that is sent in one piece."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        """Number of the choice inside its group."""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.offsets: list[int] = []
+        """Where in the answer the text of each of `logprobs` begins."""
+        self.finish = FinishReason.STOP
+        self.stop_reason: str | int | None = None
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def mean_logprob(self) -> float:
+        """How likely the model finds its own answer, a token; what `best_of` ranks by."""
+        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+
+    def feed(self, event: ChoiceEvent) -> None:
+        self._texts.append(event.text)
+        self.token_ids.extend(event.token_ids)
+        self.logprobs.extend(event.logprobs or ())
+        self.offsets.extend(event.offsets or ())
+        if event.finish is not None:
+            self.finish, self.stop_reason = event.finish, event.stop_reason
+
+
+class WholeGroup:
+    """The choices of one prompt."""
+
+    def __init__(self, size: int) -> None:
+        self.choices = [WholeChoice(index) for index in range(size)]
+        self.prompt: PromptReport | None = None
+
+    def feed(self, events: GroupEvents) -> None:
+        self.prompt = events.prompt or self.prompt
+        for event in events.events:
+            self.choices[event.index].feed(event)
+
+    def best(self, count: int) -> list[WholeChoice]:
+        """The `count` most likely ones, best first; all of them in their own order if `count` is all."""
+        if count == len(self.choices):
+            return self.choices
+        return sorted(self.choices, key=lambda choice: -choice.mean_logprob)[:count]

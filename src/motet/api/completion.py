@@ -1,0 +1,50 @@
+"""`POST /v1/completions`: several prompts, n choices of each."""
+
+from fastapi import APIRouter, Request
+
+from motet.api.answer import Answer, Writer
+from motet.api.completion_body import CompletionBody
+from motet.api.completion_chunks import CompletionChunks
+from motet.api.echo import Echoes
+from motet.api.plan import Plan, Wanted, check_counts, make_plan
+from motet.api.prompts import completion_prompts
+from motet.api.request_id import trace_of
+from motet.api.schema_completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from motet.api.service import Service
+
+
+def completion_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Answer:
+        service.check_model(body.model)
+        wanted = _wanted(body, trace_of(request))
+        check_counts(service, len(body.prompt), wanted)
+        prompts = await completion_prompts(service, body.prompt, add_special_tokens=body.add_special_tokens)
+        plan = make_plan(service, prompts, body, body, wanted)
+        return Answer(service, plan, _writer(service, plan, body))
+
+    return router
+
+
+def _wanted(body: CompletionRequest, trace: str) -> Wanted:
+    ranked = body.num_drawn > body.n
+    return Wanted(
+        prefix="cmpl",
+        trace=trace,
+        prompt_param="prompt",
+        num_choices=body.num_drawn,
+        count_param="best_of" if ranked else "n",
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=0 if body.logprobs is None and ranked else body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+
+
+def _writer(service: Service, plan: Plan, body: CompletionRequest) -> Writer:
+    tokenizer, num_top, token_ids = service.tokenizer, body.logprobs, body.return_token_ids
+    echoes = Echoes(plan, body.prompt, tokenizer, num_top=num_top) if body.echo else None
+    if body.stream:
+        return CompletionChunks(plan, tokenizer, num_top=num_top, token_ids=token_ids, echoes=echoes)
+    return CompletionBody(plan, tokenizer, num_sent=body.n, num_top=num_top, token_ids=token_ids, echoes=echoes)

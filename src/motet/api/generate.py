@@ -1,0 +1,39 @@
+"""`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shapes, so that other gateways can drive us."""
+
+from fastapi import APIRouter, Request
+
+from motet.api.answer import Answer
+from motet.api.generate_body import TokensBody
+from motet.api.generate_chunks import TokensChunks
+from motet.api.plan import Wanted, make_plan
+from motet.api.request_id import trace_of
+from motet.api.schema_generate import TokensRequest
+from motet.api.service import Service
+
+
+def generate_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/inference/v1/generate")
+    async def generate(body: TokensRequest, request: Request) -> Answer:
+        service.check_model(body.model)
+        service.preparer.check_prompt(body.token_ids, param="token_ids")
+        sampling = body.sampling_params
+        wanted = Wanted(
+            prefix="generate-tokens",
+            trace=body.request_id or trace_of(request),
+            prompt_param="token_ids",
+            num_choices=sampling.n,
+            default_max_tokens=None,
+            logprobs=sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
+            param="sampling_params.",
+        )
+        plan = make_plan(service, [body.token_ids], sampling, body, wanted)
+        request_id = body.request_id or plan.head.id
+        if body.stream:
+            return Answer(service, plan, TokensChunks(plan, request_id, num_top=sampling.logprobs))
+        writer = TokensBody(plan, request_id, service.tokenizer, num_top=sampling.logprobs)
+        return Answer(service, plan, writer)
+
+    return router

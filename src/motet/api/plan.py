@@ -1,0 +1,179 @@
+"""A checked request: what the engine gets, and what the answer needs to know of it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from motet.api.schema_shared import GeneratingFields, SamplingFields
+from motet.api.service import Service
+from motet.errors import RequestError
+from motet.ids import RequestId, new_request_id
+from motet.text.choice import TextRules
+from motet.types import GenerateRequest, SamplingParams, choice_starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What every object of one answer repeats."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A request on its way to the engine: one group a prompt, all with the same rules."""
+
+    head: Head
+    trace: str
+    """The client's `x-request-id`, or the one given to it."""
+    groups: tuple[GenerateRequest, ...]
+    rules: TextRules
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+    @property
+    def group_size(self) -> int:
+        return len(self.groups[0].choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a route adds to the fields all routes have."""
+
+    prefix: str
+    """Of the answer's id, as in `chatcmpl-`."""
+    trace: str
+    prompt_param: str
+    """The field the prompt came in, for errors about its length."""
+    num_choices: int
+    """To be made of each prompt."""
+    default_max_tokens: int | None
+    """None: as many as the model has room for."""
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    count_param: str = "n"
+    """The field that said how many choices."""
+    param: str = ""
+    """Where the sampling fields stand in the body, as in `sampling_params.`."""
+
+
+def make_plan(
+    service: Service,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingFields,
+    around: GeneratingFields,
+    wanted: Wanted,
+) -> Plan:
+    """Raises `RequestError` for what only the server's limits and the prompt's length can refuse."""
+    check_counts(service, len(prompts), wanted)
+    answer_id = new_request_id(wanted.prefix)
+    seed = service.draw_seed() if sampling.seed is None else sampling.seed
+    groups = tuple(
+        GenerateRequest(
+            request_id=_group_id(answer_id, number, len(prompts)),
+            prompt=tuple(prompt),
+            choices=choice_starts(wanted.num_choices, seed),
+            sampling=_sampling(service, len(prompt), sampling, wanted),
+            cache_salt=around.cache_salt,
+            priority=around.priority,
+        )
+        for number, prompt in enumerate(prompts)
+    )
+    return Plan(
+        head=Head(
+            id=answer_id, created=int(time.time()), model=service.model, fingerprint=service.engine.info.fingerprint
+        ),
+        trace=wanted.trace,
+        groups=groups,
+        rules=_rules(sampling, logprobs=wanted.logprobs is not None),
+        stream=around.stream,
+        include_usage=around.include_usage,
+        continuous_usage=around.continuous_usage,
+    )
+
+
+def check_counts(service: Service, num_prompts: int, wanted: Wanted) -> None:
+    if wanted.num_choices > service.max_group:
+        name = wanted.param + wanted.count_param
+        raise RequestError(
+            f"Invalid '{name}': integer above maximum value. Expected a value <= {service.max_group}, "
+            f"but got {wanted.num_choices} instead.",
+            param=name,
+            code="integer_above_max_value",
+        )
+    total, most = num_prompts * wanted.num_choices, service.config.max_choices
+    if total > most:
+        raise RequestError(
+            f"Too many choices: {num_prompts} prompts x {wanted.num_choices} = {total}, "
+            f"while one request may have at most {most}. Send fewer prompts at a time, or a smaller 'n'.",
+            param=wanted.prompt_param,
+            code="too_many_choices",
+        )
+
+
+def _group_id(answer_id: RequestId, number: int, num_prompts: int) -> RequestId:
+    return answer_id if num_prompts == 1 else RequestId(f"{answer_id}-{number}")
+
+
+def _sampling(service: Service, prompt_len: int, fields: SamplingFields, wanted: Wanted) -> SamplingParams:
+    vocab_size = service.engine.info.vocab_size
+    for token in fields.stop_token_ids:
+        _check_token(token, vocab_size, f"{wanted.param}stop_token_ids")
+    return SamplingParams(
+        max_tokens=service.preparer.max_tokens(
+            prompt_len,
+            fields.max_tokens_asked,
+            default=wanted.default_max_tokens,
+            param=wanted.prompt_param,
+        ),
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=max(fields.top_k, 0),
+        min_p=fields.min_p,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias=_logit_bias(fields.logit_bias, vocab_size, f"{wanted.param}logit_bias"),
+        min_tokens=fields.min_tokens,
+        ignore_eos=fields.ignore_eos,
+        stop_token_ids=tuple(fields.stop_token_ids),
+        logprobs=wanted.logprobs,
+        prompt_logprobs=wanted.prompt_logprobs,
+    )
+
+
+def _logit_bias(fields: dict[str, float], vocab_size: int, param: str) -> dict[int, float]:
+    bias = {}
+    for key, value in fields.items():
+        if not (key.isascii() and key.isdigit()):
+            raise RequestError(
+                f"Invalid key in '{param}': {key}. You should only be submitting non-negative integers.",
+                param=param,
+                code="invalid_value",
+            )
+        _check_token(int(key), vocab_size, param)
+        bias[int(key)] = value
+    return bias
+
+
+def _check_token(token: int, vocab_size: int, param: str) -> None:
+    if token >= vocab_size:
+        raise RequestError(
+            f"Invalid '{param}': token id {token} is outside the model's vocabulary of {vocab_size}.",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def _rules(fields: SamplingFields, *, logprobs: bool) -> TextRules:
+    return TextRules(
+        stop=tuple(fields.stop),
+        include_stop_str_in_output=fields.include_stop_str_in_output,
+        skip_special_tokens=fields.skip_special_tokens,
+        min_tokens=fields.min_tokens,
+        logprobs=logprobs,
+    )

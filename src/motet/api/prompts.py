@@ -1,0 +1,55 @@
+"""What a client wrote, as checked token ids. Long texts are tokenised in a thread, so that streams go on meanwhile."""
+
+from collections.abc import Callable, Sequence
+
+from anyio import to_thread
+
+from motet.api.schema_chat import ChatPrompt
+from motet.api.schema_completion import Prompt
+from motet.api.service import Service
+
+LONG_TEXT = 8192
+"""Characters whose tokenising takes about as long as going to a thread and back is worth."""
+
+
+async def chat_prompt(service: Service, chat: ChatPrompt) -> list[int]:
+    messages = [message.for_template() for message in chat.messages]
+    num_chars = sum(len(message.text) for message in chat.messages)
+
+    def render() -> list[int]:
+        return service.preparer.chat_prompt(
+            messages,
+            add_generation_prompt=chat.ends_with_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            template_kwargs=chat.chat_template_kwargs,
+            chat_template=chat.chat_template,
+        )
+
+    ids = await _beside_the_loop(render, num_chars)
+    service.preparer.check_prompt(ids, param="messages")
+    return ids
+
+
+async def text_prompt(service: Service, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    def encode() -> list[int]:
+        return service.preparer.text_prompt(text, add_special_tokens, param=param)
+
+    return await _beside_the_loop(encode, len(text))
+
+
+async def completion_prompts(
+    service: Service, prompts: Sequence[Prompt], *, add_special_tokens: bool
+) -> list[Sequence[int]]:
+    checked: list[Sequence[int]] = []
+    for number, prompt in enumerate(prompts):
+        param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+        ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
+        if isinstance(prompt, str):
+            ids = await text_prompt(service, prompt, add_special_tokens=add_special_tokens, param=param)
+        service.preparer.check_prompt(ids, param=param)
+        checked.append(ids)
+    return checked
+
+
+async def _beside_the_loop(work: Callable[[], list[int]], num_chars: int) -> list[int]:
+    return work() if num_chars < LONG_TEXT else await to_thread.run_sync(work)

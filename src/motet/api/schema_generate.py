@@ -1,0 +1,38 @@
+"""The body of `POST /inference/v1/generate`, in vLLM's shape: token ids in, token ids out."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from motet.api.schema_shared import GeneratingFields, SamplingFields, TokenId
+
+MAX_LOGPROBS = 20
+
+
+class GenerateSampling(SamplingFields):
+    """vLLM's `SamplingParams` as JSON. What has no meaning for token ids alone is ignored."""
+
+    ignored = frozenset({"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "extra_args": ({},),
+        "flat_logprobs": (False,),
+        "logits_processors": ([],),
+        "skip_reading_prefix_cache": (False,),
+        "spaces_between_special_tokens": (True,),
+        "structured_outputs": (),
+        "truncate_prompt_tokens": (),
+    }
+
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+
+class TokensRequest(GeneratingFields):
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"features": (), "kv_transfer_params": ()}
+
+    token_ids: list[TokenId]
+    sampling_params: GenerateSampling
+    request_id: str | None = Field(None, min_length=1, max_length=200)

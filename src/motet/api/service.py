@@ -1,0 +1,67 @@
+"""What the routes of one app share: the engine, the text layer, the settings, who may come in, and the metrics."""
+
+import secrets
+import time
+from collections.abc import Callable
+
+from motet.api.admission import Admission
+from motet.config import ServerConfig
+from motet.engines.base import Engine
+from motet.errors import ModelNotFoundError
+from motet.metrics.prometheus import Metrics
+from motet.text.prepare import Preparer
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+
+
+def draw_seed() -> int:
+    """The seed of a request that gave none: 64 random bits."""
+    return secrets.randbits(64)
+
+
+class Service:
+    """Built once a server. The engine belongs to whoever started it; it is not closed here."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        config: ServerConfig,
+        *,
+        draw_seed: Callable[[], int] = draw_seed,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.config = config
+        self.preparer = Preparer(tokenizer, template, engine.info)
+        self.admission = Admission(config.max_waiting_groups)
+        self.metrics = Metrics(config.served_model_name, engine.info)
+        self.created = int(time.time())
+        self.draw_seed = draw_seed
+        self.clock = clock
+
+    @property
+    def model(self) -> str:
+        return self.config.served_model_name
+
+    @property
+    def max_group(self) -> int:
+        """Choices one prompt may have."""
+        return min(self.config.max_n, self.engine.info.max_num_seqs)
+
+    def check_model(self, name: str | None) -> None:
+        """A request may leave the model out: there is only one."""
+        if name is not None and name != self.model:
+            raise ModelNotFoundError(
+                f"The model `{name}` does not exist or you do not have access to it.", param="model"
+            )
+
+    def start_drain(self) -> None:
+        """No new groups from now on; those that run finish."""
+        self.admission.draining = True
+
+    async def drained(self) -> None:
+        """Returns once no group is open."""
+        await self.admission.empty()

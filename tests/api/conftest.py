@@ -1,0 +1,35 @@
+"""A real server on a free loopback port, with a scripted engine behind it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from motet.text.tokenizer import Tokenizer
+from tests.api.serving import Served, Serving
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(save_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="session")
+def tokenizer_without_template(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return Tokenizer.load(save_tiny_tokenizer(folder, chat_template=None))
+
+
+@pytest.fixture
+async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
+    """Starts servers; afterwards every one must be empty: no group open, no place taken."""
+    async with AsyncExitStack() as stack:
+        yield Serving(tokenizer, stack)
+
+
+@pytest.fixture
+async def served(serve: Serving) -> Served:
+    """A server that answers `hello <number of the choice>`."""
+    return await serve()
