@@ -13,7 +13,7 @@ from motet.engines.native.sample.state import ChoiceSampling, TokenCounts
 
 
 def has_edits(state: ChoiceSampling) -> bool:
-    return state.counts is not None or bool(state.params.logit_bias) or bool(state.forbidden_ids)
+    return state.counts is not None or bool(state.params.logit_bias) or bool(state.forbidden_ids())
 
 
 def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
@@ -32,7 +32,7 @@ def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) 
     entries = [
         (lane, token_id)
         for lane, state in enumerate(states)
-        for token_id in state.forbidden_ids
+        for token_id in state.forbidden_ids()
         if token_id < vocab_size
     ]
     if entries:
@@ -54,7 +54,7 @@ def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) ->
 
 
 def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
-    """Repetition (Keskar et al., CTRL, 2019) over prompt and answer, frequency and presence (OpenAI) over the answer."""
+    """Repetition (Keskar et al., CTRL, 2019) over prompt and answer; frequency and presence (OpenAI) over answers."""
     table = _penalty_table(states, vocab_size)
     if not table.size:
         return

@@ -43,7 +43,7 @@ def token_logprobs(
     scratch: Scratch, logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor, k: int
 ) -> torch.Tensor:
     """Packed scores [tokens, 2 + 2k] of `token_ids` [tokens], token i under `logits[rows[i]]`."""
-    parts = []
+    parts = [torch.empty(0, 2 + 2 * k, dtype=torch.float64, device=logits.device)]
     for start in range(0, len(rows), scratch.capacity):
         some = rows[start : start + scratch.capacity]
         distinct = list(dict.fromkeys(some))

@@ -37,7 +37,6 @@ class ChoiceSampling:
         if self.counts is not None:
             self.counts.add(token_id)
 
-    @property
     def forbidden_ids(self) -> tuple[int, ...]:
         """Tokens that would end the choice before `min_tokens` are written."""
         return self._ending_ids if self.num_written < self.params.min_tokens else ()

@@ -1,0 +1,97 @@
+"""The sampler said once more, plainly and in float64: one choice at a time, whole vocabulary, full sort."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from motet.engines.native.sample.philox import uniforms
+from motet.engines.native.sample.sampler import SampleRow
+from motet.engines.native.sample.state import ChoiceSampling
+from motet.types import SamplingParams
+
+Row = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a choice has behind it."""
+
+    seed: int = 0
+    prompt: Sequence[int] = (1,)
+    written: Sequence[int] = ()
+    eos_token_ids: tuple[int, ...] = field(default=(0,))
+
+    @property
+    def position(self) -> int:
+        return len(self.prompt) + len(self.written)
+
+    @property
+    def uniform(self) -> float:
+        return float(uniforms(np.array([self.seed], np.uint64), np.array([self.position], np.uint64))[0])
+
+    def sample_row(self, logits_row: int, params: SamplingParams) -> SampleRow:
+        state = ChoiceSampling(
+            params, seed=self.seed, prompt=self.prompt, eos_token_ids=self.eos_token_ids, written=self.written
+        )
+        return SampleRow(logits_row, state, self.position)
+
+
+def edited(logits: Row, params: SamplingParams, past: Past) -> Row:
+    x = logits.copy()
+    if len(past.written) < params.min_tokens:
+        ending = set(params.stop_token_ids) | (set() if params.ignore_eos else set(past.eos_token_ids))
+        x[list(ending)] = -np.inf
+    for token_id, bias in params.logit_bias.items():
+        x[token_id] += bias
+    for token_id in {*past.prompt, *past.written}:
+        x[token_id] *= 1 / params.repetition_penalty if x[token_id] > 0 else params.repetition_penalty
+    for token_id, count in Counter(past.written).items():
+        x[token_id] -= count * params.frequency_penalty + params.presence_penalty
+    return x
+
+
+def weights(logits: Row, params: SamplingParams, past: Past | None = None) -> Row:
+    """The probability of each token after bias, penalties, temperature and filters."""
+    x = edited(logits, params, past or Past())
+    order = np.lexsort((np.arange(len(x)), -x))  # higher logit first, lower id among equals
+    if params.greedy:
+        return np.where(np.arange(len(x)) == order[0], 1.0, 0.0)
+    scaled = (x - x.max()) / params.temperature
+    kept = np.exp(scaled) / np.exp(scaled).sum()
+    if params.top_k > 0:
+        kept[order[params.top_k :]] = 0.0
+    mass = np.cumsum(kept[order]) / kept.sum()
+    if params.top_p < 1.0:
+        kept[order[1 + int((mass < params.top_p).sum()) :]] = 0.0
+    kept[kept < params.min_p * kept.max()] = 0.0
+    result: Row = kept / kept.sum()
+    return result
+
+
+def token_of(probabilities: Row, uniform: float) -> int:
+    """The inverse of the cumulative distribution in id order."""
+    cdf = np.cumsum(probabilities)
+    return int(np.searchsorted(cdf, min(uniform * cdf[-1], np.nextafter(cdf[-1], 0)), side="right"))
+
+
+def chi_square(tokens: Sequence[int], probabilities: Row) -> tuple[float, int]:
+    """Pearson's statistic and its degrees of freedom; tokens expected fewer than 5 times are put together."""
+    counts = np.bincount(np.array(tokens), minlength=len(probabilities))
+    expected = probabilities * len(tokens)
+    often = expected >= 5
+    rest_count, rest_expected = counts[~often].sum(), expected[~often].sum()
+    statistic = float(((counts[often] - expected[often]) ** 2 / expected[often]).sum())
+    if rest_expected > 0:
+        statistic += float((rest_count - rest_expected) ** 2 / rest_expected)
+    else:
+        assert rest_count == 0, "a token of probability 0 was drawn"
+    return statistic, int(often.sum()) - (0 if rest_expected > 0 else 1)
+
+
+def chi_square_bound(degrees: int) -> float:
+    """About the value that one sample in 100,000 exceeds (Wilson and Hilferty, 1931)."""
+    spread = 2 / (9 * degrees)
+    return float(degrees * (1 - spread + 4.265 * np.sqrt(spread)) ** 3)

@@ -1,0 +1,90 @@
+import pytest
+import torch
+
+from motet.engines.native.sample.logprobs import prompt_logprobs
+from motet.engines.native.sample.sampler import Sampler
+from motet.types import SamplingParams, TokenLogprob
+from tests.engines.native.sample.reference import Past
+
+CPU = torch.device("cpu")
+VOCAB = 3000
+
+
+def logits_of(rows: int, vocab: int = VOCAB) -> torch.Tensor:
+    return (3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab))).bfloat16()
+
+
+def check_against_float64(row: torch.Tensor, got: TokenLogprob, k: int) -> None:
+    values = row.double()
+    logprobs = torch.log_softmax(values, -1)
+    assert got.logprob == pytest.approx(float(logprobs[got.token_id]), abs=2e-6)
+    assert got.rank == 1 + int((values > values[got.token_id]).sum())
+    best = sorted(range(len(values)), key=lambda token_id: (-float(values[token_id]), token_id))[:k]
+    assert [token_id for token_id, _ in got.top] == best
+    assert [logprob for _, logprob in got.top] == pytest.approx([float(logprobs[i]) for i in best], abs=2e-6)
+
+
+@pytest.mark.parametrize("k", [0, 1, 5, 20, 100])
+def test_prompt_logprobs_are_those_of_the_float64_log_softmax(k: int) -> None:
+    logits = logits_of(12)
+    targets = [int(token_id) for token_id in torch.randint(0, VOCAB, (12,), generator=torch.Generator().manual_seed(1))]
+    scored = prompt_logprobs(logits, targets, k)
+    assert [score.token_id for score in scored] == targets
+    for row, score in zip(logits, scored, strict=True):
+        check_against_float64(row, score, k)
+
+
+def test_the_drawn_tokens_are_scored_by_the_raw_logits_whatever_changed_the_draw() -> None:
+    logits = logits_of(4)
+    params = SamplingParams(max_tokens=9, temperature=0.5, top_k=9, logit_bias={17: 90.0}, logprobs=5)
+    rows = [Past(seed, written=(4,)).sample_row(seed % 4, params) for seed in range(8)]
+    for place, sampled in enumerate(Sampler(VOCAB, CPU).sample(logits, rows)):
+        assert sampled.token_id == 17
+        assert sampled.logprob is not None
+        assert sampled.logprob.rank > 1
+        check_against_float64(logits[place % 4], sampled.logprob, 5)
+
+
+def test_each_choice_gets_as_many_as_it_asked_for() -> None:
+    logits = logits_of(1)
+    asked = [None, 0, 3, 20, None, 1]
+    rows = [Past(7).sample_row(0, SamplingParams(max_tokens=9, logprobs=k)) for k in asked]
+    sampled = Sampler(VOCAB, CPU).sample(logits, rows)
+    assert [None if s.logprob is None else len(s.logprob.top) for s in sampled] == asked
+    assert len({s.logprob.logprob for s in sampled if s.logprob is not None}) == 1
+
+
+def test_equal_logits_share_a_rank_and_the_lower_id_comes_first() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [40, 30]] = 2.0
+    [score] = prompt_logprobs(logits, [2500], 4)
+    assert score.rank == 3
+    assert [token_id for token_id, _ in score.top] == [30, 40, 0, 1]
+    [score] = prompt_logprobs(logits, [40], 0)
+    assert score.rank == 1
+    assert score.top == ()
+
+
+def test_no_more_than_the_vocabulary_is_given() -> None:
+    [score] = prompt_logprobs(torch.tensor([[0.0, 1.0, -torch.inf]]), [0], 20)
+    assert [token_id for token_id, _ in score.top] == [1, 0, 2]
+    assert score.top[2][1] == -torch.inf
+
+
+def test_many_rows_are_scored_piece_by_piece_with_the_same_bits() -> None:
+    """The scratch memory holds 682 rows of this vocabulary."""
+    logits = logits_of(700)
+    targets = list(range(700))
+    scored = prompt_logprobs(logits, targets, 2)
+    for row in (0, 1, 681, 682, 699):
+        assert prompt_logprobs(logits[row : row + 1], [targets[row]], 2) == [scored[row]]
+
+
+def test_no_rows_no_scores() -> None:
+    assert prompt_logprobs(logits_of(1)[:0], [], 3) == []
+
+
+def test_the_padding_is_never_among_the_best() -> None:
+    [score] = prompt_logprobs(torch.full((1, 10), -5.0), [9], 10)
+    assert [token_id for token_id, _ in score.top] == list(range(10))
+    assert score.logprob == pytest.approx(-2.302585, abs=1e-6)

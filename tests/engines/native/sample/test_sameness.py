@@ -1,0 +1,132 @@
+"""A token is a function of its row's bits, the parameters, the seed and the position: alone, in any batch, at any
+place, beside any neighbours, with 1 or 2 threads, and whichever path finds it. Compared bit for bit."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.engines.native.sample.sampler import Sampled, Sampler
+from motet.types import SamplingParams
+from tests.engines.native.sample.reference import Past
+
+CPU = torch.device("cpu")
+VOCAB = 5003  # several blocks and a ragged one; seven rows keep two threads busy
+
+LOGITS = {
+    (dtype, spread): spread * torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for dtype in (torch.float32, torch.bfloat16)
+    for spread in (0.05, 1.0, 4.0)
+}
+tokens = st.integers(0, VOCAB - 1)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.just(99),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.0, 1.7]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.999]),
+    top_k=st.sampled_from([0, 0, 1, 50, 64, 65, 700, VOCAB, 10**6]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.5]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+    logit_bias=st.sampled_from([{}, {}, {3: 2.5, VOCAB - 1: -4.0}]),
+    min_tokens=st.sampled_from([0, 0, 3]),
+    logprobs=st.sampled_from([None, None, 0, 3]),
+)
+pasts = st.builds(
+    Past,
+    seed=st.integers(0, 2**64 - 1),
+    prompt=st.lists(tokens, min_size=1, max_size=20),
+    written=st.lists(tokens, max_size=8),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    logits_row: int
+    params: SamplingParams
+    past: Past
+
+
+groups = st.builds(  # choices that share a row and parameters
+    lambda row, p, several: [Choice(row, p, past) for past in several],
+    st.integers(0, 5),
+    params,
+    st.lists(pasts, min_size=1, max_size=4),
+)
+batches = st.lists(groups, min_size=1, max_size=5).map(
+    lambda several: [choice for group in several for choice in group]
+)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def sample(logits: torch.Tensor, batch: list[Choice], sampler: Sampler | None = None) -> list[Sampled]:
+    sampler = sampler or Sampler(VOCAB, CPU)
+    return sampler.sample(logits, [choice.past.sample_row(choice.logits_row, choice.params) for choice in batch])
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)), data=st.data())
+def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
+    batch: list[Choice], kind: tuple[torch.dtype, float], data: st.DataObject
+) -> None:
+    logits = LOGITS[kind]
+    with threads(2):
+        together = sample(logits, batch)
+        alone = [
+            sample(logits[choice.logits_row : choice.logits_row + 1], [Choice(0, choice.params, choice.past)])[0]
+            for choice in batch
+        ]
+        order = data.draw(st.permutations(range(len(batch))))
+        shuffled = sample(logits, [batch[place] for place in order])
+    with threads(1):
+        single_threaded = sample(logits, batch)
+    assert together == alone
+    assert together == single_threaded
+    assert [together[place] for place in order] == shuffled
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
+def test_a_token_does_not_depend_on_how_many_leaders_were_looked_at(
+    batch: list[Choice], kind: tuple[torch.dtype, float]
+) -> None:
+    logits = LOGITS[kind]
+    usual = sample(logits, batch)
+    for widths in ((), (1, 2, 3, 5, 8, 13), (4096,)):
+        assert sample(logits, batch, Sampler(VOCAB, CPU, widths=widths)) == usual
+
+
+@pytest.mark.parametrize("vocab", [49_152, 50_257, 151_936])
+def test_rows_of_a_real_vocabulary_are_the_same_alone_and_together(vocab: int) -> None:
+    logits = (3 * torch.randn(8, vocab, generator=torch.Generator().manual_seed(vocab))).bfloat16()
+    kinds = [
+        SamplingParams(max_tokens=9, logprobs=5),
+        SamplingParams(max_tokens=9, temperature=0.8, logprobs=5),
+        SamplingParams(max_tokens=9, top_p=0.9, logprobs=5),
+        SamplingParams(max_tokens=9, min_p=0.01, temperature=1.3, logprobs=5),
+    ]
+    rows = [Past(row, prompt=(7,)).sample_row(row % 8, kinds[row // 8]) for row in range(32)]
+    with threads(2):
+        together = Sampler(vocab, CPU).sample(logits, rows)
+    with threads(1):
+        alone = [
+            Sampler(vocab, CPU).sample(
+                logits[row % 8 : row % 8 + 1], [Past(row, prompt=(7,)).sample_row(0, kinds[row // 8])]
+            )[0]
+            for row in range(32)
+        ]
+    assert together == alone

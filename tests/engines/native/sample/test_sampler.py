@@ -1,0 +1,240 @@
+"""Each rule by itself against the plain reference, and the edges of each."""
+
+import numpy as np
+import pytest
+import torch
+
+from motet.engines.native.sample.sampler import Sampled, Sampler, SampleRow
+from motet.types import SamplingParams
+from tests.engines.native.sample.reference import Past, Row, token_of, weights
+
+CPU = torch.device("cpu")
+VOCAB = 1000
+
+
+def logits_of(seed: int, rows: int = 1, *, vocab: int = VOCAB, spread: float = 2.0) -> torch.Tensor:
+    return spread * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def float64(row: torch.Tensor) -> Row:
+    array: Row = row.double().numpy()
+    return array
+
+
+def draws(logits: torch.Tensor, params: SamplingParams, pasts: list[Past]) -> list[int]:
+    """One token for each past, all from the first row."""
+    rows = [past.sample_row(0, params) for past in pasts]
+    return [sampled.token_id for sampled in Sampler(logits.shape[1], CPU).sample(logits, rows)]
+
+
+def expected(logits: torch.Tensor, params: SamplingParams, pasts: list[Past]) -> list[int]:
+    return [token_of(weights(float64(logits[0]), params, past), past.uniform) for past in pasts]
+
+
+EACH_RULE = {
+    "plain": SamplingParams(max_tokens=9),
+    "cold": SamplingParams(max_tokens=9, temperature=0.3),
+    "hot": SamplingParams(max_tokens=9, temperature=1.9),
+    "greedy": SamplingParams(max_tokens=9, temperature=0.0),
+    "top_k": SamplingParams(max_tokens=9, top_k=40),
+    "top_k beyond the first leaders": SamplingParams(max_tokens=9, top_k=300),
+    "top_p": SamplingParams(max_tokens=9, top_p=0.5),
+    "top_p beyond the first leaders": SamplingParams(max_tokens=9, top_p=0.95, temperature=1.5),
+    "min_p": SamplingParams(max_tokens=9, min_p=0.05),
+    "top_k, then top_p of what is left": SamplingParams(max_tokens=9, top_k=20, top_p=0.6),
+    "top_p, then min_p": SamplingParams(max_tokens=9, top_p=0.8, min_p=0.1),
+    "all filters": SamplingParams(max_tokens=9, temperature=1.2, top_k=80, top_p=0.7, min_p=0.02),
+    "bias": SamplingParams(max_tokens=9, logit_bias={3: 6.0, 4: -100.0, 999: 5.5}),
+    "presence": SamplingParams(max_tokens=9, presence_penalty=2.0),
+    "frequency": SamplingParams(max_tokens=9, frequency_penalty=1.5),
+    "negative penalties": SamplingParams(max_tokens=9, frequency_penalty=-1.5, presence_penalty=-2.0),
+    "repetition": SamplingParams(max_tokens=9, repetition_penalty=1.8),
+    "repetition wanted": SamplingParams(max_tokens=9, repetition_penalty=0.5),
+    "min_tokens": SamplingParams(max_tokens=9, min_tokens=5, stop_token_ids=(8, 9)),
+    "all edits, greedy": SamplingParams(
+        max_tokens=9, temperature=0.0, logit_bias={7: 3.0, 900: 6.0}, repetition_penalty=1.3, frequency_penalty=0.7
+    ),
+    "everything": SamplingParams(
+        max_tokens=9,
+        temperature=0.9,
+        top_k=200,
+        top_p=0.9,
+        min_p=0.001,
+        logit_bias={3: 6.0, 0: 50.0},
+        presence_penalty=0.3,
+        frequency_penalty=0.4,
+        repetition_penalty=1.1,
+        min_tokens=6,
+    ),
+}
+
+
+@pytest.mark.parametrize("params", EACH_RULE.values(), ids=EACH_RULE.keys())
+def test_the_tokens_are_those_of_the_plain_reference(params: SamplingParams) -> None:
+    pasts = [Past(seed, prompt=range(100, 150), written=(120, 7, 7, 900)) for seed in range(300)]
+    logits = logits_of(1)
+    assert draws(logits, params, pasts) == expected(logits, params, pasts)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_any_float_type_gives_the_tokens_of_its_values(dtype: torch.dtype) -> None:
+    logits = logits_of(2).bfloat16().to(dtype)
+    params, pasts = SamplingParams(max_tokens=9, top_k=30, top_p=0.8), [Past(seed) for seed in range(100)]
+    assert draws(logits, params, pasts) == expected(logits, params, pasts)
+
+
+def test_the_logits_are_left_as_they_were() -> None:
+    logits = logits_of(3, vocab=1024)
+    before = logits.clone()
+    for params in EACH_RULE.values():
+        draws(logits, params, [Past(written=(5, 5))])
+    assert torch.equal(logits, before)
+
+
+def test_greedy_takes_the_lowest_id_among_equals_and_minds_no_filter() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [700, 300, 900]] = 4.0
+    params = SamplingParams(max_tokens=9, temperature=0.0, top_k=1, top_p=0.01, min_p=1.0)
+    assert draws(logits, params, [Past()]) == [300]
+    banned = SamplingParams(max_tokens=9, temperature=0.0, logit_bias={300: -0.5, 700: -1.0})
+    assert draws(logits, banned, [Past()]) == [900]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=9, top_k=1),
+        SamplingParams(max_tokens=9, top_p=1e-9),
+        SamplingParams(max_tokens=9, min_p=1.0, top_p=0.9999),
+        SamplingParams(max_tokens=9, temperature=1e-30),
+        SamplingParams(max_tokens=9, temperature=5e-324, top_k=7),
+    ],
+)
+def test_the_narrowest_filter_and_the_coldest_temperature_are_greedy(params: SamplingParams) -> None:
+    logits = logits_of(4)
+    assert set(draws(logits, params, [Past(seed) for seed in range(50)])) == {int(logits.argmax())}
+
+
+def test_top_k_keeps_exactly_k_the_lower_ids_among_equals() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 500] = 0.5
+    drawn = draws(logits, SamplingParams(max_tokens=9, top_k=4), [Past(seed) for seed in range(200)])
+    assert set(drawn) == {0, 1, 2, 500}
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it_the_lower_ids_among_equals() -> None:
+    logits = torch.zeros(1, VOCAB)
+    drawn = draws(logits, SamplingParams(max_tokens=9, top_p=0.0995), [Past(seed) for seed in range(2000)])
+    assert set(drawn) == set(range(100))
+
+
+def test_min_p_keeps_all_equals() -> None:
+    logits = torch.full((1, VOCAB), -9.0)
+    logits[0, [1, 500, 999]] = torch.tensor([2.0, 1.0, 1.0])
+    pasts = [Past(seed) for seed in range(200)]
+    assert set(draws(logits, SamplingParams(max_tokens=9, min_p=0.36), pasts)) == {1, 500, 999}
+    assert set(draws(logits, SamplingParams(max_tokens=9, min_p=0.37), pasts)) == {1}
+    assert set(draws(logits, SamplingParams(max_tokens=9, min_p=0.36, top_k=900), pasts)) == {1, 500, 999}
+    assert set(draws(logits, SamplingParams(max_tokens=9, min_p=0.37, top_k=900), pasts)) == {1}
+
+
+def test_no_ending_token_before_min_tokens() -> None:
+    logits = logits_of(5)
+    logits[0, [0, 8]] = 50.0
+    params = SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(8,))
+    early = draws(logits, params, [Past(seed, written=(3,)) for seed in range(50)])
+    assert not {0, 8} & set(early)
+    due = draws(logits, params, [Past(seed, written=(3, 3)) for seed in range(50)])
+    assert set(due) == {0, 8}
+
+
+def test_ids_the_model_has_no_logit_for_are_passed_over() -> None:
+    logits = logits_of(6)
+    params = SamplingParams(max_tokens=9, min_tokens=2, logit_bias={VOCAB + 3: 9.0}, repetition_penalty=1.2)
+    past = Past(4, prompt=(1, VOCAB + 7), eos_token_ids=(VOCAB, 2**31 - 1))
+    plain = SamplingParams(max_tokens=9, repetition_penalty=1.2)
+    assert draws(logits, params, [past]) == draws(logits, plain, [Past(4, prompt=(1, 1))])
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.nan, torch.inf])
+@pytest.mark.parametrize("params", EACH_RULE.values(), ids=EACH_RULE.keys())
+def test_a_row_that_is_not_finite_is_flagged_and_its_neighbours_are_unharmed(
+    value: float, params: SamplingParams
+) -> None:
+    params = SamplingParams(**{**{f: getattr(params, f) for f in params.__struct_fields__}, "logprobs": 2})
+    good = logits_of(7, rows=3)
+    bad = good.clone()
+    bad[1, 777] = value
+    rows = [Past(seed, written=(2,)).sample_row(row, params) for row in range(3) for seed in range(4)]
+    sampler = Sampler(VOCAB, CPU)
+    before, after = sampler.sample(good, rows), sampler.sample(bad, rows)
+    assert [sampled.finite for sampled in after] == [True] * 4 + [False] * 4 + [True] * 4
+    assert [sampled.logprob for sampled in after[4:8]] == [None] * 4
+    assert after[:4] + after[8:] == before[:4] + before[8:]
+    assert sampler.sample(good, rows) == before, "a bad step left something behind"
+
+
+def test_a_row_of_nothing_but_minus_infinity_is_not_finite_and_some_of_it_is() -> None:
+    logits = torch.full((2, VOCAB), -torch.inf)
+    logits[1, [4, 5]] = 0.0
+    for params in (SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, top_p=0.9), EACH_RULE["greedy"]):
+        none, some = Sampler(VOCAB, CPU).sample(logits, [Past().sample_row(row, params) for row in (0, 1)])
+        assert not none.finite
+        assert some.finite
+        assert some.token_id in {4, 5}
+
+
+def test_no_rows_no_tokens() -> None:
+    assert Sampler(VOCAB, CPU).sample(logits_of(8), []) == []
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 63, 64, 65, 256, 257, 513])
+def test_small_and_odd_vocabularies(vocab: int) -> None:
+    logits = logits_of(9, vocab=vocab)
+    pasts = [Past(seed, prompt=(0,)) for seed in range(40)]
+    for params in (EACH_RULE["plain"], EACH_RULE["all filters"], EACH_RULE["greedy"], EACH_RULE["min_p"]):
+        assert draws(logits, params, pasts) == expected(logits, params, pasts)
+
+
+def test_more_choices_than_fit_the_scratch_memory_at_once() -> None:
+    """A vocabulary of 49,152 fits 42 times."""
+    logits = logits_of(10, rows=100, vocab=49_152, spread=3.0).bfloat16()
+    kinds = [EACH_RULE["plain"], EACH_RULE["all filters"], EACH_RULE["greedy"]]
+    rows = [Past(row, prompt=(5,)).sample_row(row, kinds[row % 3]) for row in range(100)]
+    together = Sampler(49_152, CPU).sample(logits, rows)
+    for row in (0, 1, 2, 41, 42, 43, 97, 98, 99):
+        assert together[row] == Sampler(49_152, CPU).sample(logits, [rows[row]])[0]
+
+
+def test_a_choice_goes_on_token_by_token_as_if_resumed_at_each() -> None:
+    params = SamplingParams(max_tokens=40, repetition_penalty=1.2, frequency_penalty=0.4, min_tokens=20, top_p=0.9)
+    logits = logits_of(11, rows=40)
+    state = Past(5, prompt=(4, 5)).sample_row(0, params).state
+    sampler = Sampler(VOCAB, CPU)
+    written: list[int] = []
+    for step in range(40):
+        [going] = sampler.sample(logits, [SampleRow(step, state, 2 + step)])
+        [resumed] = sampler.sample(logits, [Past(5, prompt=(4, 5), written=tuple(written)).sample_row(step, params)])
+        assert going == resumed == Sampled(going.token_id, None)
+        state.append(going.token_id)
+        written.append(going.token_id)
+    assert len(set(written)) > 20
+
+
+def test_choices_of_one_row_draw_what_their_seeds_say() -> None:
+    """A fork: the first tokens of n choices, with seeds s + i, from one row."""
+    logits = logits_of(12)
+    params = SamplingParams(max_tokens=9)
+    fork = draws(logits, params, [Past(2**64 - 3 + i if i < 3 else i - 3) for i in range(32)])
+    alone = [draws(logits, params, [Past((2**64 - 3 + i) % 2**64)])[0] for i in range(32)]
+    assert fork == alone
+    assert len(set(fork)) > 10
+
+
+def test_the_position_changes_the_draw_and_nothing_else_of_the_past_does() -> None:
+    logits = logits_of(13)
+    params = SamplingParams(max_tokens=9)
+    by_position = draws(logits, params, [Past(1, prompt=(1,) * length) for length in range(1, 60)])
+    assert len(set(by_position)) > 20
+    other_words = draws(logits, params, [Past(1, prompt=(2,), written=(3,) * length) for length in range(59)])
+    assert np.array_equal(by_position, other_words)

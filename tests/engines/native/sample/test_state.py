@@ -1,0 +1,69 @@
+from motet.engines.native.sample.edits import has_edits
+from motet.engines.native.sample.state import ChoiceSampling, TokenCounts
+from motet.types import SamplingParams
+
+
+def counted(counts: TokenCounts) -> dict[int, int]:
+    return dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+
+
+def choice(
+    params: SamplingParams, written: tuple[int, ...] = (), prompt: tuple[int, ...] = (5, 6, 5)
+) -> ChoiceSampling:
+    return ChoiceSampling(params, seed=3, prompt=prompt, eos_token_ids=(0, 1), written=written)
+
+
+def test_written_tokens_are_counted_and_prompt_tokens_are_known_with_count_zero() -> None:
+    counts = TokenCounts(prompt=(5, 6, 5), written=(7, 6, 7))
+    assert counted(counts) == {5: 0, 6: 1, 7: 2}
+
+
+def test_counts_grow_beyond_their_first_room() -> None:
+    counts = TokenCounts(prompt=range(70), written=())
+    for token_id in range(500):
+        counts.add(token_id)
+        counts.add(token_id)
+    assert counted(counts) == dict.fromkeys(range(500), 2)
+
+
+def test_a_resumed_choice_equals_one_that_wrote_the_tokens_itself() -> None:
+    params = SamplingParams(max_tokens=9, frequency_penalty=0.5, repetition_penalty=1.2, min_tokens=3)
+    fresh = choice(params)
+    for token_id in (7, 6, 7):
+        fresh.append(token_id)
+    resumed = choice(params, written=(7, 6, 7))
+    assert fresh.counts is not None
+    assert resumed.counts is not None
+    assert counted(fresh.counts) == counted(resumed.counts)
+    assert fresh.num_written == resumed.num_written == 3
+    assert fresh.forbidden_ids() == resumed.forbidden_ids() == ()
+
+
+def test_nothing_is_counted_without_a_penalty() -> None:
+    assert choice(SamplingParams(max_tokens=9, logit_bias={1: 2.0}, min_tokens=2)).counts is None
+
+
+def test_the_prompt_is_counted_for_the_repetition_penalty_only() -> None:
+    repetition = choice(SamplingParams(max_tokens=9, repetition_penalty=1.2)).counts
+    presence = choice(SamplingParams(max_tokens=9, presence_penalty=1.0)).counts
+    assert repetition is not None
+    assert presence is not None
+    assert counted(repetition) == {5: 0, 6: 0}
+    assert counted(presence) == {}
+
+
+def test_ending_tokens_are_forbidden_until_min_tokens_are_written() -> None:
+    state = choice(SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(8,)))
+    assert state.forbidden_ids() == (0, 1, 8)
+    state.append(4)
+    assert state.forbidden_ids() == (0, 1, 8)
+    assert has_edits(state)
+    state.append(4)
+    assert state.forbidden_ids() == ()
+    assert not has_edits(state)
+
+
+def test_with_ignore_eos_only_the_stop_tokens_are_forbidden() -> None:
+    assert choice(SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(8,), ignore_eos=True)).forbidden_ids() == (
+        8,
+    )
