@@ -35,6 +35,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "routing": ("engines.base", "transfer.ticket"),
     "api": ("text", "engines.base", "metrics"),
     "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models"),
+    "__main__": ("cli",),
     "cli": ("deploy", "api", "text", "engines", "routing", "transfer", "metrics", "models"),
 }
 

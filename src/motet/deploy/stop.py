@@ -1,9 +1,11 @@
 """How a user ends a server: the first SIGTERM or SIGINT asks it to drain, the second to stop at once."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable
 from types import TracebackType
+from typing import TextIO
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -19,6 +21,18 @@ class StopSignals:
         if self.drain.is_set():
             self.at_once.set()
         self.drain.set()
+
+    def watch_stdin(self, stdin: TextIO) -> None:
+        """Stops at once when the program at the other end of standard input has ended, however it did."""
+
+        def read() -> None:
+            if not os.read(stdin.fileno(), 4096):
+                loop.remove_reader(stdin)
+                self.drain.set()
+                self.at_once.set()
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(stdin, read)
 
     def __enter__(self) -> "StopSignals":
         loop = asyncio.get_running_loop()

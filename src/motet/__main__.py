@@ -1,0 +1,5 @@
+"""`python -m motet` is the command line, for programs that know the interpreter and not where `motet` lies."""
+
+from motet.cli import app
+
+app()

@@ -1,0 +1,168 @@
+"""`motet serve`: resolves the settings, finds the model, and runs a server until a signal ends it."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+from typer.models import OptionInfo
+
+from motet.config import cache_folder, environment
+from motet.deploy.ready import ready_line
+from motet.deploy.single import Outcome, SinglePlan, serve_single
+from motet.deploy.stop import StopSignals
+from motet.engines.native.client import NativeEngine
+from motet.errors import ConfigError
+from motet.log import LogFormat, setup_logging
+from motet.models import resolve, resolve_tokenizer
+from motet.settings import Settings, resolve_settings
+from motet.settings.record import flag_of, setting_fields
+from motet.types import EngineInfo
+
+MODEL, ENGINE, LIMITS, HTTP, PROCESS = "Model", "Engine", "Limits", "HTTP", "Process"
+
+
+def option(name: str, panel: str, help: str) -> OptionInfo:
+    """The flag of a setting. Without a default of its own: only what was typed overrides file and environment."""
+    default = setting_fields()[name].default
+    shown = "" if default is None or default == () or isinstance(default, bool) else f" [default: {default}]"
+    info: OptionInfo = typer.Option(flag_of(name), help=help + shown, rich_help_panel=panel, show_default=False)
+    return info
+
+
+def serve(  # sizes: one parameter a flag
+    ctx: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A folder, a hub name, or smollm2 (the default).", show_default=False, metavar="MODEL"),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, option("served_model_name", MODEL, "The name clients use, in place of MODEL.")
+    ] = None,
+    revision: Annotated[str | None, option("revision", MODEL, "Branch, tag or commit on the hub.")] = None,
+    tokenizer: Annotated[
+        str | None, option("tokenizer", MODEL, "Folder or hub name of another tokenizer than the model's.")
+    ] = None,
+    chat_template: Annotated[
+        str | None, option("chat_template", MODEL, "File with another Jinja template than the model's.")
+    ] = None,
+    device: Annotated[str | None, option("device", ENGINE, "auto, cpu, cuda or cuda:K.")] = None,
+    dtype: Annotated[str | None, option("dtype", ENGINE, "auto, bfloat16, float16 or float32.")] = None,
+    max_model_len: Annotated[
+        int | None, option("max_model_len", ENGINE, "Prompt and answer together, in tokens; the model's own if unset.")
+    ] = None,
+    kv_cache_gb: Annotated[float | None, option("kv_cache_gb", ENGINE, "Memory for KV blocks, in GiB.")] = None,
+    block_size: Annotated[int | None, option("block_size", ENGINE, "Tokens of a KV block.")] = None,
+    max_num_seqs: Annotated[
+        int | None, option("max_num_seqs", ENGINE, "Choices that run at once; also the largest group.")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, option("max_num_batched_tokens", ENGINE, "Tokens of one step.")
+    ] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            help="Find KV of earlier prompts again. [default: on]",
+            rich_help_panel=ENGINE,
+            show_default=False,
+        ),
+    ] = None,
+    cache_answers: Annotated[
+        bool | None, option("cache_answers", ENGINE, "Let answers into the prefix cache too, at the price of sameness.")
+    ] = None,
+    num_threads: Annotated[int | None, option("num_threads", ENGINE, "CPU threads; all cores if unset.")] = None,
+    max_n: Annotated[int | None, option("max_n", LIMITS, "Choices of one prompt.")] = None,
+    max_choices: Annotated[int | None, option("max_choices", LIMITS, "Prompts x n of one request.")] = None,
+    max_waiting_groups: Annotated[
+        int | None, option("max_waiting_groups", LIMITS, "Groups without a first token; one more is answered 503.")
+    ] = None,
+    max_body_bytes: Annotated[int | None, option("max_body_bytes", LIMITS, "Size of a request's body.")] = None,
+    host: Annotated[str | None, option("host", HTTP, "Address to listen on.")] = None,
+    port: Annotated[int | None, option("port", HTTP, "Port to listen on; 0 takes a free one.")] = None,
+    api_keys: Annotated[
+        list[str] | None, option("api_keys", HTTP, "Key that clients must send; may be given several times.")
+    ] = None,
+    cors_origins: Annotated[
+        list[str] | None, option("cors_origins", HTTP, "Origin whose pages may call; may be given several times.")
+    ] = None,
+    drain_timeout_s: Annotated[
+        float | None, option("drain_timeout_s", PROCESS, "Seconds that answers under way have when the server stops.")
+    ] = None,
+    log_level: Annotated[str | None, option("log_level", PROCESS, "debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, option("log_format", PROCESS, "text or json.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with settings (max_num_seqs = 64).", rich_help_panel=PROCESS, show_default=False),
+    ] = None,
+    stop_with_stdin: Annotated[
+        bool, typer.Option(hidden=True, help="End when standard input ends: for programs that start a server.")
+    ] = False,
+) -> None:
+    """Serve MODEL over the OpenAI API.
+
+    Every flag may also be given as MOTET_<NAME> in the environment, or in a TOML file.
+    """
+    settings = resolve_settings(given(ctx), environ=environment(), file=config)
+    plan = make_plan(settings)
+    print_settings(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        raise typer.Exit(runner.run(run(plan, stop_with_stdin=stop_with_stdin)))
+
+
+def given(ctx: typer.Context) -> dict[str, object]:
+    """The settings among the flags that were typed; a list flag that was not is empty."""
+    flags: dict[str, object] = {name: ctx.params.get(name) for name in setting_fields()}
+    return {name: value for name, value in flags.items() if value is not None and value != []}
+
+
+def make_plan(settings: Settings) -> SinglePlan:
+    """Finds, or fetches, what the settings name."""
+    model, environ = settings.model, environment()
+    server = settings.server(served_model_name=model.served_model_name or model.model)
+    levels = logging.getLevelNamesMapping()
+    setup_logging(format=LogFormat(server.log_format), level=levels[server.log_level.upper()])
+    cache = cache_folder(environ)
+    template = read_template(model.chat_template)
+    source = resolve(model.model, cache=cache, revision=model.revision, say=say)
+    tokenizer = resolve_tokenizer(model.tokenizer or str(source.path), cache=cache, say=say)
+    engine = settings.engine(model_path=source.path, model_name=server.served_model_name)
+    return SinglePlan(engine, server, tokenizer, template)
+
+
+def read_template(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError as exc:
+        raise ConfigError(f"--chat-template {file}: there is no such file") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--chat-template {file}: cannot be read: {exc}") from exc
+
+
+async def run(plan: SinglePlan, *, stop_with_stdin: bool) -> Outcome:
+    def on_ready(url: str, info: EngineInfo) -> None:
+        typer.echo(ready_line(url, info))
+
+    with StopSignals() as signals:
+        if stop_with_stdin:
+            signals.watch_stdin(sys.stdin)
+        return await serve_single(plan, start_engine=NativeEngine.start, on_ready=on_ready, signals=signals)
+
+
+def say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def print_settings(settings: Settings) -> None:
+    """The table of all settings, on standard error, so that standard output has the ready line alone."""
+    table = Table("setting", "value", "from", title="motet serve", title_justify="left", box=None, pad_edge=False)
+    for row in settings.rows.values():
+        table.add_row(row.name, row.shown, row.source, style="dim" if row.is_default else "bold")
+    Console(stderr=True).print(table, markup=False)
