@@ -60,6 +60,12 @@ def test_a_character_begun_before_is_completed(tokenizer: Tokenizer, cut: int) -
     assert "".join(pieces(Detokenizer(tokenizer, after=before), rest)) == "🎼!"
 
 
+def test_bad_bytes_at_the_end_of_the_past_are_not_told_again(tokenizer: Tokenizer) -> None:
+    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"a\xe6")), byte_ids(b"b"))) == "b"
+    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xe6\x97")), byte_ids(b"\xff"))) == "\ufffd"
+    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xe6\x97")), [])) == ""
+
+
 def test_a_past_without_any_text_is_no_past(tokenizer: Tokenizer) -> None:
     assert pieces(Detokenizer(tokenizer, after=[EOS_ID, IM_END_ID]), byte_ids(b"a")) == ["a", ""]
     assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xff" * 70)), byte_ids(b"a"))) == "a"

@@ -8,7 +8,8 @@ become characters.
             context       text   held           leading space), gives no text
             already seen  given  no text yet
 
-The text of an answer is what decode(prompt + answer) has beyond the whole characters of the prompt.
+The text of an answer is what decode(prompt + answer) has beyond the prompt; a character that begins in the prompt's
+last tokens is the answer's.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,11 @@ class Detokenizer:
         self._context, begun = self._split([i for i in after[-LOOK_BACK:] if i not in self._skipped])
         self._held: list[int] = []
         self._stream = self._new_stream()
+        self._before = ""
         for token_id in begun:
             self.feed(token_id)
+        self._before = self._text_after(self._context, self._held) if self._held else ""
+        """Stands for the character begun before; not the answer's if nothing becomes of it."""
 
     def feed(self, token_id: int) -> str:
         """Takes one token; returns the text that is whole by now, often empty."""
@@ -49,16 +53,21 @@ class Detokenizer:
         try:
             text = self._stream.step(self._backend, token_id)
         except Exception:  # what the library raises when text given before would now read otherwise
-            return self._restart()
+            return self._answers(self._restart())
         if text is not None:
             self._context, self._held = held, []
-            return text
+            return self._answers(text) if self._before else text
         return self._unstick() if len(held) % STUCK == 0 else ""
 
     def close(self) -> str:
         """The answer is over: the text of what is held, U+FFFD for bytes that did not become a character."""
         held, self._held = self._held, []
-        return self._text_after(self._context, held) if held else ""
+        return self._answers(self._text_after(self._context, held)) if held else ""
+
+    def _answers(self, text: str) -> str:
+        """`text` as the first of the answer, without what is the prompt's."""
+        before, self._before = self._before, ""
+        return text.removeprefix(before)
 
     def _new_stream(self) -> DecodeStream:
         return DecodeStream(ids=self._context, skip_special_tokens=self._skip)
@@ -80,7 +89,7 @@ class Detokenizer:
             text = self._decode(context)
             if text and not text.endswith(REPLACEMENT):
                 return context, past[end:]
-        return [], []
+        return [], past
 
     def _restart(self) -> str:
         """With byte fallback a bad byte spoils the good ones before it in its run; those are given already and stay."""
@@ -106,5 +115,5 @@ class Detokenizer:
             if text + self._decode(tail) == whole:
                 self._context, self._held = [], []
                 self._stream = self._new_stream()
-                return text + "".join(map(self.feed, tail))
+                return self._answers(text) + "".join(map(self.feed, tail))
         return ""
