@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 from itertools import count
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -59,10 +58,11 @@ class NativeEngine:
     @classmethod
     async def start(cls, config: EngineConfig) -> "NativeEngine":
         """Starts the process and waits until it can serve. Raises the StartupError it could not start with."""
-        pipes = Pipes()
+        launch = Launch(config, tempfile.mkdtemp(prefix="motet-"))  # only this user may enter it
+        pipes = Pipes(launch)
         process = None
         try:
-            process = await _spawn(Launch(config, pipes.commands_address, pipes.events_address))
+            process = await _spawn(launch)
             return cls(pipes, process, await _first_event(pipes, process))
         except BaseException:
             if process is not None and process.returncode is None:
@@ -164,21 +164,19 @@ class NativeEngine:
 
 
 class Pipes:
-    """Both ends of this side, in a folder only this user may enter."""
+    """This side's ends."""
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="motet-"))
-        self.commands_address = f"ipc://{self._folder / 'commands'}"
-        self.events_address = f"ipc://{self._folder / 'events'}"
+    def __init__(self, launch: Launch) -> None:
+        self._folder = launch.folder
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._async_context = zmq.asyncio.Context(self._context)
         self._commands = self._context.socket(zmq.PUSH)
         # What an engine has not taken yet is kept here: groups are bounded by admission, not by this pipe.
         self._commands.set_hwm(0)
         self._commands.setsockopt(zmq.LINGER, 0)
-        self._commands.bind(self.commands_address)
+        self._commands.bind(launch.commands_address)
         self._events = self._async_context.socket(zmq.PULL)
-        self._events.bind(self.events_address)
+        self._events.bind(launch.events_address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
@@ -199,7 +197,11 @@ class Pipes:
 
 async def _spawn(launch: Launch) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "motet.engines.native.process", stdin=asyncio.subprocess.PIPE, stdout=sys.stderr.fileno()
+        sys.executable,
+        "-m",
+        "motet.engines.native.process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
     )
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")

@@ -11,10 +11,12 @@ which has them too, wants to drain first.
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
-from typing import IO
+from io import FileIO
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -103,12 +105,14 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s", level=logging.INFO)
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    threading.Thread(target=_end_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
+    # Unbuffered: a thread that waits inside a buffered reader holds its lock, and the interpreter cannot end.
+    stdin = FileIO(sys.stdin.fileno(), closefd=False)
+    launch = msgspec.json.decode(stdin.readline(), type=Launch)
+    threading.Thread(target=_end_with_parent, args=(stdin, Path(launch.folder)), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as events:
-        commands.connect(launch.commands)
-        events.connect(launch.events)
+        commands.connect(launch.commands_address)
+        events.connect(launch.events_address)
         try:
             core = build_core(launch.config, pid=os.getpid())
         except StartupError as error:
@@ -118,9 +122,12 @@ def main() -> int:
     return 0
 
 
-def _end_with_parent(stdin: IO[bytes]) -> None:
-    stdin.read()
-    os._exit(0)
+def _end_with_parent(stdin: FileIO, folder: Path) -> None:
+    """A parent that was killed could not remove the folder of the pipes."""
+    while stdin.read(1024):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)  # from a thread, with the main one perhaps in the middle of a step
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Messages between the API process and an engine process: msgspec over two ZeroMQ pipes, one for each direction.
 
-    API process ── Command ──► engine process        ipc://.../commands
-    API process ◄── Event ───  engine process        ipc://.../events
+    API process ── Command ──► engine process        ipc://FOLDER/commands
+    API process ◄── Event ───  engine process        ipc://FOLDER/events
 
 Many commands may come between two steps; a step sends one event, whatever the number of groups and choices.
 """
@@ -39,10 +39,16 @@ class Launch(msgspec.Struct, frozen=True):
     """The line of JSON on an engine process's standard input."""
 
     config: EngineConfig
-    commands: str
-    """Address of the pipe it reads from."""
-    events: str
-    """Address of the pipe it writes to."""
+    folder: str
+    """Where the pipes are; whoever of the two processes ends last removes it."""
+
+    @property
+    def commands_address(self) -> str:
+        return f"ipc://{self.folder}/commands"
+
+    @property
+    def events_address(self) -> str:
+        return f"ipc://{self.folder}/events"
 
 
 class CarriedError(msgspec.Struct, frozen=True, array_like=True):
