@@ -1,19 +1,23 @@
 """Runs an app under uvicorn in the loop of the test, and checks that nothing was left behind."""
 
 import asyncio
-import socket
+import json
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import httpx
 import uvicorn
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from motet.api.app import create_app
 from motet.api.service import Service
 from motet.config import ServerConfig
-from motet.engines.fake import FakeEngine, Script
+from motet.engines.fake import FakeEngine, FakeGroup, Script
+from motet.errors import MotetError
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceStart, GenerateRequest
@@ -21,6 +25,21 @@ from tests.tiny_tokenizer import fake_answer
 
 MODEL = "tiny"
 SEED = 42
+
+
+def events(response: httpx.Response) -> list[str]:
+    """The data of the server-sent events of a whole response."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    parts = response.text.split("\n\n")
+    assert parts[-1] == ""
+    return [part.removeprefix("data: ") for part in parts[:-1]]
+
+
+def chunks(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events before `[DONE]`, which must be the last and the only one of its kind."""
+    *data, last = events(response)
+    assert last == "[DONE]"
+    return [json.loads(item) for item in data]
 
 
 def hello(_: GenerateRequest, start: ChoiceStart) -> list[int]:
@@ -32,31 +51,45 @@ def saying(*answers: str) -> Script:
     return lambda _, start: fake_answer(answers[start.index % len(answers)])
 
 
+class WatchedEngine(FakeEngine):
+    """Says when a group has been submitted. With `gated`, a step is taken each time `gate` is released."""
+
+    def __init__(self, script: Script = hello, *, gated: bool = False, fail_after: dict[int, MotetError] | None = None):
+        self.steps = asyncio.Semaphore(0)
+        super().__init__(script, gate=self.steps if gated else None, fail_after=fail_after)
+        self.submitted = asyncio.Semaphore(0)
+
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        group = super().generate(request)
+        self.submitted.release()
+        return group
+
+
 class Served:
     """One server and its clients."""
 
-    def __init__(self, service: Service, engine: FakeEngine) -> None:
+    def __init__(self, service: Service, engine: WatchedEngine) -> None:
         self.service = service
         self.engine = engine
         self.app = create_app(service)
-        self.port = 0
         self._stack = AsyncExitStack()
+        self._state = ServerState()
 
     async def __aenter__(self) -> "Served":
-        config = uvicorn.Config(
-            self.app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        config = uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off")
+        config.load()
+        # uvicorn's protocol without its main loop, which ticks and waits in tenths of seconds
+        self._listener = await asyncio.get_running_loop().create_server(
+            lambda: HttpToolsProtocol(config=config, server_state=self._state, app_state={}), "127.0.0.1", 0
         )
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        self.port = listener.getsockname()[1]
-        server = uvicorn.Server(config)
-        self._server = server
-        self._task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0)
-        self.http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=self.url))
+        self.http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=self.url, verify=False))
         self.openai = await self._stack.enter_async_context(
-            AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+            AsyncOpenAI(
+                base_url=f"{self.url}/v1",
+                api_key="none",
+                max_retries=0,
+                http_client=DefaultAsyncHttpxClient(verify=False),
+            )
         )
         return self
 
@@ -64,19 +97,29 @@ class Served:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
-        self._server.should_exit = True
-        await self._task
+        self._listener.close()
+        while self._state.tasks:
+            await asyncio.wait(self._state.tasks)
+        await self._listener.wait_closed()
         if error is None:
             self.check()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
 
     def check(self) -> None:
         self.engine.check()
         self.service.admission.check()
         assert self.service.admission.open == 0
+
+    async def chat(self, content: str = "hi", **fields: object) -> httpx.Response:
+        """A raw chat request; `fields` go into the body as they are."""
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: object = "hi", **fields: object) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
 
     async def until_empty(self) -> None:
         """Returns once no group is open; the test's time-out is the limit."""
@@ -95,12 +138,12 @@ class Serving:
         self,
         script: Script = hello,
         *,
-        engine: FakeEngine | None = None,
+        engine: WatchedEngine | None = None,
         tokenizer: Tokenizer | None = None,
         config: ServerConfig | None = None,
     ) -> Served:
         tokenizer = tokenizer or self.tokenizer
-        engine = engine or FakeEngine(script)
+        engine = engine or WatchedEngine(script)
         service = Service(
             engine,
             tokenizer,

@@ -1,0 +1,147 @@
+"""Streamed chats: the order of chunks, what each carries, and how a stream ends."""
+
+from collections import defaultdict
+
+import pytest
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
+
+from motet.errors import EngineDiedError, EngineError, RequestError
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks, events, saying
+from tests.tiny_tokenizer import fake_answer
+
+pytestmark = pytest.mark.anyio
+
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+
+
+async def stream(served: Served, n: int) -> list[ChatCompletionChunk]:
+    return [
+        chunk async for chunk in await served.openai.chat.completions.create(model=MODEL, messages=HI, n=n, stream=True)
+    ]
+
+
+async def test_streamed_texts_equal_the_whole_answer(serve: Serving) -> None:
+    served = await serve(saying("héllo wörld", "and the other", "日本語 text"))
+    whole = await served.openai.chat.completions.create(model=MODEL, messages=HI, n=3)
+    texts: dict[int, str] = defaultdict(str)
+    for chunk in await stream(served, 3):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert [texts[i] for i in range(3)] == [choice.message.content for choice in whole.choices]
+
+
+async def test_every_choice_begins_with_its_role_and_one_choice_stands_in_a_chunk(served: Served) -> None:
+    received = await stream(served, 3)
+    assert [chunk.choices[0].index for chunk in received[:3]] == [0, 1, 2]
+    assert [chunk.choices[0].delta.role for chunk in received[:3]] == ["assistant"] * 3
+    assert {chunk.choices[0].delta.role for chunk in received[3:]} == {None}
+    assert {len(chunk.choices) for chunk in received} == {1}
+
+
+async def test_all_chunks_of_an_answer_share_id_created_model_and_fingerprint(served: Served) -> None:
+    received = await stream(served, 2)
+    assert len({(c.id, c.created, c.model, c.object, c.system_fingerprint) for c in received}) == 1
+    assert received[0].object == "chat.completion.chunk"
+    assert received[0].system_fingerprint == served.engine.info.fingerprint
+
+
+async def test_finish_reason_comes_once_a_choice_and_nothing_after_it(serve: Serving) -> None:
+    served = await serve(saying("a", "a longer answer"))
+    ended: list[int] = []
+    for chunk in await stream(served, 2):
+        choice = chunk.choices[0]
+        assert choice.index not in ended
+        if choice.finish_reason is not None:
+            ended.append(choice.index)
+    assert ended == [0, 1]  # the short one is not held back for the long one
+
+
+async def test_usage_is_absent_unless_asked_for(served: Served) -> None:
+    assert all("usage" not in chunk for chunk in chunks(await served.chat(stream=True, n=2)))
+
+
+async def test_include_usage_adds_one_chunk_without_choices_and_nulls_before(served: Served) -> None:
+    *others, last = chunks(await served.chat(stream=True, n=2, stream_options={"include_usage": True}))
+    assert [chunk["usage"] for chunk in others] == [None] * len(others)
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": len(served.engine.requests[0].prompt),
+        "completion_tokens": 2 * len(fake_answer("hello 0")),
+        "total_tokens": len(served.engine.requests[0].prompt) + 2 * len(fake_answer("hello 0")),
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+async def test_continuous_usage_is_the_running_total_of_the_request(served: Served) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    received = chunks(await served.chat(stream=True, n=2, stream_options=options))
+    totals = [chunk["usage"]["completion_tokens"] for chunk in received]
+    assert totals == sorted(totals)
+    assert totals[0] == 2  # after the first step, both choices have one token
+    assert totals[-1] == totals[-2] == 2 * len(fake_answer("hello 0"))
+
+
+async def test_token_ids_of_a_stream_join_to_the_answer(served: Served) -> None:
+    received = chunks(await served.chat(stream=True, n=2, return_token_ids=True))
+    ids: dict[int, list[int]] = defaultdict(list)
+    for chunk in received:
+        ids[chunk["choices"][0]["index"]].extend(chunk["choices"][0].get("token_ids", []))
+    assert ids == {0: fake_answer("hello 0"), 1: fake_answer("hello 1")}
+    assert received[0]["prompt_token_ids"] == list(served.engine.requests[0].prompt)
+    assert "prompt_token_ids" not in received[2]
+
+
+async def test_logprobs_of_a_stream_join_to_those_of_the_whole_answer(served: Served) -> None:
+    whole = (await served.chat(logprobs=True, top_logprobs=1)).json()["choices"][0]["logprobs"]["content"]
+    received = chunks(await served.chat(logprobs=True, top_logprobs=1, stream=True))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in received]
+    assert [entry for part in parts if part for entry in part["content"]] == whole
+
+
+async def test_stop_string_is_held_back_and_named_at_the_end(serve: Serving) -> None:
+    served = await serve(saying("one END two"))
+    received = chunks(await served.chat(stream=True, stop="END"))
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in received) == "one "
+    assert received[-1]["choices"][0]["finish_reason"] == "stop"
+    assert received[-1]["choices"][0]["stop_reason"] == "END"
+
+
+async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={0: EngineDiedError("the engine is gone")}))
+    response = await served.chat(stream=True)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_died"
+
+
+async def test_group_that_can_never_run_is_a_400_though_streamed(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={0: RequestError("too big for the cache", param="n")}))
+    response = await served.chat(stream=True)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
+
+
+async def test_error_after_the_first_byte_is_an_event_and_then_done(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={3: EngineError("the engine broke")}))
+    response = await served.chat(stream=True)
+    assert response.status_code == 200
+    *_, failure, done = events(response)
+    assert done == "[DONE]"
+    assert failure == (
+        '{"error":{"message":"the engine broke","type":"server_error","param":null,"code":"engine_error"}}'
+    )
+
+
+async def test_bug_after_the_first_byte_ends_the_stream_without_telling_more(serve: Serving) -> None:
+    def broken(request: object, start: object) -> list[int]:
+        raise_at.append(0)
+        if len(raise_at) > 1:
+            raise ZeroDivisionError("secret")
+        return fake_answer("hello")
+
+    raise_at: list[int] = []
+    served = await serve(broken)
+    response = await served.chat(stream=True)
+    *_, failure, done = events(response)
+    assert done == "[DONE]"
+    assert "internal_error" in failure
+    assert "secret" not in failure

@@ -1,0 +1,235 @@
+"""Completions: prompts x n, token ids as prompts, echo, log-probabilities, best_of."""
+
+from collections import defaultdict
+
+import pytest
+
+from motet.config import ServerConfig
+from motet.engines.fake import fake_info
+from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
+from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, saying
+from tests.tiny_tokenizer import EOS_ID, fake_answer
+
+pytestmark = pytest.mark.anyio
+
+
+def prompt_and_number(request: GenerateRequest, start: ChoiceStart) -> list[int]:
+    """Answers with the last token of the prompt and the number of the choice."""
+    return [request.prompt[-1], *fake_answer(str(start.index))]
+
+
+async def test_one_prompt_one_choice(served: Served) -> None:
+    answer = await served.openai.completions.create(model=MODEL, prompt="say hello")
+    assert answer.object == "text_completion"
+    assert answer.id.startswith("cmpl-")
+    assert answer.choices[0].text == "hello 0"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.system_fingerprint == served.engine.info.fingerprint
+
+
+async def test_choices_are_prompts_times_n_numbered_prompt_major(serve: Serving) -> None:
+    served = await serve(prompt_and_number)
+    answer = await served.openai.completions.create(model=MODEL, prompt=["x", "y", "z"], n=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3, 4, 5]
+    assert [choice.text for choice in answer.choices] == ["x0", "x1", "y0", "y1", "z0", "z1"]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3  # each prompt once, not once a choice
+    assert answer.usage.completion_tokens == 6 * 3
+
+
+async def test_every_prompt_starts_at_the_same_seed(served: Served) -> None:
+    await served.openai.completions.create(model=MODEL, prompt=["x", "y"], n=2, seed=5)
+    assert [[c.seed for c in r.choices] for r in served.engine.requests] == [[5, 6], [5, 6]]
+    await served.openai.completions.create(model=MODEL, prompt=["x", "y"])
+    assert [[c.seed for c in r.choices] for r in served.engine.requests[2:]] == [[SEED], [SEED]]
+
+
+async def test_groups_of_a_request_have_ids_of_their_own(served: Served) -> None:
+    await served.openai.completions.create(model=MODEL, prompt=["x", "y"])
+    assert len({request.request_id for request in served.engine.requests}) == 2
+
+
+async def test_prompt_of_token_ids_goes_to_the_engine_as_it_is(served: Served) -> None:
+    await served.openai.completions.create(model=MODEL, prompt=[5, 6, 7])
+    await served.openai.completions.create(model=MODEL, prompt=[[8], [9, 10]])
+    assert [request.prompt for request in served.engine.requests] == [(5, 6, 7), (8,), (9, 10)]
+
+
+async def test_without_max_tokens_a_choice_has_sixteen(serve: Serving) -> None:
+    served = await serve(lambda request, start: fake_answer("abc", eos=False))
+    answer = await served.openai.completions.create(model=MODEL, prompt="x")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+    assert answer.choices[0].finish_reason == "length"
+
+
+async def test_echo_puts_the_prompt_before_every_choice(served: Served) -> None:
+    answer = await served.openai.completions.create(model=MODEL, prompt=["well, ", "so: "], n=2, echo=True)
+    assert [c.text for c in answer.choices] == ["well, hello 0", "well, hello 1", "so: hello 0", "so: hello 1"]
+
+
+async def test_echo_of_token_ids_is_their_text(served: Served) -> None:
+    ids = fake_answer("héllo ", eos=False)
+    answer = await served.openai.completions.create(model=MODEL, prompt=ids, echo=True)
+    assert answer.choices[0].text == "héllo hello 0"
+
+
+async def test_streamed_choices_join_to_the_whole_answer_with_and_without_echo(serve: Serving) -> None:
+    served = await serve(prompt_and_number)
+    for echo in (False, True):
+        whole = (await served.complete(["x", "yy"], n=2, echo=echo)).json()
+        texts: dict[int, str] = defaultdict(str)
+        ended: list[int] = []
+        for chunk in chunks(await served.complete(["x", "yy"], n=2, echo=echo, stream=True)):
+            (choice,) = chunk["choices"]
+            assert choice["index"] not in ended
+            texts[choice["index"]] += choice["text"]
+            if choice["finish_reason"]:
+                ended.append(choice["index"])
+        assert [texts[i] for i in range(4)] == [choice["text"] for choice in whole["choices"]]
+        assert sorted(ended) == [0, 1, 2, 3]
+
+
+async def test_stream_usage_sums_prompts_and_choices(served: Served) -> None:
+    options = {"include_usage": True}
+    *_, last = chunks(await served.complete(["x", "yy"], n=3, stream=True, stream_options=options))
+    assert last["choices"] == []
+    assert last["usage"]["prompt_tokens"] == 3
+    assert last["usage"]["completion_tokens"] == 6 * len(fake_answer("hello 0"))
+
+
+async def test_logprobs_have_tokens_values_alternatives_and_offsets(serve: Serving) -> None:
+    served = await serve(saying("ab"))
+    answer = await served.openai.completions.create(model=MODEL, prompt="x", logprobs=2, max_tokens=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["a", "b"]
+    assert logprobs.token_logprobs == [-0.5, -0.5]
+    assert logprobs.text_offset == [0, 1]
+    assert logprobs.top_logprobs is not None
+    assert [len(top) for top in logprobs.top_logprobs] == [2, 2]
+
+
+async def test_logprobs_of_a_stream_join_to_those_of_the_whole_answer(serve: Serving) -> None:
+    served = await serve(saying("abc def"))
+    whole = (await served.complete("x", logprobs=1)).json()["choices"][0]["logprobs"]
+    parts = [c["choices"][0]["logprobs"] for c in chunks(await served.complete("x", logprobs=1, stream=True))]
+    for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for part in parts for value in part[key]] == whole[key]
+
+
+async def test_return_token_ids_gives_those_of_prompt_and_answer(served: Served) -> None:
+    body = (await served.complete([5, 6], return_token_ids=True)).json()
+    assert body["choices"][0]["prompt_token_ids"] == [5, 6]
+    assert body["choices"][0]["token_ids"] == fake_answer("hello 0")
+    received = chunks(await served.complete([5, 6], return_token_ids=True, stream=True))
+    assert received[0]["choices"][0]["prompt_token_ids"] == [5, 6]
+    ids = [token for chunk in received for token in chunk["choices"][0]["token_ids"]]
+    assert ids == fake_answer("hello 0")
+
+
+class RankedGroup:
+    """One step; choice i writes one token with log-probability -|i - 2|."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request: GenerateRequest | None = request
+
+    def __aiter__(self) -> "RankedGroup":
+        return self
+
+    async def __anext__(self) -> GroupDelta:
+        if self._request is None:
+            raise StopAsyncIteration
+        request, self._request = self._request, None
+        return GroupDelta(request.request_id, tuple(self._choice(start.index) for start in request.choices))
+
+    async def aclose(self) -> None:
+        self._request = None
+
+    @staticmethod
+    def _choice(index: int) -> ChoiceDelta:
+        token = fake_answer(str(index))[0]
+        entry = TokenLogprob(token, -abs(index - 2.0), 1)
+        return ChoiceDelta(index, (token,), (entry,), Finish(FinishReason.LENGTH))
+
+
+class RankedEngine(WatchedEngine):
+    """The third choice is the most likely, then the second and the fourth."""
+
+    def generate(self, request: GenerateRequest) -> RankedGroup:  # type: ignore[override]  # a stream of its own
+        self.requests.append(request)
+        return RankedGroup(request)
+
+
+async def test_best_of_sends_the_n_most_likely_and_counts_all(serve: Serving) -> None:
+    served = await serve(engine=RankedEngine())
+    answer = await served.openai.completions.create(model=MODEL, prompt="x", n=2, best_of=5)
+    assert [choice.text for choice in answer.choices] == ["2", "1"]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].logprobs is None  # asked for by the ranking only
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 5
+    assert len(served.engine.requests[0].choices) == 5
+
+
+async def test_best_of_equal_to_n_keeps_the_order(serve: Serving) -> None:
+    served = await serve(engine=RankedEngine())
+    answer = await served.openai.completions.create(model=MODEL, prompt="x", n=3, best_of=3)
+    assert [choice.text for choice in answer.choices] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["x", ""]}, "prompt[1]"),
+        ({"prompt": [[5], []]}, "prompt[1]"),
+        ({"prompt": [5, "x"]}, "prompt"),
+        ({"prompt": [[5], [True]]}, "prompt[1]"),
+        ({"prompt": [5, 999]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens"),
+    ],
+)
+async def test_what_completions_refuse_is_named(served: Served, fields: dict[str, object], param: str) -> None:
+    response = await served.http.post("/v1/completions", json={"prompt": "x", **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert served.engine.requests == []
+
+
+async def test_prompts_times_n_has_a_limit_of_its_own(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, max_choices=6))
+    assert (await served.complete(["x", "y", "z"], n=2)).status_code == 200
+    response = await served.complete(["x", "y", "z"], n=3)
+    assert response.status_code == 400
+    assert "9" in response.json()["error"]["message"]
+
+
+async def test_too_long_a_prompt_names_the_context_length(serve: Serving) -> None:
+    engine = WatchedEngine()
+    engine.info = fake_info(max_model_len=8)
+    served = await serve(engine=engine)
+    response = await served.complete([5] * 8)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "maximum context length is 8 tokens" in error["message"]
+    assert (await served.complete([5] * 7)).status_code == 200
+    assert served.engine.requests[0].sampling.max_tokens == 1
+
+
+async def test_end_of_sequence_has_no_text(serve: Serving) -> None:
+    served = await serve(lambda request, start: [EOS_ID])
+    body = (await served.complete("x")).json()
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("", "stop")
+    assert body["usage"]["completion_tokens"] == 1
