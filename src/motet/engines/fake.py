@@ -121,7 +121,7 @@ class FakeGroup:
             await self.aclose()
             raise StopAsyncIteration
         deltas = tuple(self._advance(start) for start in list(self.unfinished.values()))
-        report = PromptReport(cached_tokens=0) if self.step == 0 else None
+        report = self._report() if self.step == 0 else None
         self.step += 1
         if not self.unfinished:
             await self.aclose()
@@ -134,6 +134,13 @@ class FakeGroup:
         self.unfinished.pop(index, None)
         if not self.unfinished:
             self._engine.open.pop(self._request.request_id, None)
+
+    def _report(self) -> PromptReport:
+        """Each prompt token is as likely as its place in the prompt: -1 for the second, -2 for the third."""
+        if self._request.sampling.prompt_logprobs is None:
+            return PromptReport(cached_tokens=0)
+        known = tuple(TokenLogprob(token, -float(place), 1) for place, token in enumerate(self._request.prompt[1:], 1))
+        return PromptReport(cached_tokens=0, logprobs=(None, *known))
 
     def _advance(self, start: ChoiceStart) -> ChoiceDelta:
         sampling, written = self._request.sampling, self._written[start.index]
