@@ -30,7 +30,7 @@ MODEL, ENGINE, LIMITS, HTTP, PROCESS = "Model", "Engine", "Limits", "HTTP", "Pro
 def option(name: str, panel: str, help: str) -> OptionInfo:
     """The flag of a setting. Without a default of its own: only what was typed overrides file and environment."""
     default = setting_fields()[name].default
-    shown = "" if default is None or default == () or isinstance(default, bool) else f" [default: {default}]"
+    shown = "" if default is None or default == () or isinstance(default, bool) else f" (default {default})"
     info: OptionInfo = typer.Option(flag_of(name), help=help + shown, rich_help_panel=panel, show_default=False)
     return info
 
@@ -68,7 +68,7 @@ def serve(  # sizes: one parameter a flag
         bool | None,
         typer.Option(
             "--prefix-cache/--no-prefix-cache",
-            help="Find KV of earlier prompts again. [default: on]",
+            help="Find KV of earlier prompts again (default on).",
             rich_help_panel=ENGINE,
             show_default=False,
         ),

@@ -41,8 +41,14 @@ def explain(error: OSError, host: str, port: int) -> str:
             return f"--host {host} --port {port}: {error.strerror}"
 
 
+def port_of(listener: socket.socket) -> int:
+    """The port in fact, where 0 was asked for."""
+    port: int = listener.getsockname()[1]
+    return port
+
+
 def url_of(listener: socket.socket) -> str:
     """Where a client on this machine finds the server."""
-    host, port = listener.getsockname()[:2]
+    host, port = listener.getsockname()[0], port_of(listener)
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

@@ -18,11 +18,13 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from motet.api.app import create_app
 from motet.api.service import Service
 from motet.config import EngineConfig, ServerConfig
 from motet.deploy.http import HttpServer
-from motet.deploy.listen import listen, url_of
+from motet.deploy.listen import listen, port_of, url_of
 from motet.deploy.stop import StopSignals, first_of
 from motet.engines.base import Engine
 from motet.text.template import ChatTemplate
@@ -77,7 +79,8 @@ async def serve_single(
         if engine is None:
             return Outcome.STOPPED_BEFORE_READY
         try:
-            service = Service(engine, tokenizer, template, plan.server)
+            server = msgspec.structs.replace(plan.server, port=port_of(listener))
+            service = Service(engine, tokenizer, template, server)
             return await Single(service, engine, listener, signals).run(on_ready)
         finally:
             await engine.close()

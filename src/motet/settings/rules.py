@@ -36,18 +36,20 @@ class Rule:
 
 
 RULES = (
-    Rule(("model",), "a folder or the name of a model", lambda p: bool(p.model.model.strip())),
-    Rule(("served_model_name",), "not empty", lambda p: p.model.served_model_name != ""),
-    Rule(("device",), "auto, cpu, cuda or cuda:K", lambda p: DEVICE.fullmatch(p.engine.device) is not None),
-    Rule(("dtype",), f"one of {', '.join(DTYPES)}", lambda p: p.engine.dtype in DTYPES),
-    Rule(("max_model_len",), "at least 2: a prompt and an answer", lambda p: (p.engine.max_model_len or 2) >= 2),
-    Rule(("kv_cache_gb",), "above 0", lambda p: 0 < p.engine.kv_cache_gb < math.inf),
+    Rule(("model",), "must be a folder or the name of a model", lambda p: bool(p.model.model.strip())),
+    Rule(("served_model_name",), "must be not empty", lambda p: p.model.served_model_name != ""),
+    Rule(("device",), "must be auto, cpu, cuda or cuda:K", lambda p: DEVICE.fullmatch(p.engine.device) is not None),
+    Rule(("dtype",), f"must be one of {', '.join(DTYPES)}", lambda p: p.engine.dtype in DTYPES),
+    Rule(
+        ("max_model_len",), "must be at least 2: a prompt and an answer", lambda p: (p.engine.max_model_len or 2) >= 2
+    ),
+    Rule(("kv_cache_gb",), "must be above 0", lambda p: 0 < p.engine.kv_cache_gb < math.inf),
     Rule(
         ("block_size",),
-        f"a power of two, at most {MAX_BLOCK_SIZE}",
+        f"must be a power of two, at most {MAX_BLOCK_SIZE}",
         lambda p: 0 < p.engine.block_size <= MAX_BLOCK_SIZE and p.engine.block_size.bit_count() == 1,
     ),
-    Rule(("max_num_seqs",), "at least 1", lambda p: p.engine.max_num_seqs >= 1),
+    Rule(("max_num_seqs",), "must be at least 1", lambda p: p.engine.max_num_seqs >= 1),
     Rule(
         ("max_num_batched_tokens", "max_num_seqs"),
         "a step must hold a token of every running choice: max_num_batched_tokens at least max_num_seqs",
@@ -58,11 +60,11 @@ RULES = (
         "answers are cached in the prefix cache, which is off",
         lambda p: p.engine.prefix_cache or not p.engine.cache_answers,
     ),
-    Rule(("num_threads",), "at least 1", lambda p: p.engine.num_threads is None or p.engine.num_threads >= 1),
-    Rule(("host",), "a host name or an address", lambda p: bool(p.server.host.strip())),
-    Rule(("port",), f"0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
+    Rule(("num_threads",), "must be at least 1", lambda p: p.engine.num_threads is None or p.engine.num_threads >= 1),
+    Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
+    Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
-    Rule(("max_n",), "at least 1", lambda p: p.server.max_n >= 1),
+    Rule(("max_n",), "must be at least 1", lambda p: p.server.max_n >= 1),
     Rule(
         ("max_n", "max_num_seqs"),
         "the choices of a group are admitted together: max_n at most max_num_seqs",
@@ -73,11 +75,11 @@ RULES = (
         "a request may have as many choices as one group: max_choices at least max_n",
         lambda p: p.server.max_choices >= p.server.max_n,
     ),
-    Rule(("max_waiting_groups",), "at least 1", lambda p: p.server.max_waiting_groups >= 1),
-    Rule(("max_body_bytes",), "at least 1", lambda p: p.server.max_body_bytes >= 1),
-    Rule(("log_level",), f"one of {', '.join(LOG_LEVELS)}", lambda p: p.server.log_level in LOG_LEVELS),
-    Rule(("log_format",), f"one of {', '.join(LogFormat)}", lambda p: p.server.log_format in tuple(LogFormat)),
-    Rule(("drain_timeout_s",), "0 or more", lambda p: 0 <= p.server.drain_timeout_s < math.inf),
+    Rule(("max_waiting_groups",), "must be at least 1", lambda p: p.server.max_waiting_groups >= 1),
+    Rule(("max_body_bytes",), "must be at least 1", lambda p: p.server.max_body_bytes >= 1),
+    Rule(("log_level",), f"must be one of {', '.join(LOG_LEVELS)}", lambda p: p.server.log_level in LOG_LEVELS),
+    Rule(("log_format",), f"must be one of {', '.join(LogFormat)}", lambda p: p.server.log_format in tuple(LogFormat)),
+    Rule(("drain_timeout_s",), "must be 0 or more", lambda p: 0 <= p.server.drain_timeout_s < math.inf),
 )
 
 

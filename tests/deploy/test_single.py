@@ -1,0 +1,134 @@
+"""How a server starts and ends."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from motet.deploy.listen import listen, port_of
+from motet.deploy.single import Outcome
+from motet.deploy.stop import StopSignals
+from motet.errors import ConfigError, KVMemoryError, ModelLoadError
+from tests.deploy.single_server import DyingEngine, Running, Starter
+
+pytestmark = pytest.mark.anyio
+
+
+def ended_well(stream: str) -> bool:
+    return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
+
+
+async def test_it_serves_and_stops_at_a_signal(folder: Path) -> None:
+    async with Running(folder) as server:
+        server.engine.let_run()
+        assert ended_well((await server.chat()).text)
+        status = (await server.http.get("/status")).json()
+        assert status["workers"][0]["address"] == f"127.0.0.1:{server.http.base_url.port}"
+        server.signals.ask()
+        assert await server.outcome() is Outcome.STOPPED
+        assert server.engine.closed
+        with pytest.raises(httpx.ConnectError):
+            await server.http.get("/health")
+
+
+async def test_the_first_signal_lets_answers_finish_and_takes_no_new_ones(folder: Path) -> None:
+    async with Running(folder) as server:
+        under_way = await server.begun_chat()
+        server.signals.ask()
+        refused = await server.chat()
+        assert refused.status_code == 503
+        assert (await server.http.get("/ready")).status_code == 503
+        assert (await server.http.get("/health")).status_code == 200
+        server.engine.let_run()
+        assert ended_well((await under_way.aread()).decode())
+        assert await server.outcome() is Outcome.STOPPED
+
+
+async def test_the_second_signal_does_not_wait_for_answers(folder: Path) -> None:
+    async with Running(folder) as server:
+        under_way = await server.begun_chat()
+        server.signals.ask()
+        server.signals.ask()
+        assert await server.outcome() is Outcome.STOPPED
+        server.engine.check()
+        await under_way.aclose()
+
+
+async def test_answers_that_outlast_the_drain_end_with_an_error(folder: Path) -> None:
+    async with Running(folder, drain_timeout_s=0.05) as server:
+        under_way = await server.begun_chat()
+        waiting = await server.submitted_chat()
+        server.signals.ask()
+        stream = (await under_way.aread()).decode()
+        assert '"engine_closed"' in stream
+        assert stream.endswith("data: [DONE]\n\n")
+        assert (await waiting).status_code == 503
+        assert await server.outcome() is Outcome.STOPPED
+
+
+async def test_a_dead_engine_ends_answers_with_an_error_then_the_server(folder: Path) -> None:
+    async with Running(folder) as server:
+        under_way = await server.begun_chat()
+        server.engine.die()
+        stream = (await under_way.aread()).decode()
+        assert '"engine_died"' in stream
+        assert stream.endswith("data: [DONE]\n\n")
+        assert (await server.http.get("/health")).status_code == 503
+        assert (await server.chat()).status_code == 503
+        assert await server.outcome() is Outcome.ENGINE_DIED
+
+
+async def test_a_signal_before_it_is_ready_ends_the_start_of_the_engine(folder: Path) -> None:
+    starter = Starter(DyingEngine(), hangs=True)
+    running = Running(folder, starter=starter)
+    running.signals.ask()
+    async with running as server:
+        assert await server.outcome() is Outcome.STOPPED_BEFORE_READY
+        assert starter.cancelled
+
+
+async def test_an_engine_that_cannot_start_says_why_and_frees_the_port(folder: Path) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = port_of(listener)
+    starter = Starter(DyingEngine(), error=KVMemoryError("too small"))
+    async with Running(folder, starter=starter, port=port) as server:
+        with pytest.raises(KVMemoryError, match="too small"):
+            await server.outcome()
+    listen("127.0.0.1", port).close()
+
+
+async def test_a_taken_port_is_known_before_the_engine_starts(folder: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        starter = Starter(DyingEngine(), hangs=True)
+        async with Running(folder, starter=starter, port=port_of(taken)) as server:
+            with pytest.raises(ConfigError, match="--port"):
+                await server.outcome()
+
+
+async def test_a_broken_tokenizer_is_known_before_the_engine_starts(tmp_path: Path) -> None:
+    starter = Starter(DyingEngine(), hangs=True)
+    async with Running(tmp_path, starter=starter) as server:
+        with pytest.raises(ModelLoadError):
+            await server.outcome()
+
+
+async def test_signals_of_the_process_ask_first_and_then_insist() -> None:
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await signals.drain.wait()
+        assert not signals.at_once.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        await signals.at_once.wait()
+
+
+async def test_the_end_of_standard_input_stops_at_once() -> None:
+    reading, writing = os.pipe()
+    signals = StopSignals()
+    with os.fdopen(reading) as stdin:
+        signals.watch_stdin(stdin)
+        os.write(writing, b"typed by accident\n")
+        os.close(writing)
+        await signals.at_once.wait()
+        assert signals.drain.is_set()
