@@ -27,6 +27,8 @@ TOKENS = st.lists(
 ).map(lambda parts: tuple(i for part in parts for i in part))
 """Any text, broken characters and special tokens among it."""
 STOPS = st.lists(st.text("abe élo日\ufffd", min_size=1, max_size=4), max_size=4).map(tuple)
+FAR = 10
+"""An engine is told of a stop string within a few steps; written tokens never go on for longer behind one."""
 CUTS = st.lists(st.integers(0, 60), max_size=12)
 
 
@@ -133,7 +135,7 @@ def test_a_resumed_choice_goes_on_as_the_undisturbed_one(
     first = undisturbed.feed(ChoiceDelta(0, before))
     resumed = fresh(BYTE_LEVEL, given_rules, written=before)
     if first is not None and first.finish is not None:
-        assert resumed.ended
+        assert resumed.ended or len(before) - undisturbed.num_tokens > FAR
         return
     steps = cut(after, range(len(after))) or [()]
     expected, events = run(undisturbed, steps, LENGTH), run(resumed, steps, LENGTH)

@@ -55,7 +55,8 @@ class ChoiceEvent(msgspec.Struct, frozen=True):
 class ChoiceStream:
     """Feed it the deltas of one choice. One that starts with written tokens goes on as if it had been fed them.
 
-    The log-probabilities of written tokens are not known to it and left out.
+    The log-probabilities of written tokens are not known to it and left out. If a stop string is among their last,
+    the choice has ended: the engine that wrote them had not been told yet.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 1. Submits the request at once.
 2. Each step: feeds every choice its delta; steps in which no choice has anything to show are passed over.
 3. A stop string that was found ends the choice here; the engine is told, and what it still sends is ignored.
-4. When the last choice has ended the engine's stream is closed, whether or not the engine is through.
+4. When the last choice has ended the engine's stream is closed, before the reader gets the last events.
 """
 
 import msgspec
@@ -36,7 +36,7 @@ class TextGroup:
             start.index: ChoiceStream(start, request.prompt, tokenizer=tokenizer, rules=rules, stops=stops)
             for start in request.choices
         }
-        self._unfinished = {index for index, choice in self._choices.items() if not choice.ended}
+        self._unfinished = set(self._choices)
         self._request = request
         self._engine = engine
         self._cached_tokens = 0
@@ -58,7 +58,6 @@ class TextGroup:
             await self._stop_ended(delta.choices)
             if events or delta.prompt is not None:
                 return GroupEvents(tuple(events), delta.prompt)
-        await self.aclose()
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
@@ -94,6 +93,8 @@ class TextGroup:
                 self._unfinished.remove(delta.index)
                 if delta.finish is None:
                     await self._engine.stop_choice(self._request.request_id, delta.index)
+        if not self._unfinished:
+            await self.aclose()
 
     def _broken_off(self) -> EngineError:
         return EngineError(
