@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from motet.engines.native.sample.leaders import leaders
+from motet.engines.native.sample.leaders import leaders, leaders_surely
 
 
 def sorted_ids(x: torch.Tensor) -> torch.Tensor:
@@ -21,6 +21,24 @@ def test_leaders_are_the_front_of_the_full_order_for_every_k(width: int, spread:
     for k in (1, 2, 5, 20, 64, 100, 511, 2048, width):
         if k <= width:
             assert torch.equal(leaders(x, k), expected[:, :k]), k
+
+
+@pytest.mark.parametrize("spread", [3.0, 0.02])
+@pytest.mark.parametrize("k", [1, 64, 65, 700, 2000])
+def test_leaders_said_to_be_sure_are_the_front_of_the_full_order(k: int, spread: float) -> None:
+    torch.manual_seed(k)
+    x = (5 + spread * torch.randn(20, 2048)).bfloat16().float()
+    x[:, 2000:] = -torch.inf
+    expected = sorted_ids(x)
+    ids, sure = leaders_surely(x, k, 2000)
+    assert ids.shape == (20, k)
+    for row in range(20):
+        assert torch.equal(ids[row, : sure[row]], expected[row, : sure[row]])
+    if k in {1, 64, 2000}:
+        assert (sure == k).all()
+    else:
+        assert (sure < k).all()
+        assert (x.gather(1, ids) > x.gather(1, ids[:, -1:])).sum(-1).tolist() == sure.squeeze(1).tolist()
 
 
 def test_equal_logits_go_by_lower_id() -> None:

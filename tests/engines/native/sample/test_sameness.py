@@ -22,6 +22,8 @@ LOGITS = {
     for dtype in (torch.float32, torch.bfloat16)
     for spread in (0.05, 1.0, 4.0)
 }
+SAMPLER = Sampler(VOCAB, CPU)
+OTHER_WIDTHS = [Sampler(VOCAB, CPU, widths=widths) for widths in ((), (1, 2, 3, 5, 8, 13), (64, 100, 4096))]
 tokens = st.integers(0, VOCAB - 1)
 params = st.builds(
     SamplingParams,
@@ -74,11 +76,12 @@ def threads(count: int) -> Iterator[None]:
 
 
 def sample(logits: torch.Tensor, batch: list[Choice], sampler: Sampler | None = None) -> list[Sampled]:
-    sampler = sampler or Sampler(VOCAB, CPU)
-    return sampler.sample(logits, [choice.past.sample_row(choice.logits_row, choice.params) for choice in batch])
+    return (sampler or SAMPLER).sample(
+        logits, [choice.past.sample_row(choice.logits_row, choice.params) for choice in batch]
+    )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)), data=st.data())
 def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
     batch: list[Choice], kind: tuple[torch.dtype, float], data: st.DataObject
@@ -99,15 +102,15 @@ def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
     assert [together[place] for place in order] == shuffled
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
 def test_a_token_does_not_depend_on_how_many_leaders_were_looked_at(
     batch: list[Choice], kind: tuple[torch.dtype, float]
 ) -> None:
     logits = LOGITS[kind]
     usual = sample(logits, batch)
-    for widths in ((), (1, 2, 3, 5, 8, 13), (4096,)):
-        assert sample(logits, batch, Sampler(VOCAB, CPU, widths=widths)) == usual
+    for sampler in OTHER_WIDTHS:
+        assert sample(logits, batch, sampler) == usual
 
 
 @pytest.mark.parametrize("vocab", [49_152, 50_257, 151_936])

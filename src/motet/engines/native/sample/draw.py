@@ -7,7 +7,7 @@ import torch
 from motet.engines.native.sample.filters import Candidates, Leaders, candidates
 from motet.engines.native.sample.inverse_cdf import draw_dense, invert, total_weight
 from motet.engines.native.sample.lanes import Batch, Kind
-from motet.engines.native.sample.leaders import leaders
+from motet.engines.native.sample.leaders import leaders, leaders_surely
 from motet.engines.native.sample.settings import Settings, settings_of, softmax
 
 
@@ -42,15 +42,15 @@ def draw(batch: Batch, x: torch.Tensor, uniform: torch.Tensor, spare: torch.Tens
     if batch.kind is Kind.OPEN:
         weights = softmax(x, settings, with_min_p=True, out=spare)
         return Drawn(draw_dense(weights, lane_of_choice, uniform), finite, enough)
-    kept = _filtered(x, settings, batch.leaders, spare)
+    kept = _filtered(batch, x, settings, spare)
     index, _ = invert(kept.weights[lane_of_choice], uniform)
     return Drawn(kept.ids[lane_of_choice, index], finite, kept.enough[lane_of_choice])
 
 
-def _filtered(x: torch.Tensor, settings: Settings, k: int, spare: torch.Tensor) -> Candidates:
-    ids = leaders(x, k)
+def _filtered(batch: Batch, x: torch.Tensor, settings: Settings, spare: torch.Tensor) -> Candidates:
+    ids, sure = leaders_surely(x, batch.leaders, batch.vocab_size)
     values = x.gather(1, ids)
     scaled = (values - values[:, :1]) / settings.temperature
     weights = softmax(x, settings, with_min_p=False, out=spare)
-    best = Leaders(ids, scaled, weights.gather(1, ids).double())
+    best = Leaders(ids, scaled, weights.gather(1, ids).double(), sure)
     return candidates(best, total_weight(weights), settings)

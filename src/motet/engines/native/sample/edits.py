@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet.engines.native.sample.state import ChoiceSampling, TokenCounts
+from motet.engines.native.sample.state import ChoiceSampling
 
 
 def has_edits(state: ChoiceSampling) -> bool:
@@ -55,29 +55,23 @@ def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) ->
 
 def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
     """Repetition (Keskar et al., CTRL, 2019) over prompt and answer; frequency and presence (OpenAI) over answers."""
-    table = _penalty_table(states, vocab_size)
-    if not table.size:
+    table = _penalty_table(states)
+    if table is None:
         return
-    lanes, ids, counts, repetition, frequency, presence = torch.from_numpy(table).to(x.device).unbind(0)
-    lanes, ids, repetition = lanes.long(), ids.long(), repetition.float()
+    lanes, ids, counts = torch.from_numpy(table[:, table[1] < vocab_size]).to(x.device).unbind(0)
+    strengths = [(s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty) for s in states]
+    repetition, frequency, presence = torch.tensor(strengths, device=x.device)[lanes].unbind(1)
     value = x[lanes, ids]
     value = torch.where(value > 0, value / repetition, value * repetition)
-    value = value - (frequency * counts).float() - (presence * (counts > 0)).float()
-    x[lanes, ids] = value
+    x[lanes, ids] = value - frequency * counts - presence * (counts > 0)
 
 
-def _penalty_table(states: Sequence[ChoiceSampling], vocab_size: int) -> npt.NDArray[np.float64]:
-    """[6, tokens]: lane, token id, count, and the three penalties; one array, so that one copy brings it over."""
-    parts = [_penalty_rows(lane, state, state.counts) for lane, state in enumerate(states) if state.counts is not None]
-    if not parts:
-        return np.empty((6, 0))
-    table = np.concatenate(parts, axis=1)
-    return table[:, table[1] < vocab_size]
-
-
-def _penalty_rows(lane: int, state: ChoiceSampling, counts: TokenCounts) -> npt.NDArray[np.float64]:
-    rows = np.empty((6, len(counts.ids)))
-    rows[0], rows[1], rows[2] = lane, counts.ids, counts.counts
-    params = state.params
-    rows[3], rows[4], rows[5] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-    return rows
+def _penalty_table(states: Sequence[ChoiceSampling]) -> npt.NDArray[np.int64] | None:
+    """[3, tokens]: lane, token id, count of every token that was seen; one array, so that one copy brings it over."""
+    counted = [(lane, state.counts) for lane, state in enumerate(states) if state.counts is not None]
+    if not counted:
+        return None
+    lengths = [len(counts.ids) for _, counts in counted]
+    lanes = np.repeat(np.array([lane for lane, _ in counted], np.int64), lengths)
+    ids = np.concatenate([counts.ids for _, counts in counted])
+    return np.stack([lanes, ids, np.concatenate([counts.counts for _, counts in counted])])

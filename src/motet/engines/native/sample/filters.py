@@ -23,6 +23,8 @@ class Leaders:
     """float32: logit less the best logit, over temperature"""
     weights: torch.Tensor
     """float64: softmax over the whole vocabulary"""
+    sure: torch.Tensor
+    """[lanes, 1] int64: how many of them are known to be in their right place"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def candidates(best: Leaders, whole: torch.Tensor, settings: Settings) -> Candid
     last = torch.iinfo(torch.int64).max  # dropped tokens go behind all others, where they add nothing to the sum
     order = best.ids.masked_fill(dropped, last).argsort(-1)
     weights = best.weights.masked_fill(dropped, 0.0).gather(1, order)
-    return Candidates(best.ids.gather(1, order), weights, (size <= k).squeeze(-1))
+    return Candidates(best.ids.gather(1, order), weights, (size <= best.sure).squeeze(-1))
 
 
 def _kept(best: Leaders, whole: torch.Tensor, settings: Settings) -> torch.Tensor:

@@ -109,9 +109,7 @@ class Sampler:
     def _score(self, logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: torch.Tensor) -> torch.Tensor:
         """Packed scores [rows, 2 + 2k] for the largest k that one of the rows asks for."""
         k = max((row.state.params.logprobs or 0 for row in rows), default=0)
-        return token_logprobs(
-            self._scratch, logits, [row.logits_row for row in rows], token_ids, min(k, self._vocab_size)
-        )
+        return token_logprobs(self._scratch, logits, [row.logits_row for row in rows], token_ids, k)
 
 
 def _to_host(first: torch.Tensor, second: torch.Tensor) -> tuple[list[list[float]], list[list[float]]]:

@@ -61,6 +61,7 @@ def softmax(x: torch.Tensor, settings: Settings, *, with_min_p: bool, out: torch
     masked = with_min_p and settings.any_min_p
     if masked or not settings.all_plain:
         x.sub_(x.amax(-1, keepdim=True)).div_(settings.temperature)
+    torch.softmax(x, -1, out=out)
     if masked:
-        x.masked_fill_(x < settings.log_min_p, -torch.inf)
-    return torch.softmax(x, -1, out=out)
+        out.mul_(x.ge_(settings.log_min_p))  # a float mask; a boolean one takes ten times as long
+    return out
