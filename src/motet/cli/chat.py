@@ -10,7 +10,7 @@ from rich.prompt import IntPrompt
 
 from motet.cli.ask import Question, ask, connect
 from motet.cli.conversation import Conversation
-from motet.cli.side_by_side import showing
+from motet.cli.side_by_side import show
 from motet.deploy.child import ChildServer
 from motet.models.smollm2 import DEFAULT_MODEL
 
@@ -65,8 +65,7 @@ class Talk:
             temperature=self._settings.temperature,
             seed=self._settings.seed,
         )
-        with showing(self._console) as show:
-            return ask(self._client, asked, on_change=show)
+        return show(self._console, lambda on_change: ask(self._client, asked, on_change=on_change))
 
     def choose(self, conversation: Conversation) -> None:
         """Lets the user say which answer the conversation goes on with."""

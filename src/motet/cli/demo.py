@@ -10,7 +10,7 @@ from rich.table import Table
 
 from motet.cli.ask import Question, ask, connect
 from motet.cli.conversation import Conversation
-from motet.cli.side_by_side import showing
+from motet.cli.side_by_side import show
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
 from motet.deploy.figures import Figures, read_figures
@@ -93,8 +93,7 @@ def demo(
         question = Question(
             [{"role": "user", "content": QUESTION}], n=n, max_tokens=max_tokens, temperature=0.8, seed=seed
         )
-        with showing(console) as show:
-            talk = ask(client, question, on_change=show)
+        talk = show(console, lambda on_change: ask(client, question, on_change=on_change))
         receipt = Receipt.of(talk, read_figures(client) - before)
     console.print(receipt.table())
     typer.echo(receipt.json())

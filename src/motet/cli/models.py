@@ -3,8 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from motet.config import cache_folder, environment
 from motet.models import resolve
@@ -29,14 +27,14 @@ def pull(
 @models.command("list")
 def list_models() -> None:
     """List the models on this machine."""
-    table = Table("model", "size", "folder", box=None, pad_edge=False)
-    for model in kept_models(cache_folder(environment())):
-        table.add_row(model.name, size_of(model), str(model.path))
-    Console(soft_wrap=True).print(table, markup=False)
+    models = kept_models(cache_folder(environment()))
+    width = max(len(model.name) for model in models)
+    for model in models:
+        typer.echo(f"{model.name:<{width}}  {size_of(model):>8}  {model.path}")
 
 
 def size_of(model: KeptModel) -> str:
-    return f"{model.size_bytes / GB:.2f} GB" if model.size_bytes else "not here yet: motet models pull"
+    return f"{model.size_bytes / GB:.2f} GB" if model.size_bytes else "not here yet (motet models pull)"
 
 
 def say(line: str) -> None:

@@ -1,7 +1,6 @@
 """Shows the answers of one question side by side as they are written; without a terminal, one after the other."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from motet.cli.conversation import Answer, Conversation
+
+OnChange = Callable[[Conversation], None]
 
 MIN_COLUMN = 32
 REFRESH_PER_S = 12
@@ -47,29 +48,37 @@ def panel(index: int, answer: Answer, *, width: int, lines: int | None) -> Panel
     )
 
 
-@contextmanager
-def showing(console: Console) -> Iterator[Callable[[Conversation], None]]:
-    """Gives the function to call at every change; leaves the finished answers on the screen."""
+class LiveView:
+    """The latest state of a conversation, laid out when the screen is drawn and not at every token."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._talk: Conversation | None = None
+
+    def update(self, talk: Conversation) -> None:
+        self._talk = talk
+
+    def __rich__(self) -> RenderableType:
+        if self._talk is None:
+            return ""
+        return layout(self._talk.answers, width=self._console.width, height=self._console.height - 1)
+
+
+def show(console: Console, follow: Callable[[OnChange], Conversation]) -> Conversation:
+    """Runs `follow` to its end, drawing what it reports, and leaves the finished answers on the screen."""
     if not console.is_terminal:
-        last: list[Conversation] = []
+        talk = follow(ignore)
+        print_in_turn(console, talk.answers)
+        return talk
+    view = LiveView(console)
+    with Live(view, console=console, refresh_per_second=REFRESH_PER_S, transient=True):
+        talk = follow(view.update)
+    console.print(layout(talk.answers, width=console.width))
+    return talk
 
-        def remember(talk: Conversation) -> None:
-            last[:] = [talk]
 
-        yield remember
-        for talk in last:
-            print_in_turn(console, talk.answers)
-        return
-    with Live(console=console, refresh_per_second=REFRESH_PER_S, transient=True) as live:
-        shown: list[Conversation] = []
-
-        def show(talk: Conversation) -> None:
-            shown[:] = [talk]
-            live.update(layout(talk.answers, width=console.width, height=console.height - 1))
-
-        yield show
-    for talk in shown:
-        console.print(layout(talk.answers, width=console.width))
+def ignore(talk: Conversation) -> None:
+    """For an output that cannot be drawn over."""
 
 
 def print_in_turn(console: Console, answers: Sequence[Answer]) -> None:

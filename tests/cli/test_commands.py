@@ -1,0 +1,114 @@
+"""What was foreseen to go wrong is one line on standard error and an exit code of its own."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from motet import __version__
+from motet.cli import app
+from motet.cli.serve import make_plan, print_settings
+from motet.deploy.ready import ready_line, url_in
+from motet.engines.fake import fake_info
+from motet.errors import ConfigError
+from motet.models.smollm2 import FOLDER
+from motet.settings import resolve_settings
+from motet.settings.record import flag_of
+from tests.models.model_folders import write_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+
+def motet(*arguments: str, **environ: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=environ)
+
+
+def fails(result: Result, code: int, *words: str) -> None:
+    assert result.exit_code == code, result.output
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("motet: ")
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_the_version_is_the_package_s() -> None:
+    assert motet("version").output.strip() == __version__
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    fails(motet("serve", "--port", "70000"), 2, "--port 70000", "65535")
+    fails(motet("serve", "--max-n", "300"), 2, "--max-n 300", "max_num_seqs 256")
+    fails(motet("serve", MOTET_PROT="1"), 2, "MOTET_PROT", "did you mean MOTET_PORT?")
+    fails(motet("serve", "--config", "/gone.toml"), 2, "--config /gone.toml")
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    fails(motet("serve", "./gone"), 3, "./gone")
+
+
+def test_a_broken_model_is_named(tmp_path: Path) -> None:
+    (write_model(tmp_path) / "model.safetensors").write_bytes(b"")
+    fails(motet("serve", str(tmp_path)), 3, "model.safetensors")
+
+
+def test_a_missing_chat_template_is_named(tmp_path: Path) -> None:
+    fails(motet("serve", str(write_model(tmp_path)), "--chat-template", "/gone.jinja"), 2, "--chat-template")
+
+
+def test_an_unknown_flag_is_a_usage_error() -> None:
+    assert motet("serve", "--no-such-flag").exit_code == 2
+
+
+def test_every_setting_has_a_flag() -> None:
+    text = motet("serve", "--help", COLUMNS="200", TERMINAL_WIDTH="200").output
+    assert [row for row in resolve_settings({}, environ={}).rows if flag_of(row) not in text] == []
+
+
+def test_models_pull_prints_the_folder_and_list_names_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / FOLDER)
+    assert motet("models", "pull", MOTET_CACHE_DIR=str(tmp_path)).stdout.strip() == str(folder)
+    listed = motet("models", "list", MOTET_CACHE_DIR=str(tmp_path)).stdout
+    assert "smollm2" in listed
+    assert str(folder) in listed
+
+
+def test_a_default_model_that_was_not_pulled_is_listed_as_such(tmp_path: Path) -> None:
+    assert "motet models pull" in motet("models", "list", MOTET_CACHE_DIR=str(tmp_path)).stdout
+
+
+def test_the_table_of_settings_names_sources_and_hides_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    print_settings(resolve_settings({"port": 1234, "api_keys": ["secret"]}, environ={"MOTET_MAX_N": "9"}))
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.split() == ["port", "1234", "--port"] for line in lines)
+    assert any(line.split() == ["max_n", "9", "MOTET_MAX_N"] for line in lines)
+    assert not any("secret" in line for line in lines)
+
+
+def test_a_plan_follows_the_settings(tmp_path: Path) -> None:
+    model = save_tiny_tokenizer(write_model(tmp_path / "model"))
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    flags = {"model": str(model), "served_model_name": "mine", "chat_template": str(template), "dtype": "float32"}
+    plan = make_plan(resolve_settings(flags, environ={}))
+    assert (plan.engine.model_path, plan.engine.model_name, plan.engine.dtype) == (str(model), "mine", "float32")
+    assert (plan.server.served_model_name, plan.tokenizer_path, plan.chat_template) == ("mine", model, "{{ messages }}")
+
+
+def test_another_tokenizer_takes_the_place_of_the_model_s(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    other = save_tiny_tokenizer(tmp_path / "tokenizer")
+    flags = {"model": str(model), "tokenizer": str(other)}
+    assert make_plan(resolve_settings(flags, environ={})).tokenizer_path == other
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_bytes(b"\xff\xfe\xff")
+    flags = {"model": str(write_model(tmp_path / "m")), "chat_template": str(tmp_path / "t.jinja")}
+    with pytest.raises(ConfigError, match="cannot be read"):
+        make_plan(resolve_settings(flags, environ={}))
+
+
+def test_the_ready_line_tells_programs_where_the_server_is() -> None:
+    line = ready_line("http://127.0.0.1:8000", fake_info())
+    assert url_in(line) == "http://127.0.0.1:8000"
+    assert "1,024 KV blocks of 16 tokens" in line
+    assert url_in("something else at http://127.0.0.1:8000 ") is None

@@ -1,0 +1,75 @@
+"""What a client sees of a stream: every answer apart, with its times."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from motet.cli.conversation import Conversation, Usage
+from motet.errors import EngineError
+
+
+def line(event: dict[str, object]) -> str:
+    return "data: " + json.dumps(event)
+
+
+def chat_piece(index: int, content: str | None, finish: str | None = None) -> str:
+    return line({"choices": [{"index": index, "delta": {"content": content}, "finish_reason": finish}], "usage": None})
+
+
+def ticking() -> Iterator[float]:
+    """A clock that is read once at the start and once a line: line k comes at k seconds."""
+    yield from range(100)
+
+
+def conversation(n: int) -> Conversation:
+    ticks = ticking()
+    return Conversation(n, clock=lambda: next(ticks))
+
+
+def test_answers_are_kept_apart_and_timed() -> None:
+    talk = conversation(2)
+    for text in (
+        line({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}),  # 1 s
+        line({"choices": [{"index": 1, "delta": {"role": "assistant", "content": ""}}]}),  # 2 s
+        chat_piece(0, "on"),  # 3 s
+        "",
+        ": comment",
+        chat_piece(1, "two"),  # 4 s
+        chat_piece(0, "e"),  # 5 s
+        chat_piece(0, None, "stop"),  # 6 s
+        chat_piece(1, None, "length"),  # 7 s
+        line({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}}),  # 8 s
+        "data: [DONE]",  # 9 s
+    ):
+        talk.feed(text)
+    assert [(a.text, a.finish_reason, a.first_s) for a in talk.answers] == [("one", "stop", 3), ("two", "length", 4)]
+    assert (talk.first_s, talk.last_first_s, talk.total_s) == (3, 4, 9)
+    assert talk.usage == Usage(3, 5)
+    assert talk.done
+
+
+def test_completions_are_read_alike() -> None:
+    talk = conversation(1)
+    talk.feed(line({"choices": [{"index": 0, "text": "a", "finish_reason": None}]}))
+    talk.feed(line({"choices": [{"index": 0, "text": "b", "finish_reason": "length"}]}))
+    assert talk.answers[0].text == "ab"
+
+
+def test_an_answer_without_text_counts_from_its_end() -> None:
+    talk = conversation(1)
+    talk.feed(chat_piece(0, None, "stop"))
+    assert talk.last_first_s == 1
+
+
+def test_while_one_is_silent_there_is_no_last_first_token() -> None:
+    talk = conversation(2)
+    assert (talk.first_s, talk.last_first_s) == (None, None)
+    talk.feed(chat_piece(1, "x"))
+    assert (talk.first_s, talk.last_first_s) == (1, None)
+    assert not talk.done
+
+
+def test_an_error_in_the_stream_is_raised() -> None:
+    with pytest.raises(EngineError, match="the engine died"):
+        conversation(1).feed(line({"error": {"message": "the engine died", "type": "server_error"}}))

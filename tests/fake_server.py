@@ -1,0 +1,66 @@
+"""A whole server with a scripted engine, in a thread: for clients that are programs of their own."""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+
+from motet.config import EngineConfig, ServerConfig
+from motet.deploy.single import MortalEngine, Outcome, SinglePlan, serve_single
+from motet.deploy.stop import StopSignals
+from motet.engines.fake import FakeEngine, Script
+from motet.types import EngineInfo
+
+MODEL = "tiny"
+
+
+class ImmortalEngine(FakeEngine):
+    """A scripted engine where one that may die is expected."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.died = asyncio.Event()
+
+
+class FakeServer:
+    """Serves a script from `with` to its end, and checks that every group has ended. `folder`: with a tokenizer."""
+
+    def __init__(self, folder: Path, script: Script, *, api_key: str | None = None) -> None:
+        self.engine = ImmortalEngine(script)
+        self._plan = SinglePlan(
+            EngineConfig(model_path=str(folder), model_name=MODEL),
+            ServerConfig(port=0, served_model_name=MODEL, api_keys=(api_key,) if api_key else ()),
+            tokenizer_path=folder,
+            chat_template=None,
+        )
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
+        self._ready: Future[str] = Future()
+
+    @property
+    def url(self) -> str:
+        return self._ready.result()
+
+    def __enter__(self) -> "FakeServer":
+        self._thread.start()
+        self._ready.result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._signals.ask)
+        self._thread.join()
+        if error is None:
+            self.engine.check()
+
+    async def _serve(self) -> Outcome:
+        self._loop = asyncio.get_running_loop()
+        self._signals = StopSignals()
+        return await serve_single(self._plan, start_engine=self._start, on_ready=self._on_ready, signals=self._signals)
+
+    async def _start(self, _: EngineConfig) -> MortalEngine:
+        return self.engine
+
+    def _on_ready(self, url: str, _: EngineInfo) -> None:
+        self._ready.set_result(url)
