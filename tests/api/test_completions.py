@@ -233,3 +233,24 @@ async def test_end_of_sequence_has_no_text(serve: Serving) -> None:
     body = (await served.complete("x")).json()
     assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("", "stop")
     assert body["usage"]["completion_tokens"] == 1
+
+
+async def test_echo_with_logprobs_covers_prompt_and_answer(serve: Serving) -> None:
+    served = await serve(saying("ab"))
+    answer = await served.openai.completions.create(model=MODEL, prompt="xyz", echo=True, logprobs=0, max_tokens=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["x", "y", "z", "a", "b"]
+    assert logprobs.token_logprobs == [None, -1.0, -2.0, -0.5, -0.5]
+    assert logprobs.text_offset == [0, 1, 2, 3, 4]
+
+
+async def test_streamed_echo_with_logprobs_joins_to_the_same(serve: Serving) -> None:
+    served = await serve(saying("ab"))
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 2, "n": 2}
+    whole = (await served.complete(["xyz", "w"], **fields)).json()["choices"]
+    parts = [chunk["choices"][0] for chunk in chunks(await served.complete(["xyz", "w"], stream=True, **fields))]
+    for choice in whole:
+        mine = [part["logprobs"] for part in parts if part["index"] == choice["index"]]
+        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [value for part in mine for value in part[key]] == choice["logprobs"][key]

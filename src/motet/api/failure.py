@@ -155,7 +155,9 @@ def validation_failure(problems: Sequence[Problem]) -> RequestError:
 def _out_of_bounds(kind: str, param: str, value: object, bounds: Mapping[str, object]) -> RequestError:
     suffix, what, sign, key = _BOUNDS[kind]
     noun = "integer" if isinstance(value, int) and isinstance(bounds[key], int) else "decimal"
-    message = f"Invalid '{param}': {noun} {what}. Expected a value {sign} {bounds[key]}, but got {value} instead."
+    limit = bounds[key]
+    shown = f"{limit:g}" if isinstance(limit, float) else limit
+    message = f"Invalid '{param}': {noun} {what}. Expected a value {sign} {shown}, but got {value} instead."
     return RequestError(message, param=param, code=f"{noun}_{suffix}")
 
 

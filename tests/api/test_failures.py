@@ -1,0 +1,204 @@
+"""Errors outside the fields: routes, keys, sizes, overload, ids, browsers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+
+from motet.config import ServerConfig
+from motet.errors import EngineDiedError
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+
+pytestmark = pytest.mark.anyio
+
+KEYED = ServerConfig(served_model_name=MODEL, api_keys=("first", "sécond"))
+
+
+async def test_unknown_route_has_an_error_body(served: Served) -> None:
+    response = await served.http.post("/v1/unheard/of")
+    assert response.status_code == 404
+    assert response.json() == {
+        "error": {
+            "message": "Invalid URL (POST /v1/unheard/of)",
+            "type": "not_found_error",
+            "param": None,
+            "code": "unknown_url",
+        }
+    }
+
+
+async def test_wrong_method_has_an_error_body(served: Served) -> None:
+    response = await served.http.get("/v1/chat/completions")
+    assert response.status_code == 405
+    assert response.json()["error"]["message"].startswith("Not allowed to GET on /v1/chat/completions.")
+
+
+async def test_without_keys_every_route_is_open(served: Served) -> None:
+    assert (await served.http.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/status", "/unheard/of"])
+async def test_with_keys_a_route_needs_one_of_them(serve: Serving, path: str) -> None:
+    served = await serve(config=KEYED)
+    missing = await served.http.get(path)
+    assert missing.status_code == 401
+    assert missing.json()["error"]["code"] == "invalid_api_key"
+    assert "You didn't provide an API key" in missing.json()["error"]["message"]
+    for wrong in ("Bearer other", "Bearer firs", "Bearer first2", "Basic first", "Bearer ", "first"):
+        assert (await served.http.get(path, headers={"authorization": wrong})).status_code == 401
+    for right in ("Bearer first", "bearer first", "Bearer sécond"):
+        response = await served.http.get(path, headers={"authorization": right.encode()})
+        assert response.status_code != 401
+
+
+async def test_wrong_key_is_an_authentication_error_of_the_client(serve: Serving) -> None:
+    served = await serve(config=KEYED)
+    with pytest.raises(openai.AuthenticationError):
+        await served.openai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+    answer = await served.openai.with_options(api_key="first").models.list()
+    assert answer.data[0].id == MODEL
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version"])
+async def test_health_ready_and_version_stay_open(serve: Serving, path: str) -> None:
+    served = await serve(config=KEYED)
+    assert (await served.http.get(path)).status_code == 200
+
+
+async def test_announced_body_over_the_limit_is_refused(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, max_body_bytes=200))
+    assert (await served.complete("x")).status_code == 200
+    response = await served.complete("x" * 300)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+
+
+async def test_unannounced_body_is_refused_when_the_limit_is_passed(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, max_body_bytes=200))
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 64
+            yield b"x" * 64
+
+    response = await asyncio.wait_for(served.http.post("/v1/completions", content=endless()), timeout=10)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+
+
+async def test_request_id_of_the_client_comes_back(served: Served) -> None:
+    response = await served.http.get("/health", headers={"x-request-id": "abc-123"})
+    assert response.headers["x-request-id"] == "abc-123"
+
+
+async def test_every_answer_has_a_request_id_errors_too(served: Served) -> None:
+    first, second = (await served.http.get("/unheard/of")), (await served.chat(stream=True))
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("odd", ["", "two words", "x" * 201])
+async def test_odd_request_ids_are_replaced(served: Served, odd: str) -> None:
+    response = await served.http.get("/health", headers={"x-request-id": odd})
+    assert response.headers["x-request-id"] not in ("", odd)
+
+
+async def test_same_request_id_twice_at_once_is_two_groups(serve: Serving) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await serve(engine=engine)
+    headers = {"x-request-id": "same"}
+    body = {"prompt": "x"}
+    both = [asyncio.create_task(served.http.post("/v1/completions", json=body, headers=headers)) for _ in range(2)]
+    for _ in both:
+        await engine.submitted.acquire()
+    assert len(engine.open) == 2
+    for _ in range(40):
+        engine.steps.release()
+    assert [(await task).status_code for task in both] == [200, 200]
+
+
+async def test_group_too_many_is_a_503_with_retry_after(serve: Serving) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, max_waiting_groups=2))
+    waiting = [asyncio.create_task(served.chat(n=4)) for _ in range(2)]
+    for _ in waiting:
+        await engine.submitted.acquire()
+    for refused in (await served.chat(), await served.chat(stream=True)):
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "overloaded"
+    assert len(engine.requests) == 2
+    for _ in range(60):
+        engine.steps.release()
+    assert [(await task).status_code for task in waiting] == [200, 200]
+    assert (await served.chat()).status_code == 200
+
+
+async def test_prompts_of_a_request_are_admitted_all_or_none(serve: Serving) -> None:
+    engine = WatchedEngine()
+    served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, max_waiting_groups=2))
+    assert (await served.complete(["x", "y"])).status_code == 200
+    refused = await served.complete(["x", "y", "z"])
+    assert refused.status_code == 503
+    assert len(engine.requests) == 2
+    assert served.service.admission.open == 0
+
+
+async def test_groups_with_a_first_token_do_not_count_as_waiting(serve: Serving) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, max_waiting_groups=1))
+    async with served.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as first:
+        engine.steps.release()  # never reached before headers: they wait for the first token
+        assert first.status_code == 200
+        assert served.service.admission.waiting == 0
+        second = asyncio.create_task(served.complete("y"))
+        await engine.submitted.acquire()
+        await engine.submitted.acquire()
+        for _ in range(60):
+            engine.steps.release()
+        assert (await second).status_code == 200
+        await first.aread()
+
+
+async def test_failing_submission_leaves_no_place_taken(serve: Serving) -> None:
+    class Refusing(WatchedEngine):
+        def generate(self, request: object) -> object:  # type: ignore[override]  # it never returns
+            raise EngineDiedError("the engine's process is gone")
+
+    served = await serve(engine=Refusing())
+    for stream in (False, True):
+        response = await served.complete(["x", "y"], stream=stream)
+        assert response.status_code == 503
+    assert served.service.admission.waiting == 0
+
+
+async def test_browsers_of_a_listed_origin_may_ask(serve: Serving) -> None:
+    config = ServerConfig(served_model_name=MODEL, cors_origins=("https://a.example",), api_keys=("k",))
+    served = await serve(config=config)
+    preflight = await served.http.options(
+        "/v1/chat/completions",
+        headers={"origin": "https://a.example", "access-control-request-method": "POST"},
+    )
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+    refused = await served.http.get("/v1/models", headers={"origin": "https://a.example"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://a.example"
+    assert "x-request-id" in refused.headers["access-control-expose-headers"]
+    other = await served.http.get("/health", headers={"origin": "https://b.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+async def test_bug_is_a_500_without_its_reason(serve: Serving) -> None:
+    class Broken(WatchedEngine):
+        async def stats(self) -> object:  # type: ignore[override]  # it never returns
+            raise ZeroDivisionError("secret")
+
+    served = await serve(engine=Broken())
+    response = await served.http.get("/health")
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert response.headers["x-request-id"]
