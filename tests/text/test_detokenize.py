@@ -63,6 +63,7 @@ def test_a_character_begun_before_is_completed(tokenizer: Tokenizer, cut: int) -
 def test_bad_bytes_at_the_end_of_the_past_are_not_told_again(tokenizer: Tokenizer) -> None:
     assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"a\xe6")), byte_ids(b"b"))) == "b"
     assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xe6\x97")), byte_ids(b"\xff"))) == "\ufffd"
+    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xa9\xc3")), byte_ids(b"\xa9"))) == "é"
     assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xe6\x97")), [])) == ""
 
 

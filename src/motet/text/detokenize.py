@@ -13,6 +13,7 @@ last tokens is the answer's.
 """
 
 from collections.abc import Sequence
+from os.path import commonprefix
 
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
@@ -65,9 +66,9 @@ class Detokenizer:
         return self._answers(self._text_after(self._context, held)) if held else ""
 
     def _answers(self, text: str) -> str:
-        """`text` as the first of the answer, without what is the prompt's."""
+        """`text` as the first of the answer, without what the prompt's last tokens read as by themselves."""
         before, self._before = self._before, ""
-        return text.removeprefix(before)
+        return text[len(commonprefix((before, text))) :]
 
     def _new_stream(self) -> DecodeStream:
         return DecodeStream(ids=self._context, skip_special_tokens=self._skip)

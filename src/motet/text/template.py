@@ -45,10 +45,6 @@ class ChatTemplate:
     def of(cls, tokenizer: Tokenizer) -> "ChatTemplate":
         return cls(tokenizer.chat_template, named_tokens=tokenizer.named_tokens)
 
-    @property
-    def source(self) -> str | None:
-        return self._source
-
     def render(
         self,
         messages: Sequence[Message],
