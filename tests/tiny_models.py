@@ -6,6 +6,7 @@ tied embeddings, and sliding windows short enough to matter (`assert_lively` hol
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -22,7 +23,7 @@ from transformers import (
 )
 
 VOCAB_SIZE = 320
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -68,7 +69,9 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3")
 def save_tiny_model(family: str, folder: Path, *, seed: int = 0) -> Path:
     """Writes config and random float32 weights."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config_of(family), dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config_of(family), dtype=torch.float32
+    )
     model.save_pretrained(folder)
     return folder
 
@@ -84,7 +87,7 @@ class Reference:
     @torch.inference_mode()
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """New tokens of greedy decoding that ignores end-of-sequence."""
-        out = self.model.generate(
+        out = self.model.generate(  # type: ignore[operator]
             torch.tensor([list(prompt)]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=max_new_tokens,

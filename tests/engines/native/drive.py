@@ -24,34 +24,31 @@ from tests.tiny_models import VOCAB_SIZE
 BLOCK_SIZE = 8
 
 
+def engine_config(folder: Path, **changes: object) -> EngineConfig:
+    """Settings for a tiny model; `changes` are fields of `EngineConfig`."""
+    fields: dict[str, object] = {
+        "model_path": str(folder),
+        "model_name": "tiny",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 512,
+        "kv_cache_gb": 0.02,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": 64,
+        "num_threads": 1,
+        **changes,
+    }
+    return EngineConfig(**fields)  # type: ignore[arg-type]
+
+
 def make_core(
-    folder: Path,
-    *,
-    blocks: int = 512,
-    dtype: str = "float32",
-    budget: int = 512,
-    max_num_seqs: int = 64,
-    max_model_len: int = 512,
-    prefix_cache: bool = True,
-    cache_answers: bool = False,
+    folder: Path, *, blocks: int = 512, budget: int = 512, dtype: str = "float32", **changes: object
 ) -> EngineCore:
-    """A core over a tiny model with exactly `blocks` blocks of 8 tokens."""
+    """A core over a tiny model with exactly `blocks` blocks of 8 tokens and `budget` tokens a step."""
     bytes_per_token = 2 * 3 * 2 * 16 * (4 if dtype == "float32" else 2)  # K and V, layers, kv heads, head_dim
+    kv_cache_gb = blocks * BLOCK_SIZE * bytes_per_token / 2**30
     return build_core(
-        EngineConfig(
-            model_path=str(folder),
-            model_name="tiny",
-            device="cpu",
-            dtype=dtype,
-            max_model_len=max_model_len,
-            kv_cache_gb=blocks * BLOCK_SIZE * bytes_per_token / 2**30,
-            block_size=BLOCK_SIZE,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            prefix_cache=prefix_cache,
-            cache_answers=cache_answers,
-            num_threads=1,
-        )
+        engine_config(folder, dtype=dtype, kv_cache_gb=kv_cache_gb, max_num_batched_tokens=budget, **changes)
     )
 
 

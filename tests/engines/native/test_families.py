@@ -1,6 +1,6 @@
-"""Greedy output in float32 equals `transformers.generate`, token for token, for every family and every way to get there.
+"""Greedy output in float32 equals `transformers.generate`, token for token, for every family, however it is computed.
 
-`top_k=1` makes each choice a sequence of its own that must still be greedy: with temperature 0 a group is computed once.
+`top_k=1` makes each choice a sequence of its own that must still be greedy; at temperature 0 a group is computed once.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,8 @@ def test_ragged_batches_of_groups_equal_generate(
     core = make_core(tiny(family), budget=budget, max_num_seqs=24)
     sizes = dict(zip(LENGTHS, (1, 5, 2, 3), strict=True))
     requests = [
-        group(f"{length}", prompt_of(length, length), n=n, max_tokens=NEW_TOKENS, top_k=1) for length, n in sizes.items()
+        group(f"{length}", prompt_of(length, length), n=n, max_tokens=NEW_TOKENS, top_k=1)
+        for length, n in sizes.items()
     ]
     outcomes = run(core, requests, stagger=3)
     for length, n in sizes.items():

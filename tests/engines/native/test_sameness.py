@@ -6,6 +6,7 @@ two runs can draw equal tokens from logits that are only nearly equal, and part 
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +16,17 @@ from motet.engines.native.build import build_parts
 from motet.engines.native.core import EngineCore, ModelRunner
 from motet.engines.native.inputs import StepInputs
 from motet.types import ChoiceStart, GenerateRequest
-from tests.engines.native.drive import BLOCK_SIZE, Outcome, group, make_core, prompt_of, run
+from tests.engines.native.drive import Outcome, engine_config, group, make_core, prompt_of, run
 
 Tiny = Callable[[str], Path]
 RowKey = tuple[int, int]
 """(seed, position): in these tests every choice of every group has a seed of its own, whatever its index."""
 
 LENGTH, NEW_TOKENS = 83, 90
+SLOW = pytest.mark.slow
+SOME_FAMILIES = ("llama", *(pytest.param(family, marks=SLOW) for family in ("qwen3", "mistral", "gemma2", "gemma3")))
 DTYPES = ("float32", "bfloat16")
-WAYS: dict[str, dict[str, float]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
     "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
@@ -57,26 +60,6 @@ def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
     return EngineCore(parts.info, recorder, parts.options), recorder
 
 
-@pytest.fixture
-def config(tiny: Tiny) -> Callable[..., EngineConfig]:
-    def make(family: str, dtype: str, **changes: object) -> EngineConfig:
-        fields: dict[str, object] = {
-            "model_path": str(tiny(family)),
-            "model_name": "tiny",
-            "device": "cpu",
-            "dtype": dtype,
-            "max_model_len": 512,
-            "kv_cache_gb": 0.02,
-            "block_size": BLOCK_SIZE,
-            "max_num_seqs": 64,
-            "num_threads": 1,
-            **changes,
-        }
-        return EngineConfig(**fields)  # type: ignore[arg-type]
-
-    return make
-
-
 def one(seed: int, way: str = "plain", *, name: str = "one", prompt: tuple[int, ...] | None = None) -> GenerateRequest:
     """The n=1 request with `seed`."""
     return group(name, prompt or prompt_of(LENGTH), seed=seed, max_tokens=NEW_TOKENS, **WAYS[way])
@@ -103,16 +86,14 @@ def assert_same_rows(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
-def test_logits_are_the_same_bits_in_every_company(
-    family: str, dtype: str, config: Callable[..., EngineConfig]
-) -> None:
-    core, alone = recorded(config(family, dtype))
+@pytest.mark.parametrize("family", SOME_FAMILIES)
+def test_logits_are_the_same_bits_in_every_company(family: str, dtype: str, tiny: Tiny) -> None:
+    core, alone = recorded(engine_config(tiny(family), dtype=dtype))
     seeds = [100, 101, 104, 106]
     singles = {seed: run(core, [one(seed)])["one"].tokens[0] for seed in seeds}
     core.check()
     whole = group("g", prompt_of(LENGTH), n=7, seed=100, max_tokens=NEW_TOKENS)
-    companies: dict[str, tuple[dict[str, object], list[GenerateRequest]]] = {
+    companies: dict[str, tuple[dict[str, Any], list[GenerateRequest]]] = {
         "in a group": ({}, [whole]),
         "among strangers": ({}, [*strangers(), whole]),
         "in chunks": ({"max_num_batched_tokens": 37, "max_num_seqs": 37}, [*strangers(), whole]),
@@ -122,7 +103,7 @@ def test_logits_are_the_same_bits_in_every_company(
         ),
     }
     for name, (changes, requests) in companies.items():
-        other, rows = recorded(config(family, dtype, **changes))
+        other, rows = recorded(engine_config(tiny(family), dtype=dtype, **changes))
         outcome = run(other, requests)["g"]
         assert (other.counters.preemptions > 0) == (name == "preempted"), name
         assert {seed: outcome.tokens[seed - 100] for seed in seeds} == singles, name
@@ -130,14 +111,12 @@ def test_logits_are_the_same_bits_in_every_company(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
-def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(
-    family: str, dtype: str, config: Callable[..., EngineConfig]
-) -> None:
-    core, whole = recorded(config(family, dtype))
+@pytest.mark.parametrize("family", SOME_FAMILIES)
+def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, dtype: str, tiny: Tiny) -> None:
+    core, whole = recorded(engine_config(tiny(family), dtype=dtype))
     undisturbed = run(core, [group("g", prompt_of(LENGTH), n=4, seed=5, max_tokens=NEW_TOKENS)])["g"].tokens
     for written in (1, 17, 64, 71):
-        resumed, rows = recorded(config(family, dtype))
+        resumed, rows = recorded(engine_config(tiny(family), dtype=dtype))
         starts = [
             ChoiceStart(0, 5, tuple(undisturbed[0][:written])),
             ChoiceStart(2, 7, tuple(undisturbed[2][: written + 3])),
@@ -153,7 +132,7 @@ def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("n", [1, 2, 7, 32])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=SLOW), pytest.param(7, marks=SLOW), 32])
 def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(n: int, way: str, dtype: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), dtype=dtype)
     outcome = run(core, [group("g", prompt_of(LENGTH), n=n, seed=2**64 - 2, max_tokens=NEW_TOKENS, **WAYS[way])])["g"]
@@ -164,10 +143,10 @@ def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(n: int, wa
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prefix_hit_gives_the_same_bits(dtype: str, config: Callable[..., EngineConfig]) -> None:
-    cold, cold_rows = recorded(config("llama", dtype, prefix_cache=False))
+def test_a_prefix_hit_gives_the_same_bits(dtype: str, tiny: Tiny) -> None:
+    cold, cold_rows = recorded(engine_config(tiny("llama"), dtype=dtype, prefix_cache=False))
     expected = run(cold, [one(77)])["one"]
-    warm, warm_rows = recorded(config("llama", dtype, max_num_batched_tokens=64))
+    warm, warm_rows = recorded(engine_config(tiny("llama"), dtype=dtype, max_num_batched_tokens=64))
     # Three ways to have met the prefix: a shorter prompt, a longer one with another end, and an answer in between.
     run(warm, [group("short", prompt_of(LENGTH)[:41], max_tokens=30), *strangers()])
     run(warm, [group("long", prompt_of(LENGTH)[:60] + prompt_of(90, 4), n=2, max_tokens=3)])

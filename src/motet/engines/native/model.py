@@ -3,8 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from motet.engines.native.runner import ATTENTION_NAME
@@ -25,6 +27,13 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Their angles depend on the longest sequence of a batch, so a choice would depend on its batch mates."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class LoadReport(TypedDict):
+    """What transformers says of a checkpoint, as far as it matters here."""
+
+    missing_keys: list[str]
+    mismatched_keys: list[str]
 
 
 @dataclass(frozen=True)
@@ -76,12 +85,22 @@ def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
 
 def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model on `device`; transformers returns it in evaluation mode."""
+    model: PreTrainedModel
+    report: LoadReport
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+        model, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair, when asked for the report
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as exc:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as exc:
         raise ModelLoadError(f"cannot load the model in {folder}: {exc}") from exc
+    if missing := [*report["missing_keys"], *report["mismatched_keys"]]:
+        # transformers fills them with random numbers and goes on.
+        raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
     torch.nn.Module.to(model, device)
     return model
 

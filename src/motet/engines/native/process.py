@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from transformers.utils.logging import disable_progress_bar
 
 from motet.engines.native.build import build_core
 from motet.engines.native.core import EngineCore
@@ -105,6 +106,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s", level=logging.INFO)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     # Unbuffered: a thread that waits inside a buffered reader holds its lock, and the interpreter cannot end.
     stdin = FileIO(sys.stdin.fileno(), closefd=False)
     launch = msgspec.json.decode(stdin.readline(), type=Launch)

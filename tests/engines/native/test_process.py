@@ -1,0 +1,204 @@
+"""The engine behind its pipes: a real process, real sockets, a tiny model, and all the ways it may end."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from safetensors.torch import load_file, save_file
+
+from motet.engines.native.client import NativeEngine
+from motet.errors import (
+    ContextLengthError,
+    EngineClosedError,
+    EngineDiedError,
+    KVMemoryError,
+    ModelLoadError,
+    UnsupportedModelError,
+)
+from motet.ids import RequestId
+from motet.types import GenerateRequest, GroupDelta
+from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
+from tests.tiny_models import save_tiny_model
+
+Tiny = Callable[[str], Path]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@asynccontextmanager
+async def engine(folder: Path, **changes: object) -> AsyncIterator[NativeEngine]:
+    """Started, and closed whatever happens; nothing of it may be left."""
+    pipes_before = pipe_folders()
+    started = await NativeEngine.start(engine_config(folder, **changes))
+    try:
+        yield started
+    finally:
+        await started.close()
+    assert started.info.pid is not None and not psutil.pid_exists(started.info.pid)
+    assert pipe_folders() <= pipes_before
+
+
+def pipe_folders() -> set[str]:
+    return {entry.name for entry in Path(tempfile.gettempdir()).glob("motet-*")}
+
+
+async def tokens_of(native: NativeEngine, request: GenerateRequest) -> dict[int, list[int]]:
+    """Everything a group says."""
+    tokens: dict[int, list[int]] = {start.index: [] for start in request.choices}
+    async for delta in native.generate(request):
+        add(tokens, delta)
+    return tokens
+
+
+def add(tokens: dict[int, list[int]], delta: GroupDelta) -> None:
+    for choice in delta.choices:
+        tokens[choice.index] += choice.token_ids
+
+
+async def idle(native: NativeEngine) -> bool:
+    """Nothing held, and the engine's own checks pass."""
+    stats = await native.stats(check=True)
+    return stats.blocks_used == stats.groups_running == stats.groups_waiting == 0
+
+
+async def test_groups_through_the_process_equal_the_core_and_run_side_by_side(tiny: Tiny) -> None:
+    requests = [group(f"g{i}", prompt_of(30 + i, i), n=i + 1, seed=i, max_tokens=25) for i in range(4)]
+    expected = run(make_core(tiny("llama")), requests)
+    async with engine(tiny("llama")) as native:
+        found = await asyncio.gather(*(tokens_of(native, request) for request in requests))
+        assert [expected[request.request_id].tokens for request in requests] == list(found)
+        assert await idle(native)
+        assert native.info.fingerprint.endswith("-same")
+
+
+async def test_a_closed_stream_frees_its_group_at_once(tiny: Tiny) -> None:
+    async with engine(tiny("llama")) as native:
+        never_read = native.generate(group("never read", prompt_of(20), n=2, max_tokens=400))
+        stream = native.generate(group("left", prompt_of(50, 1), n=4, max_tokens=400))
+        await anext(stream)
+        await stream.aclose()
+        await stream.aclose()
+        await never_read.aclose()
+        assert await idle(native)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+async def test_a_stopped_choice_says_nothing_more_and_its_siblings_go_on(tiny: Tiny) -> None:
+    request = group("g", prompt_of(20), n=3, seed=4, max_tokens=60)
+    expected = run(make_core(tiny("llama")), [request])["g"].tokens
+    async with engine(tiny("llama")) as native:
+        stream, tokens = native.generate(request), {0: list[int](), 1: [], 2: []}
+        add(tokens, await anext(stream))
+        await native.stop_choice(RequestId("g"), 1)
+        async for delta in stream:
+            add(tokens, delta)
+        assert (tokens[0], tokens[2]) == (expected[0], expected[2])
+        assert tokens[1] == expected[1][: len(tokens[1])] and len(tokens[1]) < 60
+        assert await idle(native)
+
+
+async def test_a_group_that_cannot_run_is_refused_and_the_next_one_runs(tiny: Tiny) -> None:
+    async with engine(tiny("llama")) as native:
+        with pytest.raises(ContextLengthError) as refused:
+            await tokens_of(native, group("long", prompt_of(600)))
+        assert refused.value.param == "prompt"
+        assert len((await tokens_of(native, group("fine", prompt_of(9), max_tokens=5)))[0]) == 5
+
+
+async def test_a_killed_engine_ends_every_group_with_engine_died(tiny: Tiny) -> None:
+    async with engine(tiny("llama")) as native:
+        streams = [native.generate(group(f"g{i}", prompt_of(20, i), n=3, max_tokens=450)) for i in range(3)]
+        for stream in streams:
+            await anext(stream)
+        os.kill(native.info.pid or 0, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(EngineDiedError, match="exit code -9"):
+                async for _ in stream:
+                    pass
+        await asyncio.wait_for(native.died.wait(), 5)
+        with pytest.raises(EngineDiedError):
+            await anext(native.generate(group("late", prompt_of(5))))
+        with pytest.raises(EngineDiedError):
+            await native.stats()
+
+
+async def test_closing_ends_open_groups_with_engine_closed(tiny: Tiny) -> None:
+    async with engine(tiny("llama")) as native:
+        stream = native.generate(group("g", prompt_of(20), max_tokens=450))
+        await anext(stream)
+        await native.close()
+        with pytest.raises(EngineClosedError):
+            async for _ in stream:
+                pass
+        assert not native.died.is_set()
+
+
+async def test_signals_for_the_whole_terminal_leave_the_engine_to_its_parent(tiny: Tiny) -> None:
+    async with engine(tiny("llama")) as native:
+        stream = native.generate(group("g", prompt_of(20), max_tokens=100))
+        await anext(stream)
+        os.kill(native.info.pid or 0, signal.SIGINT)
+        os.kill(native.info.pid or 0, signal.SIGTERM)
+        assert sum([len(delta.choices) async for delta in stream]) == 99
+
+
+async def test_an_engine_dies_with_its_parent_and_leaves_no_file(tiny: Tiny) -> None:
+    pipes_before = pipe_folders()
+    program = (
+        "import asyncio, sys, msgspec\n"
+        "from motet.config import EngineConfig\n"
+        "from motet.engines.native.client import NativeEngine\n"
+        "async def main():\n"
+        "    native = await NativeEngine.start(msgspec.json.decode(sys.argv[1], type=EngineConfig))\n"
+        "    print(native.info.pid, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    config = msgspec.json.encode(engine_config(tiny("llama"))).decode()
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, config, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = psutil.Process(int(await parent.stdout.readline()))
+    assert len(pipe_folders() - pipes_before) == 1
+    parent.kill()
+    await parent.wait()
+    await asyncio.to_thread(psutil.wait_procs, [child], timeout=10)
+    assert not child.is_running()
+    assert pipe_folders() == pipes_before
+
+
+async def test_what_cannot_start_says_why_and_leaves_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    pipes_before = pipe_folders()
+    broken = save_tiny_model("llama", tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    other = save_tiny_model("llama", tmp_path / "other")
+    config_file = other / "config.json"
+    config_file.write_text(config_file.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
+    partial = save_tiny_model("llama", tmp_path / "partial")
+    weights = load_file(partial / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+    rope = save_tiny_model("llama", tmp_path / "rope")
+    config_file = rope / "config.json"
+    config_file.write_text(
+        config_file.read_text().replace('"rope_type": "default"', '"rope_type": "dynamic", "factor": 2.0')
+    )
+    for folder, changes, error, words in (
+        (tmp_path / "missing", {}, ModelLoadError, "missing"),
+        (broken, {}, ModelLoadError, "cannot load the model"),
+        (partial, {}, ModelLoadError, "lack 1 tensors"),
+        (other, {}, UnsupportedModelError, "MambaForCausalLM; supported are .*LlamaForCausalLM"),
+        (rope, {}, UnsupportedModelError, "dynamic"),
+        (tiny("llama"), {"kv_cache_gb": 0.0001}, KVMemoryError, "--kv-cache-gb"),
+    ):
+        with pytest.raises(error, match=words):
+            await NativeEngine.start(engine_config(folder, **changes))
+    assert pipe_folders() == pipes_before
