@@ -179,6 +179,20 @@ def test_a_resumed_choice_completes_a_character_and_a_stop_string_begun_before(t
     assert event == ChoiceEvent(2, "", ids_of("END"), finish=FinishReason.STOP, stop_reason="END")
 
 
+def test_a_long_stop_string_begun_before_is_completed(tokenizer: Tokenizer) -> None:
+    stop = "日" * 60
+    choice = stream(tokenizer, TextRules(stop=(stop,)), ids_of("a" * 400 + "日" * 59))
+    shown = events(choice, deltas(ids_of("日!")))
+    assert [(e.text, e.token_ids, e.stop_reason) for e in shown] == [("", ids_of(stop), stop)]
+
+
+def test_a_stop_string_goes_on_behind_special_tokens_that_have_no_text(tokenizer: Tokenizer) -> None:
+    ids = (*ids_of("EN"), *[IM_END_ID] * 200)
+    choice = stream(tokenizer, TextRules(stop=("END",)), ids_of("a" * 50) + ids)
+    shown = events(choice, deltas(ids_of("D!")))
+    assert [(e.text, e.token_ids, e.stop_reason) for e in shown] == [("", (*ids, *ids_of("D")), "END")]
+
+
 def test_a_resumed_choice_counts_its_written_tokens(tokenizer: Tokenizer) -> None:
     choice = stream(tokenizer, TextRules(stop=("b",), min_tokens=101), ids_of("a" * 100))
     assert choice.num_tokens == 100

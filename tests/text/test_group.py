@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.fake import FakeEngine, Script
+from motet.engines.fake import FakeEngine, FakeGroup, Script
 from motet.errors import EngineDiedError, EngineError
 from motet.ids import RequestId
 from motet.text.choice import ChoiceEvent, TextRules
@@ -143,12 +143,39 @@ async def test_an_engine_that_breaks_off_is_an_error_and_not_a_short_answer(toke
         await anext(group)
 
 
-async def test_the_last_event_comes_when_the_engine_is_free_already(tokenizer: Tokenizer) -> None:
-    engine = FakeEngine(script("ab"))
-    group = TextGroup(engine, request(1), tokenizer, TextRules(stop=("b",)))
+class WatchedEngine(FakeEngine):
+    """Remembers which groups had their stream closed by the reader."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.closed_groups: list[RequestId] = []
+
+    def generate(self, request: GenerateRequest) -> "WatchedGroup":
+        self.requests.append(request)
+        group = WatchedGroup(self, request)
+        self.open[request.request_id] = group
+        return group
+
+
+class WatchedGroup(FakeGroup):
+    def __init__(self, engine: WatchedEngine, request: GenerateRequest) -> None:
+        super().__init__(engine, request)
+        self._watcher, self._id = engine, request.request_id
+
+    async def aclose(self) -> None:
+        self._watcher.closed_groups.append(self._id)
+        await super().aclose()
+
+
+@pytest.mark.parametrize("stop", [(), ("c",)])
+async def test_the_last_event_comes_when_the_engines_stream_is_closed(
+    tokenizer: Tokenizer, stop: tuple[str, ...]
+) -> None:
+    engine = WatchedEngine(script("abcd"))
+    group = TextGroup(engine, request(1), tokenizer, TextRules(stop=stop))
     while not any(event.finish for event in (await anext(group)).events):
-        pass
-    engine.check()
+        assert engine.closed_groups == []
+    assert "r" in engine.closed_groups
     with pytest.raises(StopAsyncIteration):
         await anext(group)
 

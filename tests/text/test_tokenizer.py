@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.decoders import WordPiece as WordPieceDecoder
-from tokenizers.models import WordLevel, WordPiece
+from tokenizers.models import BPE, WordLevel, WordPiece
 
 from motet.errors import ModelLoadError
 from motet.text.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> N
     backend.enable_truncation(2)
     backend.enable_padding(length=16)
     backend.save(str(tmp_path / "tokenizer.json"))
-    assert Tokenizer.load(tmp_path).encode("hello the") == fake_answer("hello the", eos=False)
+    assert Tokenizer.load(tmp_path).encode("hello the and") == fake_answer("hello the and", eos=False)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model": 1}'])
@@ -110,6 +111,14 @@ def test_bytes_of_byte_level_tokens_are_exact(tokenizer: Tokenizer) -> None:
     cut = tokenizer.encode("日")
     assert [tokenizer.token_bytes(i) for i in cut] == [b"\xe6", b"\x97", b"\xa5"]
     assert [tokenizer.token_text(i) for i in cut] == ["\ufffd"] * 3
+
+
+def test_a_byte_level_entry_of_other_letters_is_plain_text() -> None:
+    backend = Backend(BPE({"\u0120a": 0, "\u65e5\u0120": 1}, []))
+    backend.decoder = ByteLevelDecoder()
+    tokenizer = Tokenizer(backend)
+    assert (tokenizer.token_bytes(0), tokenizer.token_text(1)) == (b" a", tokenizer.decode([1]))
+    assert tokenizer.token_text(1) == "\u65e5\u0120"
 
 
 def test_bytes_of_byte_fallback_tokens_are_exact(fallback_tokenizer: Tokenizer) -> None:

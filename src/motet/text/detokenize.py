@@ -13,7 +13,7 @@ last tokens is the answer's.
 """
 
 from collections.abc import Sequence
-from os.path import commonprefix
+from itertools import takewhile
 
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
@@ -68,7 +68,8 @@ class Detokenizer:
     def _answers(self, text: str) -> str:
         """`text` as the first of the answer, without what the prompt's last tokens read as by themselves."""
         before, self._before = self._before, ""
-        return text[len(commonprefix((before, text))) :]
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))
+        return text[sum(1 for _ in same) :]
 
     def _new_stream(self) -> DecodeStream:
         return DecodeStream(ids=self._context, skip_special_tokens=self._skip)

@@ -78,7 +78,9 @@ class TokenBytes:
         if name is None:
             return b""
         if self._spelling is Spelling.BYTE_LEVEL:
-            return b"".join(bytes([self._letters[c]]) if c in self._letters else c.encode() for c in name)
+            if not self._letters.keys() >= set(name):
+                return name.encode()  # an entry that was put in as plain text; the decoder takes it so too
+            return bytes(self._letters[letter] for letter in name)
         if self._spelling is Spelling.BYTE_FALLBACK:
             if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
                 return bytes.fromhex(name[3:5])
