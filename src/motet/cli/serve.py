@@ -111,6 +111,9 @@ def serve(  # sizes: one parameter a flag
     settings = resolve_settings(given(ctx), environ=environment(), file=config)
     plan = make_plan(settings)
     print_settings(settings)
+    setup_logging(
+        format=LogFormat(plan.server.log_format), level=logging.getLevelNamesMapping()[plan.server.log_level.upper()]
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run(plan, stop_with_stdin=stop_with_stdin)))
 
@@ -125,8 +128,6 @@ def make_plan(settings: Settings) -> SinglePlan:
     """Finds, or fetches, what the settings name."""
     model, environ = settings.model, environment()
     server = settings.server(served_model_name=model.served_model_name or model.model)
-    levels = logging.getLevelNamesMapping()
-    setup_logging(format=LogFormat(server.log_format), level=levels[server.log_level.upper()])
     cache = cache_folder(environ)
     template = read_template(model.chat_template)
     source = resolve(model.model, cache=cache, revision=model.revision, say=say)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from motet.deploy.ready import url_in
@@ -22,8 +22,10 @@ SHOWN_LOG_LINES = 20
 class ChildServer:
     """`motet serve` with these arguments, from `with` to its end. `url` is known once it is entered."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], *, environ: Mapping[str, str] | None = None) -> None:
+        """`environ`: in place of this process's environment."""
         self.url = ""
+        self._environ = environ
         self._command = [
             sys.executable, "-m", "motet", "serve", *arguments, "--port", "0", "--stop-with-stdin"
         ]  # fmt: skip
@@ -31,7 +33,7 @@ class ChildServer:
     def __enter__(self) -> "ChildServer":
         self._log = tempfile.TemporaryFile(mode="w+")
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=self._environ, text=True
         )
         try:
             self.url = self._wait_until_ready()
@@ -48,6 +50,10 @@ class ChildServer:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """The exit code, once it has ended by itself or by a signal."""
+        return self._process.wait(timeout_s)
 
     @property
     def log(self) -> str:
