@@ -12,6 +12,7 @@ Steps 2 and 3 may run out of blocks; then `preempt` says who gives some up. Step
 while a preempted sequence waits.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,8 +46,8 @@ class Scheduler:
         self.waiting.add(group)
 
     def blocks_at_admission(self, group: Group) -> int:
-        """Blocks a group needs to be admitted when nothing of it is cached."""
-        return self._blocks(len(group.prompt)) + sum(map(self._tail_blocks, group.sequences))
+        """Blocks a fresh group needs to be admitted when nothing of it is cached: its trunk, and one for each tail."""
+        return self._blocks(len(group.prompt)) + len(group.sequences)
 
     def plan(self) -> StepPlan:
         """The next step; empty when there is nothing to do."""
@@ -93,11 +94,11 @@ class Scheduler:
         group.published = max(group.published, complete)
 
     def check(self) -> None:
-        """Raises `AssertionError` if a block is held by nobody here, or by more than hold it."""
+        """Raises `AssertionError` unless the tables here hold each block exactly as often as the pool believes."""
         self._pool.check()
         tables = [g.blocks for g in self.running] + [s.blocks for g in self.running for s in g.sequences]
-        if self._pool.num_held != len({block for table in tables for block in table}):
-            raise AssertionError(f"{self._pool.num_held} blocks held, but the tables hold {tables}")
+        if (held := self._pool.holders()) != Counter(block for table in tables for block in table):
+            raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
         for group in self.waiting:
             if group.blocks or any(sequence.blocks for sequence in group.sequences):
                 raise AssertionError(f"waiting group {group.request.request_id} holds blocks")
@@ -111,7 +112,6 @@ class Scheduler:
             victim = choose_victim(self.running, sequence)
             if isinstance(victim, TakeTail):
                 self._preempt(victim.sequence)
-                draft.drop_tail(victim.sequence)
                 if victim.sequence is sequence:
                     return
             else:
@@ -125,15 +125,17 @@ class Scheduler:
         came back only to be preempted at once would replay for nothing."""
         running = self._sequences(SequenceState.RUNNING)
         for sequence in self._preempted():
-            needed = self._tail_blocks(sequence)
-            if self._pool.num_free < needed + len(running):
+            if self._pool.num_free < self._tail_blocks(sequence) + len(running):
                 return
-            sequence.blocks = self._pool.take(needed)
-            sequence.state = SequenceState.RUNNING
+            self._start_tail(sequence)
             running.append(sequence)
 
     def _admit(self, group: Group) -> bool:
-        """Trunk and first tail blocks for all sequences, or nothing."""
+        """Trunk and tail blocks for all sequences, or nothing.
+
+        What a suspended or resumed group has written may be more than all blocks together can hold. It gets in once
+        nothing else runs, with as many tails as there is room for; the others are preempted from the start.
+        """
         running = sum(len(other.sequences) for other in self.running)
         if running + len(group.sequences) > self._limits.max_num_seqs or self._preempted():
             return False
@@ -141,15 +143,16 @@ class Scheduler:
         usable = (len(group.prompt) - 1) // self._limits.block_size
         hits = self._pool.find(group.names[:usable]) if group.request.sampling.prompt_logprobs is None else []
         trunk = self._blocks(len(group.prompt)) - len(hits)
-        tails = [self._tail_blocks(sequence) for sequence in group.sequences]
-        if trunk + sum(tails) > self._pool.num_free - self._pool.num_idle_among(hits):
+        tails = sum(map(self._tail_blocks, group.sequences))
+        if self.running and trunk + tails > self._pool.num_free - self._pool.num_idle_among(hits):
             return False
         self._pool.share(hits)
         group.blocks = hits + self._pool.take(trunk, after=hits[-1] if hits else None)
         group.computed, group.published = len(hits) * self._limits.block_size, len(hits)
-        for sequence, count in zip(group.sequences, tails, strict=True):
-            sequence.blocks = self._pool.take(count)
-            sequence.state = SequenceState.RUNNING
+        for sequence in group.sequences:
+            if self._tail_blocks(sequence) > self._pool.num_free:
+                break
+            self._start_tail(sequence)
         self.waiting.remove(group)
         self.running.append(group)
         self._count_admission(group)
@@ -166,6 +169,10 @@ class Scheduler:
         counters.blocks_shared += joined * len(group.blocks)
         counters.bytes_saved += joined * len(group.blocks) * self._limits.bytes_per_block
         counters.greedy_choices_shared += sum(len(sequence.indices) - 1 for sequence in group.sequences)
+
+    def _start_tail(self, sequence: Sequence) -> None:
+        sequence.blocks = self._pool.take(self._tail_blocks(sequence))
+        sequence.state = SequenceState.RUNNING
 
     def _preempt(self, sequence: Sequence) -> None:
         self._counters.preemptions += 1
@@ -208,10 +215,6 @@ class _Draft:
     def add_tail(self, sequence: Sequence, count: int) -> None:
         self._tails[sequence] = TailChunk(sequence, sequence.computed, sequence.computed + count)
         self.budget -= count
-
-    def drop_tail(self, sequence: Sequence) -> None:
-        if chunk := self._tails.pop(sequence, None):
-            self.budget += chunk.end - chunk.begin
 
     def add_trunk(self, group: Group) -> None:
         count = min(group.trunk_pending, self.budget)

@@ -31,7 +31,7 @@ class Sequence:
 
     group: "Group"
     indices: list[int]
-    """Numbers of the choices it answers; the first is its age among its siblings."""
+    """Numbers of the choices it answers; one that is stopped is taken out."""
     sampling: ChoiceSampling
     written: list[int]
     state: SequenceState = SequenceState.WAITING
@@ -39,6 +39,11 @@ class Sequence:
     """Table of the tail: offset t lies in blocks[t // block_size]."""
     computed: int = 0
     """Tail tokens whose KV is stored."""
+    rank: int = field(init=False)
+    """Its place among its siblings, the same for life."""
+
+    def __post_init__(self) -> None:
+        self.rank = self.indices[0]
 
     @property
     def pending(self) -> int:
@@ -48,7 +53,7 @@ class Sequence:
     @property
     def age(self) -> tuple[int, int, int]:
         """Smaller is older; the older keeps its blocks when they run short."""
-        return (*self.group.age, self.indices[0])
+        return (*self.group.age, self.rank)
 
 
 @dataclass(eq=False)

@@ -48,6 +48,10 @@ class BlockPool:
     def num_held(self) -> int:
         return self.num_blocks - self.num_free
 
+    def holders(self) -> dict[int, int]:
+        """How many tables hold each held block."""
+        return {block: count for block, count in enumerate(self._count) if count}
+
     def take(self, count: int, *, after: int | None = None) -> list[int]:
         """`count` blocks with one holder each, contiguous where possible, best behind block `after`; idle blocks are
         evicted when the free ones do not suffice. All or nothing: `OutOfBlocksError`."""

@@ -1,0 +1,177 @@
+"""Blocks and names, with literal ids; running counts in comments."""
+
+import pytest
+
+from motet.engines.native.kv.pool import BlockPool, OutOfBlocksError
+from motet.engines.native.kv.prefix import block_names
+
+A, B, C, D = block_names(range(16), 4, "")
+
+
+def counts(pool: BlockPool) -> tuple[int, int, int]:
+    """Free, idle among them, held."""
+    pool.check()
+    return pool.num_free, pool.num_idle, pool.num_held
+
+
+def publish_chain(pool: BlockPool, blocks: list[int], names: list[bytes]) -> None:
+    for block, name in zip(blocks, names, strict=True):
+        pool.publish(block, name)
+
+
+def test_a_block_is_free_again_only_when_its_last_holder_lets_go() -> None:
+    pool = BlockPool(10)
+    trunk = pool.take(3)
+    assert trunk == [0, 1, 2]
+    pool.share(trunk)
+    assert pool.holders() == {0: 2, 1: 2, 2: 2}
+    pool.release(trunk)
+    assert counts(pool) == (7, 0, 3)
+    pool.release(trunk)
+    assert counts(pool) == (10, 0, 0)
+
+
+def test_take_is_all_or_nothing() -> None:
+    pool = BlockPool(4)
+    pool.take(3)
+    with pytest.raises(OutOfBlocksError, match="2 blocks asked for, 1 of 4 are free"):
+        pool.take(2)
+    assert counts(pool) == (1, 0, 3)
+
+
+def test_a_named_block_is_idle_when_nobody_holds_it_and_a_nameless_one_free() -> None:
+    pool = BlockPool(4)
+    blocks = pool.take(2)
+    pool.publish(blocks[0], A)
+    pool.release(blocks)
+    assert counts(pool) == (4, 1, 0)
+    assert pool.find([A]) == [0]
+
+
+def test_sharing_an_idle_block_takes_it_out_of_the_free_count() -> None:
+    pool = BlockPool(4)
+    blocks = pool.take(2)
+    publish_chain(pool, blocks, [A, B])
+    pool.release(blocks)  # 4 free, 2 of them idle
+    assert pool.num_idle_among(blocks) == 2
+    pool.share(blocks)
+    assert counts(pool) == (2, 0, 2)
+    assert pool.num_idle_among(blocks) == 0  # a second holder costs nothing
+    assert pool.take(2) == [2, 3]
+    with pytest.raises(OutOfBlocksError):
+        pool.take(1)  # a held block is never evicted, named or not
+
+
+def test_find_stops_at_the_first_unknown_name() -> None:
+    pool = BlockPool(4)
+    blocks = pool.take(3)
+    publish_chain(pool, [blocks[0], blocks[2]], [A, C])
+    assert pool.find([A, B, C]) == [0]
+    assert pool.find([B]) == []
+    pool.publish(blocks[1], B)
+    assert pool.find([A, B, C, D]) == [0, 1, 2]
+
+
+def test_the_second_block_of_one_name_stays_nameless() -> None:
+    pool = BlockPool(4)
+    first, second = pool.take(2)
+    pool.publish(first, A)
+    pool.publish(second, A)
+    assert pool.find([A]) == [first]
+    pool.release([second])
+    assert counts(pool) == (3, 0, 1)  # free, not idle: nobody could find it
+    pool.release([first])
+    assert counts(pool) == (4, 1, 0)
+
+
+def test_a_block_keeps_its_first_name() -> None:
+    pool = BlockPool(4)
+    (block,) = pool.take(1)
+    pool.publish(block, A)
+    pool.publish(block, B)
+    assert pool.find([A]) == [block]
+    assert pool.find([B]) == []
+    pool.check()
+
+
+def test_later_blocks_of_a_prefix_are_evicted_first() -> None:
+    pool = BlockPool(4)
+    publish_chain(pool, blocks := pool.take(4), [A, B, C, D])
+    pool.release(blocks)
+    assert pool.take(1) == [3]
+    assert pool.find([A, B, C, D]) == [0, 1, 2]
+    assert pool.take(1) == [2]
+    assert pool.find([A, B, C, D]) == [0, 1]
+
+
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
+    pool = BlockPool(4)
+    publish_chain(pool, one := pool.take(2), [A, B])
+    other_names = block_names(range(100, 108), 4, "")
+    publish_chain(pool, other := pool.take(2), other_names)
+    pool.release(one)
+    pool.release(other)
+    pool.share(one)  # used again, so that `other` is now the older one
+    pool.release(one)
+    assert sorted(pool.take(2)) == other
+    assert pool.find(other_names) == []
+    assert pool.find([A, B]) == one
+
+
+def test_free_blocks_are_handed_out_before_idle_ones() -> None:
+    pool = BlockPool(4)
+    publish_chain(pool, blocks := pool.take(2), [A, B])
+    pool.release(blocks)
+    assert pool.take(2) == [2, 3]
+    assert counts(pool) == (2, 2, 2)
+    assert pool.find([A, B]) == [0, 1]
+
+
+def test_an_evicted_block_may_take_another_name() -> None:
+    pool = BlockPool(1)
+    (block,) = pool.take(1)
+    pool.publish(block, A)
+    pool.release([block])
+    assert pool.take(1) == [block]
+    pool.publish(block, B)
+    assert pool.find([A]) == []
+    assert pool.find([B]) == [block]
+    pool.check()
+
+
+def test_evicted_blocks_join_the_runs_beside_them() -> None:
+    pool = BlockPool(8)
+    publish_chain(pool, blocks := pool.take(4), [A, B, C, D])
+    pool.release(blocks)  # 0..3 idle, 4..7 free
+    assert pool.take(6) == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_taken_block_follows_the_one_before_it_where_it_can() -> None:
+    pool = BlockPool(8)
+    one, other = pool.take(2), pool.take(1)  # 0, 1 and 2
+    pool.release(one)
+    assert pool.take(1, after=other[-1]) == [3]
+    assert pool.take(1) in ([0], [1])
+
+
+def test_forgetting_keeps_held_blocks_held_and_frees_idle_ones() -> None:
+    pool = BlockPool(4)
+    publish_chain(pool, blocks := pool.take(3), [A, B, C])
+    pool.share(blocks[:1])
+    pool.release(blocks)  # 0 held, 1 and 2 idle
+    pool.forget_all()
+    assert counts(pool) == (3, 0, 1)
+    assert pool.find([A, B, C]) == []
+    pool.release([0])
+    assert counts(pool) == (4, 0, 0)
+
+
+def test_releasing_or_naming_a_block_that_nobody_holds_is_an_error() -> None:
+    pool = BlockPool(4)
+    with pytest.raises(ValueError, match="block 2 is not held"):
+        pool.release([2])
+    with pytest.raises(ValueError, match="block 2 is not held"):
+        pool.publish(2, A)
+    with pytest.raises(KeyError):
+        pool.share([2])
+    assert counts(pool) == (4, 0, 0)

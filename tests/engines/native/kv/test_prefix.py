@@ -1,0 +1,36 @@
+"""Names of prompt blocks."""
+
+from motet.engines.native.kv.prefix import block_names
+
+
+def test_only_full_blocks_have_names() -> None:
+    assert [len(block_names(range(n), 4, "")) for n in (0, 3, 4, 7, 8, 9)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_equal_beginnings_have_equal_names_and_part_where_the_tokens_part() -> None:
+    one = block_names([1, 2, 3, 4, 5, 6, 7, 8, 9], 4, "")
+    other = block_names([1, 2, 3, 4, 5, 6, 7, 0, 9], 4, "")
+    assert one[0] == other[0]
+    assert one[1] != other[1]
+
+
+def test_a_name_tells_all_that_came_before() -> None:
+    """The same four tokens behind another block, or at another place, are other KV."""
+    plain = block_names([1, 2, 3, 4, 1, 2, 3, 4], 4, "")
+    behind = block_names([9, 9, 9, 9, 1, 2, 3, 4], 4, "")
+    assert len({plain[0], plain[1], behind[0], behind[1]}) == 4
+
+
+def test_the_order_of_tokens_counts() -> None:
+    assert block_names([1, 2, 3, 4], 4, "") != block_names([2, 1, 3, 4], 4, "")
+
+
+def test_large_token_ids_are_not_cut() -> None:
+    assert block_names([1, 0, 0, 0], 4, "") != block_names([1 + 2**16, 0, 0, 0], 4, "")
+    assert block_names([1, 0, 0, 0], 4, "") != block_names([1 + 2**24, 0, 0, 0], 4, "")
+
+
+def test_a_salt_changes_every_name() -> None:
+    names = [block_names(range(8), 4, salt) for salt in ("", "a", "b")]
+    assert len({name for three in zip(*names, strict=True) for name in three}) == 6
+    assert names[1] == block_names(range(8), 4, "a")

@@ -1,0 +1,216 @@
+"""An engine on paper: the real scheduler, inputs and commit over a memory that keeps hashes in place of KV.
+
+The entry of a position is a hash over all entries that attention reads for it, its token and its position, as KV is in
+any layer but the first. So one wrong, stale or missing read anywhere changes every token that follows, and since the
+next token is a hash too, `answer` knows beforehand what a choice must write, whatever happens to it on the way.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+from motet.engines.native.answers import AnswerCache
+from motet.engines.native.commit import Commit, Drawn
+from motet.engines.native.counters import Counters
+from motet.engines.native.inputs import StepInputs, build_inputs
+from motet.engines.native.kv.pool import BlockPool
+from motet.engines.native.kv.prefix import block_names
+from motet.engines.native.plan import StepPlan
+from motet.engines.native.sample.sampler import Sampled
+from motet.engines.native.sample.state import ChoiceSampling
+from motet.engines.native.scheduler import Scheduler, SchedulerLimits
+from motet.engines.native.sequence import Group, Sequence
+from motet.ids import RequestId
+from motet.types import ChoiceStart, Finish, GenerateRequest, GroupDelta, SamplingParams, choice_starts
+
+BLOCK_SIZE = 4
+NO_EOS = frozenset[int]()
+
+
+def request(
+    name: str,
+    prompt: SequenceOf[int],
+    *,
+    n: int = 1,
+    seed: int = 0,
+    max_tokens: int = 8,
+    priority: int = 0,
+    cache_salt: str = "",
+    starts: SequenceOf[ChoiceStart] | None = None,
+    sampling: SamplingParams | None = None,
+) -> GenerateRequest:
+    """A group; `starts` and `sampling` win over `n`, `seed` and `max_tokens`."""
+    return GenerateRequest(
+        request_id=RequestId(name),
+        prompt=tuple(prompt),
+        choices=choice_starts(n, seed) if starts is None else tuple(starts),
+        sampling=sampling or SamplingParams(max_tokens=max_tokens),
+        cache_salt=cache_salt,
+        priority=priority,
+    )
+
+
+def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
+    """A group that waits, one sequence a choice."""
+    group = Group(request, arrival, block_names(request.prompt, BLOCK_SIZE, request.cache_salt))
+    group.sequences = [
+        Sequence(
+            group,
+            [start.index],
+            ChoiceSampling(
+                request.sampling, seed=start.seed, prompt=request.prompt, eos_token_ids=(), written=start.written
+            ),
+            list(start.written),
+        )
+        for start in request.choices
+    ]
+    return group
+
+
+def entry(seen: SequenceOf[int], token_id: int, position: int) -> int:
+    return hash((tuple(seen), token_id, position))
+
+
+def next_token(last_entry: int, seed: int) -> int:
+    """1000 and up, so that no token of a prompt is one by chance."""
+    return 1000 + hash((last_entry, seed)) % 1_000_000
+
+
+def answer(prompt: SequenceOf[int], seed: int, count: int) -> list[int]:
+    """What a choice writes, by definition: no blocks, no steps."""
+    entries: list[int] = []
+    for position, token_id in enumerate(prompt):
+        entries.append(entry(entries, token_id, position))
+    written: list[int] = []
+    while len(written) < count:
+        written.append(next_token(entries[-1], seed))
+        entries.append(entry(entries, written[-1], len(entries)))
+    return written
+
+
+class PaperMemory:
+    """Entries by slot, and the model that reads and writes them as an attention plan says."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._entries = [0] * (num_blocks * block_size)
+
+    def read(self, table: SequenceOf[int], count: int) -> list[int]:
+        size = self._block_size
+        return [self._entries[table[p // size] * size + p % size] for p in range(count)]
+
+    def copy(self, source: list[int], target: list[int]) -> None:
+        values = [self._entries[slot] for slot in source]
+        for slot, value in zip(target, values, strict=True):
+            self._entries[slot] = value
+
+    def run(self, inputs: StepInputs) -> list[int]:
+        """The last entry behind each logits row."""
+        assert len(set(inputs.slots)) == len(inputs.slots), "two rows write to one slot"
+        plan, seen_by = inputs.attention, dict[int, list[tuple[tuple[int, ...], int]]]()
+        for prompt in plan.prompts:
+            for row in range(prompt.begin, prompt.end):
+                position = prompt.first_position + row - prompt.begin
+                assert position < prompt.num_keys
+                seen_by.setdefault(row, []).append((prompt.table, position))
+        for trunk in plan.trunks:
+            for row in range(trunk.begin, trunk.end):
+                assert trunk.positions[row - trunk.begin] == inputs.positions[row]
+                seen_by.setdefault(row, []).append((trunk.table, trunk.num_keys))
+        for tail in plan.tails:
+            for i, row in enumerate(tail.rows):
+                piece, within = divmod(i, tail.rows_per_piece)
+                offset = tail.first_offsets[piece] + within
+                assert offset < tail.num_keys
+                seen_by.setdefault(row, []).append((tail.tables[piece], offset))
+        written: list[int] = []
+        for row, slot in enumerate(inputs.slots):
+            assert len(seen_by[row]) == (2 if row < plan.num_tail_rows else 1), "a row is read for once, in its parts"
+            seen = [value for table, count in seen_by[row] for value in self.read(table, count)]
+            self._entries[slot] = entry(seen, inputs.token_ids[row], inputs.positions[row])
+            written.append(self._entries[slot])
+        return [written[row] for row in inputs.logit_rows]
+
+
+class PaperEngine:
+    """Submit, step, abort and stop as the core does; what each choice wrote is in `wrote`."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int,
+        budget: int = 64,
+        max_num_seqs: int = 64,
+        max_model_len: int = 10_000,
+        cache_answers: bool = False,
+        eos: frozenset[int] = NO_EOS,
+    ) -> None:
+        self.pool = BlockPool(blocks)
+        self.counters = Counters()
+        self.memory = PaperMemory(blocks, BLOCK_SIZE)
+        self.scheduler = Scheduler(self.pool, SchedulerLimits(BLOCK_SIZE, 100, max_num_seqs, budget), self.counters)
+        self.answers = AnswerCache(self.pool, BLOCK_SIZE, self.memory.copy)
+        self.commit = Commit(
+            self.scheduler,
+            self.counters,
+            eos_token_ids=eos,
+            max_model_len=max_model_len,
+            answers=self.answers if cache_answers else None,
+        )
+        self.groups: dict[str, Group] = {}
+        self.wrote: dict[tuple[str, int], list[int]] = {}
+        self.finish: dict[tuple[str, int], Finish] = {}
+        self.deltas: list[GroupDelta] = []
+        """Of the last step."""
+        self._arrivals = 0
+
+    def submit(self, request: GenerateRequest) -> Group:
+        group = group_of(request, self._arrivals)
+        self._arrivals += 1
+        self.groups[request.request_id] = group
+        self.scheduler.add(group)
+        return group
+
+    def abort(self, name: str) -> None:
+        self.scheduler.remove(self.groups.pop(name))
+        self.scheduler.check()
+
+    def stop(self, name: str, index: int) -> None:
+        for sequence in [s for s in self.groups[name].sequences if s.indices == [index]]:
+            self.scheduler.finish(sequence)
+        self._forget_ended()
+        self.scheduler.check()
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        inputs = build_inputs(plan, BLOCK_SIZE)
+        entries = self.memory.run(inputs)
+        self.commit.advance(plan)
+        drawn = [
+            Drawn(draw.sequence, Sampled(next_token(entries[draw.row], draw.sequence.sampling.seed), None))
+            for draw in inputs.draws
+        ]
+        self.deltas = self.commit.write(drawn)
+        for delta in self.deltas:
+            for choice in delta.choices:
+                key = (str(delta.request_id), choice.index)
+                assert key not in self.finish, f"{key} went on after its end"
+                self.wrote.setdefault(key, []).extend(choice.token_ids)
+                if choice.finish:
+                    self.finish[key] = choice.finish
+        self._forget_ended()
+        self.scheduler.check()
+        return plan
+
+    def run_to_end(self, *, most_steps: int = 1000) -> int:
+        """Steps taken until no group is left."""
+        steps = 0
+        while self.groups:
+            assert self.step(), f"nothing was scheduled, but {list(self.groups)} have not ended"
+            steps += 1
+            assert steps <= most_steps, f"{list(self.groups)} have not ended after {steps} steps"
+        assert self.pool.num_held == 0
+        return steps
+
+    def _forget_ended(self) -> None:
+        for name in [name for name, group in self.groups.items() if not group.sequences]:
+            del self.groups[name]
