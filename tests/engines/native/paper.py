@@ -5,6 +5,7 @@ any layer but the first. So one wrong, stale or missing read anywhere changes ev
 next token is a hash too, `answer` knows beforehand what a choice must write, whatever happens to it on the way.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from motet.engines.native.answers import AnswerCache
@@ -179,9 +180,12 @@ class PaperEngine:
         self._forget_ended()
         self.scheduler.check()
 
-    def step(self) -> StepPlan:
+    def step(self, on_plan: Callable[[StepPlan], None] | None = None) -> StepPlan:
+        """`on_plan` sees the plan before it is run."""
         plan = self.scheduler.plan()
         self.scheduler.check()
+        if on_plan is not None:
+            on_plan(plan)
         inputs = build_inputs(plan, BLOCK_SIZE)
         entries = self.memory.run(inputs)
         self.commit.advance(plan)

@@ -1,0 +1,104 @@
+"""The block pool against lists and sets that do the obvious."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from motet.engines.native.kv.pool import BlockPool, OutOfBlocksError
+
+NAMES = [bytes([i]) for i in range(10)]
+
+
+class PoolAgainstSets(RuleBasedStateMachine):
+    """`tables` are what callers hold; a block's holders are the tables it stands in."""
+
+    @initialize(num_blocks=st.integers(1, 12))
+    def make(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.tables: list[list[int]] = []
+        self.free = set(range(num_blocks))
+        self.idle: list[int] = []  # least recently used first
+        self.block_of: dict[bytes, int] = {}
+
+    @rule(count=st.integers(0, 13), follow=st.booleans())
+    def take(self, count: int, follow: bool) -> None:
+        after = self.tables[-1][-1] if follow and self.tables else None
+        if count > len(self.free) + len(self.idle):
+            with pytest.raises(OutOfBlocksError):
+                self.pool.take(count, after=after)
+            return
+        while len(self.free) < count:
+            self._forget_name(evicted := self.idle.pop(0))
+            self.free.add(evicted)
+        taken = self.pool.take(count, after=after)
+        assert len(taken) == count == len(set(taken))
+        assert set(taken) <= self.free, "only free blocks, and the least recently used ones of those still named"
+        self.free -= set(taken)
+        if taken:
+            self.tables.append(taken)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        table = data.draw(st.sampled_from(self.tables))
+        self.pool.share(table)
+        self.tables.append(list(table))
+
+    @rule(names=st.lists(st.sampled_from(NAMES), max_size=4, unique=True))
+    def find_and_share(self, names: list[bytes]) -> None:
+        found = self.pool.find(names)
+        known = [self.block_of.get(name) for name in names]
+        longest = known.index(None) if None in known else len(known)
+        assert found == known[:longest]
+        assert self.pool.num_idle_among(found) == len(set(found) & set(self.idle))
+        self.pool.share(found)
+        self.idle = [block for block in self.idle if block not in found]
+        if found:
+            self.tables.append(found)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        self.pool.release(table)
+        held = {block for other in self.tables for block in other}
+        for block in reversed(table):
+            if block not in held:
+                if block in self.block_of.values():
+                    self.idle.append(block)
+                else:
+                    self.free.add(block)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), name=st.sampled_from(NAMES))
+    def publish(self, data: st.DataObject, name: bytes) -> None:
+        block = data.draw(st.sampled_from([block for table in self.tables for block in table]))
+        self.pool.publish(block, name)
+        if name not in self.block_of and block not in self.block_of.values():
+            self.block_of[name] = block
+
+    @rule()
+    def forget_all(self) -> None:
+        self.pool.forget_all()
+        self.free.update(self.idle)
+        self.idle.clear()
+        self.block_of.clear()
+
+    def _forget_name(self, block: int) -> None:
+        self.block_of = {name: other for name, other in self.block_of.items() if other != block}
+
+    @invariant()
+    def same(self) -> None:
+        self.pool.check()
+        held = Counter(block for table in self.tables for block in table)
+        assert self.pool.holders() == held
+        assert self.pool.num_held == len(held)
+        assert self.pool.num_idle == len(self.idle)
+        assert self.pool.num_free == len(self.free) + len(self.idle)
+
+
+TestPool = PoolAgainstSets.TestCase
+TestPool.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,123 @@
+"""Random groups, arrivals, stops and aborts in tiny pools: every choice ends, with the answer it has by definition."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from motet.engines.native.plan import StepPlan
+from motet.engines.native.sequence import Group, SequenceState, blocks_for
+from motet.types import ChoiceStart, GenerateRequest
+from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
+
+MAX_MODEL_LEN = 24
+LEAST_BLOCKS = blocks_for(MAX_MODEL_LEN, BLOCK_SIZE) + 1
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> tuple[int, ...]:
+    """Of few different pieces, so that beginnings are often the same."""
+    pieces = draw(st.lists(st.sampled_from([(1, 2, 3, 4), (5, 6, 7, 8)]), max_size=3))
+    return tuple(token for piece in pieces for token in piece) + draw(st.sampled_from([(1,), (2, 3), (1, 2, 3)]))
+
+
+class ServesEveryGroup(RuleBasedStateMachine):
+    @initialize(
+        blocks=st.integers(LEAST_BLOCKS, LEAST_BLOCKS + 8),
+        max_num_seqs=st.integers(1, 8),
+        budget_to_spare=st.integers(0, 12),
+        cache_answers=st.booleans(),
+    )
+    def make(self, blocks: int, max_num_seqs: int, budget_to_spare: int, cache_answers: bool) -> None:
+        self.budget = max_num_seqs + budget_to_spare
+        self.max_num_seqs = max_num_seqs
+        self.engine = PaperEngine(
+            blocks=blocks, budget=self.budget, max_num_seqs=max_num_seqs, cache_answers=cache_answers
+        )
+        self.requests: dict[str, GenerateRequest] = {}
+        self.cut: set[tuple[str, int]] = set()  # choices that were stopped or aborted
+
+    @rule(
+        prompt=prompts(),
+        n=st.integers(1, 6),
+        tokens=st.integers(1, 16),
+        priority=st.integers(0, 2),
+        resumed=st.lists(st.integers(0, 15), min_size=6, max_size=6) | st.none(),
+    )
+    def submit(self, prompt: tuple[int, ...], n: int, tokens: int, priority: int, resumed: list[int] | None) -> None:
+        tokens = min(tokens, MAX_MODEL_LEN - len(prompt))
+        n = min(n, self.max_num_seqs, self.engine.pool.num_blocks - blocks_for(len(prompt), BLOCK_SIZE))
+        written = [min(count, tokens - 1) for count in resumed or [0] * n]
+        starts = [ChoiceStart(i, i, tuple(answer(prompt, i, written[i]))) for i in range(n)]
+        name = f"g{len(self.requests)}"
+        self.requests[name] = request(name, prompt, starts=starts, max_tokens=tokens, priority=priority)
+        self.engine.submit(self.requests[name])
+
+    @precondition(lambda self: self.engine.groups)
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            if self.engine.groups:
+                self._step()
+
+    @precondition(lambda self: self.engine.groups)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.engine.groups)))
+        self.cut |= {(name, start.index) for start in self.requests[name].choices}
+        self.engine.abort(name)
+
+    @precondition(lambda self: self.engine.groups)
+    @rule(data=st.data())
+    def stop_choice(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.engine.groups)))
+        index = data.draw(st.sampled_from(self.engine.groups[name].sequences)).indices[0]
+        self.cut.add((name, index))
+        self.engine.stop(name, index)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return  # the example ended before it began
+        work = sum(len(g.prompt) + len(g.choices) * g.sampling.max_tokens for g in self.requests.values())
+        steps = 0
+        while self.engine.groups:
+            self._step()
+            steps += 1
+            assert steps <= 2 * work, f"{list(self.engine.groups)} get nowhere"
+        assert self.engine.pool.num_held == 0
+        for name, group in self.requests.items():
+            for start in group.choices:
+                self._check_answer(name, group, start)
+
+    def _check_answer(self, name: str, group: GenerateRequest, start: ChoiceStart) -> None:
+        wrote = self.engine.wrote.get((name, start.index), [])
+        whole = answer(group.prompt, start.seed, group.sampling.max_tokens)[len(start.written) :]
+        if (name, start.index) in self.cut:
+            assert wrote == whole[: len(wrote)]
+        else:
+            assert wrote == whole
+
+    def _step(self) -> None:
+        before = list(self.engine.scheduler.running)
+        plan = self.engine.step(on_plan=lambda plan: self._check_plan(plan, before))
+        assert plan, "groups are there, and nothing was scheduled"
+
+    def _check_plan(self, plan: StepPlan, before: list[Group]) -> None:
+        scheduler = self.engine.scheduler
+        assert plan.num_tokens <= self.budget
+        assert sum(len(group.sequences) for group in scheduler.running) <= self.max_num_seqs
+        for group in scheduler.running:
+            if group not in before and not any(sequence.written for sequence in group.sequences):
+                assert all(s.state is SequenceState.RUNNING for s in group.sequences), "all of a group or none"
+        by_age = sorted((s for group in scheduler.running for s in group.sequences), key=lambda s: s.age)
+        running = [sequence.state is SequenceState.RUNNING for sequence in by_age]
+        assert running == sorted(running, reverse=True), "a younger choice holds blocks while an older one waits"
+        if not by_age:
+            return
+        oldest = by_age[0]
+        assert oldest.state is SequenceState.RUNNING
+        if not oldest.group.trunk_pending and oldest.pending == 1:
+            assert oldest in [chunk.sequence for chunk in plan.tails], "the oldest always gets on"
+
+
+TestScheduler = ServesEveryGroup.TestCase
+TestScheduler.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
