@@ -106,7 +106,12 @@ class Served:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
 
     def check(self) -> None:
         self.engine.check()

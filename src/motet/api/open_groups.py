@@ -1,8 +1,8 @@
 """The groups of one request while they run: opened all or none, read as one stream, closed all together.
 
 With one prompt the stream is the group's own. With several, a task a group puts its steps into a queue, and whatever
-lies there when the reader comes goes out in one piece; the queue holds one step a group, so a slow reader holds the
-groups' streams back rather than filling memory.
+lies there when the reader comes goes out in one piece. The queue has room for a step and the end of each group: a slow
+reader holds the groups' streams back rather than filling memory.
 """
 
 import asyncio
@@ -138,7 +138,7 @@ class ManyGroups:
     """The steps of several groups as they come. The first error of any ends the stream."""
 
     def __init__(self, groups: list[OpenGroup], tasks: TaskGroup) -> None:
-        self._queue: asyncio.Queue[Step | Exception | None] = asyncio.Queue(maxsize=len(groups))
+        self._queue: asyncio.Queue[Step | Exception | None] = asyncio.Queue(maxsize=2 * len(groups))
         self._unfinished = len(groups)
         for number, group in enumerate(groups):
             tasks.start_soon(self._pump, number, group)

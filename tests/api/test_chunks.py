@@ -1,0 +1,281 @@
+"""Chunks are written from prepared bytes: they must be what a JSON encoder would have written, and few messages."""
+
+import asyncio
+from collections.abc import Sequence
+
+import orjson
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletionChunk
+from starlette.types import Message
+
+from motet.api.app import create_app
+from motet.api.chat_chunks import ChatChunks
+from motet.api.completion_chunks import CompletionChunks
+from motet.api.generate_chunks import TokensChunks
+from motet.api.open_groups import Step
+from motet.api.plan import Head, Plan
+from motet.api.service import Service
+from motet.config import ServerConfig
+from motet.engines.fake import FakeEngine, FakeGroup
+from motet.ids import RequestId
+from motet.text.choice import ChoiceEvent, TextRules
+from motet.text.group import GroupEvents
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+from motet.text.usage import Usage
+from motet.types import FinishReason, GenerateRequest, GroupDelta, SamplingParams, TokenLogprob, choice_starts
+from tests.api.serving import MODEL, hello
+from tests.tiny_tokenizer import fake_answer
+
+pytestmark = pytest.mark.anyio
+
+ODD_TEXTS = ['"quoted" \\ back', "line\nline\r\n\ttab", "é日本語😀", "\u2028\u2029", "\x00\x1f\x7f", "</script>", ""]
+USAGE = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2)
+USAGE_JSON = {
+    "prompt_tokens": 3,
+    "completion_tokens": 5,
+    "total_tokens": 8,
+    "prompt_tokens_details": {"cached_tokens": 2},
+}
+
+
+def plan(*, prompts: int = 1, n: int = 2, include: bool = False, continuous: bool = False) -> Plan:
+    return Plan(
+        head=Head(id='chatcmpl-"1"', created=123, model="a/m\\odel", fingerprint="fp-same"),
+        trace="trace",
+        groups=tuple(
+            GenerateRequest(
+                request_id=RequestId(str(number)),
+                prompt=(5, 6, 7),
+                choices=choice_starts(n, 0),
+                sampling=SamplingParams(max_tokens=9),
+            )
+            for number in range(prompts)
+        ),
+        rules=TextRules(),
+        stream=True,
+        include_usage=include,
+        continuous_usage=continuous,
+    )
+
+
+def step(*events: ChoiceEvent, group: int = 0) -> Step:
+    return Step(group, GroupEvents(events))
+
+
+def parsed(data: bytes) -> list[dict[str, object]]:
+    """The JSON of each event; each must be framed as the standard says."""
+    *parts, rest = data.split(b"\n\n")
+    assert rest == b""
+    assert all(part.startswith(b"data: ") and b"\n" not in part for part in parts)
+    return [orjson.loads(part.removeprefix(b"data: ")) for part in parts if part != b"data: [DONE]"]
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+@pytest.mark.parametrize("token_ids", [False, True])
+@pytest.mark.parametrize("finish", [None, FinishReason.LENGTH])
+async def test_chat_chunk_is_what_an_encoder_would_write(
+    tokenizer: Tokenizer, text: str, token_ids: bool, finish: FinishReason | None
+) -> None:
+    writer = ChatChunks(plan(), tokenizer, num_top=None, token_ids=token_ids)
+    event = ChoiceEvent(1, text, (8, 9), None, None, finish, None)
+    roles_and_chunk = parsed(writer.feed([step(event)], USAGE))
+    if not (text or token_ids or finish):
+        assert len(roles_and_chunk) == 2  # nothing to show is no chunk
+        return
+    *_, chunk = roles_and_chunk
+    expected: dict[str, object] = {
+        "id": 'chatcmpl-"1"',
+        "object": "chat.completion.chunk",
+        "created": 123,
+        "model": "a/m\\odel",
+        "system_fingerprint": "fp-same",
+        "choices": [
+            {
+                "index": 1,
+                "delta": {"content": text} if text or not finish else {},
+                "logprobs": None,
+                "finish_reason": finish,
+                **({"stop_reason": None} if finish else {}),
+                **({"token_ids": [8, 9]} if token_ids else {}),
+            }
+        ],
+    }
+    assert chunk == expected
+    assert orjson.loads(ChatCompletionChunk.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("include", "continuous", "usage"),
+    [(False, False, "absent"), (True, False, None), (True, True, USAGE_JSON), (False, True, USAGE_JSON)],
+)
+async def test_usage_of_a_chunk_is_as_asked_for(
+    tokenizer: Tokenizer, include: bool, continuous: bool, usage: object
+) -> None:
+    wanted = plan(include=include, continuous=continuous)
+    event = ChoiceEvent(0, "x", (8,))
+    for writer in (
+        ChatChunks(wanted, tokenizer, num_top=None, token_ids=False),
+        CompletionChunks(wanted, tokenizer, num_top=None, token_ids=False, echoes=None),
+    ):
+        for chunk in parsed(writer.feed([step(event)], USAGE)):
+            assert chunk.get("usage", "absent") == usage
+        ending = writer.close(USAGE)
+        assert ending.endswith(b"data: [DONE]\n\n")
+        assert [(c["choices"], c["usage"]) for c in parsed(ending)] == ([([], USAGE_JSON)] if include else [])
+
+
+async def test_stop_reason_is_a_string_or_a_token(tokenizer: Tokenizer) -> None:
+    writer = ChatChunks(plan(), tokenizer, num_top=None, token_ids=False)
+    a_string = ChoiceEvent(0, "x", (8,), None, None, FinishReason.STOP, '"E"')
+    a_token = ChoiceEvent(1, "x", (8,), None, None, FinishReason.STOP, 7)
+    *_, first, second = parsed(writer.feed([step(a_string, a_token)], USAGE))
+    assert choice_of(first)["stop_reason"] == '"E"'
+    assert choice_of(second)["stop_reason"] == 7
+
+
+def choice_of(chunk: dict[str, object]) -> dict[str, object]:
+    choices = chunk["choices"]
+    assert isinstance(choices, list)
+    (choice,) = choices
+    assert isinstance(choice, dict)
+    return choice
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer, text: str) -> None:
+    writer = CompletionChunks(plan(prompts=2), tokenizer, num_top=1, token_ids=False, echoes=None)
+    entry = TokenLogprob(8, -0.25, 1, ((8, -0.25), (9, -1.5)))
+    event = ChoiceEvent(1, text, (8,), (entry,), (4,), FinishReason.STOP, None)
+    (chunk,) = parsed(writer.feed([step(event, group=1)], USAGE))
+    expected: dict[str, object] = {
+        "id": 'chatcmpl-"1"',
+        "object": "text_completion",
+        "created": 123,
+        "model": "a/m\\odel",
+        "system_fingerprint": "fp-same",
+        "choices": [
+            {
+                "index": 3,
+                "text": text,
+                "logprobs": {
+                    "tokens": [tokenizer.token_text(8)],
+                    "token_logprobs": [-0.25],
+                    "top_logprobs": [{tokenizer.token_text(8): -0.25}],
+                    "text_offset": [4],
+                },
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
+    }
+    assert chunk == expected
+    assert orjson.loads(Completion.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
+
+
+async def test_token_chunk_is_what_an_encoder_would_write() -> None:
+    writer = TokensChunks(plan(), 'id "7"', num_top=None)
+    (chunk,) = parsed(writer.feed([step(ChoiceEvent(1, "x", (8, 9)))], USAGE))
+    choice = {"index": 1, "logprobs": None, "finish_reason": None, "token_ids": [8, 9]}
+    assert chunk == {"request_id": 'id "7"', "choices": [choice], "usage": None}
+
+
+async def sent_by(app: object, path: str, body: object) -> list[Message]:
+    """What an app sends for a request, message by message."""
+    messages: list[Message] = []
+    unread = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+
+    async def receive() -> Message:
+        if unread:
+            return unread.pop()
+        await asyncio.Event().wait()
+        raise AssertionError("cancelled before")
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+    assert callable(app)
+    await app(scope, receive, send)
+    return messages
+
+
+@pytest.mark.parametrize("n", [1, 7, 64])
+async def test_all_chunks_of_a_step_go_out_in_one_message(tokenizer: Tokenizer, n: int) -> None:
+    app = create_app(
+        Service(FakeEngine(hello), tokenizer, ChatTemplate.of(tokenizer), ServerConfig(served_model_name=MODEL))
+    )
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": n, "stream": True}
+    start, *bodies = await sent_by(app, "/v1/chat/completions", body)
+    assert start["type"] == "http.response.start"
+    steps = max(len(fake_answer(f"hello {i}")) for i in range(n))
+    assert len(bodies) == steps + 1  # one a step, and [DONE]
+    assert bodies[1]["body"].count(b"data: ") == n
+    assert [message["more_body"] for message in bodies] == [True] * steps + [False]
+
+
+class LockstepGroup(FakeGroup):
+    def __init__(self, engine: "LockstepEngine", request: GenerateRequest) -> None:
+        super().__init__(engine, request)
+        self._lockstep = engine
+
+    async def __anext__(self) -> GroupDelta:
+        await self._lockstep.turn()
+        return await super().__anext__()
+
+
+class LockstepEngine(FakeEngine):
+    """All groups take their steps together, as in one forward pass."""
+
+    def __init__(self, num_groups: int) -> None:
+        super().__init__(hello)
+        self._num_groups = num_groups
+        self._turns: list[asyncio.Future[None]] = []
+
+    def generate(self, request: GenerateRequest) -> LockstepGroup:
+        return LockstepGroup(self, request)
+
+    async def turn(self) -> None:
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(mine)
+        if len(self._turns) == self._num_groups:
+            for turn in self._turns:
+                turn.set_result(None)
+            self._turns.clear()
+        await mine
+
+
+async def test_one_step_of_several_prompts_goes_out_in_one_message(tokenizer: Tokenizer) -> None:
+    service = Service(LockstepEngine(3), tokenizer, ChatTemplate.of(tokenizer), ServerConfig(served_model_name=MODEL))
+    body = {"prompt": ["x", "y", "z"], "n": 2, "stream": True}
+    _, *bodies, done = await sent_by(create_app(service), "/v1/completions", body)
+    assert done["body"] == b"data: [DONE]\n\n"
+    assert len(bodies) == len(fake_answer("hello 0"))
+    for message in bodies:
+        assert {choice_of(chunk)["index"] for chunk in parsed(message["body"])} == set(range(6))
+    assert_each_finishes_last(bodies)
+
+
+def assert_each_finishes_last(bodies: Sequence[Message]) -> None:
+    finished: set[object] = set()
+    for message in bodies:
+        for chunk in parsed(message["body"]):
+            choice = choice_of(chunk)
+            assert choice["index"] not in finished
+            if choice["finish_reason"]:
+                finished.add(choice["index"])
+    assert finished == set(range(6))
