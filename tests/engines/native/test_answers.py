@@ -1,0 +1,86 @@
+"""Answers in the prefix cache: only with the switch, with the right KV, and never at anybody's cost."""
+
+from motet.engines.native.kv.prefix import block_names
+from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
+
+PROMPT = tuple(range(10))
+
+
+def conversation(prompt: tuple[int, ...], seed: int, tokens: int) -> tuple[int, ...]:
+    """The prompt of the next turn: prompt, answer, and something more."""
+    return (*prompt, *answer(prompt, seed, tokens), 77, 78)
+
+
+def test_without_the_switch_an_answer_is_run_again() -> None:
+    engine = PaperEngine(blocks=40)
+    engine.submit(request("a", PROMPT, max_tokens=9))
+    engine.run_to_end()
+    follower = engine.submit(request("b", conversation(PROMPT, 0, 9)))
+    engine.step()
+    assert follower.cached_tokens == 8  # the two full blocks of the first prompt
+    assert engine.pool.num_idle == 0
+
+
+def test_with_the_switch_the_next_turn_finds_the_answer() -> None:
+    engine = PaperEngine(blocks=40, cache_answers=True)
+    engine.submit(request("a", PROMPT, max_tokens=9))
+    engine.run_to_end()
+    turn = conversation(PROMPT, 0, 9)
+    follower = engine.submit(request("b", turn))
+    engine.step()
+    # 10 + 8 tokens are computed (the last one drawn never is): four full blocks.
+    assert follower.cached_tokens == 16
+    engine.run_to_end()
+    assert engine.wrote["b", 0] == answer(turn, 0, 8)
+
+
+def test_the_copied_entries_are_those_of_the_same_tokens_as_a_prompt() -> None:
+    engine = PaperEngine(blocks=40, cache_answers=True)
+    engine.submit(request("a", PROMPT, n=3, max_tokens=9))
+    engine.run_to_end()
+    for seed in range(3):
+        known = (*PROMPT, *answer(PROMPT, seed, 9))[:18]
+        table = engine.pool.find(block_names(known, BLOCK_SIZE, ""))
+        assert len(table) == 4
+        alone = PaperEngine(blocks=40)
+        group = alone.submit(request("x", known))
+        alone.step()
+        assert engine.memory.read(table, 16) == alone.memory.read(group.blocks, 16)
+
+
+def test_siblings_share_the_blocks_of_the_prompt_and_nothing_else() -> None:
+    engine = PaperEngine(blocks=40, cache_answers=True)
+    engine.submit(request("a", PROMPT, n=3, max_tokens=9))
+    engine.run_to_end()
+    assert engine.pool.num_idle == 2 + 3 * 2  # the block that holds prompt and answer tokens is each choice's own
+
+
+def test_an_answer_that_fills_no_block_takes_none() -> None:
+    engine = PaperEngine(blocks=40, cache_answers=True)
+    engine.submit(request("a", PROMPT, max_tokens=2))  # 11 computed
+    engine.run_to_end()
+    assert engine.pool.num_idle == 2
+
+
+def test_the_same_answer_is_kept_once() -> None:
+    engine = PaperEngine(blocks=40, cache_answers=True)
+    for name in ("a", "b"):
+        engine.submit(request(name, PROMPT, max_tokens=9))
+        engine.run_to_end()
+    assert engine.pool.num_idle == 4
+
+
+def test_answers_keep_to_their_salt() -> None:
+    engine = PaperEngine(blocks=40, cache_answers=True)
+    engine.submit(request("a", PROMPT, max_tokens=9, cache_salt="mine"))
+    engine.run_to_end()
+    other = engine.submit(request("b", conversation(PROMPT, 0, 9), cache_salt="yours"))
+    engine.step()
+    assert other.cached_tokens == 0
+
+
+def test_an_answer_is_not_kept_when_blocks_are_short() -> None:
+    engine = PaperEngine(blocks=6, cache_answers=True)
+    engine.submit(request("a", PROMPT, max_tokens=9))  # 3 + 2 blocks, one is free, two are wanted
+    engine.run_to_end()
+    assert engine.pool.num_idle == 2

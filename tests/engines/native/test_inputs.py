@@ -1,0 +1,148 @@
+"""The flat batch of a step, literally; blocks hold four tokens."""
+
+from motet.engines.native.attention.plan import PromptRead, TailRead, TrunkRead
+from motet.engines.native.inputs import ROW_MULTIPLE, StepInputs, build_inputs
+from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
+from motet.engines.native.sequence import Group
+from motet.types import ChoiceStart, SamplingParams
+from tests.engines.native.paper import group_of, request
+
+
+def prompt_group(prompt: range, trunk: list[int], *, prompt_logprobs: int | None = None) -> Group:
+    """A group of two whose prompt is to be run."""
+    sampling = SamplingParams(max_tokens=8, prompt_logprobs=prompt_logprobs)
+    group = group_of(request("p", prompt, n=2, sampling=sampling))
+    group.blocks = trunk
+    return group
+
+
+def decoding_group(prompt: range, trunk: list[int], *tails: tuple[list[int], list[int]]) -> Group:
+    """A group whose choices have written something: (written, blocks) each."""
+    starts = [ChoiceStart(i, i, tuple(written)) for i, (written, _) in enumerate(tails)]
+    group = group_of(request("d", prompt, starts=starts))
+    group.blocks, group.computed = trunk, len(prompt)
+    for sequence, (written, blocks) in zip(group.sequences, tails, strict=True):
+        sequence.blocks, sequence.computed = blocks, len(written) - 1
+    return group
+
+
+def tails(group: Group) -> tuple[TailChunk, ...]:
+    """All that is pending."""
+    return tuple(TailChunk(s, s.computed, len(s.written)) for s in group.sequences)
+
+
+def trunk_fields(read: TrunkRead) -> tuple[object, ...]:
+    return read.begin, read.end, read.positions, read.num_keys, read.table
+
+
+def prompt_fields(read: PromptRead) -> tuple[object, ...]:
+    return read.begin, read.end, read.first_position, read.num_keys, read.table
+
+
+def tail_fields(read: TailRead) -> tuple[object, ...]:
+    return read.rows, read.rows_per_piece, read.first_offsets, read.num_keys, read.tables
+
+
+def draws(inputs: StepInputs) -> list[tuple[int, int, int]]:
+    """(choice, row of the batch, position)."""
+    return [(d.sequence.indices[0], inputs.logit_rows[d.row], d.position) for d in inputs.draws]
+
+
+def test_one_token_of_every_choice_and_one_read_of_their_trunk() -> None:
+    group = decoding_group(range(10), [7, 8, 9], ([50], [1]), ([60, 61, 62, 63, 64], [2, 4]))
+    inputs = build_inputs(StepPlan(tails(group), ()), 4)
+    assert inputs.token_ids == [50, 64, 0, 0]
+    assert inputs.positions == [10, 14, 0, 0]
+    assert inputs.slots == [1 * 4, 4 * 4]  # padding has no slot
+    assert inputs.attention.num_tail_rows == 2
+    assert [trunk_fields(read) for read in inputs.attention.trunks] == [(0, 2, (10, 14), 10, (7, 8, 9))]
+    assert [tail_fields(read) for read in inputs.attention.tails] == [((0, 1), 1, (0, 4), 64, ((1,), (2, 4)))]
+    assert draws(inputs) == [(0, 0, 11), (1, 1, 15)]
+
+
+def test_every_choice_of_a_fresh_group_draws_from_the_last_row_of_the_prompt() -> None:
+    group = prompt_group(range(20, 26), [3, 5])
+    inputs = build_inputs(StepPlan((), (TrunkChunk(group, 0, 6),)), 4)
+    assert inputs.token_ids == [20, 21, 22, 23, 24, 25, 0, 0]
+    assert inputs.positions == [0, 1, 2, 3, 4, 5, 0, 0]
+    assert inputs.slots == [12, 13, 14, 15, 20, 21]
+    assert inputs.logit_rows == [5, 0, 0, 0]  # one row for both, padded
+    assert draws(inputs) == [(0, 5, 6), (1, 5, 6)]
+    assert [prompt_fields(read) for read in inputs.attention.prompts] == [(0, 6, 0, 64, (3, 5))]
+
+
+def test_a_chunk_that_does_not_end_the_prompt_draws_nothing() -> None:
+    group = prompt_group(range(20, 26), [3, 5])
+    inputs = build_inputs(StepPlan((), (TrunkChunk(group, 1, 5),)), 4)
+    assert inputs.token_ids == [21, 22, 23, 24]
+    assert inputs.slots == [13, 14, 15, 20]
+    assert (inputs.logit_rows, inputs.draws) == ([], [])
+
+
+def test_tails_stand_before_prompts_and_rows_are_padded_once() -> None:
+    decoding = decoding_group(range(3), [0], ([50], [1]))
+    reading = prompt_group(range(20, 24), [2])
+    inputs = build_inputs(StepPlan(tails(decoding), (TrunkChunk(reading, 0, 4),)), 4)
+    assert inputs.token_ids == [50, 20, 21, 22, 23, 0, 0, 0]
+    assert inputs.positions == [3, 0, 1, 2, 3, 0, 0, 0]
+    assert inputs.attention.num_tail_rows == 1
+    assert [prompt_fields(read) for read in inputs.attention.prompts] == [(1, 5, 0, 64, (2,))]
+    assert inputs.logit_rows == [0, 4, 0, 0]
+
+
+def test_a_replay_draws_only_at_the_end_of_what_is_written() -> None:
+    group = decoding_group(range(3), [0], ([50, 51, 52, 53, 54, 55], [1, 4]))
+    (sequence,) = group.sequences
+    part = build_inputs(StepPlan((TailChunk(sequence, 0, 4),), ()), 4)
+    assert (part.token_ids, part.slots, part.draws) == ([50, 51, 52, 53], [4, 5, 6, 7], [])
+    rest = build_inputs(StepPlan((TailChunk(sequence, 4, 6),), ()), 4)
+    assert (rest.token_ids, rest.slots) == ([54, 55, 0, 0], [16, 17])
+    assert draws(rest) == [(0, 1, 9)]
+
+
+def test_a_long_replay_is_cut_where_the_padded_keys_change() -> None:
+    written = list(range(100, 240))
+    group = decoding_group(range(3), [0], (written, list(range(1, 36))))
+    (sequence,) = group.sequences
+    inputs = build_inputs(StepPlan((TailChunk(sequence, 60, 132),), ()), 4)
+    reads = [(read.rows, read.first_offsets, read.num_keys) for read in inputs.attention.tails]
+    assert reads == [
+        (tuple(range(4)), (60,), 64),
+        (tuple(range(4, 68)), (64,), 128),
+        (tuple(range(68, 72)), (128,), 192),
+    ]
+
+
+def test_a_prompt_chunk_is_cut_there_too() -> None:
+    group = prompt_group(range(300), list(range(75)))
+    inputs = build_inputs(StepPlan((), (TrunkChunk(group, 50, 250),)), 4)
+    reads = [prompt_fields(read)[:4] for read in inputs.attention.prompts]
+    assert reads == [(0, 14, 50, 64), (14, 78, 64, 128), (78, 142, 128, 192), (142, 200, 192, 512)]
+
+
+def test_prompt_logprobs_want_the_logits_of_every_row_of_the_chunk() -> None:
+    decoding = decoding_group(range(3), [0], ([50], [1]))
+    reading = prompt_group(range(20, 26), [2, 3], prompt_logprobs=0)
+    inputs = build_inputs(StepPlan(tails(decoding), (TrunkChunk(reading, 2, 6),)), 4)
+    assert inputs.logit_rows == [0, 1, 2, 3, 4, 4, 0, 0]  # the last one twice: as the prompt's, and to draw from
+    assert [(r.group, r.begin, r.end, r.position) for r in inputs.prompt_rows] == [(reading, 1, 5, 2)]
+    assert draws(inputs) == [(0, 0, 4), (0, 4, 6), (1, 4, 6)]
+
+
+def test_prompt_logprobs_that_the_client_has_are_not_made_again() -> None:
+    """A group that lost its trunk reads its prompt twice."""
+    group = prompt_group(range(20, 24), [2], prompt_logprobs=0)
+    group.reported = True
+    inputs = build_inputs(StepPlan((), (TrunkChunk(group, 0, 4),)), 4)
+    assert inputs.prompt_rows == []
+    assert inputs.logit_rows == [3, 0, 0, 0]
+
+
+def test_rows_and_logit_rows_are_padded_to_a_multiple() -> None:
+    for count in range(1, 10):
+        group = prompt_group(range(count), [0, 1, 2], prompt_logprobs=0)
+        inputs = build_inputs(StepPlan((), (TrunkChunk(group, 0, count),)), 4)
+        assert len(inputs.token_ids) == len(inputs.positions) == -(-count // ROW_MULTIPLE) * ROW_MULTIPLE
+        assert len(inputs.slots) == count
+        assert len(inputs.logit_rows) % ROW_MULTIPLE == 0
+        assert set(inputs.logit_rows) <= set(range(count))
