@@ -1,0 +1,86 @@
+"""The benchmark itself: prompts no cache knows, figures that add up, floors that can be missed."""
+
+import itertools
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from bench.fork import main, numbers
+from bench.load import Timing, middle
+from bench.prompt import prompts
+from bench.report import Report, Row, floors
+from motet.deploy.figures import Figures, figures_in
+from motet.types import ChoiceStart, GenerateRequest
+from tests.fake_server import FakeServer
+from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
+
+NOTHING = Figures(**dict.fromkeys(Figures.__dataclass_fields__, 0))
+
+
+def timing(last_first_s: float, total_s: float) -> Timing:
+    return Timing(first_s=last_first_s, last_first_s=last_first_s, total_s=total_s, tokens=64)
+
+
+def row(n: int, last_first_s: float, total_s: float, *, separate_s: float) -> Row:
+    return Row(n, timing(last_first_s, total_s), NOTHING, timing(last_first_s, separate_s))
+
+
+def talkative(_: GenerateRequest, __: ChoiceStart) -> list[int]:
+    return fake_answer("and on ", eos=False)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with FakeServer(save_tiny_tokenizer(tmp_path_factory.mktemp("model")), talkative) as server:
+        yield server.url
+
+
+def test_no_prompt_begins_as_another() -> None:
+    first = list(itertools.islice(prompts([1, 2, 3, 4, 2], 9), 12))
+    assert {len(prompt) for prompt in first} == {9}
+    assert len({tuple(prompt[:2]) for prompt in first}) == 12
+
+
+def test_it_prints_a_table_and_json_on_the_last_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--url", url, "--separate-url", url, "--ns", "1,3", "--separate-ns", "3", "--repeats", "2"]
+    assert main([*arguments, "--prompt-tokens", "40", "--max-tokens", "5"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(r["n"], r["group"]["tokens"]) for r in report["rows"]] == [(1, 5), (3, 15)]
+    assert [r["spent"]["prompt_tokens"] for r in report["rows"]] == [40, 40]
+    assert [r["separate"] is None for r in report["rows"]] == [True, False]
+    assert {"cpu", "torch", "motet", "command"} <= report["machine"].keys()
+
+
+def test_floors_that_are_met_and_missed_are_told_apart() -> None:
+    met = floors([row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.3, 12.0, separate_s=24.0)])
+    assert [floor.met for floor in met] == [True, True, True]
+    missed = floors([row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.31, 12.1, separate_s=24.1)])
+    assert [floor.met for floor in missed] == [False, False, False]
+
+
+def test_one_missed_floor_is_enough_to_fail() -> None:
+    rows = [row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.31, 12.0, separate_s=24.0)]
+    assert not Report({}, 40, 5, rows, floors(rows)).all_floors_met
+    rows = [row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.3, 12.0, separate_s=24.0)]
+    assert Report({}, 40, 5, rows, floors(rows)).all_floors_met
+
+
+def test_medians_are_taken_figure_by_figure() -> None:
+    timings = [Timing(1, 5, 9, 64, 7), Timing(2, 4, 8, 64, 6), Timing(3, 6, 7, 64, 5)]
+    assert middle(timings) == Timing(2, 5, 8, 64, 7)
+    assert middle(timings).decode_tokens_per_s == 64 / 3
+
+
+def test_counters_are_read_from_the_exposition() -> None:
+    names = list(Figures.__dataclass_fields__)
+    exposition = "".join(
+        f'# TYPE motet:{n} counter\nmotet:{n}_total{{model_name="m"}} {i}.0\n' for i, n in enumerate(names)
+    )
+    later = figures_in(exposition)
+    assert [getattr(later, name) for name in names] == list(range(len(names)))
+    assert later - later == NOTHING
+
+
+def test_numbers_may_be_none() -> None:
+    assert (numbers("1,8,32"), numbers("")) == ((1, 8, 32), ())
