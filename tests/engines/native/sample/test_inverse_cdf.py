@@ -14,6 +14,12 @@ def test_a_fraction_finds_the_step_it_falls_on_and_what_is_left_of_it() -> None:
     assert rest.tolist() == pytest.approx([0.0, 0.5, 0.0, 0.5, 0.0, 1.0])
 
 
+def test_a_fraction_rounded_up_to_one_finds_the_last_index_with_weight() -> None:
+    weights = torch.tensor([[0.3, 0.0, 0.1, 0.0, 0.0]], dtype=torch.float64).expand(2, -1)
+    index, _ = invert(weights, torch.tensor([1.0, 1.0 + 1e-9], dtype=torch.float64))
+    assert index.tolist() == [2, 2]
+
+
 def test_weights_need_not_sum_to_one() -> None:
     weights = torch.tensor([[3e-9, 1e-9], [3e9, 1e9]], dtype=torch.float64)
     index, _ = invert(weights, torch.tensor([0.74, 0.76], dtype=torch.float64))

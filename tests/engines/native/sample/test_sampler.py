@@ -128,6 +128,12 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it_the_lower_ids_among_equals(
     assert set(drawn) == set(range(100))
 
 
+def test_top_p_stops_at_the_token_that_reaches_it_exactly() -> None:
+    logits = torch.full((1, VOCAB), -torch.inf)
+    logits[0, [200, 600]] = 1.0  # one half each
+    assert set(draws(logits, SamplingParams(max_tokens=9, top_p=0.5), [Past(seed) for seed in range(50)])) == {200}
+
+
 def test_min_p_keeps_all_equals() -> None:
     logits = torch.full((1, VOCAB), -9.0)
     logits[0, [1, 500, 999]] = torch.tensor([2.0, 1.0, 1.0])

@@ -33,7 +33,7 @@ def invert(weights: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor,
     """
     cdf = weights.cumsum(-1)
     total = cdf[:, -1]
-    # Rounding may bring the product up to the total, beyond which no index lies.
+    # What is left of a block may be rounded up to all of it, beyond which no index lies.
     target = torch.minimum(fraction * total, torch.nextafter(total, torch.zeros_like(total))).unsqueeze(-1)
     index = torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[1] - 1)
     weight = weights.gather(1, index)

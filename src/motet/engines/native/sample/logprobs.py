@@ -12,7 +12,7 @@ from motet.types import TokenLogprob
 @torch.inference_mode()
 def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], k: int) -> list[TokenLogprob]:
     """Scores `target_ids[i]` under row i of `logits` [rows, vocabulary], with the best `k` tokens of each row."""
-    scratch = Scratch(logits.shape[1], logits.device)
+    scratch = Scratch(logits.shape[1], logits.device, max_rows=len(target_ids))
     targets = torch.tensor(target_ids, dtype=torch.int64, device=logits.device)
     packed = token_logprobs(scratch, logits, range(len(target_ids)), targets, k)
     return [unpack(token_id, row, k) for token_id, row in zip(target_ids, packed.tolist(), strict=True)]

@@ -17,10 +17,11 @@ _GPU_ELEMENTS = 2**25
 class Scratch:
     """Holds up to `capacity` rows; what `load` returned is overwritten by the next `load`."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, *, max_rows: int | None = None) -> None:
         width = -(-vocab_size // BLOCK) * BLOCK
         elements = _CPU_ELEMENTS if device.type == "cpu" else _GPU_ELEMENTS
-        self.capacity = max(1, elements // width)
+        fitting = elements // width
+        self.capacity = max(1, fitting if max_rows is None else min(fitting, max_rows))
         self._vocab_size = vocab_size
         self._x = torch.empty(self.capacity, width, device=device)
         self._y = torch.empty_like(self._x)

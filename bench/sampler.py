@@ -1,0 +1,102 @@
+"""What sampling costs a step: milliseconds for 32 and 128 choices over a vocabulary of 49,152, each way of drawing.
+
+The logits are bf16 and made up: probabilities fall with a power of their rank, whose exponent differs from row to row,
+which gives top-p about as many tokens to keep as a small chat model does (some rows 2, some 2,000). "fork" draws all
+choices from one row, as the first tokens of a group are. Prints a table, and JSON on the last line.
+
+Run: python -m bench.sampler [--rows 32,128] [--repeats 30] [--device cpu] [--threads 2]
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from bench.machine import machine
+from motet.engines.native.sample.sampler import Sampler, SampleRow
+from motet.engines.native.sample.state import ChoiceSampling
+from motet.types import SamplingParams
+
+VOCAB = 49_152
+PROMPT = [token_id % 500 for token_id in range(1340)]
+WRITTEN = list(range(400, 600))
+WAYS = {
+    "temperature 1": SamplingParams(max_tokens=999),
+    "temperature 1, fork": SamplingParams(max_tokens=999),
+    "greedy": SamplingParams(max_tokens=999, temperature=0.0),
+    "temperature 0.7": SamplingParams(max_tokens=999, temperature=0.7),
+    "min_p 0.05": SamplingParams(max_tokens=999, min_p=0.05),
+    "top_k 50": SamplingParams(max_tokens=999, top_k=50),
+    "top_p 0.9": SamplingParams(max_tokens=999, top_p=0.9),
+    "top_p 0.99": SamplingParams(max_tokens=999, top_p=0.99),
+    "top_k 50, top_p 0.9": SamplingParams(max_tokens=999, top_k=50, top_p=0.9),
+    "presence and frequency": SamplingParams(max_tokens=999, presence_penalty=0.2, frequency_penalty=0.5),
+    "repetition": SamplingParams(max_tokens=999, repetition_penalty=1.1),
+    "logprobs 5": SamplingParams(max_tokens=999, logprobs=5),
+}
+
+
+def made_up_logits(rows: int, device: torch.device) -> torch.Tensor:
+    """[rows, VOCAB] bf16"""
+    generator = torch.Generator().manual_seed(0)
+    exponents = 1.3 + 1.2 * torch.rand(rows, 1, generator=generator)
+    by_rank = -exponents * torch.arange(1, VOCAB + 1).log()
+    places = torch.rand(rows, VOCAB, generator=generator).argsort(-1)
+    return (20 + by_rank.gather(1, places)).bfloat16().to(device)
+
+
+def sample_rows(params: SamplingParams, rows: int, *, fork: bool) -> list[SampleRow]:
+    return [
+        SampleRow(
+            logits_row=0 if fork else row,
+            state=ChoiceSampling(params, seed=row, prompt=PROMPT, eos_token_ids=(0,), written=WRITTEN),
+            position=len(PROMPT) + len(WRITTEN),
+        )
+        for row in range(rows)
+    ]
+
+
+def milliseconds(work: Callable[[], object], repeats: int) -> float:
+    """The median, after one run to warm up. The work ends with a copy to the host, so nothing is left running."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - start) * 1e3)
+    return round(median(times), 3)
+
+
+def measure(rows: int, repeats: int, device: torch.device) -> dict[str, float]:
+    sampler, logits = Sampler(VOCAB, device), made_up_logits(rows, device)
+    figures = {}
+    for name, params in WAYS.items():
+        draws = sample_rows(params, rows, fork="fork" in name)
+        figures[name] = milliseconds(lambda draws=draws: sampler.sample(logits, draws), repeats)  # type: ignore[misc]
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="milliseconds a step spends on sampling")
+    parser.add_argument("--rows", default="32,128", help="choices of a step (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    counts = [int(rows) for rows in options.rows.split(",")]
+    results = {rows: measure(rows, options.repeats, torch.device(options.device)) for rows in counts}
+
+    print(f"{'ms a step':24}" + "".join(f"{rows:>5} choices" for rows in counts))
+    for name in WAYS:
+        print(f"{name:24}" + "".join(f"{results[rows][name]:13.2f}" for rows in counts))
+    about = machine(" ".join(["python -m bench.sampler", *sys.argv[1:]]))
+    print(json.dumps({"machine": about, "threads": options.threads, "vocab_size": VOCAB, "ms": results}))
+
+
+if __name__ == "__main__":
+    main()

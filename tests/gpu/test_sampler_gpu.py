@@ -1,0 +1,98 @@
+"""The sampler on CUDA draws, choice for choice, what it draws on the CPU from the same float32 logits."""
+
+import pytest
+import torch
+
+from motet.engines.native.sample.logprobs import prompt_logprobs
+from motet.engines.native.sample.sampler import Sampled, Sampler, SampleRow
+from motet.types import SamplingParams
+from tests.engines.native.sample.reference import Past
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+VOCAB = 49_152
+ROWS = 64
+WAYS = {
+    "plain": SamplingParams(max_tokens=9),
+    "temperature": SamplingParams(max_tokens=9, temperature=0.7),
+    "greedy": SamplingParams(max_tokens=9, temperature=0.0),
+    "top_k": SamplingParams(max_tokens=9, top_k=50),
+    "top_p": SamplingParams(max_tokens=9, top_p=0.9),
+    "top_p of nearly all": SamplingParams(max_tokens=9, top_p=0.999),
+    "min_p": SamplingParams(max_tokens=9, min_p=0.02),
+    "all filters": SamplingParams(max_tokens=9, temperature=1.3, top_k=900, top_p=0.95, min_p=0.001),
+    "edits": SamplingParams(
+        max_tokens=9,
+        repetition_penalty=1.2,
+        frequency_penalty=0.5,
+        presence_penalty=0.2,
+        logit_bias={5: 4.0},
+        min_tokens=20,
+    ),
+    "logprobs": SamplingParams(max_tokens=9, logprobs=5),
+}
+
+
+def logits_of(seed: int, rows: int = ROWS) -> torch.Tensor:
+    return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def sample(logits: torch.Tensor, rows: list[SampleRow], device: str) -> list[Sampled]:
+    return Sampler(VOCAB, torch.device(device)).sample(logits.to(device), rows)
+
+
+def assert_same(on_cpu: list[Sampled], on_gpu: list[Sampled]) -> None:
+    assert [sampled.token_id for sampled in on_gpu] == [sampled.token_id for sampled in on_cpu]
+    assert [sampled.finite for sampled in on_gpu] == [sampled.finite for sampled in on_cpu]
+    for cpu, gpu in zip(on_cpu, on_gpu, strict=True):
+        assert (cpu.logprob is None) == (gpu.logprob is None)
+        if cpu.logprob is not None and gpu.logprob is not None:
+            assert gpu.logprob.rank == cpu.logprob.rank
+            assert gpu.logprob.logprob == pytest.approx(cpu.logprob.logprob, abs=1e-5)
+            assert [token_id for token_id, _ in gpu.logprob.top] == [token_id for token_id, _ in cpu.logprob.top]
+
+
+@pytest.mark.parametrize("params", WAYS.values(), ids=WAYS.keys())
+def test_cuda_draws_what_the_cpu_draws(params: SamplingParams) -> None:
+    logits = logits_of(0)
+    pasts = [Past(seed, prompt=range(100), written=(7, 7, 900)) for seed in range(4 * ROWS)]
+    rows = [past.sample_row(place % ROWS, params) for place, past in enumerate(pasts)]
+    assert_same(sample(logits, rows, "cpu"), sample(logits, rows, "cuda"))
+
+
+def test_cuda_draws_a_mixed_step_as_it_draws_each_choice_alone() -> None:
+    logits = logits_of(1)
+    kinds = list(WAYS.values())
+    rows = [Past(row, written=(3,)).sample_row(row, kinds[row % len(kinds)]) for row in range(ROWS)]
+    together = sample(logits, rows, "cuda")
+    for row in range(ROWS):
+        alone = sample(logits[row : row + 1], [SampleRow(0, rows[row].state, rows[row].position)], "cuda")
+        assert alone[0].token_id == together[row].token_id
+
+
+def test_equal_logits_go_by_lower_id_on_cuda_too() -> None:
+    logits = logits_of(2).bfloat16()
+    params = SamplingParams(max_tokens=9, top_k=20, logprobs=20)
+    rows = [Past(row).sample_row(row, params) for row in range(ROWS)]
+    assert_same(sample(logits, rows, "cpu"), sample(logits, rows, "cuda"))
+
+
+def test_a_row_that_is_not_finite_is_flagged_on_cuda() -> None:
+    logits = logits_of(3, rows=2)
+    logits[0, 777] = torch.nan
+    for params in WAYS.values():
+        bad, good = sample(logits, [Past().sample_row(row, params) for row in (0, 1)], "cuda")
+        assert not bad.finite
+        assert good.finite
+
+
+def test_prompt_logprobs_on_cuda_are_those_of_the_cpu() -> None:
+    logits, targets = logits_of(4), list(range(0, 10 * ROWS, 10))
+    on_cpu, on_gpu = prompt_logprobs(logits, targets, 3), prompt_logprobs(logits.cuda(), targets, 3)
+    for cpu, gpu in zip(on_cpu, on_gpu, strict=True):
+        assert (gpu.token_id, gpu.rank) == (cpu.token_id, cpu.rank)
+        assert gpu.logprob == pytest.approx(cpu.logprob, abs=1e-5)
+        assert [token_id for token_id, _ in gpu.top] == [token_id for token_id, _ in cpu.top]
