@@ -250,13 +250,17 @@ class LockstepEngine(FakeEngine):
         return LockstepGroup(self, request)
 
     async def turn(self) -> None:
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = loop.create_future()
         self._turns.append(mine)
         if len(self._turns) == self._num_groups:
-            for turn in self._turns:
-                turn.set_result(None)
-            self._turns.clear()
+            loop.call_soon(self._step)
         await mine
+
+    def _step(self) -> None:
+        turns, self._turns = self._turns, []
+        for turn in turns:
+            turn.set_result(None)
 
 
 async def test_one_step_of_several_prompts_goes_out_in_one_message(tokenizer: Tokenizer) -> None:
