@@ -1,0 +1,41 @@
+"""Self-consistency: eight answers to one question, and the one most of them agree on.
+
+Needs `pip install openai` and a running server: make serve. Then: python examples/best_of_eight.py
+"""
+
+import argparse
+import re
+from collections import Counter
+
+from openai import OpenAI
+
+QUESTION = "A farmer has 3 fields with 4 cows each. How many cows are there? End with the number."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    arguments = parser.parse_args()
+
+    client = OpenAI(base_url=arguments.url, api_key="none")
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": arguments.question}],
+        n=8,
+        temperature=0.7,
+        max_tokens=80,
+    )
+    numbers = [last_number(choice.message.content or "") for choice in answer.choices]
+    for number, votes in Counter(numbers).most_common():
+        print(f"{votes} of {len(numbers)}: {number}")
+
+
+def last_number(text: str) -> str:
+    """The answer of one choice."""
+    found = re.findall(r"-?\d+(?:\.\d+)?", text)
+    return found[-1] if found else "no number"
+
+
+if __name__ == "__main__":
+    main()

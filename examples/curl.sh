@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The API with curl alone. Needs a running server: make serve. Then: examples/curl.sh [http://127.0.0.1:8000]
+set -euo pipefail
+url=${1:-http://127.0.0.1:8000}
+
+echo "# four choices in one answer"
+curl --silent --show-error --fail-with-body "$url/v1/chat/completions" --header 'Content-Type: application/json' --data '{
+  "messages": [{"role": "user", "content": "Give a name for a boat."}],
+  "n": 4,
+  "max_tokens": 20,
+  "seed": 1
+}'
+echo
+
+echo "# the same as a stream: choices come interleaved, each chunk with its index"
+curl --silent --show-error --fail-with-body --no-buffer "$url/v1/chat/completions" --header 'Content-Type: application/json' --data '{
+  "messages": [{"role": "user", "content": "Give a name for a boat."}],
+  "n": 4,
+  "max_tokens": 20,
+  "seed": 1,
+  "stream": true,
+  "stream_options": {"include_usage": true}
+}'
+
+echo "# two prompts with two choices each: index = prompt * n + choice"
+curl --silent --show-error --fail-with-body "$url/v1/completions" --header 'Content-Type: application/json' --data '{
+  "prompt": ["The sea is", "The sky is"],
+  "n": 2,
+  "max_tokens": 8
+}'
+echo
+
+echo "# what is going on"
+curl --silent --show-error --fail-with-body "$url/status"
+echo
