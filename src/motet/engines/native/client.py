@@ -16,7 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from motet.config import EngineConfig
+from motet.config import EngineConfig, environment
 from motet.engines.native.protocol import (
     Abort,
     AskStats,
@@ -196,6 +196,9 @@ class Pipes:
 
 
 async def _spawn(launch: Launch) -> asyncio.subprocess.Process:
+    # OpenMP threads that wait for each other sleep instead of spinning. Where another process wants a core, a spinning
+    # thread keeps it from the very thread it waits for: a step was then 10 to 40 times slower (docs/log.md).
+    environ = {"OMP_WAIT_POLICY": "PASSIVE", **environment()}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
