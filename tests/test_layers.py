@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tools.layers import SOURCE, Import, find_wrong, imports_of, layer_of, wrong
 
 HEAVY = ("torch", "transformers", "nixl", "ray")
