@@ -1,0 +1,58 @@
+"""docs/api.md says what is read, ignored and refused."""
+
+from pathlib import Path
+
+import pytest
+
+from motet.api.schema_chat import ChatRequest, Message
+from motet.api.schema_completion import CompletionRequest
+from motet.api.schema_generate import GenerateSampling, TokensRequest
+from motet.api.schema_shared import Schema, StreamOptions
+from motet.api.schema_tokenize import TokenizeBody
+from tests.api.serving import Served
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+IGNORED = PAGE.partition("### Ignored fields")[2].partition("### Refused fields")[0]
+REFUSED = PAGE.partition("### Refused fields")[2].partition("## Streams")[0]
+
+every_schema = pytest.mark.parametrize(
+    "schema", [ChatRequest, CompletionRequest, GenerateSampling, TokensRequest, TokenizeBody, StreamOptions, Message]
+)
+
+
+@every_schema
+def test_every_field_that_is_read_is_described(schema: type[Schema]) -> None:
+    assert [name for name in schema.model_fields if f"`{name}`" not in PAGE and name != "refusal"] == []
+
+
+@every_schema
+def test_every_ignored_field_is_listed(schema: type[Schema]) -> None:
+    listed = IGNORED.replace("stream_options.", "").replace("messages[].", "")
+    assert [name for name in schema.ignored if f"`{name}`" not in listed] == []
+
+
+@pytest.mark.parametrize("schema", [ChatRequest, CompletionRequest])
+def test_every_value_that_asks_for_nothing_is_listed(schema: type[Schema]) -> None:
+    passing = [name for name, values in schema.neutral.items() if values]
+    assert [name for name in passing if f"`{name}" not in REFUSED] == []
+
+
+@pytest.mark.anyio
+async def test_every_route_is_listed_and_exists(served: Served) -> None:
+    paths = [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/inference/v1/generate"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/v1/models"),
+        ("GET", "/health"),
+        ("GET", "/ready"),
+        ("GET", "/version"),
+        ("GET", "/status"),
+        ("GET", "/metrics"),
+        ("POST", "/drain"),
+    ]
+    for method, path in paths:
+        assert f"`{method} {path}`" in PAGE
+        assert (await served.http.request(method, path)).status_code not in (404, 405)

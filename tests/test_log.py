@@ -1,0 +1,54 @@
+"""Log lines, for people and for machines."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from motet.log import LogFormat, setup_logging
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    logger = logging.getLogger("motet")
+    before = (logger.handlers, logger.level, logger.propagate)
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def logged(format: LogFormat) -> str:
+    stream = io.StringIO()
+    setup_logging(format=format, stream=stream)
+    logging.getLogger("motet.api").info("group ended", extra={"fields": {"request_id": "r-1", "n": 8}})
+    return stream.getvalue()
+
+
+def test_text_line_ends_with_its_figures() -> None:
+    assert logged(LogFormat.TEXT).endswith(" INFO motet.api: group ended request_id=r-1 n=8\n")
+
+
+def test_json_line_is_one_object_with_its_figures() -> None:
+    line = json.loads(logged(LogFormat.JSON))
+    assert (line["message"], line["level"], line["logger"]) == ("group ended", "info", "motet.api")
+    assert (line["request_id"], line["n"]) == ("r-1", 8)
+    assert line["time"].endswith("+00:00")
+
+
+def test_json_line_holds_the_exception() -> None:
+    stream = io.StringIO()
+    setup_logging(format=LogFormat.JSON, stream=stream)
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        logging.getLogger("motet.api").exception("failed")
+    (line,) = stream.getvalue().splitlines()
+    assert "ValueError: odd" in json.loads(line)["exception"]
+
+
+def test_level_is_kept() -> None:
+    stream = io.StringIO()
+    setup_logging(level=logging.WARNING, stream=stream)
+    logging.getLogger("motet.api").info("quiet")
+    assert stream.getvalue() == ""
