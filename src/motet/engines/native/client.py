@@ -205,6 +205,7 @@ async def _spawn(launch: Launch) -> asyncio.subprocess.Process:
         "motet.engines.native.process",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
+        env=environ,
     )
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")
