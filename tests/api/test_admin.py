@@ -58,6 +58,16 @@ async def test_dead_engine_is_neither_healthy_nor_ready(serve: Serving) -> None:
     assert (await served.http.get("/metrics")).status_code == 200
 
 
+async def test_engine_busy_with_a_long_step_is_healthy(serve: Serving) -> None:
+    class BusyEngine(WatchedEngine):
+        async def stats(self) -> EngineStats:
+            await asyncio.Event().wait()
+            raise AssertionError("never answered")
+
+    served = await serve(engine=BusyEngine())
+    assert (await served.http.get("/health")).status_code == 200
+
+
 async def test_version_is_that_of_the_package(served: Served) -> None:
     assert (await served.http.get("/version")).json() == {"version": version("motet")}
 

@@ -1,11 +1,14 @@
 """Chat completions, through the official client where it can send the request, else raw."""
 
+from pathlib import Path
+
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from motet.errors import EngineError
+from motet.text.tokenizer import Tokenizer
 from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, saying
-from tests.tiny_tokenizer import IM_START_ID, fake_answer
+from tests.tiny_tokenizer import IM_START_ID, fake_answer, save_tiny_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -170,10 +173,10 @@ async def test_last_message_can_be_continued(served: Served) -> None:
     assert text.endswith("<|im_start|>assistant\nwell")
 
 
-async def test_chat_template_of_the_request_is_used(served: Served) -> None:
-    response = await served.chat(
-        chat_template="{{ mood }}: {{ messages[0].content }}", chat_template_kwargs={"mood": "good"}
-    )
+async def test_variables_of_the_request_reach_the_chat_template(serve: Serving, tmp_path: Path) -> None:
+    folder = save_tiny_tokenizer(tmp_path, chat_template="{{ mood }}: {{ messages[0].content }}")
+    served = await serve(tokenizer=Tokenizer.load(folder))
+    response = await served.chat(chat_template_kwargs={"mood": "good"})
     assert response.status_code == 200
     assert served.service.tokenizer.decode(served.engine.requests[0].prompt) == "good: hi"
 

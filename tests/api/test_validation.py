@@ -60,7 +60,7 @@ pytestmark = pytest.mark.anyio
         ("kv_transfer_params", {}, "unsupported_parameter"),
         ("echo", True, "unsupported_parameter"),
         ("best_of", 2, "unknown_parameter"),
-        ("chat_template", "{% if %}", None),
+        ("chat_template", "{{ 1 }}", "unsupported_parameter"),
         ("model", 5, "invalid_type"),
     ],
 )

@@ -1,5 +1,6 @@
 """What operators ask: is it alive, does it take work, what does it do, and please take no more."""
 
+import asyncio
 from importlib.metadata import version
 
 import msgspec
@@ -10,6 +11,9 @@ from motet.api.json_body import json_response
 from motet.api.service import Service
 from motet.api.status import server_status, stats_if_alive
 from motet.errors import DrainingError, EngineDiedError
+
+PATIENCE_S = 0.5
+"""How long a health check waits for the engine to finish its step."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -67,5 +71,11 @@ def admin_router(service: Service) -> APIRouter:
 
 
 async def _check_alive(service: Service) -> None:
-    if await stats_if_alive(service.engine) is None:
+    """A dead engine says so at once; one that takes longer to answer is busy with a long step, and alive."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            stats = await stats_if_alive(service.engine)
+    except TimeoutError:
+        return
+    if stats is None:
         raise EngineDiedError("The engine is not running.")

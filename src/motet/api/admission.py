@@ -20,8 +20,8 @@ class Admission:
         """Returns once no group is open."""
         await self._empty.wait()
 
-    def admit(self, num_groups: int) -> list["Place"]:
-        """A place for each group of a request, or an error and none of them."""
+    def check_room(self, num_groups: int) -> None:
+        """Raises if so many groups would not be admitted now: asked early, it saves reading a prompt in vain."""
         if self.draining:
             raise DrainingError("The server is draining and takes no new requests; try another one.")
         if self.waiting + num_groups > self.max_waiting:
@@ -29,6 +29,10 @@ class Admission:
                 f"The server is overloaded: {self.waiting} groups wait for their first token and this request has "
                 f"{num_groups}, while at most {self.max_waiting} may wait. Try again later."
             )
+
+    def admit(self, num_groups: int) -> list["Place"]:
+        """A place for each group of a request, or an error and none of them."""
+        self.check_room(num_groups)
         return [Place(self) for _ in range(num_groups)]
 
     def entered(self) -> None:

@@ -18,6 +18,7 @@ def chat_router(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Answer:
         service.check_model(body.model)
+        service.admission.check_room(1)
         prompt = await chat_prompt(service, body)
         wanted = Wanted(
             prefix="chatcmpl",

@@ -21,6 +21,7 @@ def completion_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         wanted = _wanted(body, trace_of(request))
         check_counts(service, len(body.prompt), wanted)
+        service.admission.check_room(len(body.prompt))
         prompts = await completion_prompts(service, body.prompt, add_special_tokens=body.add_special_tokens)
         plan = make_plan(service, prompts, body, body, wanted)
         return Answer(service, plan, _writer(service, plan, body))

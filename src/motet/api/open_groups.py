@@ -7,6 +7,7 @@ reader holds the groups' streams back rather than filling memory.
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from anyio.abc import TaskGroup
@@ -62,9 +63,9 @@ class OpenGroup:
         if self._ended:
             return
         self._ended = True
-        await self.text.aclose()
         self._place.leave()
         self._account(status, trace)
+        await self.text.aclose()
 
     def _account(self, status: int, trace: str) -> None:
         now, record = self._service.clock(), self.record
@@ -116,12 +117,11 @@ class OpenGroups:
 
     async def aclose(self, *, status: int) -> None:
         """Ends what still runs. `status`: how the request went, for the log and the metrics."""
-        try:
-            for group in self._groups:
-                await group.close(status=status, trace=self._plan.trace)
-        finally:
+        async with AsyncExitStack() as closing:  # one that fails does not keep the others open
             for place in self._places:
-                place.leave()
+                closing.callback(place.leave)
+            for group in reversed(self._groups):
+                closing.push_async_callback(group.close, status=status, trace=self._plan.trace)
 
 
 class OneGroup:

@@ -22,7 +22,6 @@ async def chat_prompt(service: Service, chat: ChatPrompt) -> list[int]:
             add_generation_prompt=chat.ends_with_generation_prompt,
             continue_final_message=chat.continue_final_message,
             template_kwargs=chat.chat_template_kwargs,
-            chat_template=chat.chat_template,
         )
 
     ids = await _beside_the_loop(render, num_chars)

@@ -84,7 +84,6 @@ class ChatPrompt(Schema):
     messages: list[Message] = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template: str | None = None
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
 
     @property
@@ -116,6 +115,7 @@ class ChatRequest(ChatPrompt, SamplingFields, GeneratingFields):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "add_special_tokens": (False,),
         "audio": (),
+        "chat_template": (),
         "documents": ([],),
         "echo": (False,),
         "function_call": ("none", "auto"),

@@ -13,7 +13,11 @@ from motet.errors import RequestError
 class TokenizeBody(ChatPrompt):
     """A text (`prompt`) or a chat (`messages` and the fields of a chat prompt), one of the two."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"mm_processor_kwargs": ({},), "tools": ([],)}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "chat_template": (),
+        "mm_processor_kwargs": ({},),
+        "tools": ([],),
+    }
 
     model: str | None = None
     prompt: str | None = None
