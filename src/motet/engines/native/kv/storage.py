@@ -4,8 +4,9 @@
     slot of position p of a table   table[p // block_size] * block_size + p % block_size
 
 The slack behind the last block is zero and never written: block `num_blocks` pads tables that are shorter than a batch,
-and a view of a table may run past its end (those keys are masked). All that is ever stored is finite: a NaN or Inf in a
-masked key would otherwise reach the neighbours, because minus infinity plus NaN is NaN.
+and a view of a table may run past its end (those keys are masked). Masking is adding minus infinity, which cannot undo
+a NaN or an infinite score, nor can a weight of 0 undo an infinite value. So all that is ever stored is finite, and keys
+are small enough for any score to be finite: what breaks one group's KV does not reach its neighbours.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import torch
 
 KEY_PADDING = 512
 """The most keys a view may run past the end of a table."""
+KEY_LIMIT = 1e20
+"""Larger keys are cut: a score is then finite for queries up to 1e16. Those of working models are below 1e4."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class KVStorage:
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.num_blocks = num_blocks
+        self._key_limit = min(KEY_LIMIT, torch.finfo(layout.dtype).max)
         self.block_size = layout.block_size
         slots = num_blocks * layout.block_size + KEY_PADDING
         shape = (layout.num_layers, slots, layout.num_kv_heads, layout.head_dim)
@@ -50,7 +54,8 @@ class KVStorage:
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores key, value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] int64."""
-        self.keys[layer].index_copy_(0, slots, torch.nan_to_num(key))
+        limit = self._key_limit
+        self.keys[layer].index_copy_(0, slots, torch.nan_to_num(key).clamp_(-limit, limit))
         self.values[layer].index_copy_(0, slots, torch.nan_to_num(value))
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:

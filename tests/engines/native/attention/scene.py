@@ -1,0 +1,177 @@
+"""Groups in the middle of their lives with random queries, keys and values; one step of attention over them, and the
+plain definition of what it must give.
+
+Keys and values belong to an owner (a group's prompt, a choice's tail) and are written into whatever blocks its table
+names. All other memory holds garbage.
+"""
+
+import random
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+
+from motet.engines.native.attention.group import StepAttention
+from motet.engines.native.inputs import build_inputs
+from motet.engines.native.kv.storage import KVLayout, KVStorage
+from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
+from motet.engines.native.sequence import Group, Sequence, blocks_for
+from motet.types import ChoiceStart
+from tests.engines.native.paper import group_of, request
+
+BLOCK_SIZE = 8
+Owner = Group | Sequence
+Chunk = TailChunk | TrunkChunk
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a layer asks for."""
+
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class Vectors:
+    query: torch.Tensor  # [tokens, num_heads, head_dim]
+    key: torch.Tensor  # [tokens, num_kv_heads, head_dim]
+    value: torch.Tensor
+
+
+class Scene:
+    """A pool of `blocks` blocks, one layer."""
+
+    def __init__(self, shape: Shape, *, blocks: int = 512, seed: int = 0, garbage: float = 100.0) -> None:
+        self.shape = shape
+        self.scale = shape.head_dim**-0.5
+        self._blocks = blocks
+        self._garbage = garbage
+        self._generator = torch.Generator().manual_seed(seed)
+        self._in_order = list(range(blocks // 2))
+        self._shuffled = list(range(blocks // 2, blocks))
+        random.Random(seed).shuffle(self._shuffled)
+        self.vectors: dict[Owner, Vectors] = {}
+        self._groups = 0
+
+    def decoding(
+        self, prompt_len: int, tails: SequenceOf[tuple[int, int]], *, fragmented: bool = False
+    ) -> tuple[TailChunk, ...]:
+        """A group whose prompt is computed; tails as (begin, end) of what each choice runs in this step."""
+        starts = [ChoiceStart(i, i, tuple(range(end))) for i, (_, end) in enumerate(tails)]
+        group = self._group(prompt_len, starts, fragmented=fragmented)
+        group.computed = prompt_len
+        chunks = []
+        for sequence, (begin, end) in zip(group.sequences, tails, strict=True):
+            sequence.blocks = self._table(end, fragmented=fragmented)
+            self.vectors[sequence] = self._vectors(end)
+            chunks.append(TailChunk(sequence, begin, end))
+        return tuple(chunks)
+
+    def reading(self, prompt_len: int, begin: int, end: int, *, fragmented: bool = False) -> TrunkChunk:
+        """A group that runs positions [begin, end) of its prompt."""
+        return TrunkChunk(self._group(prompt_len, [ChoiceStart(0, 0)], fragmented=fragmented), begin, end)
+
+    def attend(self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rule: Rule) -> list[torch.Tensor]:
+        """One step; the output [rows, num_heads, head_dim] of each chunk, in order."""
+        chunks: list[Chunk] = [*tails, *trunks]
+        inputs = build_inputs(StepPlan(tuple(tails), tuple(trunks)), BLOCK_SIZE)
+        step = StepAttention(inputs.attention, torch.tensor(inputs.slots), self._storage(chunks))
+        rows = len(inputs.token_ids)
+        output = step.attend(
+            0,
+            self._batch([self.vectors[_owner(c)].query[c.begin : c.end] for c in chunks], rows),
+            self._batch([self.vectors[_owner(c)].key[c.begin : c.end] for c in chunks], rows),
+            self._batch([self.vectors[_owner(c)].value[c.begin : c.end] for c in chunks], rows),
+            scale=self.scale,
+            window=rule.window,
+            softcap=rule.softcap,
+        )
+        assert output.shape == (1, rows, self.shape.num_heads, self.shape.head_dim)
+        assert output.dtype is self.shape.dtype
+        ends = list(accumulate(c.end - c.begin for c in chunks))
+        return [output[0, begin:end] for begin, end in pairwise([0, *ends])]
+
+    def definition(self, chunk: Chunk, rule: Rule) -> torch.Tensor:
+        """The same by the textbook, in float64: each row against all it may see, softmax over that."""
+        owner = _owner(chunk)
+        parts, first = [self.vectors[owner]], 0
+        if isinstance(owner, Sequence):
+            parts.insert(0, self.vectors[owner.group])
+            first = len(owner.group.prompt)
+        siblings = self.shape.num_heads // self.shape.num_kv_heads
+        keys = torch.cat([part.key for part in parts]).double().repeat_interleave(siblings, dim=1)
+        values = torch.cat([part.value for part in parts]).double().repeat_interleave(siblings, dim=1)
+        rows = []
+        for offset in range(chunk.begin, chunk.end):
+            position = first + offset
+            begin = 0 if rule.window is None else max(0, position + 1 - rule.window)
+            query = self.vectors[owner].query[offset].double()  # [num_heads, head_dim]
+            scores = torch.einsum("hd,khd->hk", query, keys[begin : position + 1]) * self.scale
+            if rule.softcap is not None:
+                scores = rule.softcap * torch.tanh(scores / rule.softcap)
+            rows.append(torch.einsum("hk,khd->hd", scores.softmax(-1), values[begin : position + 1]))
+        return torch.stack(rows)
+
+    def _group(self, prompt_len: int, starts: list[ChoiceStart], *, fragmented: bool) -> Group:
+        group = group_of(request(f"g{self._groups}", range(prompt_len), starts=starts))
+        self._groups += 1
+        group.blocks = self._table(prompt_len, fragmented=fragmented)
+        self.vectors[group] = self._vectors(prompt_len)
+        return group
+
+    def _table(self, num_tokens: int, *, fragmented: bool) -> list[int]:
+        count, source = blocks_for(num_tokens, BLOCK_SIZE), self._shuffled if fragmented else self._in_order
+        assert count <= len(source), "the scene needs more blocks"
+        taken, source[:] = source[:count], source[count:]
+        return taken
+
+    def _vectors(self, num_tokens: int) -> Vectors:
+        shape = self.shape
+        return Vectors(
+            self.random(num_tokens, shape.num_heads),
+            self.random(num_tokens, shape.num_kv_heads),
+            self.random(num_tokens, shape.num_kv_heads),
+        )
+
+    def random(self, num_tokens: int, num_heads: int) -> torch.Tensor:
+        """[num_tokens, num_heads, head_dim]."""
+        vectors = torch.randn(num_tokens, num_heads, self.shape.head_dim, generator=self._generator)
+        return vectors.to(self.shape.dtype)
+
+    def _batch(self, parts: list[torch.Tensor], rows: int) -> torch.Tensor:
+        """[1, heads, rows, head_dim]; what pads it must not matter."""
+        flat = torch.cat(parts)
+        padding = self.random(rows - flat.shape[0], flat.shape[1])
+        return torch.cat([flat, padding]).transpose(0, 1).unsqueeze(0)
+
+    def _storage(self, chunks: SequenceOf[Chunk]) -> KVStorage:
+        """Garbage everywhere but where KV was computed before this step."""
+        shape, size = self.shape, BLOCK_SIZE
+        layout = KVLayout(1, size, shape.num_kv_heads, shape.head_dim, shape.dtype)
+        storage = KVStorage(layout, self._blocks, torch.device("cpu"))
+        slots = self._blocks * size
+        noise = (self.random(slots, shape.num_kv_heads).float() * self._garbage).to(shape.dtype)
+        storage.write(0, torch.arange(slots), noise, noise)
+        for chunk in chunks:
+            owner = _owner(chunk)
+            computed = [(owner, chunk.begin)]
+            if isinstance(owner, Sequence):
+                computed.append((owner.group, len(owner.group.prompt)))
+            for one, count in computed:
+                where = torch.tensor([one.blocks[p // size] * size + p % size for p in range(count)], dtype=torch.int64)
+                storage.write(0, where, self.vectors[one].key[:count], self.vectors[one].value[:count])
+        return storage
+
+
+def _owner(chunk: Chunk) -> Owner:
+    return chunk.sequence if isinstance(chunk, TailChunk) else chunk.group

@@ -1,0 +1,186 @@
+"""One step's attention against the definition, and the bits of a row against the same row alone."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.engines.native.plan import TailChunk, TrunkChunk
+from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, Rule, Scene, Shape
+
+PLAIN = Rule()
+SHAPES = [
+    Shape(4, 4, 16),
+    Shape(6, 2, 16),
+    Shape(4, 1, 64),
+    Shape(4, 4, 64, torch.bfloat16),
+    Shape(3, 1, 64, torch.bfloat16),
+    Shape(4, 1, 16, torch.bfloat16),
+    Shape(4, 2, 32, torch.float16),
+]
+SHAPE_NAMES = [f"{s.num_heads}-{s.num_kv_heads}-{s.head_dim}-{str(s.dtype)[6:]}" for s in SHAPES]
+RULES = [Rule(), Rule(window=5), Rule(window=40), Rule(softcap=2.0), Rule(window=24, softcap=2.0)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def assert_right(scene: Scene, chunk: Chunk, output: torch.Tensor, rule: Rule) -> None:
+    # bf16 has 8 bits: the kernel rounds its weights to them, and the merge its parts.
+    tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 5e-6}[scene.shape.dtype]
+    torch.testing.assert_close(output.double(), scene.definition(chunk, rule), atol=tolerance, rtol=tolerance)
+
+
+def assert_step_right(scene: Scene, tails: list[TailChunk], trunks: list[TrunkChunk], rule: Rule) -> None:
+    chunks: list[Chunk] = [*tails, *trunks]
+    for chunk, output in zip(chunks, scene.attend(tails, trunks, rule), strict=True):
+        assert_right(scene, chunk, output, rule)
+
+
+lengths = st.integers(1, 40) | st.sampled_from([63, 64, 65, 130, 190, 200])
+pieces = st.tuples(st.integers(0, 30) | st.sampled_from([60, 63, 64, 127, 190, 195]), st.integers(1, 6))
+
+
+@st.composite
+def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[TrunkChunk]]:
+    """Up to three groups that decode or replay, and two that read their prompts."""
+    scene = Scene(shape, seed=draw(st.integers(0, 1000)))
+    tails: list[TailChunk] = []
+    for _ in range(draw(st.integers(0, 3))):
+        parts = draw(st.lists(pieces, min_size=1, max_size=4))
+        tails += scene.decoding(
+            draw(lengths), [(begin, begin + rows) for begin, rows in parts], fragmented=draw(st.booleans())
+        )
+    trunks = []
+    for _ in range(draw(st.integers(0 if tails else 1, 2))):
+        length = draw(lengths)
+        begin = draw(st.integers(0, length - 1))
+        end = draw(st.integers(begin + 1, length))
+        trunks.append(scene.reading(length, begin, end, fragmented=draw(st.booleans())))
+    return scene, tails, trunks
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_mixed_batches_equal_the_definition_and_each_row_its_bits_alone(shape: Shape, data: st.DataObject) -> None:
+    scene, tails, trunks = data.draw(steps(shape))
+    rule = data.draw(st.sampled_from(RULES))
+    chunks: list[Chunk] = [*tails, *trunks]
+    for chunk, output in zip(chunks, scene.attend(tails, trunks, rule), strict=True):
+        assert_right(scene, chunk, output, rule)
+        if isinstance(chunk, TailChunk):
+            (alone,) = scene.attend([chunk], [], rule)
+        else:
+            (alone,) = scene.attend([], [chunk], rule)
+        assert torch.equal(alone, output)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[1:4], ids=SHAPE_NAMES[1:4])
+def test_many_siblings_over_a_long_trunk(shape: Shape, rule: Rule) -> None:
+    scene = Scene(shape, blocks=1024)
+    tails = scene.decoding(523, [(i, i + 1) for i in range(33)])
+    outputs = scene.attend(tails, [], rule)
+    for i in (0, 7, 32):
+        assert_right(scene, tails[i], outputs[i], rule)
+        assert torch.equal(scene.attend(tails[i : i + 1], [], rule)[0], outputs[i])
+
+
+@pytest.mark.parametrize("window", [1, 2, 8, 20])
+def test_rows_whose_window_leaves_the_trunk_behind(window: int) -> None:
+    """The trunk's part is nothing then, and must have no weight; beside siblings that still see some of it."""
+    scene = Scene(Shape())
+    tails = scene.decoding(30, [(0, 1), (6, 7), (7, 8), (18, 19), (19, 22), (45, 46)])
+    trunks = [scene.reading(100, 70, 90)]
+    assert_step_right(scene, list(tails), trunks, Rule(window=window))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_prompt_in_chunks_has_the_bits_of_the_whole(shape: Shape, window: int | None) -> None:
+    scene, rule = Scene(shape), Rule(window=window)
+    chunk = scene.reading(300, 0, 300)
+    (whole,) = scene.attend([], [chunk], rule)
+    cuts = [0, 1, 4, 37, 64, 100, 191, 194, 256, 299, 300]
+    parts = [scene.attend([], [TrunkChunk(chunk.group, begin, end)], rule)[0] for begin, end in pairwise(cuts)]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_replay_has_the_bits_of_the_tokens_one_by_one(shape: Shape, window: int | None) -> None:
+    scene, rule = Scene(shape), Rule(window=window)
+    (chunk,) = scene.decoding(45, [(50, 140)])
+    (replayed,) = scene.attend([chunk], [], rule)
+    for offset in (50, 63, 64, 65, 127, 128, 139):
+        (one,) = scene.attend([TailChunk(chunk.sequence, offset, offset + 1)], [], rule)
+        assert torch.equal(one[0], replayed[offset - 50])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_where_blocks_lie_does_not_matter(rule: Rule) -> None:
+    scene = Scene(Shape())
+    tails, trunk = scene.decoding(70, [(3, 4), (66, 70)]), scene.reading(150, 20, 120)
+    before = scene.attend(tails, [trunk], rule)
+    trunk.group.blocks.reverse()
+    tails[0].sequence.group.blocks.reverse()
+    tails[1].sequence.blocks.reverse()
+    for one, other in zip(before, scene.attend(tails, [trunk], rule), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_last_blocks_of_the_pool_may_be_read_past_their_end() -> None:
+    scene = Scene(Shape(), blocks=32)
+    scene.decoding(8 * 12, [(0, 1)])  # keeps the blocks before away from the reader
+    trunk = scene.reading(8 * 3, 0, 24)
+    trunk.group.blocks = [29, 30, 31]  # 64 keys are read
+    assert_step_right(scene, [], [trunk], PLAIN)
+
+
+@pytest.mark.parametrize("what", ["nan", "inf", "huge"])
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[4], SHAPES[6]], ids=[SHAPE_NAMES[i] for i in (1, 4, 6)])
+@pytest.mark.parametrize("rule", [PLAIN, Rule(window=12), Rule(softcap=2.0)], ids=str)
+def test_a_sick_group_does_not_reach_its_neighbours(shape: Shape, rule: Rule, what: str) -> None:
+    """A prompt's read runs past the end of its table, here into the blocks of a group whose KV is broken."""
+    scene = Scene(shape)
+    healthy, sick = scene.reading(20, 0, 20), scene.reading(40, 0, 40)
+    assert sick.group.blocks[0] == healthy.group.blocks[-1] + 1
+    tails = scene.decoding(33, [(3, 4), (5, 6)])
+    before = scene.attend(tails, [healthy, sick], rule)
+    number = torch.finfo(shape.dtype).max if what == "huge" else float(what)
+    for vectors in (scene.vectors[sick.group], scene.vectors[tails[1].sequence]):
+        vectors.query.fill_(number)
+        vectors.key.fill_(number)
+        vectors.value.fill_(-number)
+    after = scene.attend(tails, [healthy, sick], rule)
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[2], after[2])
+    assert not torch.equal(before[3], after[3])
+
+
+def test_garbage_of_any_finite_size_behind_a_table_does_not_matter() -> None:
+    shape = Shape(dtype=torch.bfloat16)
+    small, large = Scene(shape, garbage=0.0), Scene(shape, garbage=1e38)
+    outputs = []
+    for scene in (small, large):
+        tails, trunk = scene.decoding(33, [(3, 4), (70, 73)]), scene.reading(20, 3, 20)
+        generator = torch.Generator().manual_seed(7)
+        for vectors in scene.vectors.values():
+            for one in (vectors.query, vectors.key, vectors.value):
+                one.copy_(torch.randn(one.shape, generator=generator))
+        outputs.append(torch.cat(scene.attend(tails, [trunk], PLAIN)))
+    assert torch.equal(*outputs)
+
+
+def test_a_step_stores_its_own_keys_and_values_in_their_slots() -> None:
+    """Seen by the next step: a chunk, then the rest."""
+    scene = Scene(Shape())
+    chunk = scene.reading(BLOCK_SIZE * 2 + 3, 0, BLOCK_SIZE * 2 + 3, fragmented=True)
+    assert_step_right(scene, [], [chunk], PLAIN)
+    (tail,) = scene.decoding(5, [(0, BLOCK_SIZE + 2)], fragmented=True)
+    assert_step_right(scene, [tail], [], PLAIN)

@@ -1,0 +1,47 @@
+"""Lengths and cuts: the same for a position, whoever computes it."""
+
+import pytest
+
+from motet.engines.native.attention.plan import TailPiece, batch_tails, padded_keys, pieces
+
+
+def test_keys_are_padded_to_64_while_few_and_to_512_after() -> None:
+    lengths = (1, 64, 65, 128, 129, 192, 193, 512, 513, 1024, 1025)
+    assert [padded_keys(n) for n in lengths] == [64, 64, 128, 128, 192, 192, 512, 512, 1024, 1024, 1536]
+
+
+def test_a_stretch_is_cut_where_the_padded_length_changes() -> None:
+    assert list(pieces(50, 600)) == [
+        (50, 64, 64),
+        (64, 128, 128),
+        (128, 192, 192),
+        (192, 512, 512),
+        (512, 600, 1024),
+    ]
+    assert list(pieces(64, 65)) == [(64, 65, 128)]
+    assert list(pieces(5, 5)) == []
+
+
+@pytest.mark.parametrize("begin", [0, 1, 63, 64, 191, 192, 511])
+def test_a_position_has_one_length_wherever_it_is_cut(begin: int) -> None:
+    for end in (begin + 1, begin + 70, begin + 700):
+        parts = list(pieces(begin, end))
+        assert [position for first, last, _ in parts for position in range(first, last)] == list(range(begin, end))
+        for first, last, keys in parts:
+            assert {padded_keys(position + 1) for position in range(first, last)} == {keys}
+
+
+def test_pieces_of_one_shape_are_read_together() -> None:
+    reads = batch_tails(
+        [
+            TailPiece(0, 10, 11, 64, (1,)),
+            TailPiece(1, 70, 71, 128, (2, 3)),
+            TailPiece(2, 5, 6, 64, (4,)),
+            TailPiece(3, 8, 11, 64, (5,)),
+        ]
+    )
+    assert [(r.rows, r.rows_per_piece, r.first_offsets, r.num_keys, r.tables) for r in reads] == [
+        ((0, 2), 1, (10, 5), 64, ((1,), (4,))),
+        ((3, 4, 5), 3, (8,), 64, ((5,),)),
+        ((1,), 1, (70,), 128, ((2, 3),)),
+    ]

@@ -1,0 +1,66 @@
+"""The memory: where things go, and that nothing in it can break a score."""
+
+import pytest
+import torch
+
+from motet.engines.native.kv.storage import KEY_LIMIT, KEY_PADDING, KVLayout, KVStorage
+
+CPU = torch.device("cpu")
+
+
+def storage(dtype: torch.dtype = torch.float32) -> KVStorage:
+    """Two layers, three blocks of four tokens, one head of two numbers."""
+    return KVStorage(KVLayout(2, 4, 1, 2, dtype), 3, CPU)
+
+
+def numbers(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[tokens, 1, 2]."""
+    return torch.tensor([[[value, value]] for value in values], dtype=dtype)
+
+
+def test_a_block_is_as_large_as_its_layout_says() -> None:
+    layout = KVLayout(2, 4, 1, 2, torch.bfloat16)
+    memory = KVStorage(layout, 3, CPU)
+    used = 2 * memory.keys[:, : 3 * 4].numel() * memory.keys.element_size()
+    assert used == 3 * layout.bytes_per_block == 3 * 64
+
+
+def test_each_token_goes_to_its_slot_in_its_layer() -> None:
+    memory = storage()
+    memory.write(1, torch.tensor([5, 0, 11]), numbers(1, 2, 3), numbers(4, 5, 6))
+    assert memory.keys[1, [5, 0, 11], 0, 0].tolist() == [1, 2, 3]
+    assert memory.values[1, [5, 0, 11], 0, 1].tolist() == [4, 5, 6]
+    assert int(memory.keys[1].count_nonzero()) == 6
+    assert not memory.keys[0].any()
+    assert not memory.values[0].any()
+
+
+def test_the_block_behind_the_last_is_zero() -> None:
+    memory = storage()
+    memory.write(0, torch.arange(12), numbers(*range(1, 13)), numbers(*range(1, 13)))
+    begin = memory.zero_block * memory.block_size
+    assert memory.keys.shape[1] == begin + KEY_PADDING
+    assert not memory.keys[:, begin:].any()
+    assert not memory.values[:, begin:].any()
+
+
+def test_a_copy_takes_keys_and_values_of_all_layers() -> None:
+    memory = storage()
+    for layer in range(2):
+        memory.write(layer, torch.tensor([0, 1]), numbers(1 + layer, 2), numbers(3, 4 + layer))
+    memory.copy(torch.tensor([0, 1]), torch.tensor([7, 10]))
+    assert torch.equal(memory.keys[:, [7, 10]], memory.keys[:, [0, 1]])
+    assert torch.equal(memory.values[:, [7, 10]], memory.values[:, [0, 1]])
+    assert memory.keys[1, [7, 10], 0, 0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_all_that_is_stored_is_finite_and_no_score_can_overflow(dtype: torch.dtype) -> None:
+    memory = storage(dtype)
+    largest = torch.finfo(dtype).max
+    broken = numbers(float("nan"), float("inf"), float("-inf"), largest, 1.5, dtype=dtype)
+    memory.write(0, torch.arange(5), broken, broken)
+    keys, values = memory.keys[0, :5, 0, 0].double(), memory.values[0, :5, 0, 0]
+    limit = float(torch.tensor(min(KEY_LIMIT, largest), dtype=dtype))
+    assert keys.tolist() == [0, limit, -limit, limit, 1.5]
+    assert values.double().tolist() == [0, largest, -largest, largest, 1.5]
