@@ -9,6 +9,9 @@ READY := .venv/ready
 # The one pin of pyproject.toml that must be installed first: see there why it is exact.
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
+# One thread for each of two workers: more would only wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
+
 .PHONY: setup model demo serve check test bench clean
 
 setup: $(READY)
@@ -36,11 +39,11 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python tools/layers.py
 	$(BIN)/python tools/sizes.py
-	$(BIN)/pytest -q -n 2 -m "not slow and not real and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not real and not gpu" $(ARGS)
 
 # Everything: real processes, faults, reference models and the default model's weights too.
 test: $(READY) model
-	$(BIN)/pytest -q -n 2 $(ARGS)
+	$(PYTEST) $(ARGS)
 
 bench: $(READY) model
 	$(BIN)/python -m bench.fork $(ARGS)

@@ -1,10 +1,14 @@
-"""The rules of the test run, tried on small runs of their own."""
+"""The rules of the test run, tried on a small run of their own."""
 
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from motet.config import environment
 
 SETTINGS = """\
 [pytest]
@@ -14,37 +18,59 @@ markers =
     slow: x
 """
 
+REFUSED = {
+    "inside_a_test": 'import pytest\ndef test_a(): pytest.skip("not today")',
+    "by_a_mark": 'import pytest\n@pytest.mark.skip(reason="not today")\ndef test_a(): pass',
+    "a_whole_module": 'import pytest\npytest.skip("not today", allow_module_level=True)',
+    "a_missing_import": 'import pytest\npytest.importorskip("no_such_module")',
+    "gpu_without_a_reason": "import pytest\n@pytest.mark.gpu\n@pytest.mark.skip\ndef test_a(): pass",
+}
+ALLOWED = {
+    "gpu_with_a_reason": 'import pytest\n@pytest.mark.gpu\ndef test_a(): pytest.skip("no device here")',
+    "real_with_a_reason": 'import pytest\n@pytest.mark.real\ndef test_a(): pytest.skip("no weights here")',
+    "an_expected_failure": "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False",
+}
 
-def run_pytest(folder: Path, test_file: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_it.py").write_text(test_file)
+
+@dataclass(frozen=True)
+class Run:
+    exit_code: int
+    failed: frozenset[str]
+    """Names of the files with a failure."""
+    output: str
+
+
+def run_pytest(folder: Path, files: dict[str, str]) -> Run:
     (folder / "pytest.ini").write_text(SETTINGS)
-    options = ["-p", "tests.strict", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
-    return subprocess.run([sys.executable, "-m", "pytest", *options], capture_output=True, text=True, check=False)
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text)
+    options = ["-rA", "-p", "tests.strict", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", str(folder), str(folder)],
+        env={**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    failed = re.findall(r"^(?:FAILED|ERROR) \S*test_(\w+)\.py", result.stdout, re.MULTILINE)
+    return Run(result.returncode, frozenset(failed), result.stdout)
 
 
-@pytest.mark.parametrize(
-    "test_file",
-    [
-        'import pytest\ndef test_a(): pytest.skip("not today")',
-        'import pytest\n@pytest.mark.skip(reason="not today")\ndef test_a(): pass',
-        'import pytest\npytest.skip("not today", allow_module_level=True)',
-        'import pytest\npytest.importorskip("no_such_module")',
-        "import pytest\n@pytest.mark.gpu\n@pytest.mark.skip\ndef test_a(): pass",
-    ],
-    ids=["inside a test", "by a mark", "a whole module", "a missing import", "gpu without a reason"],
-)
-def test_a_skip_fails_the_run(tmp_path: Path, test_file: str) -> None:
-    result = run_pytest(tmp_path, test_file)
-    assert result.returncode != 0
-    assert "a skip fails the run" in result.stdout
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_pytest(tmp_path_factory.mktemp("refused"), REFUSED)
 
 
-@pytest.mark.parametrize("mark", ["gpu", "real"])
-def test_gpu_and_real_may_skip_with_a_reason(tmp_path: Path, mark: str) -> None:
-    result = run_pytest(tmp_path, f'import pytest\n@pytest.mark.{mark}\ndef test_a(): pytest.skip("no device here")')
-    assert result.returncode == 0, result.stdout
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_skip_is_a_failure(refused: Run, name: str) -> None:
+    assert name in refused.failed
 
 
-def test_an_expected_failure_is_not_a_skip(tmp_path: Path) -> None:
-    result = run_pytest(tmp_path, "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False")
-    assert result.returncode == 0, result.stdout
+def test_a_skip_fails_the_run_and_says_why(refused: Run) -> None:
+    assert refused.exit_code == 1
+    assert "a skip fails the run" in refused.output
+
+
+def test_gpu_and_real_may_skip_with_a_reason_and_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
+    run = run_pytest(tmp_path, ALLOWED)
+    assert run.exit_code == 0, run.output

@@ -90,6 +90,7 @@ class Running:
             msgspec.convert(settings, ServerConfig),
             tokenizer_path=folder,
             chat_template=None,
+            death_linger_s=0.2,
         )
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -11,7 +11,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,9 +31,6 @@ from motet.text.tokenizer import Tokenizer
 from motet.types import EngineInfo
 
 logger = logging.getLogger(__name__)
-
-DEATH_LINGER_S = 2.0
-"""A server without an engine answers 503 for so long, for health checks to see and clients to read their error."""
 
 
 class Outcome(IntEnum):
@@ -66,6 +62,8 @@ class SinglePlan:
     tokenizer_path: Path
     chat_template: str | None
     """Jinja text in place of the model's own."""
+    death_linger_s: float = 2.0
+    """A server without an engine answers 503 for so long, for health checks to see and clients to read their error."""
 
 
 async def serve_single(
@@ -81,7 +79,8 @@ async def serve_single(
         try:
             server = msgspec.structs.replace(plan.server, port=port_of(listener))
             service = Service(engine, tokenizer, template, server)
-            return await Single(service, engine, listener, signals).run(on_ready)
+            single = Single(service, engine, HttpServer(create_app(service), listener), signals)
+            return await single.run(lambda: on_ready(url_of(listener), engine.info), plan.death_linger_s)
         finally:
             await engine.close()
 
@@ -100,25 +99,24 @@ async def started(start: Awaitable[MortalEngine], signals: StopSignals) -> Morta
 class Single:
     """A server with its engine running."""
 
-    def __init__(self, service: Service, engine: MortalEngine, listener: socket.socket, signals: StopSignals) -> None:
+    def __init__(self, service: Service, engine: MortalEngine, http: HttpServer, signals: StopSignals) -> None:
         self._service = service
         self._engine = engine
-        self._url = url_of(listener)
+        self._http = http
         self._signals = signals
-        self._http = HttpServer(create_app(service), listener)
 
-    async def run(self, on_ready: OnReady) -> Outcome:
+    async def run(self, on_ready: Callable[[], None], death_linger_s: float) -> Outcome:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self._http.run_until_stopped())
-            on_ready(self._url, self._engine.info)
+            on_ready()
             await first_of(asyncio.wait([serving]), self._signals.drain.wait(), self._engine.died.wait())
             if not self._engine.died.is_set():
                 await self._drain()
             outcome = Outcome.STOPPED
             if self._engine.died.is_set():
                 outcome = Outcome.ENGINE_DIED
-                logger.error("the engine process died; the server ends in %g s", DEATH_LINGER_S)
-                await first_of(self._signals.drain.wait(), timeout_s=DEATH_LINGER_S)
+                logger.error("the engine process died; the server ends in %g s", death_linger_s)
+                await first_of(self._signals.drain.wait(), timeout_s=death_linger_s)
             # Before the connections: answers that are still open end with an error event, and close theirs.
             await self._engine.close()
             self._http.stop(at_once=self._signals.at_once.is_set())
