@@ -5,8 +5,10 @@ any layer but the first. So one wrong, stale or missing read anywhere changes ev
 next token is a hash too, `answer` knows beforehand what a choice must write, whatever happens to it on the way.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from typing import TypedDict, Unpack
 
 from motet.engines.native.answers import AnswerCache
 from motet.engines.native.commit import Commit, Drawn
@@ -26,26 +28,31 @@ BLOCK_SIZE = 4
 NO_EOS = frozenset[int]()
 
 
+class RequestFields(TypedDict, total=False):
+    """What most tests leave as it is."""
+
+    sampling: SamplingParams
+    cache_salt: str
+    priority: int
+
+
 def request(
     name: str,
     prompt: SequenceOf[int],
     *,
     n: int = 1,
-    seed: int = 0,
     max_tokens: int = 8,
-    priority: int = 0,
-    cache_salt: str = "",
     starts: SequenceOf[ChoiceStart] | None = None,
-    sampling: SamplingParams | None = None,
+    **fields: Unpack[RequestFields],
 ) -> GenerateRequest:
-    """A group; `starts` and `sampling` win over `n`, `seed` and `max_tokens`."""
+    """A group; `starts` wins over `n`, where choice i has seed i, and `sampling` over `max_tokens`."""
     return GenerateRequest(
         request_id=RequestId(name),
         prompt=tuple(prompt),
-        choices=choice_starts(n, seed) if starts is None else tuple(starts),
-        sampling=sampling or SamplingParams(max_tokens=max_tokens),
-        cache_salt=cache_salt,
-        priority=priority,
+        choices=choice_starts(n, 0) if starts is None else tuple(starts),
+        sampling=fields.get("sampling", SamplingParams(max_tokens=max_tokens)),
+        cache_salt=fields.get("cache_salt", ""),
+        priority=fields.get("priority", 0),
     )
 
 
@@ -87,6 +94,21 @@ def answer(prompt: SequenceOf[int], seed: int, count: int) -> list[int]:
     return written
 
 
+def chunks(plan: StepPlan) -> tuple[list[tuple[str, int, int, int]], list[tuple[str, int, int]]]:
+    """Tails as (group, choice, begin, end), trunks as (group, begin, end)."""
+    tails = [(str(c.sequence.group.request.request_id), c.sequence.rank, c.begin, c.end) for c in plan.tails]
+    return tails, [(str(c.group.request.request_id), c.begin, c.end) for c in plan.trunks]
+
+
+def tables(group: Group) -> tuple[list[int], list[list[int]]]:
+    """Blocks of the trunk and of each tail."""
+    return group.blocks, [sequence.blocks for sequence in group.sequences]
+
+
+def states(group: Group) -> list[str]:
+    return [sequence.state.value for sequence in group.sequences]
+
+
 class PaperMemory:
     """Entries by slot, and the model that reads and writes them as an attention plan says."""
 
@@ -106,29 +128,36 @@ class PaperMemory:
     def run(self, inputs: StepInputs) -> list[int]:
         """The last entry behind each logits row."""
         assert len(set(inputs.slots)) == len(inputs.slots), "two rows write to one slot"
-        plan, seen_by = inputs.attention, dict[int, list[tuple[tuple[int, ...], int]]]()
-        for prompt in plan.prompts:
-            for row in range(prompt.begin, prompt.end):
-                position = prompt.first_position + row - prompt.begin
-                assert position < prompt.num_keys
-                seen_by.setdefault(row, []).append((prompt.table, position))
-        for trunk in plan.trunks:
-            for row in range(trunk.begin, trunk.end):
-                assert trunk.positions[row - trunk.begin] == inputs.positions[row]
-                seen_by.setdefault(row, []).append((trunk.table, trunk.num_keys))
-        for tail in plan.tails:
-            for i, row in enumerate(tail.rows):
-                piece, within = divmod(i, tail.rows_per_piece)
-                offset = tail.first_offsets[piece] + within
-                assert offset < tail.num_keys
-                seen_by.setdefault(row, []).append((tail.tables[piece], offset))
-        written: list[int] = []
+        reads = _reads(inputs)
+        entries: list[int] = []
         for row, slot in enumerate(inputs.slots):
-            assert len(seen_by[row]) == (2 if row < plan.num_tail_rows else 1), "a row is read for once, in its parts"
-            seen = [value for table, count in seen_by[row] for value in self.read(table, count)]
+            parts = 2 if row < inputs.attention.num_tail_rows else 1
+            assert len(reads[row]) == parts, "trunk and tail are read once a row, or the prompt"
+            seen = [value for table, count in reads[row] for value in self.read(table, count)]
             self._entries[slot] = entry(seen, inputs.token_ids[row], inputs.positions[row])
-            written.append(self._entries[slot])
-        return [written[row] for row in inputs.logit_rows]
+            entries.append(self._entries[slot])
+        return [entries[row] for row in inputs.logit_rows]
+
+
+def _reads(inputs: StepInputs) -> dict[int, list[tuple[tuple[int, ...], int]]]:
+    """For each row what it reads before itself, in order: (table, number of positions)."""
+    plan, reads = inputs.attention, defaultdict[int, list[tuple[tuple[int, ...], int]]](list)
+    for prompt in plan.prompts:
+        for row in range(prompt.begin, prompt.end):
+            position = prompt.first_position + row - prompt.begin
+            assert position < prompt.num_keys
+            reads[row].append((prompt.table, position))
+    for trunk in plan.trunks:
+        for row in range(trunk.begin, trunk.end):
+            assert trunk.positions[row - trunk.begin] == inputs.positions[row]
+            reads[row].append((trunk.table, trunk.num_keys))
+    for tail in plan.tails:
+        for i, row in enumerate(tail.rows):
+            piece, within = divmod(i, tail.rows_per_piece)
+            offset = tail.first_offsets[piece] + within
+            assert offset < tail.num_keys
+            reads[row].append((tail.tables[piece], offset))
+    return reads
 
 
 class PaperEngine:
@@ -214,6 +243,11 @@ class PaperEngine:
             assert steps <= most_steps, f"{list(self.groups)} have not ended after {steps} steps"
         assert self.pool.num_held == 0
         return steps
+
+    def assert_wrote(self, name: str, prompt: SequenceOf[int], *, n: int, tokens: int) -> None:
+        """Each choice of a group has written exactly the answer it has by definition."""
+        for index in range(n):
+            assert self.wrote[name, index] == answer(prompt, index, tokens), f"choice {index} of {name}"
 
     def _forget_ended(self) -> None:
         for name in [name for name, group in self.groups.items() if not group.sequences]:

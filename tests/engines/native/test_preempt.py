@@ -1,8 +1,11 @@
-"""Who gives up blocks, in which order."""
+"""Who gives up blocks, in which order, and how they come back."""
 
 from motet.engines.native.preempt import TakeTail, TakeTrunk, choose_victim
 from motet.engines.native.sequence import Group
-from tests.engines.native.paper import group_of, request
+from motet.types import ChoiceStart
+from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables
+
+PROMPT = tuple(range(10))
 
 
 def running(name: str, arrival: int, *, n: int, priority: int = 0) -> Group:
@@ -65,3 +68,110 @@ def test_preempted_siblings_have_nothing_to_give() -> None:
 def test_one_victim_is_one_tail() -> None:
     a, b = running("a", 0, n=1), running("b", 1, n=2)
     assert choose_victim([a, b], a.sequences[0]) == TakeTail(b.sequences[1])
+
+
+# Preemption: pools of few blocks, so that choices take blocks from each other.
+
+
+def test_the_youngest_choice_gives_up_its_tail_and_replays_what_it_wrote() -> None:
+    engine = PaperEngine(blocks=6)
+    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=8))  # 1 + 3 blocks, later 1 + 6
+    for _ in range(5):
+        engine.step()
+    assert tables(group) == ([0], [[1], [2], [3]])
+    plan = engine.step()  # 0 and 1 take blocks 4 and 5; 2 gets none
+    assert tables(group) == ([0], [[1, 4], [2, 5], []])
+    assert chunks(plan) == ([("a", 0, 4, 5), ("a", 1, 4, 5)], [])
+    engine.step()
+    engine.step()  # the others have written their eighth token
+    assert chunks(engine.step()) == ([("a", 2, 0, 5)], [])
+    engine.run_to_end()
+    engine.assert_wrote("a", PROMPT[:4], n=3, tokens=8)
+    assert (engine.counters.preemptions, engine.counters.replayed_tokens) == (1, 4)
+
+
+def test_a_preempted_choice_comes_back_only_when_the_others_can_go_on() -> None:
+    engine = PaperEngine(blocks=8)
+    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
+    for _ in range(10):
+        engine.step()
+    assert states(group) == ["running", "running", "waiting"]  # 1 + 3 + 3 blocks
+    engine.stop("a", 1)  # 4 blocks free: 3 for what choice 2 has written, 1 for choice 0 to grow
+    engine.step()
+    assert states(group) == ["running", "running"]
+
+
+def test_a_preempted_choice_waits_when_it_would_be_preempted_again_at_once() -> None:
+    engine = PaperEngine(blocks=6)
+    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
+    for _ in range(6):
+        engine.step()
+    assert states(group) == ["running", "running", "waiting"]  # 1 + 2 + 2 blocks, choice 2 wrote 5
+    assert engine.pool.num_free == 1
+    engine.step()
+    assert states(group) == ["running", "running", "waiting"]
+
+
+def test_nobody_is_admitted_while_a_preempted_choice_waits() -> None:
+    engine = PaperEngine(blocks=6)
+    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
+    for _ in range(6):
+        engine.step()
+    engine.submit(request("b", [50], max_tokens=1, priority=-1))
+    while len(engine.scheduler.waiting):
+        assert "waiting" in states(group)
+        engine.step()
+    assert "waiting" not in states(group)
+    engine.run_to_end()
+    engine.assert_wrote("b", (50,), n=1, tokens=1)
+
+
+def test_a_group_that_lost_its_trunk_waits_in_its_old_place_and_comes_back() -> None:
+    engine = PaperEngine(blocks=7)
+    engine.submit(request("a", PROMPT[:8], max_tokens=21))  # grows to 2 + 5 blocks
+    young = engine.submit(request("b", range(50, 54), n=2, max_tokens=12))  # 1 + 2 blocks
+    engine.submit(request("c", [60], max_tokens=3))
+    for _ in range(5):
+        engine.step()
+    assert tables(young) == ([3], [[4], [5]])
+    engine.step()  # a takes block 6, b's first choice takes its sibling's
+    assert tables(young) == ([3], [[4, 5], []])
+    for _ in range(4):
+        engine.step()
+    assert tables(young) == ([3], [[], []])  # a has its third tail block
+    for _ in range(7):
+        engine.step()
+    assert tables(young) == ([3], [[], []])  # its fourth was free
+    engine.step()
+    assert tables(young) == ([], [[], []])
+    assert [group.request.request_id for group in engine.scheduler.waiting] == ["b", "c"]
+    engine.run_to_end()
+    engine.assert_wrote("a", PROMPT[:8], n=1, tokens=21)
+    engine.assert_wrote("b", tuple(range(50, 54)), n=2, tokens=12)
+    engine.assert_wrote("c", (60,), n=1, tokens=3)
+
+
+def test_a_group_that_wrote_more_than_all_blocks_hold_comes_back_in_parts() -> None:
+    """It was never admitted again: all its tails at once were more than the engine has."""
+    engine = PaperEngine(blocks=17, budget=32)
+    engine.submit(request("a", PROMPT, max_tokens=54))  # up to 3 + 14 blocks
+    group = engine.submit(request("b", range(50, 54), n=6, max_tokens=60))
+    most_written = 0
+    while engine.groups:
+        assert engine.step()
+        most_written = max(most_written, sum(-(-len(s.written) // 4) for s in group.sequences))
+    assert most_written > 17
+    engine.assert_wrote("a", PROMPT, n=1, tokens=54)
+    engine.assert_wrote("b", tuple(range(50, 54)), n=6, tokens=60)
+
+
+def test_a_resumed_group_larger_than_the_pool_is_served_in_parts() -> None:
+    engine = PaperEngine(blocks=17, budget=32)
+    written = [answer(PROMPT[:4], seed, 24) for seed in range(6)]
+    starts = [ChoiceStart(i, i, tuple(written[i][:20])) for i in range(6)]  # 6 x 5 blocks
+    group = engine.submit(request("a", PROMPT[:4], starts=starts, max_tokens=24))
+    engine.step()
+    assert states(group) == ["running"] * 3 + ["waiting"] * 3  # 1 + 3 x 5 blocks of 17
+    engine.run_to_end()
+    for index in range(6):
+        assert engine.wrote["a", index] == written[index][20:]

@@ -2,34 +2,11 @@
 
 import pytest
 
-from motet.engines.native.plan import StepPlan
-from motet.engines.native.sequence import Group, SequenceState
+from motet.engines.native.sequence import SequenceState
 from motet.types import ChoiceStart, SamplingParams
-from tests.engines.native.paper import PaperEngine, answer, request
+from tests.engines.native.paper import PaperEngine, answer, chunks, request, states, tables
 
 PROMPT = tuple(range(10))
-
-
-def chunks(plan: StepPlan) -> tuple[list[tuple[str, int, int, int]], list[tuple[str, int, int]]]:
-    """Tails as (group, choice, begin, end), trunks as (group, begin, end)."""
-    tails = [(c.sequence.group.request.request_id, c.sequence.indices[0], c.begin, c.end) for c in plan.tails]
-    return [(str(name), *rest) for name, *rest in tails], [  # type: ignore[misc]
-        (str(c.group.request.request_id), c.begin, c.end) for c in plan.trunks
-    ]
-
-
-def tables(group: Group) -> tuple[list[int], list[list[int]]]:
-    """Blocks of the trunk and of each tail."""
-    return group.blocks, [sequence.blocks for sequence in group.sequences]
-
-
-def states(group: Group) -> list[str]:
-    return [sequence.state.value for sequence in group.sequences]
-
-
-def assert_answers(engine: PaperEngine, name: str, prompt: tuple[int, ...], *, n: int, tokens: int) -> None:
-    for index in range(n):
-        assert engine.wrote[name, index] == answer(prompt, index, tokens), f"choice {index} of {name}"
 
 
 def test_a_fork_shares_all_trunk_blocks_and_copies_none() -> None:
@@ -41,7 +18,7 @@ def test_a_fork_shares_all_trunk_blocks_and_copies_none() -> None:
     assert engine.pool.num_held == 6
     assert engine.pool.holders()[0] == 1  # one holder, the group
     engine.run_to_end()
-    assert_answers(engine, "a", PROMPT, n=3, tokens=8)
+    engine.assert_wrote("a", PROMPT, n=3, tokens=8)
 
 
 def test_a_tail_grows_by_one_block_when_it_has_filled_the_last() -> None:
@@ -75,8 +52,8 @@ def test_choices_being_written_come_before_prompts_and_share_the_budget() -> Non
     tails, trunks = chunks(engine.step())
     assert [(name, index) for name, index, *_ in tails] == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)]
     engine.run_to_end()
-    assert_answers(engine, "a", PROMPT, n=3, tokens=8)
-    assert_answers(engine, "b", tuple(range(50, 63)), n=2, tokens=8)
+    engine.assert_wrote("a", PROMPT, n=3, tokens=8)
+    engine.assert_wrote("b", tuple(range(50, 63)), n=2, tokens=8)
 
 
 def test_the_older_prompt_is_finished_before_the_younger_one_is_begun() -> None:
@@ -165,7 +142,7 @@ def test_a_prefix_hit_shares_full_blocks_and_runs_the_rest() -> None:
     assert engine.pool.holders() == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 1}
     assert second.cached_tokens == 8
     engine.run_to_end()
-    assert_answers(engine, "b", (*PROMPT[:8], 50, 51, 52), n=1, tokens=8)
+    engine.assert_wrote("b", (*PROMPT[:8], 50, 51, 52), n=1, tokens=8)
 
 
 def test_the_last_prompt_token_is_run_though_all_its_blocks_are_known() -> None:
@@ -178,7 +155,7 @@ def test_the_last_prompt_token_is_run_though_all_its_blocks_are_known() -> None:
     assert again.blocks[0] == 0
     assert again.blocks[1] != 1
     engine.run_to_end()
-    assert_answers(engine, "b", PROMPT[:8], n=1, tokens=8)
+    engine.assert_wrote("b", PROMPT[:8], n=1, tokens=8)
 
 
 def test_a_block_that_is_not_full_is_never_published() -> None:
@@ -230,7 +207,7 @@ def test_a_hit_on_idle_blocks_counts_against_the_room_there_is() -> None:
     engine.step()
     assert [group.request.request_id for group in engine.scheduler.waiting] == ["c"]
     engine.run_to_end()
-    assert_answers(engine, "c", PROMPT, n=2, tokens=8)
+    engine.assert_wrote("c", PROMPT, n=2, tokens=8)
 
 
 def test_a_trunk_lies_in_one_run_behind_its_hit_where_it_can() -> None:
@@ -269,113 +246,6 @@ def test_an_aborted_group_leaves_nothing_behind_at_any_time(steps: int) -> None:
     assert engine.pool.num_held == 0
     assert len(engine.scheduler.waiting) == 0
     assert not engine.scheduler.plan()
-
-
-# Preemption: pools of few blocks, so that choices take blocks from each other.
-
-
-def test_the_youngest_choice_gives_up_its_tail_and_replays_what_it_wrote() -> None:
-    engine = PaperEngine(blocks=6)
-    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=8))  # 1 + 3 blocks, later 1 + 6
-    for _ in range(5):
-        engine.step()
-    assert tables(group) == ([0], [[1], [2], [3]])
-    plan = engine.step()  # 0 and 1 take blocks 4 and 5; 2 gets none
-    assert tables(group) == ([0], [[1, 4], [2, 5], []])
-    assert chunks(plan) == ([("a", 0, 4, 5), ("a", 1, 4, 5)], [])
-    engine.step()
-    engine.step()  # the others have written their eighth token
-    assert chunks(engine.step()) == ([("a", 2, 0, 5)], [])
-    engine.run_to_end()
-    assert_answers(engine, "a", PROMPT[:4], n=3, tokens=8)
-    assert (engine.counters.preemptions, engine.counters.replayed_tokens) == (1, 4)
-
-
-def test_a_preempted_choice_comes_back_only_when_the_others_can_go_on() -> None:
-    engine = PaperEngine(blocks=8)
-    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
-    for _ in range(10):
-        engine.step()
-    assert states(group) == ["running", "running", "waiting"]  # 1 + 3 + 3 blocks
-    engine.stop("a", 1)  # 4 blocks free: 3 for what choice 2 has written, 1 for choice 0 to grow
-    engine.step()
-    assert states(group) == ["running", "running"]
-
-
-def test_a_preempted_choice_waits_when_it_would_be_preempted_again_at_once() -> None:
-    engine = PaperEngine(blocks=6)
-    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
-    for _ in range(6):
-        engine.step()
-    assert states(group) == ["running", "running", "waiting"]  # 1 + 2 + 2 blocks, choice 2 wrote 5
-    assert engine.pool.num_free == 1
-    engine.step()
-    assert states(group) == ["running", "running", "waiting"]
-
-
-def test_nobody_is_admitted_while_a_preempted_choice_waits() -> None:
-    engine = PaperEngine(blocks=6)
-    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
-    for _ in range(6):
-        engine.step()
-    engine.submit(request("b", [50], max_tokens=1, priority=-1))
-    while len(engine.scheduler.waiting):
-        assert "waiting" in states(group)
-        engine.step()
-    assert "waiting" not in states(group)
-    engine.run_to_end()
-    assert_answers(engine, "b", (50,), n=1, tokens=1)
-
-
-def test_a_group_that_lost_its_trunk_waits_in_its_old_place_and_comes_back() -> None:
-    engine = PaperEngine(blocks=7)
-    engine.submit(request("a", PROMPT[:8], max_tokens=21))  # grows to 2 + 5 blocks
-    young = engine.submit(request("b", range(50, 54), n=2, max_tokens=12))  # 1 + 2 blocks
-    engine.submit(request("c", [60], max_tokens=3))
-    for _ in range(5):
-        engine.step()
-    assert tables(young) == ([3], [[4], [5]])
-    engine.step()  # a takes block 6, b's first choice takes its sibling's
-    assert tables(young) == ([3], [[4, 5], []])
-    for _ in range(4):
-        engine.step()
-    assert tables(young) == ([3], [[], []])  # a has its third tail block
-    for _ in range(7):
-        engine.step()
-    assert tables(young) == ([3], [[], []])  # its fourth was free
-    engine.step()
-    assert tables(young) == ([], [[], []])
-    assert [group.request.request_id for group in engine.scheduler.waiting] == ["b", "c"]
-    engine.run_to_end()
-    assert_answers(engine, "a", PROMPT[:8], n=1, tokens=21)
-    assert_answers(engine, "b", tuple(range(50, 54)), n=2, tokens=12)
-    assert_answers(engine, "c", (60,), n=1, tokens=3)
-
-
-def test_a_group_that_wrote_more_than_all_blocks_hold_comes_back_in_parts() -> None:
-    """It was never admitted again: all its tails at once were more than the engine has."""
-    engine = PaperEngine(blocks=17, budget=32)
-    engine.submit(request("a", PROMPT, max_tokens=54))  # up to 3 + 14 blocks
-    group = engine.submit(request("b", range(50, 54), n=6, max_tokens=60))
-    most_written = 0
-    while engine.groups:
-        assert engine.step()
-        most_written = max(most_written, sum(-(-len(s.written) // 4) for s in group.sequences))
-    assert most_written > 17
-    assert_answers(engine, "a", PROMPT, n=1, tokens=54)
-    assert_answers(engine, "b", tuple(range(50, 54)), n=6, tokens=60)
-
-
-def test_a_resumed_group_larger_than_the_pool_is_served_in_parts() -> None:
-    engine = PaperEngine(blocks=17, budget=32)
-    written = [answer(PROMPT[:4], seed, 24) for seed in range(6)]
-    starts = [ChoiceStart(i, i, tuple(written[i][:20])) for i in range(6)]  # 6 x 5 blocks
-    group = engine.submit(request("a", PROMPT[:4], starts=starts, max_tokens=24))
-    engine.step()
-    assert states(group) == ["running"] * 3 + ["waiting"] * 3  # 1 + 3 x 5 blocks of 17
-    engine.run_to_end()
-    for index in range(6):
-        assert engine.wrote["a", index] == written[index][20:]
 
 
 def test_states_are_those_of_the_tables() -> None:

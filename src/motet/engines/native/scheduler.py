@@ -100,8 +100,13 @@ class Scheduler:
         if (held := self._pool.holders()) != Counter(block for table in tables for block in table):
             raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
         for group in self.waiting:
-            if group.blocks or any(sequence.blocks for sequence in group.sequences):
-                raise AssertionError(f"waiting group {group.request.request_id} holds blocks")
+            if (
+                group.blocks
+                or group.computed
+                or group.published
+                or any(s.blocks or s.computed for s in group.sequences)
+            ):
+                raise AssertionError(f"waiting group {group.request.request_id} holds blocks or counts on some")
         if any(not group.sequences for group in self.running):
             raise AssertionError("a group without sequences is still running")
 
