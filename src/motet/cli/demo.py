@@ -29,7 +29,7 @@ with her eyes closed. Then, on a night without wind in the middle of November, w
 the lamp drew its slow circle over nothing, she saw something that she had never seen in eleven years: far out, \
 where the charts showed only deep water, a second light was turning. She set down the pen, went out onto the \
 gallery, and began to count the seconds between its flashes."""
-QUESTION = f"{SCENE}\n\nWrite the next paragraph of this story."
+QUESTION = f"{SCENE}\n\nWhat do you think the second light is? Answer in two or three sentences."
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""The default model, served by real processes: what `make demo` promises, and that it speaks sense."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from motet.config import cache_folder, environment
+from motet.deploy.child import ChildServer
+from motet.models.smollm2 import DEFAULT_MODEL, Smollm2
+
+pytestmark = [pytest.mark.slow, pytest.mark.real]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def weights() -> Path:
+    default = Smollm2(cache_folder(environment()), say=lambda _: None)
+    if not default.is_there:
+        pytest.skip("the default model is not here: motet models pull")
+    return default.folder
+
+
+@pytest.fixture(scope="module")
+def server(weights: Path) -> Iterator[ChildServer]:
+    with ChildServer([DEFAULT_MODEL, "--kv-cache-gb", "0.5"]) as running:
+        yield running
+
+
+def test_it_speaks_sense(server: ChildServer) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 12,
+        "n": 2,
+    }
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert "Paris" in texts[0]
+    assert texts[0] == texts[1]
+
+
+def test_the_demo_prefills_its_prompt_once_and_shares_it() -> None:
+    command = [sys.executable, "-m", "motet", "demo", "--max-tokens", "16"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    receipt = json.loads(output.splitlines()[-1])
+    assert receipt["n"] == 4
+    assert receipt["prompt_tokens_prefilled"] == receipt["prompt_tokens"]
+    full_blocks = receipt["prompt_tokens"] // 16
+    assert receipt["blocks_shared"] == 3 * full_blocks
+    assert all(f"--- choice {i} (" in output for i in range(4))
