@@ -28,6 +28,7 @@ from motet.deploy.figures import Figures, figures_in
 from motet.models.smollm2 import DEFAULT_MODEL
 
 NS = (1, 2, 4, 8, 16, 32, 64)
+PRINTED_WIDTH = 120
 KV_CACHE_GB = "3"
 """Room for 64 separate requests of 1340 tokens, which share nothing."""
 
@@ -127,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     setup = Setup(arguments.ns, arguments.separate_ns, arguments.prompt_tokens, arguments.max_tokens, arguments.repeats)
     report = measure(setup, arguments)
-    report.print(Console())
+    report.print(Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH))
     print(report.json())
     return 1 if arguments.check and not report.all_floors_met else 0
 
