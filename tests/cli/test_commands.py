@@ -1,13 +1,15 @@
 """What was foreseen to go wrong is one line on standard error and an exit code of its own."""
 
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from motet import __version__
 from motet.cli import app
-from motet.cli.serve import make_plan, print_settings
+from motet.cli.serve import given, make_plan, option, print_settings
 from motet.deploy.ready import ready_line, url_in
 from motet.engines.fake import fake_info
 from motet.errors import ConfigError
@@ -60,6 +62,25 @@ def test_an_unknown_flag_is_a_usage_error() -> None:
 def test_every_setting_has_a_flag() -> None:
     text = motet("serve", "--help", COLUMNS="200", TERMINAL_WIDTH="200").output
     assert [row for row in resolve_settings({}, environ={}).rows if flag_of(row) not in text] == []
+
+
+def test_a_list_flag_that_was_not_typed_leaves_the_environment_alone() -> None:
+    """It once came as an empty tuple, and overrode the keys in MOTET_API_KEYS with none."""
+    typed: dict[str, object] = {}
+    probe = typer.Typer()
+
+    @probe.command()
+    def look(
+        ctx: typer.Context,
+        api_keys: Annotated[list[str] | None, option("api_keys", "", "")] = None,
+        cors_origins: Annotated[list[str] | None, option("cors_origins", "", "")] = None,
+    ) -> None:
+        typed.update(given(ctx))
+
+    assert CliRunner().invoke(probe, ["--cors-origin", "a", "--cors-origin", "b"]).exit_code == 0
+    settings = resolve_settings(typed, environ={"MOTET_API_KEYS": "secret"})
+    assert settings.rows["api_keys"].value == ("secret",)
+    assert settings.rows["cors_origins"].value == ("a", "b")
 
 
 def test_models_pull_prints_the_folder_and_list_names_it(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def serve(  # sizes: one parameter a flag
 def given(ctx: typer.Context) -> dict[str, object]:
     """The settings among the flags that were typed; a list flag that was not is empty."""
     flags: dict[str, object] = {name: ctx.params.get(name) for name in setting_fields()}
-    return {name: value for name, value in flags.items() if value is not None and value != []}
+    return {name: value for name, value in flags.items() if value not in (None, [], ())}
 
 
 def make_plan(settings: Settings) -> SinglePlan:
