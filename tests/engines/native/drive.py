@@ -64,13 +64,12 @@ def group(
     *,
     n: int = 1,
     seed: int = 0,
-    max_tokens: int = 20,
     starts: Sequence[ChoiceStart] | None = None,
     cache_salt: str = "",
     **sampling: object,
 ) -> GenerateRequest:
-    """A request that ignores end-of-sequence unless told otherwise."""
-    fields: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, **sampling}
+    """A request for 20 tokens a choice that ignores end-of-sequence, unless `sampling` says otherwise."""
+    fields: dict[str, object] = {"ignore_eos": True, "max_tokens": 20, **sampling}
     return GenerateRequest(
         request_id=RequestId(name),
         prompt=tuple(prompt),

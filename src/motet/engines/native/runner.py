@@ -3,14 +3,14 @@
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from motet.engines.native.attention.group import StepAttention
+from motet.engines.native.attention.group import Scores, StepAttention
 from motet.engines.native.inputs import StepInputs
 from motet.engines.native.kv.storage import KVStorage
 
 ATTENTION_NAME = "motet"
 
 
-def attend(
+def attend(  # sizes: the signature is transformers'
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -28,7 +28,7 @@ def attend(
     layer = module.layer_idx
     if not isinstance(layer, int):
         raise TypeError(f"{type(module).__name__} has no layer index")
-    output = step.attend(layer, query, key, value, scale=scaling, window=sliding_window, softcap=softcap)
+    output = step.attend(layer, query, key, value, Scores(scaling, sliding_window, softcap))
     return output, None
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from motet.engines.native.attention.group import StepAttention
+from motet.engines.native.attention.group import Scores, StepAttention
 from motet.engines.native.inputs import build_inputs
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
@@ -92,9 +92,7 @@ class Scene:
             self._batch([self.vectors[_owner(c)].query[c.begin : c.end] for c in chunks], rows),
             self._batch([self.vectors[_owner(c)].key[c.begin : c.end] for c in chunks], rows),
             self._batch([self.vectors[_owner(c)].value[c.begin : c.end] for c in chunks], rows),
-            scale=self.scale,
-            window=rule.window,
-            softcap=rule.softcap,
+            Scores(self.scale, rule.window, rule.softcap),
         )
         assert output.shape == (1, rows, self.shape.num_heads, self.shape.head_dim)
         assert output.dtype is self.shape.dtype

@@ -6,6 +6,7 @@ The merge of two softmax parts a and b over disjoint keys, with log-sum-exps la 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,6 +17,16 @@ from motet.engines.native.attention.plan import AttentionPlan, PromptRead, TailR
 from motet.engines.native.kv.storage import KVStorage
 
 Read = PromptRead | TrunkRead | TailRead
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a layer weighs keys."""
+
+    scale: float
+    window: int | None = None
+    """Keys a query sees, itself included; None: all before it."""
+    softcap: float | None = None
 
 
 class StepAttention:
@@ -42,10 +53,7 @@ class StepAttention:
         query: torch.Tensor,  # [1, num_heads, rows, head_dim], rows padded
         key: torch.Tensor,  # [1, num_kv_heads, rows, head_dim]
         value: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        scores: Scores,
     ) -> torch.Tensor:
         """Stores the step's keys and values, then returns the output [1, rows, num_heads, head_dim]."""
         num_tokens = self._slots.shape[0]
@@ -53,7 +61,7 @@ class StepAttention:
         self._storage.write(layer, self._slots, keys[:num_tokens], values[:num_tokens])
         rows = query[0].transpose(0, 1)  # [rows, num_heads, head_dim]
         output = torch.zeros_like(rows, memory_format=torch.contiguous_format)
-        reader = _LayerReader(self, layer, kernel_for(self._device, softcap), scale, window)
+        reader = _LayerReader(self, layer, kernel_for(self._device, scores.softcap), scores)
         for prompt in self._plan.prompts:
             output[prompt.begin : prompt.end] = reader.prompt(prompt, rows[prompt.begin : prompt.end])
         count = self._plan.num_tail_rows
@@ -108,12 +116,12 @@ class StepAttention:
 class _LayerReader:
     """The reads of one layer."""
 
-    def __init__(self, step: StepAttention, layer: int, kernel: Kernel, scale: float, window: int | None) -> None:
+    def __init__(self, step: StepAttention, layer: int, kernel: Kernel, scores: Scores) -> None:
         self._step = step
         self._layer = layer
         self._kernel = kernel
-        self._scale = scale
-        self._window = window
+        self._scale = scores.scale
+        self._window = scores.window
 
     def prompt(self, read: PromptRead, rows: torch.Tensor) -> torch.Tensor:
         """Rows [rows, num_heads, head_dim] of a prompt against their prefix and themselves."""
