@@ -4,6 +4,7 @@ not on how much has been written or how many groups wait."""
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,11 +13,14 @@ from motet.engines.native.inputs import build_inputs
 from motet.engines.native.sample.sampler import Sampled
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, request
 
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
+
 
 def lines_run(work: Callable[[], None]) -> int:
     count = 0
 
-    def trace(frame: FrameType, event: str, argument: object) -> Callable[[FrameType, str, object], object]:
+    def trace(frame: FrameType, event: str, argument: object) -> "TraceFunction":
         nonlocal count
         count += event == "line"
         return trace

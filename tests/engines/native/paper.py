@@ -115,12 +115,14 @@ class PaperMemory:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._entries = [0] * (num_blocks * block_size)
+        self.num_copied = 0
 
     def read(self, table: SequenceOf[int], count: int) -> list[int]:
         size = self._block_size
         return [self._entries[table[p // size] * size + p % size] for p in range(count)]
 
     def copy(self, source: list[int], target: list[int]) -> None:
+        self.num_copied += len(source)
         values = [self._entries[slot] for slot in source]
         for slot, value in zip(target, values, strict=True):
             self._entries[slot] = value

@@ -64,9 +64,12 @@ def test_an_answer_that_fills_no_block_takes_none() -> None:
 
 def test_the_same_answer_is_kept_once() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
-    for name in ("a", "b"):
-        engine.submit(request(name, PROMPT, max_tokens=9))
-        engine.run_to_end()
+    engine.submit(request("a", PROMPT, max_tokens=9))
+    engine.run_to_end()
+    assert engine.memory.num_copied == 8  # two blocks
+    engine.submit(request("b", PROMPT, max_tokens=9))
+    engine.run_to_end()
+    assert engine.memory.num_copied == 8
     assert engine.pool.num_idle == 4
 
 
@@ -74,9 +77,10 @@ def test_answers_keep_to_their_salt() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
     engine.submit(request("a", PROMPT, max_tokens=9, cache_salt="mine"))
     engine.run_to_end()
-    other = engine.submit(request("b", conversation(PROMPT, 0, 9), cache_salt="yours"))
+    turn = conversation(PROMPT, 0, 9)
+    groups = [engine.submit(request(salt, turn, cache_salt=salt)) for salt in ("mine", "yours", "")]
     engine.step()
-    assert other.cached_tokens == 0
+    assert [group.cached_tokens for group in groups] == [16, 0, 0]
 
 
 def test_an_answer_is_not_kept_when_blocks_are_short() -> None:

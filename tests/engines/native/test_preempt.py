@@ -90,6 +90,21 @@ def test_the_youngest_choice_gives_up_its_tail_and_replays_what_it_wrote() -> No
     assert (engine.counters.preemptions, engine.counters.replayed_tokens) == (1, 4)
 
 
+def test_a_group_that_came_later_takes_blocks_first_if_its_priority_says_so() -> None:
+    engine = PaperEngine(blocks=5)
+    late = engine.submit(request("a", PROMPT[:4], priority=1))  # 1 + 1 blocks
+    engine.step()
+    starts = [ChoiceStart(0, 0, tuple(answer(range(50, 54), 0, 2)))]
+    first = engine.submit(request("b", range(50, 54), starts=starts, priority=0))  # 1 + 1
+    for _ in range(4):
+        engine.step()
+    assert (tables(late), tables(first)) == (([0], [[1]]), ([2], [[3]]))
+    engine.step()  # both want block 4
+    assert (tables(late), tables(first)) == (([0], [[]]), ([2], [[3, 4]]))
+    engine.run_to_end()
+    engine.assert_wrote("a", PROMPT[:4], n=1, tokens=8)
+
+
 def test_a_preempted_choice_comes_back_only_when_the_others_can_go_on() -> None:
     engine = PaperEngine(blocks=8)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
@@ -149,6 +164,8 @@ def test_a_group_that_lost_its_trunk_waits_in_its_old_place_and_comes_back() -> 
     engine.assert_wrote("a", PROMPT[:8], n=1, tokens=21)
     engine.assert_wrote("b", tuple(range(50, 54)), n=2, tokens=12)
     engine.assert_wrote("c", (60,), n=1, tokens=3)
+    assert engine.counters.prompt_tokens == 8 + 4 + 1  # each prompt once, though one was read twice
+    assert engine.counters.prefill_tokens > 13
 
 
 def test_a_group_that_wrote_more_than_all_blocks_hold_comes_back_in_parts() -> None:

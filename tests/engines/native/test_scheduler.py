@@ -56,6 +56,27 @@ def test_choices_being_written_come_before_prompts_and_share_the_budget() -> Non
     engine.assert_wrote("b", tuple(range(50, 63)), n=2, tokens=8)
 
 
+def test_choices_being_written_come_before_an_older_choice_that_replays() -> None:
+    engine = PaperEngine(blocks=40, budget=10)
+    engine.submit(request("young", [50], n=2))
+    engine.step()
+    starts = [ChoiceStart(0, 0, tuple(answer(PROMPT, 0, 20)))]
+    engine.submit(request("old", PROMPT, starts=starts, max_tokens=30, priority=-1))
+    assert chunks(engine.step()) == ([("young", 0, 0, 1), ("young", 1, 0, 1)], [("old", 0, 8)])
+    engine.step()
+    assert chunks(engine.step()) == ([("old", 0, 0, 8), ("young", 0, 2, 3), ("young", 1, 2, 3)], [])
+
+
+def test_a_group_is_not_admitted_when_the_budget_is_spent() -> None:
+    engine = PaperEngine(blocks=40, budget=8)
+    engine.submit(request("a", PROMPT))
+    late = engine.submit(request("b", [50]))
+    engine.step()
+    assert tables(late) == ([], [[]])
+    engine.step()
+    assert late in engine.scheduler.running
+
+
 def test_the_older_prompt_is_finished_before_the_younger_one_is_begun() -> None:
     engine = PaperEngine(blocks=40, budget=12)
     engine.submit(request("a", PROMPT))
@@ -210,7 +231,19 @@ def test_a_hit_on_idle_blocks_counts_against_the_room_there_is() -> None:
     engine.assert_wrote("c", PROMPT, n=2, tokens=8)
 
 
-def test_a_trunk_lies_in_one_run_behind_its_hit_where_it_can() -> None:
+def test_a_trunk_goes_on_right_behind_its_hit_though_another_run_fits_better() -> None:
+    engine = PaperEngine(blocks=40)
+    engine.submit(request("a", PROMPT[:8], n=3, max_tokens=1))  # 0, 1 and 2, 3, 4
+    engine.submit(request("stays", [50]))  # 5 and 6
+    engine.submit(request("x", [51], max_tokens=1))  # 7 and 8
+    engine.submit(request("stays too", [52]))  # 9 and 10
+    engine.step()  # idle: 0, 1; free: 2..4, 7..8 and 11..39
+    group = engine.submit(request("b", (*PROMPT[:8], *range(60, 67))))
+    engine.step()
+    assert tables(group) == ([0, 1, 2, 3], [[4]])
+
+
+def test_a_trunk_that_does_not_fit_behind_its_hit_lies_in_one_run_elsewhere() -> None:
     engine = PaperEngine(blocks=40)
     engine.submit(request("a", PROMPT[:8], max_tokens=1))
     engine.submit(request("x", range(50, 58), max_tokens=1))
@@ -218,10 +251,15 @@ def test_a_trunk_lies_in_one_run_behind_its_hit_where_it_can() -> None:
     long = engine.submit(request("b", (*PROMPT, *range(60, 70))))
     engine.step()
     assert tables(long) == ([0, 1, 5, 6, 7], [[2]])  # 2 follows the hit, but three are wanted in one run
-    engine.abort("b")
-    short = engine.submit(request("c", (*PROMPT[:8], 1)))
-    engine.step()
-    assert tables(short)[0] == [0, 1, 2]
+
+
+def test_a_tail_takes_the_smallest_hole_and_leaves_long_runs_to_trunks() -> None:
+    engine = PaperEngine(blocks=40)
+    engine.submit(request("x", [50], max_tokens=1))  # 0 and 1
+    group = engine.submit(request("a", [51]))  # 2 and 3
+    for _ in range(6):
+        engine.step()
+    assert tables(group) == ([2], [[3, 0]])  # not 4, which follows 3
 
 
 def test_the_last_sibling_takes_the_trunk_with_it() -> None:

@@ -122,14 +122,14 @@ class Scheduler:
             else:
                 self._suspend(victim.group)
         if missing > 0:
-            sequence.blocks += self._pool.take(missing, after=sequence.blocks[-1] if sequence.blocks else None)
+            sequence.blocks += self._pool.take(missing)  # from the smallest run: long ones are for trunks
         draft.add_tail(sequence, count)
 
     def _give_back(self) -> None:
         """Blocks for preempted sequences, as long as every running one could take another block too: a sequence that
         came back only to be preempted at once would replay for nothing."""
         running = self._sequences(SequenceState.RUNNING)
-        for sequence in self._preempted():
+        for sequence in self._sequences(SequenceState.WAITING):
             if self._pool.num_free < self._tail_blocks(sequence) + len(running):
                 return
             self._start_tail(sequence)
@@ -142,7 +142,9 @@ class Scheduler:
         nothing else runs, with as many tails as there is room for; the others are preempted from the start.
         """
         running = sum(len(other.sequences) for other in self.running)
-        if running + len(group.sequences) > self._limits.max_num_seqs or self._preempted():
+        if running + len(group.sequences) > self._limits.max_num_seqs:
+            return False
+        if self._sequences(SequenceState.WAITING):
             return False
         # The last prompt token is always run: its logits are what the first tokens are drawn from.
         usable = (len(group.prompt) - 1) // self._limits.block_size
@@ -196,10 +198,8 @@ class Scheduler:
         sequence.blocks, sequence.computed = [], 0
 
     def _sequences(self, state: SequenceState) -> list[Sequence]:
+        """Of the running groups, oldest first."""
         return [s for group in self.running for s in group.sequences if s.state is state]
-
-    def _preempted(self) -> list[Sequence]:
-        return sorted(self._sequences(SequenceState.WAITING), key=lambda sequence: sequence.age)
 
     def _blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self._limits.block_size)
