@@ -79,17 +79,18 @@ def save_tiny_model(family: str, folder: Path, *, seed: int = 0) -> Path:
 class Reference:
     """`transformers` itself, one prompt at a time, with the attention its authors call the reference."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self._device = device
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
+            folder, dtype=torch.float32, attn_implementation="eager", device_map=device
         )
 
     @torch.inference_mode()
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """New tokens of greedy decoding that ignores end-of-sequence."""
         out = self.model.generate(  # type: ignore[operator]
-            torch.tensor([list(prompt)]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            torch.tensor([list(prompt)], device=self._device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=self._device),
             max_new_tokens=max_new_tokens,
             min_new_tokens=None,
             eos_token_id=None,
@@ -101,7 +102,7 @@ class Reference:
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """[tokens, vocab] float32."""
-        logits = self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        logits = self.model(torch.tensor([list(tokens)], device=self._device), use_cache=False).logits[0]
         assert isinstance(logits, torch.Tensor)
         return logits
 
