@@ -82,22 +82,29 @@ class Scene:
         return TrunkChunk(self._group(prompt_len, [ChoiceStart(0, 0)], fragmented=fragmented), begin, end)
 
     def attend(self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rule: Rule) -> list[torch.Tensor]:
-        """One step; the output [rows, num_heads, head_dim] of each chunk, in order."""
+        """One step of one layer; the output [rows, num_heads, head_dim] of each chunk, in order."""
+        (outputs,) = self.attend_layers(tails, trunks, [rule])
+        return outputs
+
+    def attend_layers(
+        self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rules: SequenceOf[Rule]
+    ) -> list[list[torch.Tensor]]:
+        """One step of several layers that differ in their rules alone."""
         chunks: list[Chunk] = [*tails, *trunks]
         inputs = build_inputs(StepPlan(tuple(tails), tuple(trunks)), BLOCK_SIZE)
         step = StepAttention(inputs.attention, torch.tensor(inputs.slots), self._storage(chunks))
         rows = len(inputs.token_ids)
-        output = step.attend(
-            0,
-            self._batch([self.vectors[_owner(c)].query[c.begin : c.end] for c in chunks], rows),
-            self._batch([self.vectors[_owner(c)].key[c.begin : c.end] for c in chunks], rows),
-            self._batch([self.vectors[_owner(c)].value[c.begin : c.end] for c in chunks], rows),
-            Scores(self.scale, rule.window, rule.softcap),
-        )
-        assert output.shape == (1, rows, self.shape.num_heads, self.shape.head_dim)
-        assert output.dtype is self.shape.dtype
+        query = self._batch([self.vectors[_owner(c)].query[c.begin : c.end] for c in chunks], rows)
+        key = self._batch([self.vectors[_owner(c)].key[c.begin : c.end] for c in chunks], rows)
+        value = self._batch([self.vectors[_owner(c)].value[c.begin : c.end] for c in chunks], rows)
         ends = list(accumulate(c.end - c.begin for c in chunks))
-        return [output[0, begin:end] for begin, end in pairwise([0, *ends])]
+        outputs = []
+        for rule in rules:
+            output = step.attend(0, query, key, value, Scores(self.scale, rule.window, rule.softcap))
+            assert output.shape == (1, rows, self.shape.num_heads, self.shape.head_dim)
+            assert output.dtype is self.shape.dtype
+            outputs.append([output[0, begin:end] for begin, end in pairwise([0, *ends])])
+        return outputs
 
     def definition(self, chunk: Chunk, rule: Rule) -> torch.Tensor:
         """The same by the textbook, in float64: each row against all it may see, softmax over that."""

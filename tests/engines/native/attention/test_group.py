@@ -100,6 +100,16 @@ def test_rows_whose_window_leaves_the_trunk_behind(window: int) -> None:
     assert_step_right(scene, list(tails), trunks, Rule(window=window))
 
 
+def test_layers_of_one_step_may_have_other_windows() -> None:
+    scene = Scene(Shape())
+    tails, trunk = scene.decoding(30, [(0, 1), (25, 27)]), scene.reading(50, 10, 50)
+    rules = [Rule(window=8), PLAIN, Rule(window=20), Rule(window=8, softcap=2.0)]
+    chunks: list[Chunk] = [*tails, trunk]
+    for rule, outputs in zip(rules, scene.attend_layers(tails, [trunk], rules), strict=True):
+        for chunk, output in zip(chunks, outputs, strict=True):
+            assert_right(scene, chunk, output, rule)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_prompt_in_chunks_has_the_bits_of_the_whole(shape: Shape, window: int | None) -> None:
@@ -135,10 +145,9 @@ def test_where_blocks_lie_does_not_matter(rule: Rule) -> None:
 
 
 def test_the_last_blocks_of_the_pool_may_be_read_past_their_end() -> None:
-    scene = Scene(Shape(), blocks=32)
-    scene.decoding(8 * 12, [(0, 1)])  # keeps the blocks before away from the reader
-    trunk = scene.reading(8 * 3, 0, 24)
-    trunk.group.blocks = [29, 30, 31]  # 64 keys are read
+    scene = Scene(Shape(), blocks=160)
+    trunk = scene.reading(513, 500, 513)
+    trunk.group.blocks = list(range(160 - 65, 160))  # 1024 keys are read, 504 of them behind the pool
     assert_step_right(scene, [], [trunk], PLAIN)
 
 
