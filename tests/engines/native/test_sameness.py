@@ -25,7 +25,7 @@ RowKey = tuple[int, int]
 LENGTH, NEW_TOKENS = 83, 90
 SLOW = pytest.mark.slow
 SOME_FAMILIES = ("llama", *(pytest.param(family, marks=SLOW) for family in ("qwen3", "mistral", "gemma2", "gemma3")))
-DTYPES = ("float32", "bfloat16")
+DTYPES = (pytest.param("float32", marks=SLOW), "bfloat16")
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
@@ -132,7 +132,7 @@ def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, dtype:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=SLOW), pytest.param(7, marks=SLOW), 32])
+@pytest.mark.parametrize("n", [*(pytest.param(n, marks=SLOW) for n in (1, 2, 7)), 32])
 def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(n: int, way: str, dtype: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), dtype=dtype)
     outcome = run(core, [group("g", prompt_of(LENGTH), n=n, seed=2**64 - 2, max_tokens=NEW_TOKENS, **WAYS[way])])["g"]

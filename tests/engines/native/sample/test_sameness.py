@@ -81,7 +81,7 @@ def sample(logits: torch.Tensor, batch: list[Choice], sampler: Sampler | None = 
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)), data=st.data())
 def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
     batch: list[Choice], kind: tuple[torch.dtype, float], data: st.DataObject
@@ -102,7 +102,7 @@ def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
     assert [together[place] for place in order] == shuffled
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
 def test_a_token_does_not_depend_on_how_many_leaders_were_looked_at(
     batch: list[Choice], kind: tuple[torch.dtype, float]
