@@ -7,6 +7,7 @@ however it does, the child sees its standard input end and goes too.
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import sys
 import tempfile
@@ -35,6 +36,8 @@ from motet.engines.native.stream import PipeStream
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.types import EngineInfo, EngineStats, GenerateRequest
+
+logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
 """A process that does not end by then, e.g. in the middle of a very long step, is killed."""
@@ -132,20 +135,27 @@ class NativeEngine:
         self._pipes.send(command)
 
     async def _read_events(self) -> None:
-        while True:
-            match await self._pipes.receive():
-                case Stepped(deltas, failures):
-                    for delta in deltas:
-                        if stream := self._streams.get(delta.request_id):
-                            stream.feed(delta)
-                            if stream.ended:
-                                del self._streams[delta.request_id]
-                    for request_id, failure in failures.items():
-                        if failed := self._streams.pop(request_id, None):
-                            failed.fail(failure.error())
-                case Stats(number, stats):
-                    if (future := self._asked.get(number)) and not future.done():
-                        future.set_result(stats)
+        try:
+            while True:
+                self._take(await self._pipes.receive())
+        except msgspec.DecodeError:
+            logger.exception("the engine process %d sent what is no event; it is ended", self._process.pid)
+            self._process.kill()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Stepped(deltas, failures):
+                for delta in deltas:
+                    if stream := self._streams.get(delta.request_id):
+                        stream.feed(delta)
+                        if stream.ended:
+                            del self._streams[delta.request_id]
+                for request_id, failure in failures.items():
+                    if failed := self._streams.pop(request_id, None):
+                        failed.fail(failure.error())
+            case Stats(number, stats):
+                if (future := self._asked.get(number)) and not future.done():
+                    future.set_result(stats)
 
     async def _watch_process(self) -> None:
         code = await self._process.wait()
