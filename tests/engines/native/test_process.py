@@ -36,18 +36,18 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 @asynccontextmanager
 async def engine(folder: Path, **changes: object) -> AsyncIterator[NativeEngine]:
     """Started, and closed whatever happens; nothing of it may be left."""
-    pipes_before = pipe_folders()
     started = await NativeEngine.start(engine_config(folder, **changes))
     try:
         yield started
     finally:
         await started.close()
     assert started.info.pid is not None and not psutil.pid_exists(started.info.pid)
-    assert pipe_folders() <= pipes_before
+    assert pipe_folders() == []
 
 
-def pipe_folders() -> set[str]:
-    return {entry.name for entry in Path(tempfile.gettempdir()).glob("motet-*")}
+def pipe_folders(pid: int | None = None) -> list[Path]:
+    """What engines of a process, by default this one, have in the folder for temporary files."""
+    return list(Path(tempfile.gettempdir()).glob(f"motet-{pid or os.getpid()}-*"))
 
 
 async def tokens_of(native: NativeEngine, request: GenerateRequest) -> dict[int, list[int]]:
@@ -152,7 +152,6 @@ async def test_signals_for_the_whole_terminal_leave_the_engine_to_its_parent(tin
 
 
 async def test_an_engine_dies_with_its_parent_and_leaves_no_file(tiny: Tiny) -> None:
-    pipes_before = pipe_folders()
     program = (
         "import asyncio, sys, msgspec\n"
         "from motet.config import EngineConfig\n"
@@ -167,16 +166,15 @@ async def test_an_engine_dies_with_its_parent_and_leaves_no_file(tiny: Tiny) -> 
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, config, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     child = psutil.Process(int(await parent.stdout.readline()))
-    assert len(pipe_folders() - pipes_before) == 1
+    assert len(pipe_folders(parent.pid)) == 1
     parent.kill()
     await parent.wait()
     await asyncio.to_thread(psutil.wait_procs, [child], timeout=10)
     assert not child.is_running()
-    assert pipe_folders() == pipes_before
+    assert pipe_folders(parent.pid) == []
 
 
 async def test_what_cannot_start_says_why_and_leaves_nothing(tiny: Tiny, tmp_path: Path) -> None:
-    pipes_before = pipe_folders()
     broken = save_tiny_model("llama", tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"not weights")
     other = save_tiny_model("llama", tmp_path / "other")
@@ -201,4 +199,4 @@ async def test_what_cannot_start_says_why_and_leaves_nothing(tiny: Tiny, tmp_pat
     ):
         with pytest.raises(error, match=words):
             await NativeEngine.start(engine_config(folder, **changes))
-    assert pipe_folders() == pipes_before
+    assert pipe_folders() == []

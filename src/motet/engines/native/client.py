@@ -8,6 +8,7 @@ however it does, the child sees its standard input end and goes too.
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -61,7 +62,7 @@ class NativeEngine:
     @classmethod
     async def start(cls, config: EngineConfig) -> "NativeEngine":
         """Starts the process and waits until it can serve. Raises the StartupError it could not start with."""
-        launch = Launch(config, tempfile.mkdtemp(prefix="motet-"))  # only this user may enter it
+        launch = Launch(config, tempfile.mkdtemp(prefix=f"motet-{os.getpid()}-"))  # only this user may enter it
         pipes = Pipes(launch)
         process = None
         try:
