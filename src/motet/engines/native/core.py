@@ -13,7 +13,7 @@ import torch
 from motet.engines.native.answers import AnswerCache
 from motet.engines.native.commit import Commit, Drawn
 from motet.engines.native.counters import Counters
-from motet.engines.native.inputs import PromptRows, StepInputs, build_inputs
+from motet.engines.native.inputs import PromptRows, SickRowsError, StepInputs, build_inputs
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.kv.prefix import block_names
 from motet.engines.native.sample.logprobs import prompt_logprobs
@@ -41,7 +41,7 @@ class ModelRunner(Protocol):
     def device(self) -> torch.device: ...
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [rows wanted, vocab_size]."""
+        """Logits [rows wanted, vocab_size], or SickRowsError."""
         ...
 
     def copy_slots(self, source: list[int], target: list[int]) -> None: ...
@@ -114,7 +114,11 @@ class EngineCore:
         if not plan:
             return StepResult([], {})
         inputs = build_inputs(plan, self.info.block_size)
-        logits = self._runner.run(inputs)
+        try:
+            logits = self._runner.run(inputs)
+        except SickRowsError as error:
+            # Nothing is settled, so nothing of theirs is published; the other groups run the same step again.
+            return StepResult([], self._fail(plan.groups_of(error.rows)))
         self._commit.advance(plan)
         self._note_prompt_logprobs(inputs, logits)
         drawn, failures = self._draw(inputs, logits)
@@ -193,13 +197,16 @@ class EngineCore:
             Drawn(draw.sequence, sampled)
             for draw, sampled in zip(inputs.draws, self._sampler.sample(logits, rows), strict=True)
         ]
-        broken = {one.sequence.group.request.request_id for one in drawn if not one.sampled.finite}
-        for request_id in broken:
-            self.abort(request_id)
-        failures: dict[RequestId, MotetError] = {
-            request_id: EngineError("the model gave logits that are not finite") for request_id in broken
-        }
-        return [one for one in drawn if one.sequence.group.request.request_id not in broken], failures
+        broken = {one.sequence.group for one in drawn if not one.sampled.finite}
+        return [one for one in drawn if one.sequence.group not in broken], self._fail(broken)
+
+    def _fail(self, broken: set[Group]) -> dict[RequestId, MotetError]:
+        """Ends groups for which the model gave nonsense."""
+        failures: dict[RequestId, MotetError] = {}
+        for group in broken:
+            self.abort(group.request.request_id)
+            failures[group.request.request_id] = EngineError("the model gave numbers that are not finite")
+        return failures
 
     def _note_prompt_logprobs(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         for rows in inputs.prompt_rows:

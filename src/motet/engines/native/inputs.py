@@ -23,6 +23,14 @@ from motet.engines.native.sequence import Group, Sequence
 ROW_MULTIPLE = 4
 
 
+class SickRowsError(Exception):
+    """Rows of the batch came out as NaN or infinity, so what the step stored for them means nothing."""
+
+    def __init__(self, rows: SequenceOf[int]) -> None:
+        super().__init__(f"rows {list(rows)} of a step are not finite")
+        self.rows = rows
+
+
 @dataclass(frozen=True)
 class Draw:
     """The next token of `sequence`, at `position`, comes from logits row `row`."""

@@ -1,5 +1,6 @@
 """What one step computes. Made by the scheduler, run by the runner, settled by `commit`; frozen in between."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from motet.engines.native.sequence import Group, Sequence
@@ -46,6 +47,12 @@ class StepPlan:
     def num_tokens(self) -> int:
         tails = sum(chunk.end - chunk.begin for chunk in self.tails)
         return tails + sum(chunk.end - chunk.begin for chunk in self.trunks)
+
+    def groups_of(self, rows: Iterable[int]) -> set[Group]:
+        """Whose rows of the flat batch these are."""
+        owners = [chunk.sequence.group for chunk in self.tails for _ in range(chunk.begin, chunk.end)]
+        owners += [chunk.group for chunk in self.trunks for _ in range(chunk.begin, chunk.end)]
+        return {owners[row] for row in rows}
 
     def __bool__(self) -> bool:
         return bool(self.tails or self.trunks)

@@ -4,7 +4,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from motet.engines.native.attention.group import Scores, StepAttention
-from motet.engines.native.inputs import StepInputs
+from motet.engines.native.inputs import SickRowsError, StepInputs
 from motet.engines.native.kv.storage import KVStorage
 
 ATTENTION_NAME = "motet"
@@ -45,7 +45,8 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [rows wanted, vocab_size] in the model's dtype; rows as in `inputs.logit_rows`, padding included."""
+        """Logits [rows wanted, vocab_size] in the model's dtype; rows as in `inputs.logit_rows`, padding included.
+        SickRowsError if a row came to nothing."""
         step = StepAttention(inputs.attention, self._ints(inputs.slots), self.storage)
         output = self._model(
             input_ids=self._ints(inputs.token_ids).unsqueeze(0),
@@ -54,6 +55,8 @@ class Runner:
             logits_to_keep=self._ints(inputs.logit_rows),
             step=step,
         )
+        if sick := step.sick.nonzero().flatten().tolist():
+            raise SickRowsError(sick)
         logits = output.logits[0]
         if not isinstance(logits, torch.Tensor):
             raise TypeError(f"the model returned {type(logits).__name__} for logits")

@@ -37,6 +37,9 @@ class StepAttention:
         self._slots = slots  # [num_tokens] int64: where each row's key and value go
         self._storage = storage
         self._device = storage.keys.device
+        self.sick = torch.zeros_like(slots, dtype=torch.bool)
+        """[num_tokens]: rows that reached the last layer as NaN or infinity. Once a row is, it stays so; but what is
+        stored as its KV is finite, and would pass for sound."""
         self._masks: dict[tuple[Read, int | None], torch.Tensor | None] = {}
         self._where: dict[Read, slice | torch.Tensor] = {}
         for prompt in plan.prompts:
@@ -59,6 +62,8 @@ class StepAttention:
         num_tokens = self._slots.shape[0]
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)  # [rows, num_kv_heads, head_dim]
         self._storage.write(layer, self._slots, keys[:num_tokens], values[:num_tokens])
+        if layer == self._storage.num_layers - 1:
+            self.sick = ~values[:num_tokens].isfinite().flatten(1).all(1)
         rows = query[0].transpose(0, 1)  # [rows, num_heads, head_dim]
         output = torch.zeros_like(rows, memory_format=torch.contiguous_format)
         reader = _LayerReader(self, layer, kernel_for(self._device, scores.softcap), scores)

@@ -49,6 +49,10 @@ class KVStorage:
         self.values = torch.zeros(shape, dtype=layout.dtype, device=device)
 
     @property
+    def num_layers(self) -> int:
+        return len(self.keys)
+
+    @property
     def zero_block(self) -> int:
         return self.num_blocks
 
