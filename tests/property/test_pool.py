@@ -80,13 +80,6 @@ class PoolAgainstSets(RuleBasedStateMachine):
         if name not in self.block_of and block not in self.block_of.values():
             self.block_of[name] = block
 
-    @rule()
-    def forget_all(self) -> None:
-        self.pool.forget_all()
-        self.free.update(self.idle)
-        self.idle.clear()
-        self.block_of.clear()
-
     def _forget_name(self, block: int) -> None:
         self.block_of = {name: other for name, other in self.block_of.items() if other != block}
 

@@ -11,7 +11,7 @@ from motet.engines.native.core import EngineCore, ModelRunner
 from motet.engines.native.inputs import StepInputs
 from motet.errors import ConfigError, ContextLengthError, EngineError, KVMemoryError, RequestError
 from motet.ids import RequestId
-from motet.types import FinishReason
+from motet.types import ChoiceStart, FinishReason
 from tests.engines.native.drive import Outcome, engine_config, group, make_core, prompt_of, run, take_step
 from tests.tiny_models import Reference
 
@@ -33,6 +33,13 @@ def test_a_group_that_can_never_run_is_refused_and_named(tiny: Tiny) -> None:
     with pytest.raises(RequestError, match="in use"):
         core.submit(group("twice", prompt_of(5)))
     assert core.stats().groups_waiting == 1
+
+
+def test_a_choice_that_has_written_all_it_may_is_refused(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"))
+    with pytest.raises(RequestError, match="nothing to resume"):
+        core.submit(group("done", prompt_of(5), starts=[ChoiceStart(0, 1, (7, 8, 9))], max_tokens=3))
+    assert not core.busy
 
 
 def test_a_cache_too_small_for_one_sequence_is_said_with_what_would_fit(tiny: Tiny) -> None:
@@ -144,6 +151,18 @@ def test_logits_that_are_not_finite_fail_their_group_alone(tiny: Tiny) -> None:
     assert isinstance(outcomes["sick"].error, EngineError)
     assert [len(tokens) for tokens in outcomes["sick"].tokens.values()] == [2, 2, 2]
     assert outcomes["well"].tokens == expected
+
+
+def test_preempted_choices_count_as_waiting(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), blocks=40, max_model_len=256)
+    core.submit(group("g", prompt_of(64), n=12, max_tokens=60))
+    outcomes, seen = {"g": Outcome()}, set[tuple[int, int]]()
+    while core.busy:
+        take_step(core, outcomes)
+        stats = core.stats()
+        assert stats.choices_running + stats.choices_waiting == 12 - len(outcomes["g"].finish)
+        seen.add((stats.choices_running, stats.choices_waiting))
+    assert (12, 0) in seen and any(waiting for _, waiting in seen)
 
 
 def test_choices_end_by_end_of_sequence_stop_token_length_and_model_length(tiny: Tiny) -> None:

@@ -61,6 +61,12 @@ class Commit:
             for group, choices in by_group.items()
         ]
 
+    def end(self, sequence: Sequence) -> None:
+        """Frees a sequence that has finished, or was stopped from outside; its answer may be kept for later prompts."""
+        if self._answers is not None:
+            self._answers.keep(sequence)
+        self._scheduler.finish(sequence)
+
     def _write_one(self, drawn: Drawn) -> list[ChoiceDelta]:
         sequence, sampled = drawn.sequence, drawn.sampled
         sampling = sequence.group.request.sampling
@@ -78,9 +84,7 @@ class Commit:
         logprobs = None if sampled.logprob is None else (sampled.logprob,)
         deltas = [ChoiceDelta(index, (sampled.token_id,), logprobs, finish) for index in sequence.indices]
         if finish:
-            if self._answers is not None:
-                self._answers.keep(sequence)
-            self._scheduler.finish(sequence)
+            self.end(sequence)
         return deltas
 
     def _report(self, group: Group) -> PromptReport | None:

@@ -5,6 +5,7 @@ submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits �
              └──────────────── blocks, computed and written counts ────────┘
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler, SampleRow
 from motet.engines.native.sample.state import ChoiceSampling
 from motet.engines.native.scheduler import Scheduler, SchedulerLimits
-from motet.engines.native.sequence import Group, Sequence
+from motet.engines.native.sequence import Group, Sequence, SequenceState
 from motet.errors import ContextLengthError, EngineError, MotetError, RequestError
 from motet.ids import RequestId
 from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, GroupDelta
@@ -104,7 +105,7 @@ class EngineCore:
         for sequence in [s for s in group.sequences if index in s.indices]:
             sequence.indices.remove(index)
             if not sequence.indices:
-                self._scheduler.finish(sequence)
+                self._commit.end(sequence)
         if not group.sequences:
             del self._groups[request_id]
 
@@ -130,11 +131,14 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         running, waiting = self._scheduler.running, list(self._scheduler.waiting)
+        choices = Counter[SequenceState]()
+        for sequence in (s for group in (*running, *waiting) for s in group.sequences):
+            choices[sequence.state] += len(sequence.indices)
         return EngineStats(
             groups_running=len(running),
             groups_waiting=len(waiting),
-            choices_running=sum(len(s.indices) for group in running for s in group.sequences),
-            choices_waiting=sum(len(s.indices) for group in waiting for s in group.sequences),
+            choices_running=choices[SequenceState.RUNNING],
+            choices_waiting=choices[SequenceState.WAITING],
             blocks_total=self._pool.num_blocks,
             blocks_used=self._pool.num_held,
             blocks_cached=self._pool.num_idle,
@@ -176,6 +180,10 @@ class EngineCore:
                 f"prompt and written tokens are {longest}; at least 1 of the prompt and at most "
                 f"{info.max_model_len - 1} in all are possible",
                 param="prompt",
+            )
+        if any(len(start.written) >= request.sampling.max_tokens for start in request.choices):
+            raise RequestError(
+                "a choice has written its max_tokens already: there is nothing to resume", param="choices"
             )
         if len(group.sequences) > info.max_num_seqs:
             raise RequestError(

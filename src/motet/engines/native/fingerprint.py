@@ -1,11 +1,13 @@
 """Whether equal requests get equal bits on this machine, found out by trying its operators at start.
 
 What is relied on: a row of a matrix product is the same among 4, 8 or 64 rows, and a row of attention is the same in
-any chunk, as long as rows and keys are padded as `attention.plan` says. True for torch 2.13 on every x86 CPU tried so
-far, and cheap to check, so it is checked and not believed. The answer is the end of `system_fingerprint`.
+any chunk and among any siblings, as long as rows and keys are padded as `attention.plan` says. True for torch 2.13 on
+every x86 CPU tried so far, and cheap to check, so it is checked and not believed. The answer is the end of
+`system_fingerprint`.
 """
 
 import platform
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,7 @@ def fingerprint(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, de
     give a choice the same tokens."""
     if device.type == "cpu":
         where = torch.backends.cpu.get_cpu_capability()
-        same = linears_agree(model, dtype) and attention_agrees(head_dim, dtype)
+        same = linears_agree(model, dtype) and prompts_agree(head_dim, dtype) and trunks_agree(head_dim, dtype)
     else:
         where, same = torch.cuda.get_device_name(device).replace(" ", "-"), False
     kind = f"{platform.machine()}-{where}_{str(dtype).removeprefix('torch.')}"
@@ -30,8 +32,10 @@ def fingerprint(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, de
 
 
 @torch.inference_mode()
-def linears_agree(model: torch.nn.Module, dtype: torch.dtype, *, rows: int = 32) -> bool:
-    """Whether every shape of `Linear` in the model gives a row the same bits among 4, 12 and `rows` rows."""
+def linears_agree(
+    model: torch.nn.Module, dtype: torch.dtype, *, counts: Sequence[int] = (4, 12), rows: int = 32
+) -> bool:
+    """Whether every shape of `Linear` in the model gives a row the same bits among `counts` rows and among `rows`."""
     seen: set[tuple[int, ...]] = set()
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
@@ -40,15 +44,15 @@ def linears_agree(model: torch.nn.Module, dtype: torch.dtype, *, rows: int = 32)
         seen.add(tuple(module.weight.shape))
         x = torch.randn(rows, module.in_features, generator=generator).to(dtype)
         whole = F.linear(x, module.weight)
-        for count in (4, 12):
+        for count in counts:
             if not torch.equal(F.linear(x[4 : 4 + count], module.weight), whole[4 : 4 + count]):
                 return False
     return True
 
 
 @torch.inference_mode()
-def attention_agrees(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bool:
-    """Whether a row of attention has the same bits in one pass over `length` positions and in uneven chunks."""
+def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bool:
+    """Whether a prompt row has the same bits in one pass over `length` positions and in uneven chunks."""
     generator = torch.Generator().manual_seed(0)
     span = padded_keys(length)
     query, key, value = (torch.randn(1, 2, span, head_dim, generator=generator).to(dtype) for _ in range(3))
@@ -69,3 +73,18 @@ def attention_agrees(head_dim: int, dtype: torch.dtype, *, length: int = 640) ->
         for step in (37, 100)
         for begin in range(0, length, step)
     )
+
+
+@torch.inference_mode()
+def trunks_agree(head_dim: int, dtype: torch.dtype, *, rows: int = 64) -> bool:
+    """Whether a tail row that reads a whole trunk has the same bits alone and among `rows`, for odd trunk lengths."""
+    generator = torch.Generator().manual_seed(0)
+    for length in (5, 131, 777):
+        query = torch.randn(1, 2, rows, head_dim, generator=generator).to(dtype)
+        key, value = (torch.randn(1, 2, length, head_dim, generator=generator).to(dtype) for _ in range(2))
+        whole, whole_lse = flash_cpu(query, key, value, mask=None, scale=0.125)
+        for begin, end in ((0, 1), (3, 6), (8, 24)):
+            part, part_lse = flash_cpu(query[:, :, begin:end], key, value, mask=None, scale=0.125)
+            if not (torch.equal(part, whole[:, :, begin:end]) and torch.equal(part_lse, whole_lse[:, :, begin:end])):
+                return False
+    return True

@@ -154,18 +154,6 @@ def test_a_taken_block_follows_the_one_before_it_where_it_can() -> None:
     assert pool.take(1) in ([0], [1])
 
 
-def test_forgetting_keeps_held_blocks_held_and_frees_idle_ones() -> None:
-    pool = BlockPool(4)
-    publish_chain(pool, blocks := pool.take(3), [A, B, C])
-    pool.share(blocks[:1])
-    pool.release(blocks)  # 0 held, 1 and 2 idle
-    pool.forget_all()
-    assert counts(pool) == (3, 0, 1)
-    assert pool.find([A, B, C]) == []
-    pool.release([0])
-    assert counts(pool) == (4, 0, 0)
-
-
 def test_releasing_or_naming_a_block_that_nobody_holds_is_an_error() -> None:
     pool = BlockPool(4)
     with pytest.raises(ValueError, match="block 2 is not held"):

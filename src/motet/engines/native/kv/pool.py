@@ -107,14 +107,6 @@ class BlockPool:
         """How many of them `share` would take out of the free count."""
         return sum(1 for block in blocks if self._count[block] == 0)
 
-    def forget_all(self) -> None:
-        """Empties the prefix cache; held blocks stay held."""
-        for block in self._idle:
-            self._free.add(block)
-        self._idle.clear()
-        self._name_of.clear()
-        self._block_of.clear()
-
     def _evict(self) -> None:
         block, _ = self._idle.popitem(last=False)
         del self._block_of[self._name_of.pop(block)]
