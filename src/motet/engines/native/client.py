@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from itertools import count
 
 import msgspec
@@ -207,22 +208,30 @@ class Pipes:
 
 
 async def _spawn(launch: Launch) -> asyncio.subprocess.Process:
-    # OpenMP threads that wait for each other sleep instead of spinning. Where another process wants a core, a spinning
-    # thread keeps it from the very thread it waits for: a step was then 10 to 40 times slower (docs/log.md).
-    environ = {"OMP_WAIT_POLICY": "PASSIVE", **environment()}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "motet.engines.native.process",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
-        env=environ,
+        env=_with_short_waits(environment()),
     )
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")
     process.stdin.write(msgspec.json.encode(launch) + b"\n")
     await process.stdin.drain()
     return process
+
+
+def _with_short_waits(environ: Mapping[str, str]) -> dict[str, str]:
+    """Threads of OpenMP that wait for each other spin for microseconds and then sleep, unless the user chose otherwise.
+
+    By default they spin for long; where another process wants a core, a spinning thread keeps it from the very thread
+    it waits for, and a step takes 10 to 40 times as long. Sleeping at once costs a fifth where nobody disturbs
+    (docs/log.md has the figures).
+    """
+    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environ.keys()
+    return {**environ} if chosen else {**environ, "GOMP_SPINCOUNT": "1000"}
 
 
 async def _first_event(pipes: Pipes, process: asyncio.subprocess.Process) -> EngineInfo:
