@@ -1,6 +1,7 @@
 """Prompts and limits as the engine takes them."""
 
 import pytest
+import tokenizers
 
 from motet.engines.fake import fake_info
 from motet.errors import ContextLengthError, RequestError
@@ -39,6 +40,25 @@ def test_text_that_is_not_unicode_is_refused(preparer: Preparer) -> None:
     with pytest.raises(RequestError, match="not valid Unicode") as raised:
         preparer.text_prompt("a\ud800")
     assert raised.value.param == "prompt"
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(preparer: Preparer, tokenizer: Tokenizer) -> None:
+    longest = max(len(tokenizer.token_text(token_id)) for token_id in range(tokenizer.vocab_size))
+    fits = next(i for i in range(tokenizer.vocab_size) if len(tokenizer.token_text(i)) == longest)
+    text = tokenizer.token_text(fits) * 100
+    assert preparer.text_prompt(text) == [fits] * 100
+    with pytest.raises(ContextLengthError) as raised:
+        preparer.text_prompt(text + "a")
+    assert raised.value.message == (
+        "This model's maximum context length is 100 tokens. However, your prompt resulted in at least 101 tokens. "
+        "Please reduce the length of the prompt."
+    )
+
+
+def test_a_text_whose_words_may_be_of_any_length_is_always_tokenised() -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    preparer = Preparer(Tokenizer(backend), ChatTemplate(None), fake_info(max_model_len=100))
+    assert preparer.text_prompt("x" * 1000) == [0]
 
 
 def test_prompt_ids_must_be_in_the_vocabulary(preparer: Preparer) -> None:

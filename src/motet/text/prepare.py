@@ -57,14 +57,9 @@ class Preparer:
 
         Raises `ContextLengthError` if the prompt leaves no room, or less than was asked for. `param` names the prompt.
         """
-        limit = self._info.max_model_len
-        part = "messages" if param == "messages" else "prompt"
+        limit, part = self._info.max_model_len, _part(param)
         if asked is None and prompt_len >= limit:
-            raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens. However, your {part} resulted in {prompt_len} "
-                f"tokens. Please reduce the length of the {part}.",
-                param=param,
-            )
+            raise self._too_long(str(prompt_len), param)
         if asked is not None and prompt_len + asked > limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {limit} tokens. However, you requested {prompt_len + asked} "
@@ -82,4 +77,20 @@ class Preparer:
             text.encode()
         except UnicodeEncodeError as exc:
             raise RequestError(f"{param} is not valid Unicode: {exc.reason} at {exc.start}", param=param) from exc
+        least = self._tokenizer.least_tokens(len(text))
+        if least > self._info.max_model_len:  # tokenising takes 200 bytes of memory a character: not for nothing
+            raise self._too_long(f"at least {least}", param)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _too_long(self, prompt_len: str, param: str) -> ContextLengthError:
+        part = _part(param)
+        return ContextLengthError(
+            f"This model's maximum context length is {self._info.max_model_len} tokens. However, your {part} resulted "
+            f"in {prompt_len} tokens. Please reduce the length of the {part}.",
+            param=param,
+        )
+
+
+def _part(param: str) -> str:
+    """The prompt as OpenAI's messages call it."""
+    return "messages" if param == "messages" else "prompt"

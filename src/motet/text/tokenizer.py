@@ -5,6 +5,7 @@ process that serves HTTP.
 """
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from motet.errors import ModelLoadError
-from motet.text.vocabulary import TokenBytes
+from motet.text.vocabulary import TokenBytes, longest_entry
 
 
 class _Token(msgspec.Struct):
@@ -68,6 +69,7 @@ class Tokenizer:
         """Jinja text, None if the model has none."""
         self._special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         self._bytes = TokenBytes(backend)
+        self._longest = longest_entry(backend)
 
     @classmethod
     def load(cls, folder: Path, *, chat_template: str | None = None) -> "Tokenizer":
@@ -95,6 +97,10 @@ class Tokenizer:
     @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
+
+    def least_tokens(self, num_chars: int) -> int:
+        """A text of so many characters has at least so many tokens, whatever it says."""
+        return 0 if self._longest is None else ceil(num_chars / self._longest)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)

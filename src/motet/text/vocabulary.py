@@ -55,6 +55,13 @@ def letter_bytes() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
+def longest_entry(backend: Tokenizer) -> int | None:
+    """Characters that one token stands for, at most; None where an unknown word of any length is one token."""
+    if spelling_of(backend) is Spelling.OTHER:
+        return None
+    return max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
+
+
 class TokenBytes:
     """Token id -> the bytes it stands for. Ids past the vocabulary (a padded model has some) stand for none."""
 
