@@ -164,15 +164,44 @@ async def test_nan_is_not_a_temperature(served: Served) -> None:
     assert response.json()["error"]["param"] == "temperature"
 
 
-async def test_half_a_surrogate_pair_is_not_text(served: Served) -> None:
-    response = await served.http.post("/v1/completions", content=b'{"prompt": "\\ud800"}')
-    assert response.status_code == 400
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        (b'"prompt": "\\ud800"', 400, "prompt"),
+        (b'"prompt": "hi", "cache_salt": "\\ud800"', 400, "cache_salt"),
+        (b'"prompt": "hi", "stop": "\\ud800"', 400, "stop[0]"),
+        (b'"prompt": "hi", "logit_bias": {"\\ud800": 1}', 400, "logit_bias"),
+        (b'"prompt": "hi", "model": "\\ud800"', 404, "model"),
+    ],
+)
+async def test_half_a_surrogate_pair_is_not_text(served: Served, fields: bytes, status: int, param: str) -> None:
+    response = await served.http.post("/v1/completions", content=b"{%b}" % fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
 async def test_min_tokens_over_max_tokens_is_a_400(served: Served) -> None:
     response = await served.chat(min_tokens=5, max_tokens=4)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "min_tokens"
+
+
+@pytest.mark.parametrize("min_tokens", [17, 10**30])
+async def test_min_tokens_over_the_default_of_max_tokens_is_a_400(served: Served, min_tokens: int) -> None:
+    response = await served.complete(min_tokens=min_tokens)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "min_tokens"
+
+
+@pytest.mark.parametrize("top_k", [2**63, 10**30])
+async def test_top_k_over_the_vocabulary_keeps_all_of_it(served: Served, top_k: int) -> None:
+    assert (await served.complete(top_k=top_k)).status_code == 200
+    assert served.engine.requests[0].sampling.top_k == served.engine.info.vocab_size
+
+
+async def test_logit_bias_key_of_thousands_of_digits_is_a_400(served: Served) -> None:
+    response = await served.complete(logit_bias={"9" * 5000: 1})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "logit_bias"
 
 
 async def test_largest_n_is_the_servers_choice(serve: Serving) -> None:

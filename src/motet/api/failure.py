@@ -45,8 +45,15 @@ def error_json(error: Exception) -> bytes:
     body = INTERNAL
     if isinstance(error, MotetError):
         param = error.param if isinstance(error, RequestError) else None
-        body = ErrorBody(error.message, error.type, param, error.code)
+        body = ErrorBody(
+            _encodable(error.message), error.type, None if param is None else _encodable(param), error.code
+        )
     return msgspec.json.encode(ErrorEnvelope(body))
+
+
+def _encodable(text: str) -> str:
+    """What a client wrote may be quoted: halves of surrogate pairs, which JSON can write and UTF-8 cannot, escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def error_response(error: Exception) -> Response:

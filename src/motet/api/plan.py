@@ -11,6 +11,9 @@ from motet.ids import RequestId, new_request_id
 from motet.text.choice import TextRules
 from motet.types import GenerateRequest, SamplingParams, choice_starts
 
+MAX_ID_DIGITS = 20
+"""Of a token id that is a JSON key; far more than any vocabulary needs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
@@ -123,16 +126,20 @@ def _sampling(service: Service, prompt_len: int, fields: SamplingFields, wanted:
     vocab_size = service.engine.info.vocab_size
     for token in fields.stop_token_ids:
         _check_token(token, vocab_size, f"{wanted.param}stop_token_ids")
+    max_tokens = service.preparer.max_tokens(
+        prompt_len, fields.max_tokens_asked, default=wanted.default_max_tokens, param=wanted.prompt_param
+    )
+    if fields.min_tokens > max_tokens:
+        name = f"{wanted.param}min_tokens"
+        raise RequestError(
+            f"Invalid '{name}': {fields.min_tokens} is more than the {max_tokens} tokens that a choice may have.",
+            param=name,
+        )
     return SamplingParams(
-        max_tokens=service.preparer.max_tokens(
-            prompt_len,
-            fields.max_tokens_asked,
-            default=wanted.default_max_tokens,
-            param=wanted.prompt_param,
-        ),
+        max_tokens=max_tokens,
         temperature=fields.temperature,
         top_p=fields.top_p,
-        top_k=max(fields.top_k, 0),
+        top_k=min(max(fields.top_k, 0), vocab_size),
         min_p=fields.min_p,
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
@@ -149,7 +156,7 @@ def _sampling(service: Service, prompt_len: int, fields: SamplingFields, wanted:
 def _logit_bias(fields: dict[str, float], vocab_size: int, param: str) -> dict[int, float]:
     bias = {}
     for key, value in fields.items():
-        if not (key.isascii() and key.isdigit()):
+        if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
             raise RequestError(
                 f"Invalid key in '{param}': {key}. You should only be submitting non-negative integers.",
                 param=param,

@@ -148,10 +148,6 @@ class ChatRequest(ChatPrompt, SamplingFields, GeneratingFields):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
-    def max_tokens_param(self) -> str:
-        return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
-
-    @property
     def num_logprobs(self) -> int | None:
         """Alternatives wanted beside each token; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None

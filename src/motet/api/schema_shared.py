@@ -7,7 +7,7 @@ docs/api.md), or accepted only with a value that asks for nothing, or refused wi
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from motet.errors import RequestError
 
@@ -65,6 +65,20 @@ StopStrings = Annotated[
 ]
 """One string or a list of 1 to 4."""
 
+
+def _check_unicode(text: str, field: ValidationInfo) -> str:
+    """JSON can write half a surrogate pair, and no engine can be sent one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"Invalid '{field.field_name}': it is not valid Unicode: {error.reason} at {error.start}.",
+            param=field.field_name,
+            code="invalid_value",
+        ) from error
+    return text
+
+
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -102,20 +116,6 @@ class SamplingFields(Schema):
     def max_tokens_asked(self) -> int | None:
         return self.max_tokens
 
-    @property
-    def max_tokens_param(self) -> str:
-        return "max_tokens"
-
-    @model_validator(mode="after")
-    def check_min_tokens(self) -> Self:
-        if self.max_tokens_asked is not None and self.min_tokens > self.max_tokens_asked:
-            raise RequestError(
-                f"Invalid 'min_tokens': {self.min_tokens} is more than '{self.max_tokens_param}' "
-                f"({self.max_tokens_asked}).",
-                param="min_tokens",
-            )
-        return self
-
 
 class GeneratingFields(Schema):
     """What surrounds the sampling: the model, streaming, and how the group is scheduled and cached."""
@@ -123,7 +123,7 @@ class GeneratingFields(Schema):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    cache_salt: str = ""
+    cache_salt: Annotated[str, AfterValidator(_check_unicode)] = ""
     priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
 
     @model_validator(mode="after")
