@@ -13,7 +13,7 @@ from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.memory import num_blocks_for
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.runner import Runner
-from motet.errors import ConfigError
+from motet.errors import ConfigError, KVMemoryError
 from motet.ids import ModelName
 from motet.types import EngineInfo, Role
 
@@ -47,7 +47,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         config.kv_cache_gb, layout.bytes_per_block, max_model_len=max_model_len, block_size=config.block_size
     )
     model = load_model(folder, hf_config, dtype=dtype, device=device)
-    storage = KVStorage(layout, num_blocks, device)
+    storage = _allocated(layout, num_blocks, device)
     info = EngineInfo(
         model=ModelName(config.model_name),
         max_model_len=max_model_len,
@@ -78,6 +78,14 @@ def _checked(config: EngineConfig) -> PreTrainedConfig:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     return read_config(Path(config.model_path))
+
+
+def _allocated(layout: KVLayout, num_blocks: int, device: torch.device) -> KVStorage:
+    try:
+        return KVStorage(layout, num_blocks, device)
+    except RuntimeError as exc:  # torch has no narrower one for the CPU
+        gb = num_blocks * layout.bytes_per_block / 2**30
+        raise KVMemoryError(f"{device} has no {gb:g} GB for the KV cache: lower --kv-cache-gb ({exc})") from exc
 
 
 def _max_model_len(asked: int | None, possible: int) -> int:

@@ -1,11 +1,12 @@
 """Loads a Hugging Face model with our attention plugged in, and reads from its config what the engine must know."""
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
@@ -51,15 +52,11 @@ class ModelShape:
 def read_config(folder: Path) -> PreTrainedConfig:
     """The model's config; ModelLoadError or UnsupportedModelError before any weight is read."""
     try:
+        # Of a type that transformers does not know, from_pretrained would not tell the architecture.
+        _check_supported(folder, PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or [])
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as exc:
         raise ModelLoadError(f"cannot read the model config in {folder}: {exc}") from exc
-    architectures = config.architectures or []
-    if not set(architectures) & set(SUPPORTED):
-        raise UnsupportedModelError(
-            f"{folder} holds {', '.join(architectures) or 'no known architecture'}; "
-            f"supported are {', '.join(SUPPORTED)}"
-        )
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
@@ -68,6 +65,14 @@ def read_config(folder: Path) -> PreTrainedConfig:
                 f"every type but {', '.join(LENGTH_DEPENDENT_ROPE)} is supported"
             )
     return config
+
+
+def _check_supported(folder: Path, architectures: Sequence[str]) -> None:
+    if not set(architectures) & set(SUPPORTED):
+        raise UnsupportedModelError(
+            f"{folder} holds {', '.join(architectures) or 'no known architecture'}; "
+            f"supported are {', '.join(SUPPORTED)}"
+        )
 
 
 def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
