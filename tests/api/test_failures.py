@@ -134,13 +134,27 @@ async def test_group_too_many_is_a_503_with_retry_after(serve: Serving) -> None:
 
 
 async def test_prompts_of_a_request_are_admitted_all_or_none(serve: Serving) -> None:
-    engine = WatchedEngine()
+    engine = WatchedEngine(gated=True)
     served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, max_waiting_groups=2))
-    assert (await served.complete(["x", "y"])).status_code == 200
-    refused = await served.complete(["x", "y", "z"])
+    waiting = asyncio.create_task(served.complete("x"))
+    await engine.submitted.acquire()
+    refused = await served.complete(["x", "y"])
     assert refused.status_code == 503
-    assert len(engine.requests) == 2
-    assert served.service.admission.open == 0
+    assert len(engine.requests) == 1
+    assert served.service.admission.open == 1
+    for _ in range(60):
+        engine.steps.release()
+    assert (await waiting).status_code == 200
+    assert (await served.complete(["x", "y"])).status_code == 200
+
+
+async def test_more_prompts_than_may_ever_wait_are_a_400_and_not_to_be_tried_again(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, max_waiting_groups=2))
+    refused = await served.complete(["x", "y", "z"])
+    assert refused.status_code == 400
+    assert "retry-after" not in refused.headers
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "too_many_prompts")
 
 
 async def test_groups_with_a_first_token_do_not_count_as_waiting(serve: Serving) -> None:

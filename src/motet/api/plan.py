@@ -116,6 +116,13 @@ def check_counts(service: Service, num_prompts: int, wanted: Wanted) -> None:
             param=wanted.prompt_param,
             code="too_many_choices",
         )
+    if num_prompts > (most_waiting := service.config.max_waiting_groups):
+        raise RequestError(
+            f"Too many prompts: {num_prompts}, while at most {most_waiting} may wait for their first token on this "
+            "server, so they would never be taken in together. Send fewer at a time.",
+            param=wanted.prompt_param,
+            code="too_many_prompts",
+        )
 
 
 def _group_id(answer_id: RequestId, number: int, num_prompts: int) -> RequestId:
