@@ -78,6 +78,13 @@ async def test_field_is_refused_by_name(served: Served, field: str, value: objec
     assert served.engine.requests == []
 
 
+async def test_top_logprobs_at_its_default_needs_no_logprobs(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "top_logprobs": 0}
+    response = await served.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert response.json()["choices"][0]["logprobs"] is None
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

@@ -154,7 +154,7 @@ class ChatRequest(ChatPrompt, SamplingFields, GeneratingFields):
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError(
                 "Invalid 'top_logprobs': 'logprobs' must be true when 'top_logprobs' is given.", param="top_logprobs"
             )
