@@ -1,6 +1,7 @@
 """What a step costs the scheduler, counted in lines of Python run, not in time: it depends on the tokens scheduled, and
 not on how much has been written or how many groups wait."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def lines_run(work: Callable[[], None]) -> int:
+    """Without the garbage collector, which runs the finalizers of other tests' leftovers wherever it likes."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> "TraceFunction":
@@ -26,11 +28,13 @@ def lines_run(work: Callable[[], None]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
