@@ -25,7 +25,6 @@ class Preparer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-        chat_template: str | None = None,
     ) -> list[int]:
         """The template writes the special tokens, so none are added."""
         text = self._template.render(
@@ -34,7 +33,6 @@ class Preparer:
             continue_final_message=continue_final_message,
             tools=tools,
             template_kwargs=template_kwargs,
-            chat_template=chat_template,
         )
         return self._encode(text, add_special_tokens=False, param="messages")
 

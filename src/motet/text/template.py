@@ -7,9 +7,8 @@ model's template means the same here.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -34,10 +33,8 @@ class ChatTemplate:
         """Raises `ModelLoadError` if `source` is not Jinja. `named_tokens`: what it may call `bos_token` and so on."""
         self._named_tokens = dict(named_tokens or {})
         self._source = source
-        self._compile = lru_cache(maxsize=8)(_environment().from_string)
         try:
-            if source is not None:
-                self._compile(source)
+            self._template = None if source is None else _environment().from_string(source)
         except TemplateSyntaxError as exc:
             raise ModelLoadError(f"the chat template is not valid Jinja: line {exc.lineno}: {exc.message}") from exc
 
@@ -53,17 +50,21 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-        chat_template: str | None = None,
     ) -> str:
-        """`chat_template`: Jinja text for this request only. Raises `RequestError` naming the field at fault."""
+        """Raises `RequestError` naming the field at fault."""
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true; set add_generation_prompt to "
                 "false to continue the last message",
                 param="continue_final_message",
             )
-        source, template = self._choose(chat_template)
-        plain = for_template(messages, knows_developer="developer" in source)
+        if self._source is None or self._template is None:
+            raise RequestError(
+                "this model has no chat template, so it cannot take chat messages; use /v1/completions, or start the "
+                "server with --chat-template",
+                param="chat_template",
+            )
+        plain = for_template(messages, knows_developer="developer" in self._source)
         if continue_final_message:
             plain[-1]["content"] = f"{plain[-1]['content'] or ''}{END_MARK}"
         variables = {
@@ -75,25 +76,10 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = template.render(variables)
+            text = self._template.render(variables)
         except TEMPLATE_ERRORS as exc:
             raise RequestError(f"the chat template does not take these messages: {exc}", param="messages") from exc
         return _until_mark(text) if continue_final_message else text
-
-    def _choose(self, override: str | None) -> tuple[str, Template]:
-        source = override if override is not None else self._source
-        if source is None:
-            raise RequestError(
-                "this model has no chat template, so it cannot take chat messages; use /v1/completions, or start the "
-                "server with --chat-template",
-                param="chat_template",
-            )
-        try:
-            return source, self._compile(source)
-        except TemplateSyntaxError as exc:
-            raise RequestError(
-                f"chat_template is not valid Jinja: line {exc.lineno}: {exc.message}", param="chat_template"
-            ) from exc
 
 
 def _until_mark(text: str) -> str:
