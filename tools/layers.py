@@ -19,7 +19,7 @@ SOURCE = ROOT / "src"
 EVERYBODY_SEES = ("types", "ids", "errors", "config", "settings", "log")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "types": (),
+    "types": ("transfer.ticket",),
     "ids": (),
     "errors": (),
     "config": (),
@@ -27,13 +27,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "log": (),
     "metrics": (),
     "transfer": (),
+    "transfer.ticket": (),
     "models": (),
-    "engines.base": (),
-    "engines.fake": ("engines.base",),
+    "engines.base": ("transfer.ticket",),
+    "engines.fake": ("engines.base", "transfer.ticket"),
+    "engines.remote": ("engines.base", "transfer.ticket"),
     "engines.native": ("engines.base", "transfer"),
     "text": ("engines.base",),
     "routing": ("engines.base", "transfer.ticket"),
-    "api": ("text", "engines.base", "metrics"),
+    "api": ("text", "engines.base", "transfer.ticket", "metrics"),
     "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models"),
     "__main__": ("cli",),
     "cli": ("deploy", "api", "text", "engines", "routing", "transfer", "metrics", "models"),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from motet.types import Role
+
 ENVIRONMENT_PREFIX = "MOTET_"
 
 
@@ -59,7 +61,36 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_answers: bool = False
     """Let answers into the prefix cache too: saves prefill in conversations, at the price of sameness."""
     num_threads: int | None = None
-    """Threads of one engine on the CPU; None: all cores."""
+    """Threads of one engine on the CPU; None: all cores, shared evenly by the engines of a cell."""
+    role: Role = Role.BOTH
+    """`both` keeps its KV to itself; `prefill` and `decode` hand it over and fetch it."""
+    side_channel_host: str = "127.0.0.1"
+    """The address at which other workers reach this one; bound, and written into tickets."""
+    side_channel_port: int = 0
+    """0: a free one."""
+    cluster_key: str = ""
+    """Workers talk to each other only if theirs are equal."""
+    lease_s: float = 60.0
+    """How long a prefilled prompt is kept without a sign of life from who wants it."""
+    pull_timeout_s: float = 10.0
+    """After this a prompt whose KV has not come is computed instead."""
+
+
+class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefill and decode apart: how many of each, where, and when it pays."""
+
+    prefill: int = 0
+    """Prefill engines of a cell on this machine; 0 with `decode` 0: one engine for both."""
+    decode: int = 0
+    """Decode engines of a cell on this machine."""
+    prefill_urls: tuple[str, ...] = ()
+    """Prefill servers that a decode server asks."""
+    prefill_api_key: str | None = None
+    """Sent to them."""
+    bypass_tokens: int = 128
+    """With fewer prompt tokens than this to compute, decode computes them itself; 0: never."""
+    prefill_timeout_s: float = 120.0
+    """After this a decode worker computes the prompt itself."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

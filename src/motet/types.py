@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from motet.ids import ModelName, RequestId
+from motet.transfer.ticket import Ticket, TransferAddress
 
 
 class Role(StrEnum):
@@ -74,6 +75,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Groups share cached prompt blocks only with groups of the same salt."""
     priority: int = 0
     """Lower goes first; equal ones in order of arrival."""
+    ticket: Ticket | None = None
+    """Where the KV of the prompt can be fetched; without one, or when that fails, it is computed."""
+    trace: str = ""
+    """The client's `x-request-id`, for log lines and for the next hop."""
+    session_id: str = ""
+    """The client's `x-session-id`, for the next hop."""
 
 
 def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
@@ -147,6 +154,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Equal fingerprints: equal tokens for equal requests (when it ends in `-same`)."""
     pid: int | None = None
     """Only for a process on this machine."""
+    transfer: TransferAddress | None = None
+    """Where its KV can be fetched; None for an engine that keeps it to itself."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,3 +193,31 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Trunk positions that decode attention read, once a group and step."""
     trunk_tokens_unshared: int = 0
     """What it would have read without sharing: once a choice and step."""
+
+    prefills: int = 0
+    """Groups prefilled for another worker: leases granted."""
+    leases: int = 0
+    """Trunks kept for readers at this moment."""
+    oldest_lease_s: float | None = None
+    leases_expired: int = 0
+    """Leases whose readers gave no sign of life."""
+    pulls_open: int = 0
+    """Pulls that may still write at this moment."""
+    blocks_pulling: int = 0
+    """Blocks that such a pull alone holds: its group is gone."""
+    transfers: int = 0
+    """Pulls that brought what their ticket said."""
+    transfer_bytes: int = 0
+    transfer_descriptors: int = 0
+    """Contiguous pieces of memory they were read in."""
+    transfer_seconds: tuple[int, ...] = ()
+    """How many pulls took so long: one count for each bound of `transfer.figures.SECONDS`, one for longer ones."""
+    transfer_seconds_sum: float = 0.0
+    transfer_failures: dict[str, int] = {}
+    """By kind of `transfer.base.FailureKind`."""
+    pulls_avoided: int = 0
+    """Tickets whose prompt was in the prefix cache already."""
+    pull_blocks_avoided: int = 0
+    """Blocks of tickets that were found in the prefix cache."""
+    recomputed_tokens: int = 0
+    """Prompt tokens of groups with a ticket that were computed here all the same: the last one when all goes well."""

@@ -1,8 +1,10 @@
 """The seam of the system: whatever turns token ids into token ids is an `Engine`, and so is what wraps one."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from motet.ids import RequestId
+from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
 
@@ -30,7 +32,22 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def generate(self, request: GenerateRequest) -> GroupStream:
-        """Submits a group at once (not at the first `__anext__`)."""
+        """Submits a group at once (not at the first `__anext__`). If it has a ticket, whatever becomes of the group, the
+        lease is told."""
+        ...
+
+    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
+        """Computes the KV of the prompt (without its last token, so it has two at least) and keeps it for `readers`.
+
+        Cancelling it frees the group, and the lease if there is one already. Raises what `generate` raises."""
+        ...
+
+    async def release(self, ticket: Ticket) -> None:
+        """Ends the lease of a ticket that no reader will use. Never raises: a lease that cannot be reached expires."""
+        ...
+
+    def cached_tokens(self, request: GenerateRequest) -> int:
+        """Prompt tokens whose KV is here already, as far as is known without asking; never all of them."""
         ...
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
@@ -43,3 +60,16 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Ends all groups with `EngineClosedError` and frees everything. May be called twice."""
         ...
+
+
+@dataclass(frozen=True)
+class Worker:
+    """An engine as routing and `/status` know it."""
+
+    id: str
+    """Such as `prefill-0`, the same for life."""
+    engine: Engine
+    address: str
+    """Where it can be reached: a URL, or the address of its side channel."""
+    local: bool = True
+    """Whether its figures are this server's to publish."""

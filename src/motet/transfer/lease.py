@@ -1,0 +1,88 @@
+"""The prefill worker's promises: which blocks are kept for whom, and until when. Pure; the clock comes from outside."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from motet.ids import RequestId
+from motet.transfer.proof import GENERATION_BITS, Proof
+
+
+@dataclass
+class Lease:
+    """Blocks kept until every reader is done or nobody has given a sign of life for `seconds`."""
+
+    lease_id: int
+    slot: int
+    request_id: RequestId
+    blocks: tuple[int, ...]
+    readers: int
+    granted_s: float
+    ends_s: float
+    done: set[str] = field(default_factory=set)
+
+
+class LeaseTable:
+    """Leases by id. Who calls `done`, `end` or `expired` releases the blocks it gets back."""
+
+    def __init__(self, proof: Proof, *, seconds: float) -> None:
+        self.seconds = seconds
+        self._proof = proof
+        self._leases: dict[int, Lease] = {}
+        self._of_request: dict[RequestId, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def grant(self, request_id: RequestId, blocks: Sequence[int], *, readers: int, now_s: float) -> Lease:
+        """The blocks' holder is now the lease."""
+        lease_id = secrets.randbits(GENERATION_BITS - 1) + 1
+        slot = self._proof.show(lease_id)
+        lease = Lease(lease_id, slot, request_id, tuple(blocks), readers, now_s, now_s + self.seconds)
+        self._leases[lease_id] = lease
+        self._of_request[request_id] = lease_id
+        return lease
+
+    def reader_done(self, lease_id: int, reader: str) -> Lease | None:
+        """The lease if that was its last reader. A reader that says so twice, or too late, changes nothing."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return None
+        lease.done.add(reader)
+        return self._remove(lease) if len(lease.done) >= lease.readers else None
+
+    def reader_waits(self, lease_id: int, now_s: float) -> None:
+        if lease := self._leases.get(lease_id):
+            lease.ends_s = now_s + self.seconds
+
+    def end(self, lease_id: int) -> Lease | None:
+        """Ends a lease at once, whoever still reads."""
+        lease = self._leases.get(lease_id)
+        return None if lease is None else self._remove(lease)
+
+    def end_of_request(self, request_id: RequestId) -> Lease | None:
+        lease_id = self._of_request.get(request_id)
+        return None if lease_id is None else self.end(lease_id)
+
+    def expired(self, now_s: float) -> list[Lease]:
+        """Takes out the leases whose time is up."""
+        return [self._remove(lease) for lease in list(self._leases.values()) if lease.ends_s <= now_s]
+
+    def next_end_s(self) -> float | None:
+        """When `expired` may find something next."""
+        return min((lease.ends_s for lease in self._leases.values()), default=None)
+
+    def oldest_s(self, now_s: float) -> float | None:
+        """Age of the oldest lease."""
+        return max((now_s - lease.granted_s for lease in self._leases.values()), default=None)
+
+    def tables(self) -> Iterable[tuple[int, ...]]:
+        """Blocks of every lease, for the books."""
+        return [lease.blocks for lease in self._leases.values()]
+
+    def _remove(self, lease: Lease) -> Lease:
+        del self._leases[lease.lease_id]
+        if self._of_request.get(lease.request_id) == lease.lease_id:
+            del self._of_request[lease.request_id]
+        self._proof.hide(lease.slot)
+        return lease
