@@ -7,12 +7,18 @@ pass the object on from prefill to decode work unchanged. All numbers stay below
 from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Annotated
 
 import msgspec
 
 from motet.errors import RequestError
 
 TICKET_VERSION = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+Port = Annotated[int, msgspec.Meta(ge=1, lt=2**16)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class TransferAddress(msgspec.Struct, frozen=True):
@@ -33,25 +39,25 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     remote_request_id: str
     """The group on the prefill worker."""
     remote_host: str
-    remote_port: int
-    remote_block_ids: tuple[int, ...]
+    remote_port: Port
+    remote_block_ids: tuple[Count, ...]
     """In order of the positions they hold."""
     tp_size: int = 1
 
     version: int = TICKET_VERSION
-    num_tokens: int
+    num_tokens: Positive
     """Prompt tokens whose KV is there: all but the last, which the decode worker runs itself."""
     prompt_digest: str
     """Of those tokens: see `prompt_digest`."""
-    generations: tuple[int, ...]
+    generations: tuple[Count, ...]
     """One a block, as they must still be when the data has been read."""
-    lease_id: int
-    lease_slot: int
+    lease_id: Positive
+    lease_slot: Count
     """Where the prefill worker's proof shows the lease while it is held."""
-    lease_s: float
+    lease_s: Seconds
     """How long it is held without a sign of life from a reader."""
-    readers: int = 1
-    cached_tokens: int = 0
+    readers: Positive = 1
+    cached_tokens: Count = 0
     """Of `num_tokens`, those found in the prefill worker's prefix cache."""
 
     @property
@@ -64,15 +70,18 @@ def prompt_digest(tokens: Sequence[int]) -> str:
     return blake2b(array("I", tokens).tobytes(), digest_size=16).hexdigest()
 
 
-def ticket_of(params: object) -> Ticket:
-    """The ticket in a request's `kv_transfer_params`: one object, or a list of one (vLLM's list form for one choice).
+def tickets_of(params: object) -> list[Ticket]:
+    """The tickets in a request's `kv_transfer_params`: one object for a whole group, or a list of them, the k-th for
+    choice k (vLLM's form for n > 1). Raises RequestError naming the field."""
+    if not isinstance(params, list):
+        return [ticket_of(params)]
+    if not params:
+        raise _refused("an empty list")
+    return [ticket_of(one) for one in params]
 
-    Raises RequestError naming the field."""
-    match params:
-        case [only]:
-            params = only
-        case list():
-            raise _refused(f"a list of {len(params)} objects; this server takes one object for a whole group")
+
+def ticket_of(params: object) -> Ticket:
+    """The ticket in one object. Raises RequestError naming the field."""
     if not isinstance(params, Mapping):
         raise _refused("it must be an object")
     version = params.get("version")
@@ -82,8 +91,8 @@ def ticket_of(params: object) -> Ticket:
         ticket = msgspec.convert(params, Ticket)
     except msgspec.ValidationError as error:
         raise _refused(str(error)) from error
-    if len(ticket.remote_block_ids) != len(ticket.generations):
-        raise _refused("remote_block_ids and generations differ in length")
+    if why := _contradiction(ticket):
+        raise _refused(why)
     return ticket
 
 
@@ -91,6 +100,21 @@ def params_of(ticket: Ticket) -> dict[str, object]:
     """The ticket as JSON-ready `kv_transfer_params`."""
     params: dict[str, object] = msgspec.to_builtins(ticket)
     return params
+
+
+def _contradiction(ticket: Ticket) -> str | None:
+    """What in a ticket cannot be, though each field is of the right type."""
+    if not ticket.do_remote_prefill or ticket.do_remote_decode:
+        return "a ticket has do_remote_prefill true and do_remote_decode false"
+    if ticket.tp_size != 1:
+        return f"tp_size is {ticket.tp_size}; this server reads from workers with 1"
+    if not ticket.remote_block_ids:
+        return "remote_block_ids is empty"
+    if len(ticket.remote_block_ids) != len(ticket.generations):
+        return "remote_block_ids and generations differ in length"
+    if len(set(ticket.remote_block_ids)) != len(ticket.remote_block_ids):
+        return "remote_block_ids names a block twice"
+    return None
 
 
 def _refused(why: str) -> RequestError:
