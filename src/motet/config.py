@@ -66,8 +66,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`both` keeps its KV to itself; `prefill` and `decode` hand it over and fetch it."""
     side_channel_host: str = "127.0.0.1"
     """The address at which other workers reach this one; bound, and written into tickets."""
-    side_channel_port: int = 0
-    """0: a free one."""
+    side_channel_port: int | None = None
+    """None: 20000 for a prefill server, 22000 for a decode server, a free one in a cell. 0: a free one."""
     cluster_key: str = ""
     """Workers talk to each other only if theirs are equal."""
     lease_s: float = 60.0

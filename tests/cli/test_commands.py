@@ -9,7 +9,8 @@ from typer.testing import CliRunner, Result
 
 from motet import __version__
 from motet.cli import app
-from motet.cli.serve import given, make_plan, option, print_settings
+from motet.cli.options import given, option
+from motet.cli.serve import make_plan, print_settings
 from motet.deploy.ready import ready_line, url_in
 from motet.engines.fake import fake_info
 from motet.errors import ConfigError

@@ -7,6 +7,7 @@ import pytest
 from motet.errors import ConfigError
 from motet.settings import Settings, resolve_settings
 from motet.settings.record import setting_fields
+from motet.types import Role
 
 
 def resolved(
@@ -68,6 +69,38 @@ def test_keys_are_never_shown() -> None:
     assert resolved().rows["api_keys"].shown == "-"
 
 
+def test_other_secrets_are_never_shown_either() -> None:
+    flags: dict[str, object] = {
+        "cluster_key": "secret-1",
+        "prefill_api_key": "secret-2",
+        "role": "decode",
+        "prefill_urls": ["http://p"],
+    }
+    rows = resolved(flags).rows
+    assert [rows[name].shown for name in ("cluster_key", "prefill_api_key")] == ["given", "given"]
+    assert [resolved().rows[name].shown for name in ("cluster_key", "prefill_api_key")] == ["-", "-"]
+
+
+def test_a_cell_has_a_record_of_its_own() -> None:
+    cell = resolved({"prefill": 2, "decode": 1, "bypass_tokens": 0}).cell
+    assert (cell.prefill, cell.decode, cell.bypass_tokens) == (2, 1, 0)
+    assert (resolved().cell.prefill, resolved().cell.decode) == (0, 0)
+
+
+def test_prefill_servers_may_be_named_one_by_one_or_with_commas() -> None:
+    three = ("http://a:1", "https://b", "http://c:3/x")
+    flags: dict[str, object] = {"role": "decode", "prefill_urls": ["http://a:1, https://b", "http://c:3/x"]}
+    assert resolved(flags).cell.prefill_urls == three
+    environ = {"MOTET_ROLE": "decode", "MOTET_PREFILL_URLS": "http://a:1,https://b,http://c:3/x"}
+    assert resolved(environ=environ).cell.prefill_urls == three
+
+
+def test_the_role_of_a_server_is_one_of_three() -> None:
+    engine = resolved({"role": "prefill", "side_channel_port": 7}).engine(model_path=Path("/m"), model_name="m")
+    assert (engine.role, engine.side_channel_port) == (Role.PREFILL, 7)
+    assert refused({"role": "prefil"}) == "--role prefil: must be one of prefill, decode, both"
+
+
 def test_defaults_give_way_to_what_was_set() -> None:
     rows = resolved({"max_num_seqs": 16}).rows
     assert (rows["max_n"].value, rows["max_n"].source) == (16, "default, from max_num_seqs")
@@ -105,6 +138,24 @@ def test_defaults_give_way_to_what_was_set() -> None:
         ({"max_waiting_groups": 0}, "--max-waiting-groups 0"),
         ({"max_body_bytes": 0}, "--max-body-bytes 0"),
         ({"host": ""}, "--host"),
+        ({"prefill": 1}, "--prefill 1 with decode 0 (default)"),
+        ({"decode": 2}, "prefill 0 (default) with --decode 2"),
+        ({"prefill": -1, "decode": 1}, "--prefill -1"),
+        ({"prefill": 1, "decode": -1}, "--decode -1"),
+        ({"prefill": 1, "decode": 1, "role": "decode"}, "--role decode with --prefill 1"),
+        ({"prefill": 1, "decode": 1, "prefill_urls": ["http://a"]}, "--prefill-url http://a with --prefill 1"),
+        ({"prefill_urls": ["http://a"]}, "--prefill-url http://a with role both (default)"),
+        ({"prefill_urls": ["http://a"], "role": "prefill"}, "--prefill-url http://a with --role prefill"),
+        ({"prefill_urls": ["host:8000"], "role": "decode"}, "--prefill-url host:8000"),
+        ({"prefill_urls": ["http://a", "http://a/"], "role": "decode"}, "--prefill-url http://a, http://a/"),
+        ({"bypass_tokens": -1}, "--bypass-tokens -1"),
+        ({"prefill_timeout_s": 0.0}, "--prefill-timeout 0.0"),
+        ({"side_channel_host": "0.0.0.0"}, "--side-channel-host 0.0.0.0"),
+        ({"side_channel_host": ""}, "--side-channel-host"),
+        ({"side_channel_port": 65536}, "--side-channel-port 65536"),
+        ({"side_channel_port": 9, "prefill": 1, "decode": 1}, "--side-channel-port 9 with --prefill 1"),
+        ({"lease_s": 0.0}, "--lease 0.0"),
+        ({"pull_timeout_s": float("inf")}, "--pull-timeout inf"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(flags: dict[str, object], names: str) -> None:

@@ -10,8 +10,8 @@ import typer
 import uvloop
 from rich.console import Console
 from rich.table import Table
-from typer.models import OptionInfo
 
+from motet.cli.options import CELL, ENGINE, HTTP, LIMITS, MODEL, PROCESS, given, option
 from motet.config import cache_folder, environment
 from motet.deploy.ready import ready_line
 from motet.deploy.single import Outcome, SinglePlan, serve_single
@@ -21,18 +21,7 @@ from motet.errors import ConfigError
 from motet.log import LogFormat, setup_logging
 from motet.models import resolve, resolve_tokenizer
 from motet.settings import Settings, resolve_settings
-from motet.settings.record import flag_of, setting_fields
 from motet.types import EngineInfo
-
-MODEL, ENGINE, LIMITS, HTTP, PROCESS = "Model", "Engine", "Limits", "HTTP", "Process"
-
-
-def option(name: str, panel: str, help: str) -> OptionInfo:
-    """The flag of a setting. Without a default of its own: only what was typed overrides file and environment."""
-    default = setting_fields()[name].default
-    shown = "" if default is None or default == () or isinstance(default, bool) else f" (default {default})"
-    info: OptionInfo = typer.Option(flag_of(name), help=help + shown, rich_help_panel=panel, show_default=False)
-    return info
 
 
 def serve(  # sizes: one parameter a flag
@@ -76,7 +65,42 @@ def serve(  # sizes: one parameter a flag
     cache_answers: Annotated[
         bool | None, option("cache_answers", ENGINE, "Let answers into the prefix cache too, at the price of sameness.")
     ] = None,
-    num_threads: Annotated[int | None, option("num_threads", ENGINE, "CPU threads; all cores if unset.")] = None,
+    num_threads: Annotated[
+        int | None,
+        option("num_threads", ENGINE, "CPU threads of an engine; if unset, all cores, or an even share in a cell."),
+    ] = None,
+    prefill: Annotated[int | None, option("prefill", CELL, "Prefill engines of a cell on this machine.")] = None,
+    decode: Annotated[int | None, option("decode", CELL, "Decode engines of a cell on this machine.")] = None,
+    role: Annotated[
+        str | None, option("role", CELL, "What a server that is no cell does: both, prefill or decode.")
+    ] = None,
+    prefill_urls: Annotated[
+        list[str] | None,
+        option("prefill_urls", CELL, "Prefill server that a decode server asks; several times, or URL,URL."),
+    ] = None,
+    prefill_api_key: Annotated[str | None, option("prefill_api_key", CELL, "Key that prefill servers want.")] = None,
+    bypass_tokens: Annotated[
+        int | None, option("bypass_tokens", CELL, "Decode computes prompts with fewer new tokens itself; 0: never.")
+    ] = None,
+    prefill_timeout_s: Annotated[
+        float | None, option("prefill_timeout_s", CELL, "Seconds after which decode computes a prompt itself.")
+    ] = None,
+    side_channel_host: Annotated[
+        str | None, option("side_channel_host", CELL, "Address at which other workers reach this one.")
+    ] = None,
+    side_channel_port: Annotated[
+        int | None,
+        option("side_channel_port", CELL, "Its port: 20000 for a prefill server, 22000 for a decode server; 0: free."),
+    ] = None,
+    cluster_key: Annotated[
+        str | None, option("cluster_key", CELL, "Workers with another key are refused; a cell makes one of its own.")
+    ] = None,
+    lease_s: Annotated[
+        float | None, option("lease_s", CELL, "Seconds a prefilled prompt is kept without a sign of life.")
+    ] = None,
+    pull_timeout_s: Annotated[
+        float | None, option("pull_timeout_s", CELL, "Seconds after which a prompt that has not come is computed.")
+    ] = None,
     max_n: Annotated[int | None, option("max_n", LIMITS, "Choices of one prompt.")] = None,
     max_choices: Annotated[int | None, option("max_choices", LIMITS, "Prompts x n of one request.")] = None,
     max_waiting_groups: Annotated[
@@ -116,12 +140,6 @@ def serve(  # sizes: one parameter a flag
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run(plan, stop_with_stdin=stop_with_stdin)))
-
-
-def given(ctx: typer.Context) -> dict[str, object]:
-    """The settings among the flags that were typed; a list flag that was not is empty."""
-    flags: dict[str, object] = {name: ctx.params.get(name) for name in setting_fields()}
-    return {name: value for name, value in flags.items() if value not in (None, [], ())}
 
 
 def make_plan(settings: Settings) -> SinglePlan:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import FieldInfo
 
-from motet.config import EngineConfig, ModelConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, ModelConfig, ServerConfig
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -17,6 +17,7 @@ DEFAULT: Final = "default"
 DECIDED_LATER: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
     ModelConfig: frozenset(),
     EngineConfig: frozenset({"model_path", "model_name"}),
+    CellConfig: frozenset(),
     ServerConfig: frozenset({"served_model_name"}),
 }
 """Fields that are no settings: they follow from the model that was found."""
@@ -28,10 +29,14 @@ FLAGS: Final[Mapping[str, str]] = {
     "cors_origins": "--cors-origin",
     "num_threads": "--threads",
     "drain_timeout_s": "--drain-timeout",
+    "prefill_urls": "--prefill-url",
+    "prefill_timeout_s": "--prefill-timeout",
+    "pull_timeout_s": "--pull-timeout",
+    "lease_s": "--lease",
 }
 """Flags that are not their setting's name with dashes."""
 
-SECRETS: Final = frozenset({"api_keys"})
+SECRETS: Final = frozenset({"api_keys", "prefill_api_key", "cluster_key"})
 
 
 def setting_fields() -> dict[str, FieldInfo]:
@@ -67,6 +72,8 @@ class Setting:
         match self.value:
             case None | ():
                 return "-"
+            case str() if self.name in SECRETS:
+                return "given" if self.value else "-"
             case bool():
                 return "yes" if self.value else "no"
             case tuple() if self.name in SECRETS:
@@ -89,6 +96,10 @@ class Settings:
 
     def engine(self, *, model_path: Path, model_name: str) -> EngineConfig:
         return self._fill(EngineConfig, {"model_path": str(model_path), "model_name": model_name})
+
+    @property
+    def cell(self) -> CellConfig:
+        return self._fill(CellConfig, {})
 
     def server(self, *, served_model_name: str) -> ServerConfig:
         return self._fill(ServerConfig, {"served_model_name": served_model_name})

@@ -3,6 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import get_origin
 
@@ -16,6 +17,8 @@ from motet.settings.rules import check_rules, fit_defaults
 CONFIG_VARIABLE = "MOTET_CONFIG"
 NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR"})
 """Variables with our prefix that are no settings: the file to read, and where models are kept."""
+COMMAS_IN_FLAGS = frozenset({"prefill_urls"})
+"""Lists whose flag may name several at once, as their variable does."""
 
 
 def resolve_settings(flags: Mapping[str, object], *, environ: Mapping[str, str], file: Path | None = None) -> Settings:
@@ -63,6 +66,8 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting]:
 def from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
     for name, value in flags.items():
         if value is not None:
+            if name in COMMAS_IN_FLAGS and isinstance(value, list):
+                value = ",".join(map(str, value))
             yield Setting(name, converted(name, value, shown=f"{flag_of(name)} {value}"), flag_of(name))
 
 
@@ -80,6 +85,8 @@ def converted(name: str, value: object, *, shown: str) -> object:
     wanted = setting_fields()[name].type
     if isinstance(value, str) and get_origin(wanted) is tuple:
         value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(wanted, type) and issubclass(wanted, StrEnum) and value not in tuple(wanted):
+        raise ConfigError(f"{shown}: must be one of {', '.join(wanted)}")
     try:
         return msgspec.convert(value, wanted, strict=not isinstance(value, str))
     except msgspec.ValidationError as exc:

@@ -6,24 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from motet.config import EngineConfig, ModelConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, ModelConfig, ServerConfig
 from motet.errors import ConfigError
 from motet.log import LogFormat
 from motet.settings.record import DEFAULT, Setting, Settings, flag_of
+from motet.types import Role
 
 DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_BLOCK_SIZE = 256
 MAX_PORT = 65535
+EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")
+HTTP_URL = re.compile(r"https?://[^/\s]+(/\S*)?")
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The three records as they would be, for rules to look at."""
+    """The records as they would be, for rules to look at."""
 
     model: ModelConfig
     engine: EngineConfig
+    cell: CellConfig
     server: ServerConfig
 
 
@@ -61,6 +65,57 @@ RULES = (
         lambda p: p.engine.prefix_cache or not p.engine.cache_answers,
     ),
     Rule(("num_threads",), "must be at least 1", lambda p: p.engine.num_threads is None or p.engine.num_threads >= 1),
+    Rule(("prefill",), "must be 0 or more", lambda p: p.cell.prefill >= 0),
+    Rule(("decode",), "must be 0 or more", lambda p: p.cell.decode >= 0),
+    Rule(
+        ("prefill", "decode"),
+        "--prefill and --decode go together: both at least 1 for a cell, both 0 for one engine that does it all",
+        lambda p: (p.cell.prefill > 0) == (p.cell.decode > 0),
+    ),
+    Rule(
+        ("role", "prefill"),
+        "a cell has engines of both roles: give --prefill and --decode, or --role for a server of its own",
+        lambda p: p.engine.role is Role.BOTH or p.cell.prefill == 0,
+    ),
+    Rule(
+        ("prefill_urls", "prefill"),
+        "a cell has prefill engines of its own: prefill servers are asked by a server with --role decode",
+        lambda p: not p.cell.prefill_urls or p.cell.prefill == 0,
+    ),
+    Rule(
+        ("prefill_urls", "role"),
+        "only a server with --role decode asks prefill servers",
+        lambda p: not p.cell.prefill_urls or p.engine.role is Role.DECODE,
+    ),
+    Rule(
+        ("prefill_urls",),
+        "must be URLs such as http://host:8000",
+        lambda p: all(HTTP_URL.fullmatch(url) for url in p.cell.prefill_urls),
+    ),
+    Rule(
+        ("prefill_urls",),
+        "no server may be named twice",
+        lambda p: len({url.rstrip("/") for url in p.cell.prefill_urls}) == len(p.cell.prefill_urls),
+    ),
+    Rule(("bypass_tokens",), "must be 0 (never) or more", lambda p: p.cell.bypass_tokens >= 0),
+    Rule(("prefill_timeout_s",), "must be above 0", lambda p: 0 < p.cell.prefill_timeout_s < math.inf),
+    Rule(
+        ("side_channel_host",),
+        "must be one address at which other workers reach this one: it is written into tickets",
+        lambda p: p.engine.side_channel_host.strip() not in EVERY_ADDRESS,
+    ),
+    Rule(
+        ("side_channel_port",),
+        f"must be 0 (any free port) to {MAX_PORT}",
+        lambda p: 0 <= (p.engine.side_channel_port or 0) <= MAX_PORT,
+    ),
+    Rule(
+        ("side_channel_port", "prefill"),
+        "every engine of a cell needs a side channel of its own and takes a free port: leave it out",
+        lambda p: not p.engine.side_channel_port or p.cell.prefill == 0,
+    ),
+    Rule(("lease_s",), "must be above 0", lambda p: 0 < p.engine.lease_s < math.inf),
+    Rule(("pull_timeout_s",), "must be above 0", lambda p: 0 < p.engine.pull_timeout_s < math.inf),
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
@@ -103,6 +158,7 @@ def check_rules(settings: Settings) -> None:
     proposal = Proposal(
         settings.model,
         settings.engine(model_path=Path(), model_name=""),
+        settings.cell,
         settings.server(served_model_name=""),
     )
     for rule in RULES:
