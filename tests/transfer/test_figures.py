@@ -3,18 +3,32 @@
 import subprocess
 import sys
 
-from motet.transfer.figures import LINE_EVERY_S, SECONDS, PullFigures, SecondsHistogram, TransferLine, line_of
+import pytest
+
+from motet.transfer.base import Landed
+from motet.transfer.figures import LINE_EVERY_S, SECONDS, TransferFigures, line_of
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def landed(seconds: float, *, post_seconds: float = 0.001, megabytes: int = 1, descriptors: int = 1) -> Landed:
+    return Landed(0, megabytes * 2**20, descriptors, seconds, post_seconds)
 
 
 def test_a_pull_is_counted_under_the_least_bound_it_does_not_exceed() -> None:
-    histogram = SecondsHistogram()
+    figures = TransferFigures()
     for seconds in (0.0, SECONDS[0], 0.0011, SECONDS[-1], SECONDS[-1] + 0.1):
-        histogram.add(seconds)
-    counts = histogram.counts
+        figures.add(landed(seconds))
+    counts = figures.counts
     assert len(counts) == len(SECONDS) + 1
     assert (counts[0], counts[1], counts[-2], counts[-1]) == (2, 1, 1, 1)
     assert sum(counts) == 5
-    assert histogram.sum_s == 0.0 + SECONDS[0] + 0.0011 + SECONDS[-1] + SECONDS[-1] + 0.1
+    assert figures.seconds_sum == pytest.approx(20.1021)
 
 
 def test_the_bounds_rise_from_a_millisecond_to_the_default_time_out() -> None:
@@ -23,33 +37,45 @@ def test_the_bounds_rise_from_a_millisecond_to_the_default_time_out() -> None:
 
 
 def test_the_line_gives_averages_p90_and_bandwidth() -> None:
-    pulls = [PullFigures(0.010, 0.001, 2 * 2**20, 4)] * 8 + [PullFigures(0.030, 0.002, 4 * 2**20, 8)] * 2
+    quick = landed(0.010, post_seconds=0.001, megabytes=2, descriptors=4)
+    slow = landed(0.030, post_seconds=0.002, megabytes=4, descriptors=8)
     # 8 x 2 + 2 x 4 = 24 MB in 0.14 s; the ninth of ten values is one of the slow ones
-    assert line_of(pulls) == (
+    assert line_of([quick] * 8 + [slow] * 2) == (
         "KV transfers: number=10 transfer_ms_avg=14.0 transfer_ms_p90=30.0 post_ms_avg=1.2 post_ms_p90=2.0"
         " mb_avg=2.4 mb_per_s=171.4 descriptors_avg=4.8"
     )
 
 
 def test_p90_of_one_pull_is_that_pull() -> None:
-    assert "transfer_ms_p90=7.0" in line_of([PullFigures(0.007, 0.0, 1, 1)])
+    assert "transfer_ms_p90=7.0" in line_of([landed(0.007)])
 
 
-def test_a_line_comes_ten_seconds_after_the_first_pull_and_none_while_there_are_no_pulls() -> None:
-    line = TransferLine()
-    assert line.due_s is None
-    assert line.take(1000.0) is None
+def test_a_line_comes_ten_seconds_after_the_first_pull_and_tells_each_pull_once() -> None:
+    clock = Clock()
+    figures = TransferFigures(clock)
+    figures.add(landed(0.01))
+    clock.now_s += LINE_EVERY_S / 2
+    figures.add(landed(0.01))
+    assert figures.line_due_s == 100.0 + LINE_EVERY_S
+    assert figures.take_line() is None
 
-    line.add(PullFigures(0.01, 0.001, 2**20, 1), now_s=5.0)
-    line.add(PullFigures(0.01, 0.001, 2**20, 1), now_s=9.0)
-    assert line.due_s == 5.0 + LINE_EVERY_S
-    assert line.take(5.0 + LINE_EVERY_S - 0.1) is None
-    assert "number=2 " in (line.take(5.0 + LINE_EVERY_S) or "")
+    clock.now_s = 100.0 + LINE_EVERY_S
+    assert "number=2 " in (figures.take_line() or "")
 
-    assert line.due_s is None
-    assert line.take(1000.0) is None
-    line.add(PullFigures(0.01, 0.001, 2**20, 1), now_s=30.0)
-    assert "number=1 " in (line.take(30.0 + LINE_EVERY_S) or "")
+    figures.add(landed(0.01))
+    clock.now_s += LINE_EVERY_S
+    assert "number=1 " in (figures.take_line() or "")
+
+
+def test_without_pulls_there_is_no_line() -> None:
+    clock = Clock()
+    figures = TransferFigures(clock)
+    figures.add(landed(0.01))
+    clock.now_s += LINE_EVERY_S
+    figures.take_line()
+    clock.now_s += 1000
+    assert figures.line_due_s is None
+    assert figures.take_line() is None
 
 
 def test_the_metrics_may_import_the_bounds_without_loading_torch_or_zmq() -> None:

@@ -3,9 +3,10 @@
 Imports nothing heavy: the metrics layer reads the bounds from here.
 """
 
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histogram of pull seconds; longer ones are counted after the last."""
@@ -13,24 +14,31 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 LINE_EVERY_S = 10.0
 
 
-@dataclass(frozen=True)
-class PullFigures:
-    """Of one pull that brought what its ticket said."""
+class PullFigures(Protocol):
+    """Of one pull that brought what its ticket said (`transfer.base.Landed`)."""
 
-    seconds: float
-    """From the order to the verified data."""
-    post_seconds: float
-    """Of them, those spent posting reads."""
-    num_bytes: int
-    num_descriptors: int
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def post_seconds(self) -> float: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def num_descriptors(self) -> int: ...
 
 
-class SecondsHistogram:
-    """Counts of pulls by how long they took."""
+class TransferFigures:
+    """Collects what pulls brought."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds_sum = 0.0
+        self._clock = clock
         self._counts = [0] * (len(SECONDS) + 1)
-        self.sum_s = 0.0
+        self._unsaid: list[PullFigures] = []
+        self._line_due_s: float | None = None
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -38,33 +46,23 @@ class SecondsHistogram:
         rest."""
         return tuple(self._counts)
 
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(SECONDS, seconds)] += 1
-        self.sum_s += seconds
-
-
-class TransferLine:
-    """One line of log for the pulls of ten seconds, with the figures of vLLM's."""
-
-    def __init__(self) -> None:
-        self._pulls: list[PullFigures] = []
-        self._due_s: float | None = None
-
     @property
-    def due_s(self) -> float | None:
-        """When `take` has a line; None while there is nothing to tell."""
-        return self._due_s
+    def line_due_s(self) -> float | None:
+        """When `take_line` has something to say, by the clock; None while there is nothing to tell."""
+        return self._line_due_s
 
-    def add(self, pull: PullFigures, now_s: float) -> None:
-        self._pulls.append(pull)
-        if self._due_s is None:
-            self._due_s = now_s + LINE_EVERY_S
+    def add(self, pull: PullFigures) -> None:
+        self._counts[bisect_left(SECONDS, pull.seconds)] += 1
+        self.seconds_sum += pull.seconds
+        self._unsaid.append(pull)
+        if self._line_due_s is None:
+            self._line_due_s = self._clock() + LINE_EVERY_S
 
-    def take(self, now_s: float) -> str | None:
-        """The line once it is due, and begins the next one."""
-        if self._due_s is None or now_s < self._due_s:
+    def take_line(self) -> str | None:
+        """The line of log about the pulls since the last one, ten seconds after the first of them."""
+        if self._line_due_s is None or self._clock() < self._line_due_s:
             return None
-        pulls, self._pulls, self._due_s = self._pulls, [], None
+        pulls, self._unsaid, self._line_due_s = self._unsaid, [], None
         return line_of(pulls)
 
 
@@ -89,4 +87,5 @@ def _mean(values: Sequence[float]) -> float:
 
 def _p90(values: Sequence[float]) -> float:
     """The least value that nine in ten do not exceed."""
-    return sorted(values)[-(-9 * len(values) // 10) - 1]
+    nine_in_ten = -(-9 * len(values) // 10)
+    return sorted(values)[nine_in_ten - 1]
