@@ -1,10 +1,17 @@
-"""An engine without a model, for tests and front-end benchmarks: answers are scripted, steps taken when asked for."""
+"""An engine without a model, for tests and front-end benchmarks: answers are scripted, steps taken when asked for.
+
+Prefill and decode apart are played too: prefill grants leases out of a book that the fake workers of a cell share, and
+a group with a ticket ends its lease when it takes its first step, or when it is closed before that. A fake that died or
+was closed tells nobody anything.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 
-from motet.errors import EngineClosedError, MotetError
+from motet.errors import EngineClosedError, EngineDiedError, MotetError
 from motet.ids import ModelName, RequestId
+from motet.transfer.ticket import Ticket, TransferAddress, prompt_digest
 from motet.types import (
     ChoiceDelta,
     ChoiceStart,
@@ -22,8 +29,21 @@ from motet.types import (
 Script = Callable[[GenerateRequest, ChoiceStart], Sequence[int]]
 """The whole answer of a choice, as tokens. Without an end-of-sequence token in it, it is repeated to `max_tokens`."""
 
+DuringPrefill = Callable[[GenerateRequest], Awaitable[None]]
+"""Called while a prompt is prefilled: may wait, and may raise what the prefill then raises."""
 
-def fake_info(*, vocab_size: int = 512, max_model_len: int = 4096, eos_token_ids: tuple[int, ...] = (0,)) -> EngineInfo:
+LEASE_S = 60.0
+NOWHERE = TransferAddress("fake", "127.0.0.1", 1)
+
+
+def fake_info(
+    *,
+    vocab_size: int = 512,
+    max_model_len: int = 4096,
+    eos_token_ids: tuple[int, ...] = (0,),
+    role: Role = Role.BOTH,
+    transfer: TransferAddress | None = None,
+) -> EngineInfo:
     return EngineInfo(
         model=ModelName("fake"),
         max_model_len=max_model_len,
@@ -32,12 +52,48 @@ def fake_info(*, vocab_size: int = 512, max_model_len: int = 4096, eos_token_ids
         num_blocks=1024,
         bytes_per_block=16,
         max_num_seqs=1024,
-        role=Role.BOTH,
+        role=role,
         eos_token_ids=eos_token_ids,
         dtype="none",
         device="none",
         fingerprint="fake-same",
+        transfer=transfer,
     )
+
+
+class FakeLeases:
+    """The trunks that the workers of a fake cell keep for each other."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Ticket] = {}
+        self._ids = count(1)
+
+    def grant(self, request: GenerateRequest, address: TransferAddress, *, readers: int, block_size: int) -> Ticket:
+        """One block id a block of the prompt without its last token."""
+        tokens = request.prompt[:-1]
+        blocks = tuple(range(-(-len(tokens) // block_size)))
+        lease_id = next(self._ids)
+        self.held[lease_id] = Ticket(
+            remote_engine_id=address.engine_id,
+            remote_request_id=request.request_id,
+            remote_host=address.host,
+            remote_port=address.port,
+            remote_block_ids=blocks,
+            num_tokens=len(tokens),
+            prompt_digest=prompt_digest(tokens),
+            generations=(0,) * len(blocks),
+            lease_id=lease_id,
+            lease_slot=lease_id,
+            lease_s=LEASE_S,
+            readers=readers,
+        )
+        return self.held[lease_id]
+
+    def end(self, ticket: Ticket) -> None:
+        self.held.pop(ticket.lease_id, None)
+
+    def count(self, engine_id: str) -> int:
+        return sum(ticket.remote_engine_id == engine_id for ticket in self.held.values())
 
 
 class FakeEngine:
@@ -53,13 +109,23 @@ class FakeEngine:
         info: EngineInfo | None = None,
         gate: asyncio.Semaphore | None = None,
         fail_after: dict[int, MotetError] | None = None,
+        during_prefill: DuringPrefill | None = None,
+        leases: FakeLeases | None = None,
     ) -> None:
         self.info = info or fake_info()
         self.script = script
         self.gate = gate
         self.fail_after = fail_after or {}
+        self.during_prefill = during_prefill
+        self.leases = leases if leases is not None else FakeLeases()
         self.open: dict[RequestId, FakeGroup] = {}
         self.requests: list[GenerateRequest] = []
+        self.prefills: list[GenerateRequest] = []
+        self.prefilling = 0
+        self.released: list[Ticket] = []
+        self.cached: list[tuple[int, ...]] = []
+        """Prompts whose KV is said to be here."""
+        self.pulls = 0
         self.generated_tokens = 0
         self.closed = False
 
@@ -68,6 +134,25 @@ class FakeEngine:
         group = FakeGroup(self, request)
         self.open[request.request_id] = group
         return group
+
+    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
+        self.prefills.append(request)
+        self.prefilling += 1
+        try:
+            if self.during_prefill is not None:
+                await self.during_prefill(request)
+        finally:
+            self.prefilling -= 1
+        if self.closed:
+            raise EngineClosedError("the engine was closed")
+        return self.leases.grant(request, self._address, readers=readers, block_size=self.info.block_size)
+
+    async def release(self, ticket: Ticket) -> None:
+        self.released.append(ticket)
+        self.leases.end(ticket)
+
+    def cached_tokens(self, request: GenerateRequest) -> int:
+        return max((_common(prompt, request.prompt[:-1]) for prompt in self.cached), default=0)
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self.open.get(request_id):
@@ -83,17 +168,28 @@ class FakeEngine:
             blocks_total=self.info.num_blocks,
             prompt_tokens=sum(len(r.prompt) for r in self.requests),
             generated_tokens=self.generated_tokens,
+            prefills=len(self.prefills),
+            leases=self.leases.count(self._address.engine_id),
+            transfers=self.pulls,
+            recomputed_tokens=self.pulls,
         )
 
     async def close(self) -> None:
         self.closed = True
-        for group in list(self.open.values()):
-            await group.aclose()
+        self.open.clear()
 
     def check(self) -> None:
-        """Raises unless every group has ended."""
+        """Raises unless every group and every lease has ended."""
         if self.open:
             raise AssertionError(f"groups left open: {sorted(self.open)}")
+        if self.prefilling:
+            raise AssertionError(f"prefills left open: {self.prefilling}")
+        if self.leases.held:
+            raise AssertionError(f"leases left: {self.leases.held}")
+
+    @property
+    def _address(self) -> TransferAddress:
+        return self.info.transfer or NOWHERE
 
 
 class FakeGroup:
@@ -113,6 +209,8 @@ class FakeGroup:
         if self._engine.gate is not None:
             await self._engine.gate.acquire()
         if error := self._engine.fail_after.get(self.step):
+            if isinstance(error, EngineDiedError):
+                self._leave()
             await self.aclose()
             raise error
         if self._engine.closed:
@@ -120,6 +218,9 @@ class FakeGroup:
         if not self.unfinished:
             await self.aclose()
             raise StopAsyncIteration
+        if self.step == 0 and self._request.ticket is not None:
+            self._engine.pulls += 1
+            self._engine.leases.end(self._request.ticket)
         deltas = tuple(self._advance(start) for start in list(self.unfinished.values()))
         report = self._report() if self.step == 0 else None
         self.step += 1
@@ -128,12 +229,20 @@ class FakeGroup:
         return GroupDelta(self._request.request_id, deltas, report)
 
     async def aclose(self) -> None:
-        self._engine.open.pop(self._request.request_id, None)
+        self._end()
 
     def stop(self, index: int) -> None:
         self.unfinished.pop(index, None)
         if not self.unfinished:
-            self._engine.open.pop(self._request.request_id, None)
+            self._end()
+
+    def _end(self) -> None:
+        if self._leave() and self._request.ticket is not None:
+            self._engine.leases.end(self._request.ticket)
+
+    def _leave(self) -> bool:
+        """Whether the engine still had the group."""
+        return self._engine.open.pop(self._request.request_id, None) is not None
 
     def _report(self) -> PromptReport:
         """Each prompt token is as likely as its place in the prompt: -1 for the second, -2 for the third."""
@@ -162,3 +271,9 @@ class FakeGroup:
             top = tuple(((token + k) % self._engine.info.vocab_size, -0.5 - k) for k in range(sampling.logprobs))
             logprobs = (TokenLogprob(token, -0.5, 1, top),)
         return ChoiceDelta(start.index, (token,), logprobs, finish)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
