@@ -12,3 +12,8 @@ ModelName = NewType("ModelName", str)
 def new_request_id(prefix: str) -> RequestId:
     """A fresh id such as `chatcmpl-4f0c...`, 128 random bits."""
     return RequestId(f"{prefix}-{uuid4().hex}")
+
+
+def new_engine_id(role: str) -> str:
+    """Names one start of an engine, such as `prefill-4f0c...`: no two are equal, on any machine."""
+    return f"{role}-{uuid4().hex}"

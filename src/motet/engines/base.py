@@ -32,8 +32,8 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def generate(self, request: GenerateRequest) -> GroupStream:
-        """Submits a group at once (not at the first `__anext__`). If it has a ticket, whatever becomes of the group, the
-        lease is told."""
+        """Submits a group at once (not at the first `__anext__`). If it has a ticket, the lease is told when the group
+        has no more use for it, whatever becomes of the group."""
         ...
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:

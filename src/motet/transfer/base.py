@@ -195,8 +195,8 @@ class Transfers(Protocol):
         """How many leases we hold: with any, readers are attended to every millisecond."""
         ...
 
-    def fileno(self) -> int:
-        """Readable while there is news."""
+    def fileno(self) -> int | None:
+        """A file descriptor that is readable while there is news; None if there never is any."""
         ...
 
     def news(self) -> list[News]: ...

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from transformers import PreTrainedConfig
 
@@ -12,9 +13,12 @@ from motet.engines.native.fingerprint import fingerprint
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.memory import num_blocks_for
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
+from motet.engines.native.reach import facts_of, start_transfers
 from motet.engines.native.runner import Runner
 from motet.errors import ConfigError, KVMemoryError
 from motet.ids import ModelName
+from motet.transfer.layout import KVFacts
+from motet.transfer.proof import Proof
 from motet.types import EngineInfo, Role
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -27,12 +31,19 @@ class Parts:
     info: EngineInfo
     runner: Runner
     options: CoreOptions
+    facts: KVFacts
+    """What another worker's KV must be like to be of use here."""
 
 
 def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
     """A core ready to serve; raises what `build_parts` raises."""
     parts = build_parts(config, pid=pid)
-    return EngineCore(parts.info, parts.runner, parts.options)
+    if config.role is Role.BOTH:
+        return EngineCore(parts.info, parts.runner, parts.options)
+    proof = Proof(parts.info.num_blocks)
+    transfers = start_transfers(config, parts.facts, parts.runner.storage, proof)
+    info = msgspec.structs.replace(parts.info, transfer=transfers.address)
+    return EngineCore(info, parts.runner, parts.options, proof=proof, transfers=transfers)
 
 
 def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
@@ -56,15 +67,17 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         num_blocks=num_blocks,
         bytes_per_block=layout.bytes_per_block,
         max_num_seqs=config.max_num_seqs,
-        role=Role.BOTH,
+        role=config.role,
         eos_token_ids=shape.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         fingerprint=fingerprint(model, head_dim=shape.head_dim, dtype=dtype, device=device),
         pid=pid,
     )
-    options = CoreOptions(config.max_num_batched_tokens, config.prefix_cache, config.cache_answers)
-    return Parts(info, Runner(model, storage), options)
+    options = CoreOptions(
+        config.max_num_batched_tokens, config.prefix_cache, config.cache_answers, lease_s=config.lease_s
+    )
+    return Parts(info, Runner(model, storage), options, facts_of(model, layout))
 
 
 def _checked(config: EngineConfig) -> PreTrainedConfig:

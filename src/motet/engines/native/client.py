@@ -9,34 +9,37 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import sys
 import tempfile
-from collections.abc import Mapping
 from itertools import count
 
 import msgspec
-import zmq
-import zmq.asyncio
 
-from motet.config import EngineConfig, environment
+from motet.config import EngineConfig
+from motet.engines.native.kv.prefix import BlockName, block_names
+from motet.engines.native.pipes import Pipes
 from motet.engines.native.protocol import (
     Abort,
     AskStats,
     Close,
     Command,
+    Connect,
+    Connected,
     Event,
     Launch,
-    Ready,
+    Prefill,
+    Release,
     Stats,
     Stepped,
     StopChoice,
     Submit,
-    Unable,
 )
+from motet.engines.native.questions import Questions
+from motet.engines.native.spawn import first_event, spawn
 from motet.engines.native.stream import PipeStream
-from motet.errors import EngineClosedError, EngineDiedError, MotetError, StartupError
+from motet.errors import EngineClosedError, EngineDiedError, MotetError
 from motet.ids import RequestId
+from motet.transfer.base import TransferError
+from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -48,15 +51,19 @@ CLOSE_TIMEOUT_S = 10.0
 class NativeEngine:
     """An `Engine` in a process of its own. Made by `start`."""
 
-    def __init__(self, pipes: "Pipes", process: asyncio.subprocess.Process, info: EngineInfo) -> None:
+    def __init__(self, pipes: Pipes, process: asyncio.subprocess.Process, info: EngineInfo) -> None:
         self.died = asyncio.Event()
         """Set when the process has ended without being asked to."""
         self._pipes = pipes
         self._process = process
         self._info = info
         self._streams: dict[RequestId, PipeStream] = {}
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._stats: Questions[int, EngineStats] = Questions()
+        self._tickets: Questions[RequestId, Ticket] = Questions()
+        self._connections: Questions[int, None] = Questions()
         self._numbers = count()
+        self._names: set[BlockName] = set()
+        """Of the prompt blocks that the engine's prefix cache can find."""
         self._over: MotetError | None = None
         self._tasks = [asyncio.create_task(self._read_events()), asyncio.create_task(self._watch_process())]
 
@@ -67,8 +74,8 @@ class NativeEngine:
         pipes = Pipes(launch)
         process = None
         try:
-            process = await _spawn(launch)
-            return cls(pipes, process, await _first_event(pipes, process))
+            process = await spawn(launch)
+            return cls(pipes, process, await first_event(pipes, process))
         except BaseException:
             if process is not None and process.returncode is None:
                 process.kill()
@@ -89,6 +96,34 @@ class NativeEngine:
         self._send(Submit(request))
         return stream
 
+    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
+        self._check_alive()
+        with self._tickets.asked(request.request_id) as answer:
+            self._send(Prefill(request, readers))
+            try:
+                return await answer
+            except asyncio.CancelledError:
+                self._send(Abort(request.request_id))  # or ends the lease, if it has been granted meanwhile
+                raise
+
+    async def release(self, ticket: Ticket) -> None:
+        if self._over is None:
+            self._send(Release(ticket))
+
+    async def connect(self, address: TransferAddress) -> None:
+        """Gets to know another worker before it is needed. TransferError if that cannot be."""
+        self._check_alive()
+        number = next(self._numbers)
+        with self._connections.asked(number) as answer:
+            self._send(Connect(number, address))
+            await answer
+
+    def cached_tokens(self, request: GenerateRequest) -> int:
+        size = self._info.block_size
+        names = block_names(request.prompt[:-1], size, request.cache_salt) if self._names else []
+        known = next((place for place, name in enumerate(names) if name not in self._names), len(names))
+        return known * size
+
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         stream = self._streams.get(request_id)
         if stream is None:
@@ -100,16 +135,11 @@ class NativeEngine:
 
     async def stats(self, *, check: bool = False) -> EngineStats:
         """Figures of this moment, between two steps. With `check`, a broken invariant ends the engine process."""
-        if self._over is not None:
-            raise self._over
+        self._check_alive()
         number = next(self._numbers)
-        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._asked[number] = future
-        self._send(AskStats(number, check))
-        try:
-            return await future
-        finally:
-            self._asked.pop(number, None)
+        with self._stats.asked(number) as answer:
+            self._send(AskStats(number, check))
+            return await answer
 
     async def close(self) -> None:
         if isinstance(self._over, EngineClosedError):
@@ -146,18 +176,30 @@ class NativeEngine:
 
     def _take(self, event: Event) -> None:
         match event:
-            case Stepped(deltas, failures):
-                for delta in deltas:
-                    if stream := self._streams.get(delta.request_id):
-                        stream.feed(delta)
-                        if stream.ended:
-                            del self._streams[delta.request_id]
-                for request_id, failure in failures.items():
-                    if failed := self._streams.pop(request_id, None):
-                        failed.fail(failure.error())
+            case Stepped():
+                self._take_step(event)
             case Stats(number, stats):
-                if (future := self._asked.get(number)) and not future.done():
-                    future.set_result(stats)
+                self._stats.answer(number, stats)
+            case Connected(number, failure):
+                if failure is None:
+                    self._connections.answer(number, None)
+                else:
+                    self._connections.fail(number, TransferError(failure.message, failure.kind))
+
+    def _take_step(self, step: Stepped) -> None:
+        self._names.update(step.stored)
+        self._names.difference_update(step.removed)
+        for delta in step.deltas:
+            if stream := self._streams.get(delta.request_id):
+                stream.feed(delta)
+                if stream.ended:
+                    del self._streams[delta.request_id]
+        for request_id, ticket in step.tickets.items():
+            self._tickets.answer(request_id, ticket)
+        for request_id, failure in step.failures.items():
+            self._tickets.fail(request_id, failure.error())
+            if failed := self._streams.pop(request_id, None):
+                failed.fail(failure.error())
 
     async def _watch_process(self) -> None:
         code = await self._process.wait()
@@ -165,90 +207,15 @@ class NativeEngine:
             self._end_all(EngineDiedError(f"the engine process {self._process.pid} ended with exit code {code}"))
             self.died.set()
 
+    def _check_alive(self) -> None:
+        if self._over is not None:
+            raise self._over
+
     def _end_all(self, error: MotetError) -> None:
         self._over = error
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
-        for future in self._asked.values():
-            if not future.done():
-                future.set_exception(error)
-
-
-class Pipes:
-    """This side's ends."""
-
-    def __init__(self, launch: Launch) -> None:
-        self._folder = launch.folder
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._async_context = zmq.asyncio.Context(self._context)
-        self._commands = self._context.socket(zmq.PUSH)
-        # What an engine has not taken yet is kept here: groups are bounded by admission, not by this pipe.
-        self._commands.set_hwm(0)
-        self._commands.setsockopt(zmq.LINGER, 0)
-        self._commands.bind(launch.commands_address)
-        self._events = self._async_context.socket(zmq.PULL)
-        self._events.bind(launch.events_address)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-
-    def send(self, command: Command) -> None:
-        """Never blocks."""
-        with contextlib.suppress(zmq.Again):  # nobody at the other end: its death is reported elsewhere
-            self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
-
-    async def receive(self) -> Event:
-        return self._decoder.decode(await self._events.recv())
-
-    def close(self) -> None:
-        self._commands.close(linger=0)
-        self._events.close(linger=0)
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-async def _spawn(launch: Launch) -> asyncio.subprocess.Process:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "motet.engines.native.process",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        env=_with_short_waits(environment()),
-    )
-    if process.stdin is None:
-        raise StartupError("the engine process has no standard input")
-    process.stdin.write(msgspec.json.encode(launch) + b"\n")
-    await process.stdin.drain()
-    return process
-
-
-def _with_short_waits(environ: Mapping[str, str]) -> dict[str, str]:
-    """Threads of OpenMP that wait for each other spin for microseconds and then sleep, unless the user chose otherwise.
-
-    By default they spin for long; where another process wants a core, a spinning thread keeps it from the very thread
-    it waits for, and a step takes 10 to 40 times as long. Sleeping at once costs a fifth where nobody disturbs
-    (docs/log.md has the figures).
-    """
-    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environ.keys()
-    return {**environ} if chosen else {**environ, "GOMP_SPINCOUNT": "1000"}
-
-
-async def _first_event(pipes: Pipes, process: asyncio.subprocess.Process) -> EngineInfo:
-    """Waits for Ready; whichever comes first of an event and the process's end decides."""
-    event, end = asyncio.ensure_future(pipes.receive()), asyncio.ensure_future(process.wait())
-    try:
-        await asyncio.wait((event, end), return_when=asyncio.FIRST_COMPLETED)
-        if not event.done():
-            raise StartupError(f"the engine process ended with exit code {end.result()} before it was ready")
-        match event.result():
-            case Ready(info):
-                return info
-            case Unable(error):
-                raise error.error()
-            case other:
-                raise StartupError(f"the engine process began with {type(other).__name__}")
-    finally:
-        for future in (event, end):
-            future.cancel()
-        await asyncio.gather(event, end, return_exceptions=True)
+        self._stats.fail_all(error)
+        self._tickets.fail_all(error)
+        self._connections.fail_all(error)

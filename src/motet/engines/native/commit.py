@@ -45,6 +45,8 @@ class Commit:
         for trunk in plan.trunks:
             trunk.group.computed = trunk.end
             self._counters.prefill_tokens += trunk.end - trunk.begin
+            if trunk.group.request.ticket is not None:
+                self._counters.recomputed_tokens += trunk.end - trunk.begin
             self._scheduler.publish(trunk.group)
         for tail in plan.tails:
             tail.sequence.computed = tail.end

@@ -6,7 +6,7 @@ submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits �
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -14,16 +14,23 @@ import torch
 from motet.engines.native.answers import AnswerCache
 from motet.engines.native.commit import Commit, Drawn
 from motet.engines.native.counters import Counters
+from motet.engines.native.fits import check_fits
+from motet.engines.native.handover import Handover
 from motet.engines.native.inputs import PromptRows, SickRowsError, StepInputs, build_inputs
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.kv.prefix import block_names
+from motet.engines.native.kv.prefix import BlockName, block_names
+from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler, SampleRow
 from motet.engines.native.sample.state import ChoiceSampling
 from motet.engines.native.scheduler import Scheduler, SchedulerLimits
 from motet.engines.native.sequence import Group, Sequence, SequenceState
-from motet.errors import ContextLengthError, EngineError, MotetError, RequestError
+from motet.errors import EngineError, MotetError, RequestError
 from motet.ids import RequestId
+from motet.transfer.base import Met, Transfers
+from motet.transfer.none import NoTransfers
+from motet.transfer.proof import Proof
+from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
 
@@ -33,6 +40,13 @@ class StepResult:
 
     deltas: list[GroupDelta]
     failures: dict[RequestId, MotetError]
+    tickets: dict[RequestId, Ticket] = field(default_factory=dict)
+    """Of groups that were prefilled for others."""
+    names: dict[BlockName, bool] = field(default_factory=dict)
+    """Prompt blocks that the prefix cache can find from now on, or (False) not any more."""
+    met: list[Met] = field(default_factory=list)
+    ran: bool = True
+    """Whether anything was computed; if not, only a command or news can change that."""
 
 
 class ModelRunner(Protocol):
@@ -47,29 +61,52 @@ class ModelRunner(Protocol):
 
     def copy_slots(self, source: list[int], target: list[int]) -> None: ...
 
+    def settle(self) -> None:
+        """Returns once all that was run is in memory, where others may read it."""
+        ...
+
 
 @dataclass(frozen=True)
 class CoreOptions:
     max_num_batched_tokens: int
     prefix_cache: bool
     cache_answers: bool
+    lease_s: float = 60.0
 
 
 class EngineCore:
     """Owns the scheduler, the pool, the runner and the sampler."""
 
-    def __init__(self, info: EngineInfo, runner: ModelRunner, options: CoreOptions) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        runner: ModelRunner,
+        options: CoreOptions,
+        *,
+        proof: Proof | None = None,
+        transfers: Transfers | None = None,
+    ) -> None:
+        """`transfers`, with the `proof` that readers of our memory see: for an engine that hands KV over."""
         self.info = info
         self.counters = Counters()
         self._runner = runner
         self._options = options
         self._groups: dict[RequestId, Group] = {}
         self._arrivals = 0
-        self._pool = BlockPool(info.num_blocks)
+        proof = proof or Proof(info.num_blocks)
+        self._pool = BlockPool(info.num_blocks, proof)
+        self._handover = Handover(
+            transfers or NoTransfers(),
+            self._pool,
+            proof,
+            self.counters,
+            block_size=info.block_size,
+            lease_s=options.lease_s,
+        )
         limits = SchedulerLimits(
             info.block_size, info.bytes_per_block, info.max_num_seqs, options.max_num_batched_tokens
         )
-        self._scheduler = Scheduler(self._pool, limits, self.counters)
+        self._scheduler = Scheduler(self._pool, limits, self.counters, self._handover)
         self._sampler = Sampler(info.vocab_size, runner.device)
         self._commit = Commit(
             self._scheduler,
@@ -83,24 +120,46 @@ class EngineCore:
     def busy(self) -> bool:
         return bool(self._groups)
 
+    @property
+    def transfers(self) -> Transfers:
+        return self._handover.transfers
+
+    @property
+    def wake_s(self) -> float | None:
+        """When the engine must take a step although nothing is asked of it, by the monotonic clock."""
+        return self._handover.wake_s
+
     def submit(self, request: GenerateRequest) -> None:
         """Queues a group. RequestError if it can never run here."""
-        if request.request_id in self._groups:
-            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        group = self._group(request)
-        self._check(group)
-        self._groups[request.request_id] = group
-        self._scheduler.add(group)
+        group = self._accepted(request)
+        group.sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
+        check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
+        self._handover.expect(group)
+        self._enqueue(group)
+
+    def prefill(self, request: GenerateRequest, *, readers: int = 1) -> None:
+        """Queues a prompt to be computed for others: ends in a ticket. RequestError if it can never run here."""
+        self._handover.check_open()
+        group = self._accepted(request)
+        group.readers = readers
+        check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
+        self._enqueue(group)
 
     def abort(self, request_id: RequestId) -> None:
-        """Frees a group at once. Unknown ids are ignored: it may just have ended."""
+        """Frees a group at once, or the lease that came of it. Unknown ids are ignored: it may just have ended."""
         if group := self._groups.pop(request_id, None):
             self._scheduler.remove(group)
+        else:
+            self._handover.release_request(request_id)
+
+    def release(self, ticket: Ticket) -> None:
+        """Ends the lease of a ticket, whoever granted it."""
+        self._handover.release(ticket)
 
     def stop_choice(self, request_id: RequestId, index: int) -> None:
         """Ends one choice; unknown ones are ignored."""
         group = self._groups.get(request_id)
-        if group is None:
+        if group is None or group.readers:
             return
         for sequence in [s for s in group.sequences if index in s.indices]:
             sequence.indices.remove(index)
@@ -110,10 +169,18 @@ class EngineCore:
             del self._groups[request_id]
 
     def step(self) -> StepResult:
-        """One forward pass over everything scheduled; an empty result when nothing is."""
+        """Takes in the news, then one forward pass over everything scheduled, if anything is."""
+        arrivals = self._handover.take_news()
+        for group in arrivals.landed:
+            self._scheduler.publish(group)
+        for group in arrivals.failed:
+            self._scheduler.suspend(group)
         plan = self._scheduler.plan()
-        if not plan:
-            return StepResult([], {})
+        result = self._run(plan) if plan else StepResult([], {}, ran=False)
+        tickets = self._hand_over()
+        return replace(result, tickets=tickets, names=self._pool.take_changes(), met=arrivals.met)
+
+    def _run(self, plan: StepPlan) -> StepResult:
         inputs = build_inputs(plan, self.info.block_size)
         try:
             logits = self._runner.run(inputs)
@@ -129,6 +196,20 @@ class EngineCore:
                 del self._groups[delta.request_id]
         return StepResult(deltas, failures)
 
+    def _hand_over(self) -> dict[RequestId, Ticket]:
+        """Tickets for the groups whose prompts are prefilled."""
+        done = [group for group in self._scheduler.running if group.readers and not group.trunk_pending]
+        tickets = {}
+        if done:
+            self._runner.settle()
+        for group in done:
+            if self._handover.has_room:
+                blocks = self._scheduler.hand_over(group)
+                request_id = group.request.request_id
+                tickets[request_id] = self._handover.grant(group, blocks)
+                del self._groups[request_id]
+        return tickets
+
     def stats(self) -> EngineStats:
         running, waiting = self._scheduler.running, list(self._scheduler.waiting)
         choices = Counter[SequenceState]()
@@ -142,24 +223,35 @@ class EngineCore:
             blocks_total=self._pool.num_blocks,
             blocks_used=self._pool.num_held,
             blocks_cached=self._pool.num_idle,
+            leases=len(self._handover.leases),
+            oldest_lease_s=self._handover.oldest_lease_s,
+            pulls_open=self._handover.pulls_open,
+            blocks_pulling=self._handover.blocks_pulling,
+            transfer_seconds=self._handover.figures.counts,
+            transfer_seconds_sum=self._handover.figures.seconds_sum,
             **asdict(self.counters),
         )
 
     def check(self) -> None:
         """Raises `AssertionError` if anything is held that no group accounts for."""
-        self._scheduler.check()
+        self._scheduler.check(self._handover.tables())
         known = {*self._scheduler.running, *self._scheduler.waiting}
         if known != set(self._groups.values()):
             raise AssertionError("the scheduler and the core know different groups")
 
-    def _group(self, request: GenerateRequest) -> Group:
+    def _accepted(self, request: GenerateRequest) -> Group:
+        """The group of a request whose id is free."""
+        if request.request_id in self._groups:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         names = []
         if self._options.prefix_cache:
             names = block_names(request.prompt, self.info.block_size, request.cache_salt)
-        group = Group(request, self._arrivals, names)
+        return Group(request, self._arrivals, names)
+
+    def _enqueue(self, group: Group) -> None:
         self._arrivals += 1
-        group.sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
-        return group
+        self._groups[group.request.request_id] = group
+        self._scheduler.add(group)
 
     def _sequence(self, group: Group, starts: list[ChoiceStart]) -> Sequence:
         first, request = starts[0], group.request
@@ -171,33 +263,6 @@ class EngineCore:
             written=first.written,
         )
         return Sequence(group, [start.index for start in starts], sampling, list(first.written))
-
-    def _check(self, group: Group) -> None:
-        request, info = group.request, self.info
-        longest = len(request.prompt) + max(len(start.written) for start in request.choices)
-        if not request.prompt or longest >= info.max_model_len:
-            raise ContextLengthError(
-                f"prompt and written tokens are {longest}; at least 1 of the prompt and at most "
-                f"{info.max_model_len - 1} in all are possible",
-                param="prompt",
-            )
-        if any(len(start.written) >= request.sampling.max_tokens for start in request.choices):
-            raise RequestError(
-                "a choice has written its max_tokens already: there is nothing to resume", param="choices"
-            )
-        if len(group.sequences) > info.max_num_seqs:
-            raise RequestError(
-                f"n is {len(group.sequences)}; this engine runs at most {info.max_num_seqs} choices at once "
-                "(--max-num-seqs)",
-                param="n",
-            )
-        needed = self._scheduler.blocks_at_admission(group)
-        if needed > info.num_blocks:
-            raise RequestError(
-                f"the prompt and n = {len(group.sequences)} choices need {needed} KV blocks at once; this engine has "
-                f"{info.num_blocks}: ask for a smaller n or raise --kv-cache-gb",
-                param="n",
-            )
 
     def _draw(self, inputs: StepInputs, logits: torch.Tensor) -> tuple[list[Drawn], dict[RequestId, MotetError]]:
         rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in inputs.draws]

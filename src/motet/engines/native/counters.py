@@ -1,6 +1,6 @@
 """What the engine has done since it started. One object, owned by the core; parts that do the work add to it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -20,3 +20,12 @@ class Counters:
     greedy_choices_shared: int = 0
     trunk_tokens_read: int = 0
     trunk_tokens_unshared: int = 0
+    prefills: int = 0
+    leases_expired: int = 0
+    transfers: int = 0
+    transfer_bytes: int = 0
+    transfer_descriptors: int = 0
+    transfer_failures: dict[str, int] = field(default_factory=dict)
+    pulls_avoided: int = 0
+    pull_blocks_avoided: int = 0
+    recomputed_tokens: int = 0

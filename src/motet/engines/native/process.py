@@ -10,11 +10,15 @@ which has them too, wants to drain first.
 """
 
 import logging
+import math
 import os
 import shutil
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
@@ -28,11 +32,16 @@ from motet.engines.native.protocol import (
     Abort,
     AskStats,
     CarriedError,
+    CarriedTransferError,
     Close,
     Command,
+    Connect,
+    Connected,
     Event,
     Launch,
+    Prefill,
     Ready,
+    Release,
     Stats,
     Stepped,
     StopChoice,
@@ -56,36 +65,60 @@ class EngineLoop:
         self._encoder = msgspec.msgpack.Encoder()
         self._refused: dict[RequestId, MotetError] = {}
         self._closing = False
+        self._idle = True
+        self._anything = zmq.Poller()
+        self._anything.register(commands, zmq.POLLIN)
+        if (news := core.transfers.fileno()) is not None:
+            self._anything.register(news, zmq.POLLIN)
 
     def run(self) -> None:
         """Returns at Close."""
         self._send(Ready(self._core.info))
         while not self._closing:
-            self._take_commands(wait=not self._core.busy and not self._refused)
+            self._take_commands()
             if not self._closing:
                 self._step()
 
     def _step(self) -> None:
         result = self._core.step()
+        self._idle = not result.ran
         failures = {**self._refused, **result.failures}
         self._refused = {}
-        if result.deltas or failures:
-            carried = {request_id: CarriedError.of(error) for request_id, error in failures.items()}
-            self._send(Stepped(result.deltas, carried))
+        for met in result.met:
+            failure = None if met.error is None else CarriedTransferError(met.error.kind, met.error.message)
+            self._send(Connected(met.number, failure))
+        if result.deltas or failures or result.tickets or result.names:
+            self._send(
+                Stepped(
+                    result.deltas,
+                    {request_id: CarriedError.of(error) for request_id, error in failures.items()},
+                    result.tickets,
+                    stored=[name for name, known in result.names.items() if known],
+                    removed=[name for name, known in result.names.items() if not known],
+                )
+            )
 
-    def _take_commands(self, *, wait: bool) -> None:
-        if wait:
-            self._commands.poll()
+    def _take_commands(self) -> None:
+        """Waits for a command, for news of transfers or for a lease to end, when there is nothing to compute."""
+        if self._idle and not self._refused:
+            self._anything.poll(self._patience_ms())
         while self._commands.poll(0):
             self._obey(self._decoder.decode(self._commands.recv()))
+
+    def _patience_ms(self) -> int | None:
+        wake_s = self._core.wake_s
+        return None if wake_s is None else max(0, math.ceil((wake_s - time.monotonic()) * 1000))
 
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(request):
-                try:
-                    self._core.submit(request)
-                except RequestError as error:
-                    self._refused[request.request_id] = error
+                self._try(request.request_id, partial(self._core.submit, request))
+            case Prefill(request, readers):
+                self._try(request.request_id, partial(self._core.prefill, request, readers=readers))
+            case Release(ticket):
+                self._core.release(ticket)
+            case Connect(number, address):
+                self._core.transfers.meet(number, address)
             case Abort(request_id):
                 self._core.abort(request_id)
             case StopChoice(request_id, index):
@@ -96,6 +129,12 @@ class EngineLoop:
                 self._send(Stats(number, self._core.stats()))
             case Close():
                 self._closing = True
+
+    def _try(self, request_id: RequestId, submit: Callable[[], None]) -> None:
+        try:
+            submit()
+        except RequestError as error:
+            self._refused[request_id] = error
 
     def _send(self, event: Event) -> None:
         self._events.send(self._encoder.encode(event))
@@ -120,7 +159,10 @@ def main() -> int:
         except StartupError as error:
             events.send(msgspec.msgpack.encode(Unable(CarriedError.of(error))))
             return error.exit_code
-        EngineLoop(core, commands, events).run()
+        try:
+            EngineLoop(core, commands, events).run()
+        finally:
+            core.transfers.close()
     return 0
 
 

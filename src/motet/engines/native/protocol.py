@@ -21,6 +21,8 @@ from motet.errors import (
     UnsupportedModelError,
 )
 from motet.ids import RequestId
+from motet.transfer.base import FailureKind
+from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
 _CARRIED: tuple[type[MotetError], ...] = (
@@ -77,6 +79,24 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     request: GenerateRequest
 
 
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    """Compute the prompt for others; ends in a ticket or a failure, unless it is aborted."""
+
+    request: GenerateRequest
+    readers: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    ticket: Ticket
+
+
+class Connect(msgspec.Struct, frozen=True, tag=True):
+    """Connect to another worker; answered by Connected."""
+
+    number: int
+    address: TransferAddress
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
 
@@ -97,7 +117,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Command = Submit | Abort | StopChoice | AskStats | Close
+Command = Submit | Prefill | Release | Connect | Abort | StopChoice | AskStats | Close
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -110,9 +130,26 @@ class Unable(msgspec.Struct, frozen=True, tag=True):
     error: CarriedError
 
 
-class Stepped(msgspec.Struct, frozen=True, tag=True):
-    deltas: list[GroupDelta]
-    failures: dict[RequestId, CarriedError]
+class Stepped(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    deltas: list[GroupDelta] = []
+    failures: dict[RequestId, CarriedError] = {}
+    tickets: dict[RequestId, Ticket] = {}
+    """Of groups that were prefilled for others."""
+    stored: list[bytes] = []
+    """Names of prompt blocks that the prefix cache can find from now on."""
+    removed: list[bytes] = []
+    """Names that it cannot find any more."""
+
+
+class CarriedTransferError(msgspec.Struct, frozen=True, array_like=True):
+    kind: FailureKind
+    message: str
+
+
+class Connected(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    failure: CarriedTransferError | None
+    """None: the two know each other."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
@@ -120,4 +157,4 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-Event = Ready | Unable | Stepped | Stats
+Event = Ready | Unable | Stepped | Connected | Stats

@@ -66,5 +66,10 @@ class Runner:
         """Copies KV from slots to slots, in all layers."""
         self.storage.copy(self._ints(source), self._ints(target))
 
+    def settle(self) -> None:
+        """Returns once what was run is in memory: a GPU runs behind."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def _ints(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)

@@ -14,7 +14,9 @@ while a preempted sequence waits.
 
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Protocol
 
 from motet.engines.native.counters import Counters
 from motet.engines.native.kv.pool import BlockPool
@@ -32,22 +34,45 @@ class SchedulerLimits:
     max_num_batched_tokens: int
 
 
+class TrunkSource(Protocol):
+    """Where a trunk may come from, other than from being computed."""
+
+    def fetch(self, group: Group) -> None:
+        """The group has its blocks: sets `group.pull` if what the prefix cache lacks is fetched."""
+        ...
+
+    def give_up(self, group: Group) -> None:
+        """The group will not use its ticket, or is about to lose the blocks that are being fetched."""
+        ...
+
+
+class NoTrunkSource:
+    """Every trunk is computed."""
+
+    def fetch(self, group: Group) -> None: ...
+
+    def give_up(self, group: Group) -> None: ...
+
+
 class Scheduler:
     """Owns the queue of waiting groups, the running ones, and their blocks."""
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits, counters: Counters) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: SchedulerLimits, counters: Counters, source: TrunkSource | None = None
+    ) -> None:
         self.waiting = WaitingGroups()
         self.running: list[Group] = []
         self._pool = pool
         self._limits = limits
         self._counters = counters
+        self._source = source or NoTrunkSource()
 
     def add(self, group: Group) -> None:
         self.waiting.add(group)
 
     def blocks_at_admission(self, group: Group) -> int:
         """Blocks a fresh group needs to be admitted when nothing of it is cached: its trunk, and one for each tail."""
-        return self._blocks(len(group.prompt)) + len(group.sequences)
+        return self._blocks(group.trunk_tokens) + len(group.sequences)
 
     def plan(self) -> StepPlan:
         """The next step; empty when there is nothing to do."""
@@ -61,6 +86,7 @@ class Scheduler:
         for group in self.running:
             draft.add_trunk(group)
         while draft.budget and (group_or_none := self.waiting.first()) and self._admit(group_or_none):
+            self._source.fetch(group_or_none)
             draft.add_trunk(group_or_none)
         return draft.finished(self.running)
 
@@ -73,8 +99,21 @@ class Scheduler:
         if not group.sequences:
             self.remove(group)
 
+    def suspend(self, group: Group) -> None:
+        """Takes all blocks of a group, which waits again; what it has written stays known."""
+        for sequence in group.sequences:
+            self._put_back(sequence)
+        self._suspend(group)
+
+    def hand_over(self, group: Group) -> list[int]:
+        """Ends a group without freeing its trunk: whoever asks holds those blocks now."""
+        self.running.remove(group)
+        blocks, group.blocks = group.blocks, []
+        return blocks
+
     def remove(self, group: Group) -> None:
         """Frees all of a group, wherever it stands."""
+        self._source.give_up(group)
         for sequence in group.sequences:
             sequence.state = SequenceState.FINISHED
             self._free_tail(sequence)
@@ -93,10 +132,12 @@ class Scheduler:
             self._pool.publish(group.blocks[index], group.names[index])
         group.published = max(group.published, complete)
 
-    def check(self) -> None:
-        """Raises `AssertionError` unless the tables here hold each block exactly as often as the pool believes."""
+    def check(self, others: Iterable[SequenceOf[int]] = ()) -> None:
+        """Raises `AssertionError` unless the tables here and those of `others` hold each block exactly as often as the
+        pool believes."""
         self._pool.check()
         tables = [g.blocks for g in self.running] + [s.blocks for g in self.running for s in g.sequences]
+        tables += [list(table) for table in others]
         if (held := self._pool.holders()) != Counter(block for table in tables for block in table):
             raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
         for group in self.waiting:
@@ -107,7 +148,7 @@ class Scheduler:
                 or any(s.blocks or s.computed for s in group.sequences)
             ):
                 raise AssertionError(f"waiting group {group.request.request_id} holds blocks or counts on some")
-        if any(not group.sequences for group in self.running):
+        if any(not group.sequences and not group.readers for group in self.running):
             raise AssertionError("a group without sequences is still running")
 
     def _schedule_tail(self, sequence: Sequence, draft: "_Draft") -> None:
@@ -139,7 +180,8 @@ class Scheduler:
         """Trunk and tail blocks for all sequences, or nothing.
 
         What a suspended or resumed group has written may be more than all blocks together can hold. It gets in once
-        nothing else runs, with as many tails as there is room for; the others are preempted from the start.
+        nothing else runs, with as many tails as there is room for; the others are preempted from the start. Leases and
+        pulls may hold blocks even then, and are waited for.
         """
         running = sum(len(other.sequences) for other in self.running)
         if running + len(group.sequences) > self._limits.max_num_seqs:
@@ -149,9 +191,10 @@ class Scheduler:
         # The last prompt token is always run: its logits are what the first tokens are drawn from.
         usable = (len(group.prompt) - 1) // self._limits.block_size
         hits = self._pool.find(group.names[:usable]) if group.request.sampling.prompt_logprobs is None else []
-        trunk = self._blocks(len(group.prompt)) - len(hits)
-        tails = sum(map(self._tail_blocks, group.sequences))
-        if self.running and trunk + tails > self._pool.num_free - self._pool.num_idle_among(hits):
+        trunk = self._blocks(group.trunk_tokens) - len(hits)
+        tails = [self._tail_blocks(sequence) for sequence in group.sequences]
+        room = self._pool.num_free - self._pool.num_idle_among(hits)
+        if trunk + sum(tails if self.running else tails[:1]) > room:
             return False
         self._pool.share(hits)
         group.blocks = hits + self._pool.take(trunk, after=hits[-1] if hits else None)
@@ -169,7 +212,7 @@ class Scheduler:
         if group.cached_tokens is not None:
             return  # admitted before, preempted whole since
         group.cached_tokens = group.computed
-        counters, joined = self._counters, len(group.sequences) - 1
+        counters, joined = self._counters, max(0, len(group.sequences) - 1)
         counters.prompt_tokens += len(group.prompt)
         counters.cached_tokens += group.computed
         counters.forks += joined
@@ -183,11 +226,15 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._counters.preemptions += 1
+        self._put_back(sequence)
+
+    def _put_back(self, sequence: Sequence) -> None:
         self._free_tail(sequence)
         sequence.state = SequenceState.WAITING
 
     def _suspend(self, group: Group) -> None:
         """Takes the trunk of a group whose sequences hold nothing; what it has written stays known."""
+        self._source.give_up(group)
         self._pool.release(group.blocks)
         group.blocks, group.computed, group.published = [], 0, 0
         self.running.remove(group)
@@ -222,7 +269,7 @@ class _Draft:
         self.budget -= count
 
     def add_trunk(self, group: Group) -> None:
-        count = min(group.trunk_pending, self.budget)
+        count = 0 if group.pull is not None else min(group.trunk_pending, self.budget)
         if count:
             self._trunks.append(TrunkChunk(group, group.computed, group.computed + count))
             self.budget -= count

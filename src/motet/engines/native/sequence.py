@@ -15,6 +15,7 @@ from enum import Enum
 
 from motet.engines.native.kv.prefix import BlockName
 from motet.engines.native.sample.state import ChoiceSampling
+from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, TokenLogprob
 
 
@@ -78,6 +79,12 @@ class Group:
     """Of the prompt tokens computed so far, when asked for."""
     reported: bool = False
     """Whether the client has the prompt report."""
+    readers: int = 0
+    """Decode workers that its prompt is prefilled for; 0: its choices are written here."""
+    ticket: Ticket | None = None
+    """Where the KV of its prompt can be fetched, until that is done or has failed."""
+    pull: int | None = None
+    """Number of the pull that is fetching it; until it ends, nothing of the group is computed."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -88,8 +95,14 @@ class Group:
         return self.request.priority, self.arrival
 
     @property
+    def trunk_tokens(self) -> int:
+        """Prompt tokens whose KV is wanted here. The last one of a prefilled prompt is left to its readers: they need
+        its logits, not its KV."""
+        return len(self.prompt) - bool(self.readers)
+
+    @property
     def trunk_pending(self) -> int:
-        return len(self.prompt) - self.computed
+        return self.trunk_tokens - self.computed
 
     @property
     def fresh(self) -> list[Sequence]:

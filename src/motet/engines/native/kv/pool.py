@@ -10,7 +10,7 @@ A block is in exactly one of three places:
             find + share: idle or held ► held                     idle ── evicted by take ──► free ► held
 
 A block is named only once its content is complete, and is never written after that. Names belong to prompt blocks: see
-`prefix`.
+`prefix`. Whoever reads blocks from outside learns from the proof that one has been handed out again.
 """
 
 from collections import OrderedDict
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from motet.engines.native.kv.prefix import BlockName
 from motet.engines.native.kv.runs import FreeRuns
+from motet.transfer.proof import Proof
 
 
 class OutOfBlocksError(Exception):
@@ -27,8 +28,11 @@ class OutOfBlocksError(Exception):
 class BlockPool:
     """Reference counts of `num_blocks` blocks, and the prefix cache over them."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, proof: Proof | None = None) -> None:
+        """`proof`: is told before a block is handed out."""
         self.num_blocks = num_blocks
+        self._proof = proof
+        self._changes: dict[BlockName, bool] = {}
         self._count = [0] * num_blocks
         self._free = FreeRuns(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -62,6 +66,8 @@ class BlockPool:
         blocks = self._free.take(count, after=after)
         for block in blocks:
             self._count[block] = 1
+        if self._proof is not None:
+            self._proof.raise_generations(blocks)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -92,6 +98,7 @@ class BlockPool:
         if name not in self._block_of and block not in self._name_of:
             self._block_of[name] = block
             self._name_of[block] = name
+            self._changes[name] = True
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
         """Blocks of the longest known prefix of `names`. The caller shares what it uses before anything is taken."""
@@ -103,13 +110,20 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def take_changes(self) -> dict[BlockName, bool]:
+        """Names whose blocks can be found since the last call (True), and that cannot any more (False)."""
+        changes, self._changes = self._changes, {}
+        return changes
+
     def num_idle_among(self, blocks: Sequence[int]) -> int:
         """How many of them `share` would take out of the free count."""
         return sum(1 for block in blocks if self._count[block] == 0)
 
     def _evict(self) -> None:
         block, _ = self._idle.popitem(last=False)
-        del self._block_of[self._name_of.pop(block)]
+        name = self._name_of.pop(block)
+        del self._block_of[name]
+        self._changes[name] = False
         self._free.add(block)
 
     def check(self) -> None:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from motet.transfer.layout import Memory
+from motet.transfer.proof import Proof
+
 KEY_PADDING = 512
 """The most keys a view may run past the end of a table."""
 KEY_LIMIT = 1e20
@@ -55,6 +58,19 @@ class KVStorage:
     @property
     def zero_block(self) -> int:
         return self.num_blocks
+
+    def memory(self, proof: Proof) -> Memory:
+        """Where it lies, for readers in other processes."""
+        layers = [*self.keys, *self.values]
+        _, kv_heads, head_dim = layers[0].shape
+        return Memory(
+            regions=tuple(layer.data_ptr() for layer in layers),
+            region_block_bytes=self.block_size * kv_heads * head_dim * layers[0].itemsize,
+            num_blocks=self.num_blocks,
+            device=self.keys.get_device(),
+            proof=proof.address,
+            proof_entries=proof.num_entries,
+        )
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores key, value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] int64."""
