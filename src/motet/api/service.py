@@ -2,11 +2,11 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from motet.api.admission import Admission
 from motet.config import ServerConfig
-from motet.engines.base import Engine
+from motet.engines.base import Engine, Worker
 from motet.errors import ModelNotFoundError
 from motet.metrics.prometheus import Metrics
 from motet.text.prepare import Preparer
@@ -20,19 +20,27 @@ def draw_seed() -> int:
 
 
 class Service:
-    """Built once a server. The engine belongs to whoever started it; it is not closed here."""
+    """Built once a server. The engines belong to whoever started them; they are not closed here."""
 
-    def __init__(
+    def __init__(  # sizes: what one server is made of
         self,
         engine: Engine,
         tokenizer: Tokenizer,
         template: ChatTemplate,
         config: ServerConfig,
         *,
+        workers: Sequence[Worker] | None = None,
+        bypasses: Callable[[], Mapping[str, int]] = dict,
         draw_seed: Callable[[], int] = draw_seed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`engine`: what requests go to. `workers`: the engines behind it; None: it is the only one. `bypasses`: how
+        many groups did without prefill workers so far, by reason."""
         self.engine = engine
+        self.workers = (
+            (Worker("engine-0", engine, f"{config.host}:{config.port}"),) if workers is None else tuple(workers)
+        )
+        self.bypasses = bypasses
         self.tokenizer = tokenizer
         self.config = config
         self.preparer = Preparer(tokenizer, template, engine.info)
