@@ -1,0 +1,127 @@
+"""How busy the workers are, and how fast they read prompts: what choosing a worker and bypassing prefill go by.
+
+Everything is seen from here: what this server gave a worker and what came back when. What others gave it is not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from motet.engines.base import Engine, Worker
+from motet.types import GenerateRequest
+
+LEAST_MEASURED_TOKENS = 128
+"""A shorter prompt tells how long a step takes, and nothing about how many tokens fit into a second."""
+KEPT = 0.8
+"""Of the weight of a measurement when the next one comes: the last five or so make the mean."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a worker has to read until a certain prompt is done, as things stand."""
+
+    own_tokens: int
+    """Of that prompt: those whose KV it does not have."""
+    waiting_tokens: int = 0
+    """Of prompts that it was given before and has not answered for yet."""
+    tokens_per_s: float | None = None
+    """What it reads in a second, as a running mean; None: not measured yet."""
+
+    def seconds(self, tokens_per_s: float) -> float:
+        return (self.waiting_tokens + self.own_tokens) / tokens_per_s
+
+
+class Loaded(Engine, Protocol):
+    """An engine that knows how busy it is."""
+
+    def prefill_load(self, request: GenerateRequest) -> Load:
+        """Of the worker that `prefill` would choose."""
+        ...
+
+    def generate_load(self, request: GenerateRequest) -> Load:
+        """Of the worker that `generate` would choose."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One prompt that a worker has been given."""
+
+    tokens: int
+    begun_s: float
+
+
+class WorkerLoad:
+    """The books of one worker: whether it is up, its open choices, its prompts. Owned by `Routed`.
+
+    A prompt takes a worker from when it was given, or from when the one before it was done, to when it is done itself:
+
+        given   a────────────────┐   b: waits behind a, then takes b's own time
+        given        b           └──────────┐
+                seconds of a ───►│ of b ───►│       tokens_per_s = sum of tokens / sum of seconds, old ones fading
+    """
+
+    def __init__(self, worker: Worker, *, clock: Callable[[], float]) -> None:
+        self.worker = worker
+        self.open_choices = 0
+        self._clock = clock
+        self._suspect = False
+        self._asked_again_s = clock()
+        self._waiting_tokens = 0
+        self._done_s = clock()
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    @property
+    def up(self) -> bool:
+        """Whether it has given a sign of life since it died."""
+        return not self._suspect
+
+    @property
+    def may_be_tried(self) -> bool:
+        """Whether it is up, or died so long ago that it is worth another try."""
+        return not self._suspect or self._clock() >= self._asked_again_s
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._waiting_tokens
+
+    def load(self, request: GenerateRequest) -> Load:
+        speed = self._tokens / self._seconds if self._seconds > 0 else None
+        return Load(self.uncached(request), self._waiting_tokens, speed)
+
+    def uncached(self, request: GenerateRequest) -> int:
+        """Prompt tokens to be computed there."""
+        return len(request.prompt) - self.worker.engine.cached_tokens(request)
+
+    def died(self, *, cooldown_s: float) -> None:
+        """It is not tried again before `cooldown_s` have passed."""
+        self._suspect = True
+        self._asked_again_s = self._clock() + cooldown_s
+
+    def answered(self) -> None:
+        self._suspect = False
+
+    def give(self, tokens: int) -> Reading:
+        """A prompt of which so many tokens have to be computed. One `done` or `drop` must follow."""
+        self._waiting_tokens += tokens
+        return Reading(tokens, self._clock())
+
+    def done(self, reading: Reading, *, computed_tokens: int) -> None:
+        self.drop(reading)
+        self.answered()
+        now = self._clock()
+        if computed_tokens >= LEAST_MEASURED_TOKENS:
+            self._tokens = KEPT * self._tokens + computed_tokens
+            self._seconds = KEPT * self._seconds + now - max(reading.begun_s, self._done_s)
+        self._done_s = now
+
+    def drop(self, reading: Reading) -> None:
+        """It failed, or nobody wants it any more: nothing is learnt from it."""
+        self._waiting_tokens -= reading.tokens
+
+    def check(self) -> None:
+        """Raises unless everything that was given is over."""
+        if self.open_choices or self._waiting_tokens:
+            left = f"{self.open_choices} choices and {self._waiting_tokens} prompt tokens"
+            raise AssertionError(f"{self.worker.id}: {left} left in the books")
