@@ -5,8 +5,10 @@ submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits �
              └──────────────── blocks, computed and written counts ────────┘
 """
 
+import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import torch
@@ -18,35 +20,21 @@ from motet.engines.native.fits import check_fits
 from motet.engines.native.handover import Handover
 from motet.engines.native.inputs import PromptRows, SickRowsError, StepInputs, build_inputs
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.kv.prefix import BlockName, block_names
+from motet.engines.native.kv.prefix import block_names
 from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler, SampleRow
 from motet.engines.native.sample.state import ChoiceSampling
 from motet.engines.native.scheduler import Scheduler, SchedulerLimits
 from motet.engines.native.sequence import Group, Sequence, SequenceState
+from motet.engines.native.step_result import StepResult
 from motet.errors import EngineError, MotetError, RequestError
 from motet.ids import RequestId
-from motet.transfer.base import Met, Transfers
+from motet.transfer.base import Transfers
 from motet.transfer.none import NoTransfers
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, GroupDelta
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step brought: deltas, and groups that failed in it (and are gone)."""
-
-    deltas: list[GroupDelta]
-    failures: dict[RequestId, MotetError]
-    tickets: dict[RequestId, Ticket] = field(default_factory=dict)
-    """Of groups that were prefilled for others."""
-    names: dict[BlockName, bool] = field(default_factory=dict)
-    """Prompt blocks that the prefix cache can find from now on, or (False) not any more."""
-    met: list[Met] = field(default_factory=list)
-    ran: bool = True
-    """Whether anything was computed; if not, only a command or news can change that."""
+from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest
 
 
 class ModelRunner(Protocol):
@@ -85,6 +73,7 @@ class EngineCore:
         *,
         proof: Proof | None = None,
         transfers: Transfers | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`transfers`, with the `proof` that readers of our memory see: for an engine that hands KV over."""
         self.info = info
@@ -102,6 +91,7 @@ class EngineCore:
             self.counters,
             block_size=info.block_size,
             lease_s=options.lease_s,
+            clock=clock,
         )
         limits = SchedulerLimits(
             info.block_size, info.bytes_per_block, info.max_num_seqs, options.max_num_batched_tokens
@@ -126,7 +116,7 @@ class EngineCore:
 
     @property
     def wake_s(self) -> float | None:
-        """When the engine must take a step although nothing is asked of it, by the monotonic clock."""
+        """When the engine must take a step although nothing is asked of it, by its clock."""
         return self._handover.wake_s
 
     def submit(self, request: GenerateRequest) -> None:

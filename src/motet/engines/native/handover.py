@@ -9,7 +9,6 @@ them any more: a transfer whose peer hangs may go on long after its group is gon
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -60,7 +59,7 @@ class Handover:
         *,
         block_size: int,
         lease_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.transfers = transfers
         self.figures = TransferFigures(clock)

@@ -1,0 +1,186 @@
+"""A prefill core and a decode core in one process, with transfers that happen when the test says so."""
+
+import ctypes
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from motet.engines.native.build import build_parts
+from motet.engines.native.core import EngineCore
+from motet.errors import MotetError
+from motet.ids import RequestId
+from motet.transfer.base import Failed, FailureKind, Landed, Met, News, PullOrder, ReaderDone, Settled
+from motet.transfer.layout import Memory, merged
+from motet.transfer.proof import Proof
+from motet.transfer.ticket import Ticket, TransferAddress
+from motet.types import GenerateRequest, Role
+from tests.engines.native.drive import Outcome, engine_config, take_step
+
+BLOCK_BYTES_PER_TOKEN = 2 * 3 * 2 * 16  # K and V, layers, kv heads, head_dim
+
+
+class ScriptedTransfers:
+    """`Transfers` that keeps orders until the test lets them land, fail or settle. Copies real memory."""
+
+    def __init__(self, name: str, memory: Memory) -> None:
+        self.address = TransferAddress(name, "nowhere", 1)
+        self.memory = memory
+        self.peers: dict[str, ScriptedTransfers] = {}
+        self.orders: dict[int, PullOrder] = {}
+        self.abandoned: set[int] = set()
+        self.expected: list[Ticket] = []
+        self.released: list[Ticket] = []
+        self.leases_told = 0
+        self.later: list[News] = []
+
+    def expect(self, ticket: Ticket) -> None:
+        self.expected.append(ticket)
+
+    def pull(self, order: PullOrder) -> None:
+        self.orders[order.number] = order
+
+    def abandon(self, number: int) -> None:
+        self.abandoned.add(number)
+        if order := self.orders.get(number):
+            self._tell_owner(order.ticket)
+
+    def release(self, ticket: Ticket) -> None:
+        self.released.append(ticket)
+        self._tell_owner(ticket)
+
+    def meet(self, number: int, address: TransferAddress) -> None:
+        self.later.append(Met(number, None))
+
+    def holding(self, leases: int) -> None:
+        self.leases_told = leases
+
+    def fileno(self) -> int | None:
+        return None
+
+    def news(self) -> list[News]:
+        news, self.later = self.later, []
+        return news
+
+    def close(self) -> None: ...
+
+    def copy(self, number: int) -> int:
+        """Moves the bytes of an order; how many."""
+        order = self.orders[number]
+        peer = self.peers[order.ticket.remote_engine_id].memory
+        size = self.memory.region_block_bytes
+        for run in merged((remote, local) for remote, _, local in order.pairs):
+            for ours, theirs in zip(self.memory.regions, peer.regions, strict=True):
+                ctypes.memmove(ours + run.local * size, theirs + run.remote * size, run.count * size)
+        return len(order.pairs) * self.memory.block_bytes
+
+    def land(self, number: int) -> None:
+        num_bytes = self.copy(number)
+        order = self.orders.pop(number)
+        self.later.append(Landed(number, num_bytes, 1, 0.01, 0.001))
+        self._tell_owner(order.ticket)
+
+    def fail(self, number: int, kind: FailureKind = FailureKind.PEER_LOST, *, settled: bool = True) -> None:
+        self.later.append(Failed(number, kind, f"the pull failed: {kind}", settled))
+        if settled:
+            del self.orders[number]
+
+    def settle(self, number: int) -> None:
+        """The transfer of a pull that nobody wants any more ends after all: late, and with its bytes."""
+        self.copy(number)
+        del self.orders[number]
+        self.later.append(Settled(number))
+
+    def _tell_owner(self, ticket: Ticket) -> None:
+        self.peers[ticket.remote_engine_id].later.append(ReaderDone(ticket.lease_id, self.address.engine_id))
+
+
+class Pair:
+    """P and D over the same tiny model; D knows P."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        prefill_blocks: int = 256,
+        decode_blocks: int = 256,
+        lease_s: float = 60.0,
+        **changes: object,
+    ) -> None:
+        self.lease_s = lease_s
+        self.now_s = 1000.0
+        self.p, self.p_transfers = self._core(folder, "P", Role.PREFILL, prefill_blocks, changes)
+        self.d, self.d_transfers = self._core(folder, "D", Role.DECODE, decode_blocks, changes)
+        self.d_transfers.peers["P"] = self.p_transfers
+        self.outcomes: dict[str, Outcome] = {}
+
+    def _core(
+        self, folder: Path, name: str, role: Role, blocks: int, changes: dict[str, object]
+    ) -> tuple[EngineCore, ScriptedTransfers]:
+        fields = {"block_size": 8, "dtype": "float32", "max_num_batched_tokens": 128, **changes}
+        itemsize = 4 if fields["dtype"] == "float32" else 2
+        kv_cache_gb = blocks * 8 * BLOCK_BYTES_PER_TOKEN * itemsize / 2**30
+        parts = build_parts(engine_config(folder, role=role, kv_cache_gb=kv_cache_gb, lease_s=self.lease_s, **fields))
+        proof = Proof(parts.info.num_blocks)
+        transfers = ScriptedTransfers(name, parts.runner.storage.memory(proof))
+        core = EngineCore(
+            parts.info, parts.runner, parts.options, proof=proof, transfers=transfers, clock=lambda: self.now_s
+        )
+        return core, transfers
+
+    def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
+        """The ticket for a request's prompt."""
+        self.p.prefill(request, readers=readers)
+        return self.step_p_until(lambda tickets: request.request_id in tickets)[request.request_id]
+
+    def step_p_until(self, enough: Callable[[dict[RequestId, Ticket]], bool]) -> dict[RequestId, Ticket]:
+        tickets: dict[RequestId, Ticket] = {}
+        for _ in range(1000):
+            result = self.p.step()
+            self.p.check()
+            if error := next(iter(result.failures.values()), None):
+                raise error
+            tickets |= result.tickets
+            if enough(tickets):
+                return tickets
+        raise AssertionError("no ticket in sight")
+
+    def step_d(self) -> None:
+        take_step(self.d, self.outcomes)
+
+    def submit(self, *requests: GenerateRequest) -> None:
+        for request in requests:
+            self.outcomes[request.request_id] = Outcome()
+            self.d.submit(request)
+
+    def finish(self, *, land: bool = True) -> None:
+        """Steps D to the end of all its groups; pulls land as soon as they are ordered."""
+        for _ in range(20_000):
+            if not self.d.busy:
+                return
+            self.step_d()
+            if land:
+                for number in set(self.d_transfers.orders) - self.d_transfers.abandoned:
+                    self.d_transfers.land(number)
+        raise AssertionError("no end in sight")
+
+    def settle_p(self) -> None:
+        self.p.step()
+        self.p.check()
+
+    def check_empty(self) -> None:
+        """Nothing is held on either side."""
+        self.settle_p()
+        for core in (self.p, self.d):
+            core.check()
+            stats = core.stats()
+            held = (stats.blocks_used, stats.leases, stats.pulls_open, stats.blocks_pulling, stats.groups_running)
+            assert held == (0, 0, 0, 0, 0), held
+        assert self.p_transfers.leases_told == 0
+
+
+def tokens(outcomes: dict[str, Outcome], names: Iterable[str]) -> dict[str, dict[int, list[int]]]:
+    found = {}
+    for name in names:
+        error: MotetError | None = outcomes[name].error
+        assert error is None, error
+        found[name] = outcomes[name].tokens
+    return found

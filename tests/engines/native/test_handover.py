@@ -1,0 +1,288 @@
+"""One prefill, one ticket, one transfer: what a group costs, that it changes nothing, and what is held meanwhile.
+
+The transfers are scripted, the cores and their memory real. What a choice says is compared with one core that did all
+of it by itself.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from motet.errors import ContextLengthError, RequestError
+from motet.ids import RequestId
+from motet.transfer.base import FailureKind
+from motet.transfer.ticket import Ticket
+from motet.types import GenerateRequest
+from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.engines.native.pair import Pair, tokens
+
+Tiny = Callable[[str], Path]
+FAMILIES = ("llama", "mistral", "gemma2")
+
+
+def alone(folder: Path, *requests: GenerateRequest, dtype: str = "float32") -> dict[str, dict[int, list[int]]]:
+    """What one core says to these requests."""
+    fresh = [msgspec.structs.replace(request, ticket=None) for request in requests]
+    outcomes = run(make_core(folder, dtype=dtype), fresh)
+    return {name: outcome.tokens for name, outcome in outcomes.items()}
+
+
+def with_ticket(request: GenerateRequest, ticket: Ticket) -> GenerateRequest:
+    return msgspec.structs.replace(request, ticket=ticket)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_choices_after_a_transfer_are_those_of_one_engine(family: str, dtype: str, tiny: Tiny) -> None:
+    folder = tiny(family)
+    requests = [
+        group(f"n={n} length={length}", prompt_of(length, seed=n), n=n, seed=100 * n, logprobs=2)
+        for n, length in ((1, 2), (1, 64), (3, 65), (8, 131), (32, 50))
+    ]
+    pair = Pair(folder, dtype=dtype)
+    for request in requests:
+        pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.finish()
+    names = [request.request_id for request in requests]
+    assert tokens(pair.outcomes, names) == alone(folder, *requests, dtype=dtype)
+    pair.check_empty()
+
+
+def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_is(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(100), n=32, seed=5)
+    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.finish()
+    p, d = pair.p.stats(), pair.d.stats()
+    assert (p.prefills, p.prefill_tokens, p.generated_tokens) == (1, 99, 0)
+    assert (d.transfers, d.recomputed_tokens, d.prefill_tokens) == (1, 1, 1)
+    assert d.transfer_bytes == 13 * pair.d.info.bytes_per_block  # 99 tokens in blocks of 8
+    assert sum(d.transfer_seconds) == 1
+    pair.check_empty()
+
+
+def test_a_prompt_cached_on_decode_shrinks_the_pull(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    common, own = prompt_of(64, 1), prompt_of(40, 2)
+    first = group("first", common + prompt_of(9, 3), n=2)
+    second = group("second", common + own, n=3, seed=7)
+    pair.submit(first)
+    pair.finish()
+    pair.submit(with_ticket(second, pair.prefill(second)))
+    pair.step_d()
+    (order,) = pair.d_transfers.orders.values()
+    assert len(order.pairs) == 5, "103 tokens are 13 blocks, of which 8 were here"
+    pair.finish()
+    assert pair.d.stats().pull_blocks_avoided == 8
+    assert tokens(pair.outcomes, ["second"]) == alone(tiny("llama"), second)
+    pair.check_empty()
+
+
+def test_a_prompt_wholly_cached_on_decode_is_not_pulled_and_its_lease_ends(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(65), n=2)
+    pair.submit(group("before", prompt_of(65)))
+    pair.finish()
+    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.finish()
+    stats = pair.d.stats()
+    assert (stats.transfers, stats.pulls_avoided, stats.pull_blocks_avoided) == (0, 1, 8)
+    assert tokens(pair.outcomes, ["g"]) == alone(tiny("llama"), request)
+    pair.check_empty()
+
+
+def test_a_prompt_cached_on_prefill_is_not_computed_again(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("a", prompt_of(65))
+    first = pair.prefill(request)
+    second = pair.prefill(group("b", prompt_of(65)))
+    assert second.remote_block_ids == first.remote_block_ids
+    assert (first.cached_tokens, second.cached_tokens) == (0, 64)
+    assert pair.p.stats().prefill_tokens == 64
+    pair.p.release(first)
+    pair.submit(with_ticket(request, second))
+    pair.finish()
+    outcome = pair.outcomes["a"]
+    assert outcome.prompt is not None
+    assert outcome.prompt.cached_tokens == 64, "what nobody computed for this request"
+    pair.check_empty()
+
+
+@pytest.mark.parametrize("kind", [FailureKind.STALE, FailureKind.PEER_LOST])
+def test_a_pull_that_fails_is_computed_instead(kind: FailureKind, tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(100), n=5, seed=3)
+    ticket = pair.prefill(request)
+    pair.submit(with_ticket(request, ticket))
+    pair.step_d()
+    pair.d_transfers.fail(0, kind)
+    pair.finish()
+    assert tokens(pair.outcomes, ["g"]) == alone(tiny("llama"), request)
+    stats = pair.d.stats()
+    assert (stats.transfers, stats.recomputed_tokens) == (0, 100)
+    assert stats.transfer_failures == {kind: 1}
+    pair.p.release(ticket)
+    pair.check_empty()
+
+
+def test_a_late_write_of_a_pull_that_timed_out_harms_nobody(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"), decode_blocks=80)
+    request = group("g", prompt_of(100), n=2, seed=3)
+    others = [group(f"o{i}", prompt_of(60, 40 + i), n=2, seed=9 + i, max_tokens=60) for i in range(4)]
+    ticket = pair.prefill(request)
+    pair.submit(with_ticket(request, ticket))
+    pair.step_d()
+    pair.d_transfers.fail(0, FailureKind.TIMEOUT, settled=False)
+    pair.submit(*others)
+    for _ in range(30):
+        pair.step_d()
+    stats = pair.d.stats()
+    assert (stats.pulls_open, stats.blocks_pulling) == (1, 13)
+    pair.d_transfers.settle(0)  # the bytes land now, in blocks that nobody else may have had meanwhile
+    pair.finish()
+    names = [str(one.request_id) for one in (request, *others)]
+    assert tokens(pair.outcomes, names) == alone(tiny("llama"), request, *others)
+    pair.p.release(ticket)
+    pair.check_empty()
+
+
+def test_an_aborted_group_leaves_its_blocks_to_the_pull_until_nothing_writes_any_more(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"), decode_blocks=70)
+    request = group("g", prompt_of(100), n=2)
+    other = group("o", prompt_of(200, 8), n=2, seed=4)
+    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.step_d()
+    pair.d.abort(RequestId("g"))
+    pair.d.check()
+    assert pair.d_transfers.abandoned == {0}
+    assert (pair.d.stats().blocks_used, pair.d.stats().blocks_pulling) == (13, 13)
+    pair.submit(other)
+    for _ in range(5):
+        pair.step_d()
+    pair.d_transfers.settle(0)
+    pair.finish()
+    assert tokens(pair.outcomes, ["o"]) == alone(tiny("llama"), other)
+    pair.check_empty()
+
+
+def test_a_landing_that_was_under_way_when_its_group_ended_frees_the_blocks(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(100), n=2)
+    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.step_d()
+    pair.d_transfers.land(0)
+    pair.d.abort(RequestId("g"))
+    pair.step_d()
+    pair.check_empty()
+
+
+def test_a_group_that_ends_while_it_waits_for_room_gives_its_lease_back(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"), decode_blocks=66)
+    big = group("big", prompt_of(400, 5), n=2, max_tokens=60)
+    request = group("g", prompt_of(100), n=2)
+    pair.submit(big)
+    pair.step_d()
+    ticket = pair.prefill(request)
+    pair.submit(with_ticket(request, ticket))
+    pair.step_d()
+    assert pair.d_transfers.expected == [ticket]
+    assert not pair.d_transfers.orders
+    pair.d.abort(RequestId("g"))
+    assert pair.d_transfers.released == [ticket]
+    pair.finish()
+    pair.check_empty()
+
+
+def test_a_pulling_group_that_is_preempted_for_an_older_one_comes_out_the_same(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"), decode_blocks=66)
+    old = group("old", prompt_of(200, 5), n=4, seed=50, max_tokens=100)
+    young = group("young", prompt_of(100), n=2, seed=3)
+    pair.submit(old)
+    pair.step_d()
+    pair.submit(with_ticket(young, pair.prefill(young)))
+    while pair.d.stats().preemptions == 0 or pair.d_transfers.abandoned == set():
+        pair.step_d()
+    assert pair.d.stats().blocks_pulling == 13
+    pair.d_transfers.settle(0)
+    pair.finish()
+    assert tokens(pair.outcomes, ["old", "young"]) == alone(tiny("llama"), old, young)
+    pair.check_empty()
+
+
+def test_a_lease_is_held_for_every_reader(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(100), n=2)
+    ticket = pair.prefill(request, readers=2)
+    assert pair.p_transfers.leases_told == 1
+    pair.submit(with_ticket(request, ticket))
+    pair.finish()
+    pair.settle_p()
+    assert pair.p.stats().leases == 1
+    pair.d_transfers.address = msgspec.structs.replace(pair.d_transfers.address, engine_id="D2")
+    pair.submit(with_ticket(group("h", request.prompt, n=3), ticket))
+    pair.finish()
+    pair.check_empty()
+
+
+def test_a_lease_nobody_asks_for_expires_and_its_slot_and_blocks_are_used_again(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"), prefill_blocks=66)
+    ticket = pair.prefill(group("g", prompt_of(400)))
+    after = group("h", prompt_of(400, 1))
+    pair.p.prefill(after)
+    assert not pair.p.step().ran, "its blocks are leased"
+    assert pair.p.wake_s == pair.now_s + pair.lease_s
+    pair.now_s = pair.p.wake_s
+    later = pair.step_p_until(lambda tickets: RequestId("h") in tickets)[RequestId("h")]
+    assert pair.p.stats().leases_expired == 1
+    reused = set(ticket.remote_block_ids) & set(later.remote_block_ids)
+    assert reused
+    before = dict(zip(ticket.remote_block_ids, ticket.generations, strict=True))
+    now = dict(zip(later.remote_block_ids, later.generations, strict=True))
+    assert all(now[block] > before[block] for block in reused), "a reader with the old ticket can tell"
+    pair.p.release(later)
+    pair.check_empty()
+
+
+def test_aborting_a_prefill_ends_its_group_or_its_lease(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    pair.p.prefill(group("running", prompt_of(300)))
+    pair.p.step()
+    pair.p.abort(RequestId("running"))
+    pair.prefill(group("done", prompt_of(300, 1)))
+    pair.p.abort(RequestId("done"))
+    pair.check_empty()
+
+
+def test_a_ticket_for_another_prompt_is_refused_and_given_back(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    ticket = pair.prefill(group("g", prompt_of(100)))
+    with pytest.raises(RequestError, match="not for this prompt") as refused:
+        pair.submit(with_ticket(group("h", prompt_of(100, 1)), ticket))
+    assert refused.value.param == "kv_transfer_params"
+    assert pair.d_transfers.released == [ticket]
+    assert not pair.d.busy
+    pair.check_empty()
+
+
+def test_a_worker_that_is_given_its_own_ticket_uses_its_prefix_cache(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(97), n=2, seed=4)
+    ticket = pair.prefill(request)
+    outcomes = run(pair.p, [with_ticket(request, ticket)])
+    assert outcomes["g"].tokens == alone(tiny("llama"), request)["g"]
+    assert pair.p.stats().cached_tokens == 96
+    pair.check_empty()
+
+
+def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    with pytest.raises(ContextLengthError, match="at least 2"):
+        pair.p.prefill(group("short", prompt_of(1)))
+    single = make_core(tiny("llama"))
+    with pytest.raises(RequestError, match="keeps its KV cache to itself"):
+        single.prefill(group("g", prompt_of(10)))
+    with pytest.raises(RequestError, match="--role"):
+        single.submit(with_ticket(group("g", prompt_of(100)), pair.prefill(group("g", prompt_of(100)))))
+    assert not single.busy

@@ -1,0 +1,107 @@
+"""Random courses: groups with and without tickets, pulls that land, fail, hang and settle late, aborts, full memory.
+
+Whatever happens, the books agree after every step, every choice that was not aborted says what it says alone, and
+nothing is held in the end.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from motet.ids import RequestId
+from motet.transfer.base import FailureKind
+from motet.types import GenerateRequest
+from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.engines.native.pair import Pair
+
+Tiny = Callable[[str], Path]
+Answers = dict[str, dict[int, list[int]]]
+COMMON = prompt_of(24, 99)
+
+
+def requests() -> list[GenerateRequest]:
+    """Some share their beginning; together they want more blocks than there are."""
+    shapes = [(40, 2), (90, 3), (17, 8), (150, 1), (64, 4), (33, 2), (120, 2), (9, 6)]
+    return [
+        group(f"g{i}", (COMMON if i % 2 else ()) + prompt_of(length, i), n=n, seed=50 * i, max_tokens=12 + 5 * i)
+        for i, (length, n) in enumerate(shapes)
+    ]
+
+
+@pytest.fixture(scope="module")
+def answers(tiny: Tiny) -> Answers:
+    return {name: outcome.tokens for name, outcome in run(make_core(tiny("llama")), requests()).items()}
+
+
+class Course:
+    """One random walk."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.pair = Pair(folder, prefill_blocks=70, decode_blocks=66, max_num_batched_tokens=64)
+        self.waiting = requests()
+        self.dice.shuffle(self.waiting)
+        self.aborted: set[str] = set()
+        self.hanging: set[int] = set()
+
+    def run(self) -> None:
+        for _ in range(5000):
+            if not self.waiting and not self.pair.d.busy and not self.hanging:
+                return
+            self.move()
+            self.pair.step_d()
+            self.pair.settle_p()
+            self.hanging |= self.pair.d_transfers.abandoned & self.pair.d_transfers.orders.keys()
+        raise AssertionError("no end in sight")
+
+    def move(self) -> None:
+        match self.dice.randrange(8):
+            case 0 | 1 if self.waiting:
+                self.submit(self.waiting.pop())
+            case 2 if self.open_pulls():
+                self.pair.d_transfers.land(self.dice.choice(self.open_pulls()))
+            case 3 if self.open_pulls():
+                self.fail(self.dice.choice(self.open_pulls()))
+            case 4 if self.hanging:
+                number = self.hanging.pop()
+                self.pair.d_transfers.settle(number)
+            case 5 if self.dice.random() < 0.1 and self.pair.d.busy:
+                self.abort()
+            case _:
+                pass
+
+    def open_pulls(self) -> list[int]:
+        return sorted(self.pair.d_transfers.orders.keys() - self.hanging - self.pair.d_transfers.abandoned)
+
+    def submit(self, request: GenerateRequest) -> None:
+        if self.dice.random() < 0.75:
+            request = msgspec.structs.replace(request, ticket=self.pair.prefill(request))
+        self.pair.submit(request)
+
+    def fail(self, number: int) -> None:
+        settled = self.dice.random() < 0.5
+        if not settled:
+            self.hanging.add(number)
+        self.pair.p.release(self.pair.d_transfers.orders[number].ticket)
+        self.pair.d_transfers.fail(number, self.dice.choice(list(FailureKind)), settled=settled)
+
+    def abort(self) -> None:
+        open_ = [name for name, outcome in self.pair.outcomes.items() if not outcome.finish]
+        if open_:
+            name = self.dice.choice(open_)
+            self.aborted.add(name)
+            self.pair.d.abort(RequestId(name))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_to_pulls_choices_say_what_they_say_alone(seed: int, tiny: Tiny, answers: Answers) -> None:
+    course = Course(tiny("llama"), seed)
+    course.run()
+    for name, answer in answers.items():
+        if name not in course.aborted:
+            assert course.pair.outcomes[name].error is None
+            assert course.pair.outcomes[name].tokens == answer
+    course.pair.check_empty()
