@@ -32,8 +32,8 @@ class Candidate:
 def choose(candidates: Sequence[Candidate], work: Work) -> int | None:
     """The place of the least burdened candidate, the first of equal ones; None if there is none.
 
-    Prefill goes where the fewest prompt tokens wait, for they are what it takes time over; a worker that died a while ago
-    is tried again, because the next one can be asked in its place. Generating goes where the fewest choices are open, for
-    each has a share in every step; a group that was begun is not begun again, so only workers that are up are chosen."""
+    Prefill goes where the fewest prompt tokens wait, for they are what it takes time over. A worker that died a while
+    ago is tried again, because another one can be asked if it is still dead. Generating goes where the fewest choices
+    are open, for each has a share in every step, and only to workers that are up: nobody begins a group again."""
     able = [place for place, one in enumerate(candidates) if (one.may_be_tried if work is Work.PREFILL else one.up)]
     return min(able, key=lambda place: candidates[place].burden(work), default=None)

@@ -1,9 +1,9 @@
 """Several workers of one role as one engine.
 
-    prefill       the worker with the fewest prompt tokens waiting; if it died, or takes no more, the next one in the same
-                  call; one that died is tried again after a second
-    generate      the worker with the fewest open choices; a group stays where it is. One that died is passed over until
-                  it gives a sign of life
+    prefill       the worker with the fewest prompt tokens waiting; if it dies, or takes no more, the next one in the
+                  same call; one that died is tried again after a second
+    generate      the worker with the fewest open choices; a group stays where it is. One that died is passed over
+                  until it gives a sign of life
     release       the worker whose lease it is, else any: an engine reaches the others' leases through the side channel
     stop_choice   where the group is
 
