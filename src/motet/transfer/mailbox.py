@@ -1,0 +1,59 @@
+"""A queue between two threads whose other end can be slept on together with sockets."""
+
+import contextlib
+import os
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Mailbox(Generic[Item]):
+    """Any thread puts, one thread takes. Unbounded: what goes through is bounded by the groups there are."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._lock = threading.Lock()
+        self._readable, self._writable = os.pipe()
+        os.set_blocking(self._readable, False)
+        os.set_blocking(self._writable, False)
+        self._closed = False
+
+    def fileno(self) -> int:
+        """Readable while there is something to take."""
+        return self._readable
+
+    def put(self, item: Item) -> None:
+        """Into a closed mailbox too, from which nothing but `take` comes out any more."""
+        self._items.append(item)
+        self.ring()
+
+    def ring(self) -> None:
+        """Wakes up who takes, with nothing to take."""
+        with self._lock:
+            if not self._closed:
+                with contextlib.suppress(BlockingIOError):  # a full pipe is readable, which is all that is wanted
+                    os.write(self._writable, b"\0")
+
+    def take(self) -> list[Item]:
+        """Everything there is, in order."""
+        self._still()
+        items = []
+        with contextlib.suppress(IndexError):
+            while True:
+                items.append(self._items.popleft())
+        return items
+
+    def close(self) -> None:
+        """Gives the descriptor back; twice changes nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._readable)
+                os.close(self._writable)
+
+    def _still(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            while not self._closed and os.read(self._readable, 4096):
+                pass

@@ -1,0 +1,107 @@
+"""A transport whose reads end when the test says so, for tests of what is built on transports."""
+
+from dataclasses import dataclass, field
+
+from motet.transfer.base import FailureKind, Read, ReadState, TransferError
+from motet.transfer.layout import KVFacts, Memory, Run
+
+NUM_BLOCKS = 16
+NUM_SLOTS = 4
+BLOCK_BYTES = 64
+FACTS = KVFacts(model_digest="m", dtype="float32", block_size=16, num_layers=1, num_kv_heads=1, head_dim=8)
+MEMORY = Memory(
+    regions=(0,), region_block_bytes=BLOCK_BYTES, num_blocks=NUM_BLOCKS, proof=0, proof_entries=NUM_BLOCKS + NUM_SLOTS
+)
+
+
+class ScriptedRead:
+    """A read; runs until `state` is set."""
+
+    def __init__(self, num_bytes: int, num_descriptors: int, state: ReadState) -> None:
+        self.num_bytes = num_bytes
+        self.num_descriptors = num_descriptors
+        self.state = state
+        self.closed = False
+
+    def poll(self) -> ReadState:
+        return self.state
+
+    def close(self) -> None:
+        assert self.state is not ReadState.RUNNING
+        assert not self.closed
+        self.closed = True
+
+
+@dataclass
+class Wires:
+    """Connects the scripted transports of one test by what they describe themselves as."""
+
+    ends: dict[bytes, "ScriptedTransport"] = field(default_factory=dict)
+
+
+class ScriptedTransport:
+    """Reads of blocks and of the proof begin in the states `blocks` and `proof`; the first read of a connection, which
+    wires it, in `wiring`."""
+
+    def __init__(self, name: str, wires: Wires) -> None:
+        self.name = name
+        self.shows = [0] * (NUM_BLOCKS + NUM_SLOTS)
+        """What others read of the proof."""
+        self.blocks = self.proof = self.wiring = ReadState.DONE
+        self.posts = True
+        """Whether reads can be posted."""
+        self.reads: list[ScriptedRead] = []
+        self.runs: list[Run] = []
+        self.inbox: list[bytes] = []
+        self.loses_notifications = False
+        self.polls = 0
+        self.connected: list[str] = []
+        self.closed = False
+        self._wires = wires
+        wires.ends[self.describe()] = self
+
+    def describe(self) -> bytes:
+        return self.name.encode()
+
+    def connect(self, description: bytes, memory: Memory) -> str:
+        if description not in self._wires.ends:
+            raise TransferError("no such end", FailureKind.PEER_LOST)
+        assert description.decode() not in self.connected
+        self.connected.append(description.decode())
+        return description.decode()
+
+    def disconnect(self, peer: str) -> None:
+        self.connected.remove(peer)
+
+    def read_blocks(self, peer: str, runs: list[Run]) -> Read:
+        self._other_end(peer)
+        self.runs += runs
+        return self._read(sum(run.count for run in runs) * BLOCK_BYTES, len(runs), self.blocks)
+
+    def read_proof(self, peer: str, entries: list[int]) -> tuple[Read, list[int]]:
+        other = self._other_end(peer)
+        state = self.wiring if entries == [0] else self.proof
+        return self._read(8 * len(entries), len(entries), state), [other.shows[entry] for entry in entries]
+
+    def notify(self, peer: str, message: bytes) -> None:
+        other = self._other_end(peer)
+        if not other.loses_notifications:
+            other.inbox.append(message)
+
+    def poll(self) -> list[bytes]:
+        self.polls += 1
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _other_end(self, peer: str) -> "ScriptedTransport":
+        if not self.posts or peer not in self.connected:
+            raise TransferError("cannot be posted", FailureKind.PEER_LOST)
+        return self._wires.ends[peer.encode()]
+
+    def _read(self, num_bytes: int, num_descriptors: int, state: ReadState) -> ScriptedRead:
+        read = ScriptedRead(num_bytes, num_descriptors, state)
+        self.reads.append(read)
+        return read

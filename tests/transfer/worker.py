@@ -1,0 +1,84 @@
+"""A worker of a test: a transfer thread, and the ticket of a trunk it holds."""
+
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from motet.transfer.base import News, PullOrder
+from motet.transfer.layout import KVFacts
+from motet.transfer.thread import TransferSettings, TransferThread
+from motet.transfer.ticket import Ticket, TransferAddress
+from tests.transfer.scripted import FACTS, MEMORY, NUM_BLOCKS, ScriptedTransport, Wires
+
+LEASE_ID = 77
+LEASE_SLOT = 2
+PATIENCE_S = 10.0
+
+
+@dataclass
+class Worker:
+    thread: TransferThread
+    transport: ScriptedTransport
+    _kept: list[News] = field(default_factory=list)
+
+    def ticket(self, blocks: tuple[int, ...] = (3, 4, 7), *, lease_s: float = 60.0) -> Ticket:
+        """Of a trunk in these blocks, under a lease that the proof shows."""
+        self.transport.shows[NUM_BLOCKS + LEASE_SLOT] = LEASE_ID
+        for block in blocks:
+            self.transport.shows[block] = 1000 + block
+        return ticket_at(self.thread.address, blocks, lease_s=lease_s)
+
+    def news(self) -> News:
+        """The next piece of news; waits for it. Any further ones stay."""
+        if not self._kept:
+            self._kept = self._wait()
+        return self._kept.pop(0)
+
+    def _wait(self) -> list[News]:
+        readable, _, _ = select.select([self.thread.fileno()], [], [], PATIENCE_S)
+        assert readable, "no news"
+        return self.thread.news()
+
+
+def ticket_at(address: TransferAddress, blocks: tuple[int, ...] = (3, 4, 7), *, lease_s: float = 60.0) -> Ticket:
+    return Ticket(
+        remote_engine_id=address.engine_id,
+        remote_request_id="group",
+        remote_host=address.host,
+        remote_port=address.port,
+        remote_block_ids=blocks,
+        num_tokens=16 * len(blocks),
+        prompt_digest="",
+        generations=tuple(1000 + block for block in blocks),
+        lease_id=LEASE_ID,
+        lease_slot=LEASE_SLOT,
+        lease_s=lease_s,
+    )
+
+
+def order(ticket: Ticket, number: int = 1) -> PullOrder:
+    """Of all blocks of the ticket, into local blocks 0, 1, ..."""
+    pairs = zip(ticket.remote_block_ids, ticket.generations, strict=True)
+    return PullOrder(
+        number, ticket, tuple((r, g, local) for local, (r, g) in enumerate(pairs)), label=f"group {number}"
+    )
+
+
+@contextmanager
+def worker(
+    name: str,
+    wires: Wires,
+    *,
+    key: str = "",
+    facts: KVFacts = FACTS,
+    port: int = 0,
+    pull_timeout_s: float = 10.0,
+) -> Iterator[Worker]:
+    settings = TransferSettings("127.0.0.1", port, key, pull_timeout_s, engine_id=name)
+    transport = ScriptedTransport(name, wires)
+    thread = TransferThread(settings, facts, MEMORY, lambda: transport)
+    try:
+        yield Worker(thread, transport)
+    finally:
+        thread.close()
