@@ -7,10 +7,12 @@ from pathlib import Path
 from types import TracebackType
 
 from motet.config import EngineConfig, ServerConfig
-from motet.deploy.single import MortalEngine, Outcome, SinglePlan, serve_single
+from motet.deploy.cell import Cell
+from motet.deploy.plan import ServerPlan
+from motet.deploy.server import Outcome, run_server
 from motet.deploy.stop import StopSignals
 from motet.engines.fake import FakeEngine, Script
-from motet.types import EngineInfo
+from motet.transfer.ticket import TransferAddress
 
 MODEL = "tiny"
 
@@ -22,13 +24,16 @@ class ImmortalEngine(FakeEngine):
         super().__init__(script)
         self.died = asyncio.Event()
 
+    async def connect(self, address: TransferAddress) -> None:
+        """It fetches nothing."""
+
 
 class FakeServer:
     """Serves a script from `with` to its end, and checks that every group has ended. `folder`: with a tokenizer."""
 
     def __init__(self, folder: Path, script: Script, *, api_key: str | None = None) -> None:
         self.engine = ImmortalEngine(script)
-        self._plan = SinglePlan(
+        self._plan = ServerPlan(
             EngineConfig(model_path=str(folder), model_name=MODEL),
             ServerConfig(port=0, served_model_name=MODEL, api_keys=(api_key,) if api_key else ()),
             tokenizer_path=folder,
@@ -57,10 +62,10 @@ class FakeServer:
     async def _serve(self) -> Outcome:
         self._loop = asyncio.get_running_loop()
         self._signals = StopSignals()
-        return await serve_single(self._plan, start_engine=self._start, on_ready=self._on_ready, signals=self._signals)
+        return await run_server(self._plan, start_engine=self._start, on_ready=self._on_ready, signals=self._signals)
 
-    async def _start(self, _: EngineConfig) -> MortalEngine:
+    async def _start(self, _: EngineConfig) -> ImmortalEngine:
         return self.engine
 
-    def _on_ready(self, url: str, _: EngineInfo) -> None:
+    def _on_ready(self, url: str, _: Cell) -> None:
         self._ready.set_result(url)

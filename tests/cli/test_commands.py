@@ -12,11 +12,13 @@ from motet.cli import app
 from motet.cli.options import given, option
 from motet.cli.serve import make_plan, print_settings
 from motet.deploy.ready import ready_line, url_in
-from motet.engines.fake import fake_info
+from motet.engines.base import Worker
+from motet.engines.fake import FakeEngine, fake_info
 from motet.errors import ConfigError
 from motet.models.smollm2 import FOLDER
 from motet.settings import resolve_settings
 from motet.settings.record import flag_of
+from motet.types import Role
 from tests.models.model_folders import write_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -129,8 +131,26 @@ def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
         make_plan(resolve_settings(flags, environ={}))
 
 
-def test_the_ready_line_tells_programs_where_the_server_is() -> None:
-    line = ready_line("http://127.0.0.1:8000", fake_info())
+def workers(*roles: Role) -> list[Worker]:
+    return [
+        Worker(f"{role}-{i}", FakeEngine(lambda *_: [0], info=fake_info(role=role)), "here")
+        for i, role in enumerate(roles)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("roles", "says"),
+    [
+        ([Role.BOTH], "(1,024 KV blocks of 16 tokens"),
+        ([Role.DECODE], "(decode server, 1,024 KV blocks of 16 tokens"),
+        ([Role.PREFILL, Role.PREFILL, Role.DECODE], "(2 prefill and 1 decode engines, each with 1,024 KV blocks"),
+    ],
+)
+def test_the_ready_line_tells_programs_where_the_server_is(roles: list[Role], says: str) -> None:
+    line = ready_line("http://127.0.0.1:8000", workers(*roles))
     assert url_in(line) == "http://127.0.0.1:8000"
-    assert "1,024 KV blocks of 16 tokens" in line
+    assert says in line
+
+
+def test_another_line_tells_nothing() -> None:
     assert url_in("something else at http://127.0.0.1:8000 ") is None

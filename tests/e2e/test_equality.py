@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
-from openai.types.chat import ChatCompletionMessageParam
 
 from motet.config import environment
 from motet.deploy.child import ChildServer
+from tests.e2e.asking import chat, completions, streamed_chat
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = ["the hand in the sand", "hello and then another"]
-MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello there, and then?"}]
-SEED, TOKENS = 2**62, 40
+SEED = 2**62
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -32,33 +31,6 @@ def client(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest
         OpenAI(base_url=f"{server.url}/v1", api_key="none") as openai,
     ):
         yield openai
-
-
-def chat(client: OpenAI, *, n: int, seed: int) -> list[str]:
-    answer = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, n=n, seed=seed, max_tokens=TOKENS, extra_body={"ignore_eos": True}
-    )
-    return [choice.message.content or "" for choice in sorted(answer.choices, key=lambda choice: choice.index)]
-
-
-def streamed_chat(client: OpenAI, *, n: int, seed: int) -> list[str]:
-    texts = [""] * n
-    stream = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, n=n, seed=seed, max_tokens=TOKENS, stream=True, extra_body={"ignore_eos": True}
-    )
-    for chunk in stream:
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-    return texts
-
-
-def completions(client: OpenAI, prompts: list[str], *, n: int, seed: int) -> list[str]:
-    answer = client.completions.create(
-        model="tiny", prompt=prompts, n=n, seed=seed, max_tokens=TOKENS, top_p=0.9, extra_body={"ignore_eos": True}
-    )
-    assert answer.usage is not None and answer.usage.completion_tokens == len(prompts) * n * TOKENS
-    assert [choice.index for choice in answer.choices] == list(range(len(prompts) * n))
-    return [choice.text for choice in answer.choices]
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 32])

@@ -1,20 +1,16 @@
-"""`motet demo`: one server, one prompt, n answers side by side, and then what they cost."""
+"""`motet demo`: a cell of prefill and decode, one prompt, n answers side by side, and then what they cost."""
 
-import json
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from motet.cli.ask import Question, ask, connect
-from motet.cli.conversation import Conversation
+from motet.cli.receipt import Receipt
 from motet.cli.side_by_side import show
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
-from motet.deploy.figures import Figures, read_figures
-from motet.errors import EngineError
+from motet.deploy.figures import read_block_size, read_figures
 from motet.models import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
 
@@ -31,70 +27,43 @@ where the charts showed only deep water, a second light was turning. She set dow
 gallery, and began to count the seconds between its flashes."""
 QUESTION = f"{SCENE}\n\nWhat do you think the second light is? Answer in two or three sentences."
 
-
-@dataclass(frozen=True)
-class Receipt:
-    """What the answers cost, by the server's own counters."""
-
-    n: int
-    prompt_tokens: int
-    prompt_tokens_prefilled: int
-    completion_tokens: int
-    blocks_shared: int
-    bytes_not_copied: int
-    first_token_s: float
-    total_s: float
-    tokens_per_s: float
-
-    @classmethod
-    def of(cls, talk: Conversation, spent: Figures) -> "Receipt":
-        if talk.usage is None or talk.total_s is None or talk.first_s is None:
-            raise EngineError("the stream ended without a usage")
-        return cls(
-            n=len(talk.answers),
-            prompt_tokens=talk.usage.prompt_tokens,
-            prompt_tokens_prefilled=spent.prefill_tokens,
-            completion_tokens=talk.usage.completion_tokens,
-            blocks_shared=spent.blocks_shared,
-            bytes_not_copied=spent.bytes_saved,
-            first_token_s=round(talk.first_s, 3),
-            total_s=round(talk.total_s, 3),
-            tokens_per_s=round(talk.usage.completion_tokens / talk.total_s, 1),
-        )
-
-    def table(self) -> Table:
-        table = Table("what it cost", "", box=None, pad_edge=False)
-        table.add_row("prompt tokens", f"{self.prompt_tokens}, of which {self.prompt_tokens_prefilled} were computed")
-        table.add_row("without sharing", f"{self.n * self.prompt_tokens} would have been")
-        table.add_row("answer tokens", f"{self.completion_tokens} in {self.n} choices")
-        table.add_row("KV blocks shared", f"{self.blocks_shared}")
-        table.add_row("KV bytes not copied", f"{self.bytes_not_copied:,}")
-        table.add_row("first token", f"{self.first_token_s} s")
-        table.add_row("total", f"{self.total_s} s, {self.tokens_per_s} tokens/s")
-        return table
-
-    def json(self) -> str:
-        return json.dumps(self.__dict__)
+CELL_CHOICES, SINGLE_CHOICES = 8, 4
 
 
-def demo(
+def demo(  # sizes: one parameter a flag
     model: Annotated[str, typer.Option(help="Which model to show.")] = DEFAULT_MODEL,
-    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Choices.")] = 4,
+    n: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--n",
+            min=1,
+            help=f"Choices (default {CELL_CHOICES}; {SINGLE_CHOICES} with --single).",
+            show_default=False,
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a choice.")] = 120,
     seed: Annotated[int, typer.Option(help="Choice i has seed + i.")] = 1,
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill engines.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Decode engines.")] = 1,
+    single: Annotated[bool, typer.Option("--single", help="One engine that does it all.")] = False,
 ) -> None:
     """Start a server, ask one question, watch n answers, and see what they cost. The last line is JSON."""
     console = Console()
     source = resolve(model, cache=cache_folder(environment()), say=say)
-    console.print(f"starting a server with {model} ...", style="dim")
-    with ChildServer([str(source.path), "--served-model-name", model]) as server, connect(server.url) as client:
+    n = n or (SINGLE_CHOICES if single else CELL_CHOICES)
+    shape = [] if single else ["--prefill", str(prefill), "--decode", str(decode)]
+    what = "one engine" if single else f"{prefill} prefill and {decode} decode"
+    console.print(f"starting a server with {model}: {what} ...", style="dim")
+    arguments = [str(source.path), "--served-model-name", model, *shape]
+    with ChildServer(arguments) as server, connect(server.url) as client:
         console.print(f"{server.url} answers; {n} choices of one prompt:", style="dim")
-        before = read_figures(client)
+        before, block = read_figures(client), read_block_size(client)
         question = Question(
             [{"role": "user", "content": QUESTION}], n=n, max_tokens=max_tokens, temperature=0.8, seed=seed
         )
         talk = show(console, lambda on_change: ask(client, question, on_change=on_change))
-        receipt = Receipt.of(talk, read_figures(client) - before)
+        receipt = Receipt.of(talk, read_figures(client) - before, block)
     console.print(receipt.table())
     typer.echo(receipt.json())
 

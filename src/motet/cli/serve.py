@@ -13,15 +13,16 @@ from rich.table import Table
 
 from motet.cli.options import CELL, ENGINE, HTTP, LIMITS, MODEL, PROCESS, given, option
 from motet.config import cache_folder, environment
+from motet.deploy.cell import Cell
+from motet.deploy.plan import ServerPlan
 from motet.deploy.ready import ready_line
-from motet.deploy.single import Outcome, SinglePlan, serve_single
+from motet.deploy.server import Outcome, run_server
 from motet.deploy.stop import StopSignals
 from motet.engines.native.client import NativeEngine
 from motet.errors import ConfigError
 from motet.log import LogFormat, setup_logging
 from motet.models import resolve, resolve_tokenizer
 from motet.settings import Settings, resolve_settings
-from motet.types import EngineInfo
 
 
 def serve(  # sizes: one parameter a flag
@@ -142,7 +143,7 @@ def serve(  # sizes: one parameter a flag
         raise typer.Exit(runner.run(run(plan, stop_with_stdin=stop_with_stdin)))
 
 
-def make_plan(settings: Settings) -> SinglePlan:
+def make_plan(settings: Settings) -> ServerPlan:
     """Finds, or fetches, what the settings name."""
     model, environ = settings.model, environment()
     server = settings.server(served_model_name=model.served_model_name or model.model)
@@ -151,7 +152,7 @@ def make_plan(settings: Settings) -> SinglePlan:
     source = resolve(model.model, cache=cache, revision=model.revision, say=say)
     tokenizer = resolve_tokenizer(model.tokenizer or str(source.path), cache=cache, say=say)
     engine = settings.engine(model_path=source.path, model_name=server.served_model_name)
-    return SinglePlan(engine, server, tokenizer, template)
+    return ServerPlan(engine, server, tokenizer, template, settings.cell)
 
 
 def read_template(file: str | None) -> str | None:
@@ -165,14 +166,14 @@ def read_template(file: str | None) -> str | None:
         raise ConfigError(f"--chat-template {file}: cannot be read: {exc}") from exc
 
 
-async def run(plan: SinglePlan, *, stop_with_stdin: bool) -> Outcome:
-    def on_ready(url: str, info: EngineInfo) -> None:
-        typer.echo(ready_line(url, info))
+async def run(plan: ServerPlan, *, stop_with_stdin: bool) -> Outcome:
+    def on_ready(url: str, cell: Cell) -> None:
+        typer.echo(ready_line(url, [worker for worker in cell.workers if worker.local]))
 
     with StopSignals() as signals:
         if stop_with_stdin:
             signals.watch_stdin(sys.stdin)
-        return await serve_single(plan, start_engine=NativeEngine.start, on_ready=on_ready, signals=signals)
+        return await run_server(plan, start_engine=NativeEngine.start, on_ready=on_ready, signals=signals)
 
 
 def say(line: str) -> None:

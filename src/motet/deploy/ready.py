@@ -1,19 +1,33 @@
 """The line by which a server says that it serves: for people, and for the programs that started it."""
 
 import re
+from collections.abc import Sequence
 
-from motet.types import EngineInfo
+from motet.engines.base import Worker
+from motet.types import Role
 
 GIB = 2**30
 READY = re.compile(r"^Motet is ready: .* at (?P<url>http://\S+) ")
 
 
-def ready_line(url: str, info: EngineInfo) -> str:
+def ready_line(url: str, workers: Sequence[Worker]) -> str:
+    """`workers`: those of this server that run here, at least one."""
+    info = workers[-1].engine.info
     tokens, gib = info.num_blocks * info.block_size, info.num_blocks * info.bytes_per_block / GIB
-    return (
-        f"Motet is ready: {info.model} at {url} "
-        f"({info.num_blocks:,} KV blocks of {info.block_size} tokens: {tokens:,} tokens, {gib:.2f} GiB)"
-    )
+    blocks = f"{info.num_blocks:,} KV blocks of {info.block_size} tokens: {tokens:,} tokens, {gib:.2f} GiB"
+    return f"Motet is ready: {info.model} at {url} ({roles_of(workers)}{blocks})"
+
+
+def roles_of(workers: Sequence[Worker]) -> str:
+    """`2 prefill and 1 decode engines, each with `; nothing for an engine that does it all."""
+    roles = [worker.engine.info.role for worker in workers]
+    match roles:
+        case [Role.BOTH]:
+            return ""
+        case [role]:
+            return f"{role} server, "
+    counted = " and ".join(f"{roles.count(role)} {role}" for role in (Role.PREFILL, Role.DECODE))
+    return f"{counted} engines, each with "
 
 
 def url_in(line: str) -> str | None:

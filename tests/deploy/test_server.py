@@ -8,10 +8,12 @@ import httpx
 import pytest
 
 from motet.deploy.listen import listen, port_of
-from motet.deploy.single import Outcome
+from motet.deploy.server import Outcome
 from motet.deploy.stop import StopSignals
 from motet.errors import ConfigError, KVMemoryError, ModelLoadError
-from tests.deploy.single_server import DyingEngine, Running, Starter
+from motet.types import Role
+from tests.deploy.dying import Starter
+from tests.deploy.running import Running
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +83,7 @@ async def test_a_dead_engine_ends_answers_with_an_error_then_the_server(folder: 
 
 
 async def test_a_signal_before_it_is_ready_ends_the_start_of_the_engine(folder: Path) -> None:
-    starter = Starter(DyingEngine(), hangs=True)
+    starter = Starter(hangs=[Role.BOTH])
     running = Running(folder, starter=starter)
     running.signals.ask()
     async with running as server:
@@ -92,7 +94,7 @@ async def test_a_signal_before_it_is_ready_ends_the_start_of_the_engine(folder: 
 async def test_an_engine_that_cannot_start_says_why_and_frees_the_port(folder: Path) -> None:
     with listen("127.0.0.1", 0) as listener:
         port = port_of(listener)
-    starter = Starter(DyingEngine(), error=KVMemoryError("too small"))
+    starter = Starter(errors={Role.BOTH: KVMemoryError("too small")})
     async with Running(folder, starter=starter, port=port) as server:
         with pytest.raises(KVMemoryError, match="too small"):
             await server.outcome()
@@ -101,14 +103,14 @@ async def test_an_engine_that_cannot_start_says_why_and_frees_the_port(folder: P
 
 async def test_a_taken_port_is_known_before_the_engine_starts(folder: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
-        starter = Starter(DyingEngine(), hangs=True)
+        starter = Starter(hangs=[Role.BOTH])
         async with Running(folder, starter=starter, port=port_of(taken)) as server:
             with pytest.raises(ConfigError, match="--port"):
                 await server.outcome()
 
 
 async def test_a_broken_tokenizer_is_known_before_the_engine_starts(tmp_path: Path) -> None:
-    starter = Starter(DyingEngine(), hangs=True)
+    starter = Starter(hangs=[Role.BOTH])
     async with Running(tmp_path, starter=starter) as server:
         with pytest.raises(ModelLoadError):
             await server.outcome()

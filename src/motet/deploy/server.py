@@ -1,0 +1,108 @@
+"""One server: engines in processes of their own, and text and HTTP in this one, in one event loop.
+
+1. the socket is bound, the tokenizer read: what can be wrong quickly is wrong before a model is loaded
+2. the engines start (`deploy.cell`); a signal meanwhile ends them again
+3. ready: requests are served
+4. the first signal: new groups get 503, those that run may finish, for `drain_timeout_s` at most
+   the second signal, or the time is up: open groups end with an error event
+   nobody is left who decodes: open groups ended with an error event, /health says 503, and the server ends by itself
+5. the engines are closed, connections are closed, what watched them ends; no process, socket or file is left
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+
+import msgspec
+
+from motet.api.app import create_app
+from motet.api.service import Service
+from motet.deploy.cell import Cell, start_cell
+from motet.deploy.http import HttpServer
+from motet.deploy.listen import listen, port_of, url_of
+from motet.deploy.plan import ServerPlan
+from motet.deploy.start import StartEngine
+from motet.deploy.stop import StopSignals, first_of
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(IntEnum):
+    """How a server ended; the value is the exit code of its process."""
+
+    STOPPED = 0
+    ENGINE_DIED = 70
+    STOPPED_BEFORE_READY = 130
+
+
+OnReady = Callable[[str, Cell], None]
+"""Called with the server's URL once it serves."""
+
+
+async def run_server(
+    plan: ServerPlan, *, start_engine: StartEngine, on_ready: OnReady, signals: StopSignals
+) -> Outcome:
+    """Runs a server until it is told to stop or nobody is left who decodes. Raises `StartupError`."""
+    with listen(plan.server.host, plan.server.port) as listener:
+        tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
+        template = ChatTemplate.of(tokenizer)
+        config = msgspec.structs.replace(plan.server, port=port_of(listener))
+        address = f"{config.host}:{config.port}"
+        cell = await started(start_cell(plan, address=address, start_engine=start_engine), signals)
+        if cell is None:
+            return Outcome.STOPPED_BEFORE_READY
+        try:
+            service = Service(cell.engine, tokenizer, template, config, workers=cell.workers, bypasses=cell.bypasses)
+            server = Server(service, cell, HttpServer(create_app(service), listener), signals)
+            return await server.run(lambda: on_ready(url_of(listener), cell), plan.death_linger_s)
+        finally:
+            await cell.close()
+
+
+async def started(start: Awaitable[Cell], signals: StopSignals) -> Cell | None:
+    """The cell; None if a signal came first."""
+    starting = asyncio.ensure_future(start)
+    await first_of(asyncio.wait([starting]), signals.drain.wait())
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return None
+    return starting.result()
+
+
+class Server:
+    """A server with its engines running."""
+
+    def __init__(self, service: Service, cell: Cell, http: HttpServer, signals: StopSignals) -> None:
+        self._service = service
+        self._cell = cell
+        self._http = http
+        self._signals = signals
+
+    async def run(self, on_ready: Callable[[], None], death_linger_s: float) -> Outcome:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._cell.watch())
+            serving = tasks.create_task(self._http.run_until_stopped())
+            on_ready()
+            await first_of(asyncio.wait([serving]), self._signals.drain.wait(), self._cell.death())
+            if not self._cell.dead:
+                await self._drain()
+            outcome = Outcome.STOPPED
+            if self._cell.dead:
+                outcome = Outcome.ENGINE_DIED
+                logger.error("no engine is left to decode; the server ends in %g s", death_linger_s)
+                await first_of(self._signals.drain.wait(), timeout_s=death_linger_s)
+            # Before the connections: answers that are still open end with an error event, and close theirs.
+            await self._cell.close()
+            self._http.stop(at_once=self._signals.at_once.is_set())
+            watching.cancel()
+        return outcome
+
+    async def _drain(self) -> None:
+        self._service.start_drain()
+        limit_s = self._service.config.drain_timeout_s
+        logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
+        await first_of(self._service.drained(), self._signals.at_once.wait(), self._cell.death(), timeout_s=limit_s)

@@ -1,0 +1,107 @@
+"""Scripted engines that can die, and what starts them in place of processes."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from motet.config import EngineConfig
+from motet.engines.fake import FakeEngine, FakeGroup, FakeLeases, fake_info
+from motet.errors import EngineDiedError, MotetError
+from motet.transfer.base import FailureKind, TransferError
+from motet.transfer.ticket import Ticket, TransferAddress
+from motet.types import ChoiceStart, EngineStats, GenerateRequest, Role
+from tests.tiny_tokenizer import fake_answer
+
+ANSWER = "the hand and the other hand"
+
+
+def script(_: GenerateRequest, __: ChoiceStart) -> list[int]:
+    return fake_answer(ANSWER)
+
+
+class DyingEngine(FakeEngine):
+    """Takes a step when `steps` is released; `die` ends it as the death of its process would."""
+
+    def __init__(
+        self,
+        *,
+        role: Role = Role.BOTH,
+        transfer: TransferAddress | None = None,
+        leases: FakeLeases | None = None,
+        meets: bool = True,
+    ) -> None:
+        self.steps = asyncio.Semaphore(0)
+        super().__init__(script, info=fake_info(role=role, transfer=transfer), gate=self.steps, leases=leases)
+        self.died = asyncio.Event()
+        self.submitted = asyncio.Event()
+        self.met: list[TransferAddress] = []
+        self._meets = meets
+
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        self.submitted.set()
+        return super().generate(request)
+
+    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
+        if self.died.is_set():
+            raise EngineDiedError("the engine process ended")
+        return await super().prefill(request, readers=readers)
+
+    async def connect(self, address: TransferAddress) -> None:
+        if not self._meets:
+            raise TransferError("nobody answers there", FailureKind.UNREACHABLE)
+        self.met.append(address)
+
+    def die(self) -> None:
+        self.fail_after = dict.fromkeys(range(1000), EngineDiedError("the engine process ended"))
+        self.died.set()
+        self.let_run()
+
+    def let_run(self) -> None:
+        for _ in range(1000):
+            self.steps.release()
+
+    async def close(self) -> None:
+        """Open groups end with EngineClosedError, as those of the native engine."""
+        self.closed = True
+        self.let_run()
+
+    async def stats(self) -> EngineStats:
+        if self.died.is_set():
+            raise EngineDiedError("the engine process ended")
+        return await super().stats()
+
+
+class Starter:
+    """Stands for `NativeEngine.start`. Engines of a role in `hangs` never get ready, those in `errors` cannot start;
+    with `meet` false, none can be met."""
+
+    def __init__(
+        self, *, hangs: Sequence[Role] = (), errors: Mapping[Role, MotetError] | None = None, meet: bool = True
+    ) -> None:
+        self.configs: list[EngineConfig] = []
+        self.engines: list[DyingEngine] = []
+        self.hanging = asyncio.Event()
+        self.cancelled = 0
+        self._hangs = hangs
+        self._errors = errors or {}
+        self._meet = meet
+        self._leases = FakeLeases()
+
+    async def __call__(self, config: EngineConfig) -> DyingEngine:
+        self.configs.append(config)
+        number = len(self.configs)
+        if config.role in self._hangs:
+            self.hanging.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if config.role in self._errors:
+            raise self._errors[config.role]
+        transfer = None if config.role is Role.BOTH else TransferAddress(f"engine {number}", "127.0.0.1", number)
+        engine = DyingEngine(role=config.role, transfer=transfer, leases=self._leases, meets=self._meet)
+        self.engines.append(engine)
+        return engine
+
+    def of(self, role: Role) -> list[DyingEngine]:
+        return [engine for engine in self.engines if engine.info.role is role]

@@ -1,0 +1,153 @@
+"""A cell of prefill and decode engines: how it starts, what it outlives, how it ends."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from motet.config import CellConfig
+from motet.deploy.listen import listen, port_of
+from motet.deploy.server import Outcome
+from motet.errors import KVMemoryError
+from motet.types import Role
+from tests.deploy.dying import Starter
+from tests.deploy.running import CELL, Running
+
+pytestmark = pytest.mark.anyio
+
+TWO_BY_TWO = CellConfig(prefill=2, decode=2, bypass_tokens=0)
+
+
+def ended_well(stream: str) -> bool:
+    return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
+
+
+async def test_a_prompt_is_prefilled_on_one_engine_and_answered_by_the_other(folder: Path) -> None:
+    async with Running(folder, cell=CELL) as server:
+        server.engine.let_run()
+        assert ended_well((await server.chat()).text)
+        (prefill,), (decode,) = server.starter.of(Role.PREFILL), server.starter.of(Role.DECODE)
+        assert (len(prefill.prefills), len(prefill.requests)) == (1, 0)
+        assert (decode.pulls, len(decode.requests)) == (1, 1)
+        server.signals.ask()
+        assert await server.outcome() is Outcome.STOPPED
+        assert prefill.closed and decode.closed
+        prefill.check()
+        decode.check()
+
+
+async def test_the_status_lists_the_workers_of_a_cell_with_their_side_channels(folder: Path) -> None:
+    async with Running(folder, cell=TWO_BY_TWO) as server:
+        workers = (await server.http.get("/status")).json()["workers"]
+        assert [(worker["id"], worker["role"], worker["address"]) for worker in workers] == [
+            ("prefill-0", "prefill", "127.0.0.1:1"),
+            ("prefill-1", "prefill", "127.0.0.1:2"),
+            ("decode-0", "decode", "127.0.0.1:3"),
+            ("decode-1", "decode", "127.0.0.1:4"),
+        ]
+
+
+async def test_every_decode_engine_meets_every_prefill_engine_before_the_server_is_ready(folder: Path) -> None:
+    async with Running(folder, cell=TWO_BY_TWO) as server:
+        assert [[address.port for address in engine.met] for engine in server.starter.of(Role.DECODE)] == [[1, 2]] * 2
+        assert [engine.met for engine in server.starter.of(Role.PREFILL)] == [[], []]
+
+
+async def test_engines_that_cannot_meet_are_a_warning_and_not_the_end(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with Running(folder, cell=CELL, starter=Starter(meet=False)) as server:
+            assert (await server.http.get("/health")).status_code == 200
+    assert "decode-0 cannot fetch from prefill-0" in caplog.text
+    assert "nobody answers there" in caplog.text
+
+
+async def test_an_engine_that_cannot_start_ends_the_others_and_frees_the_port(folder: Path) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = port_of(listener)
+    starter = Starter(errors={Role.DECODE: KVMemoryError("too small")})
+    async with Running(folder, cell=CellConfig(prefill=2, decode=1), starter=starter, port=port) as server:
+        with pytest.raises(KVMemoryError, match="too small"):
+            await server.outcome()
+    assert [engine.closed for engine in starter.engines] == [True, True]
+    listen("127.0.0.1", port).close()
+
+
+async def test_an_engine_that_cannot_start_ends_the_start_of_the_others(folder: Path) -> None:
+    starter = Starter(errors={Role.DECODE: KVMemoryError("too small")}, hangs=[Role.PREFILL])
+    async with Running(folder, cell=CellConfig(prefill=2, decode=1), starter=starter) as server:
+        with pytest.raises(KVMemoryError):
+            await server.outcome()
+    assert starter.cancelled == 2
+
+
+async def test_a_signal_before_all_are_ready_ends_those_that_are_and_the_start_of_the_others(folder: Path) -> None:
+    starter = Starter(hangs=[Role.DECODE])
+    running = Running(folder, cell=TWO_BY_TWO, starter=starter)
+
+    async def ask_meanwhile() -> None:
+        await starter.hanging.wait()
+        running.signals.ask()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask_meanwhile())
+        async with running as server:
+            assert await server.outcome() is Outcome.STOPPED_BEFORE_READY
+    assert [engine.closed for engine in starter.engines] == [True, True]
+    assert starter.cancelled == 2
+
+
+async def test_without_its_prefill_engines_a_cell_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with Running(folder, cell=CELL) as server:
+        server.engine.let_run()
+        server.starter.of(Role.PREFILL)[0].die()
+        assert ended_well((await server.chat()).text)
+        assert (await server.http.get("/health")).status_code == 200
+        assert (await server.http.get("/status")).json()["totals"]["bypasses"] == 1
+        assert not server.ended.done()
+    assert "prefill-0" in caplog.text
+
+
+async def test_one_decode_engine_is_enough(folder: Path) -> None:
+    async with Running(folder, cell=TWO_BY_TWO) as server:
+        first, second = server.starter.of(Role.DECODE)
+        first.die()
+        second.let_run()
+        for _ in range(3):
+            assert ended_well((await server.chat()).text)
+        assert (await server.http.get("/health")).status_code == 200
+
+
+async def test_a_cell_ends_when_its_last_decode_engine_dies(folder: Path) -> None:
+    async with Running(folder, cell=TWO_BY_TWO) as server:
+        first, second = server.starter.of(Role.DECODE)
+        first.die()
+        second.die()
+        await asyncio.wait_for(server.cell.death(), timeout=5)
+        assert (await server.http.get("/health")).status_code == 503
+        assert await server.outcome() is Outcome.ENGINE_DIED
+        assert all(engine.closed for engine in server.starter.engines)
+
+
+async def test_answers_under_way_finish_before_the_engines_of_a_cell_are_closed(folder: Path) -> None:
+    async with Running(folder, cell=CELL) as server:
+        under_way = await server.begun_chat()
+        server.signals.ask()
+        assert (await server.chat()).status_code == 503
+        assert not any(engine.closed for engine in server.starter.engines)
+        server.engine.let_run()
+        assert ended_well((await under_way.aread()).decode())
+        assert await server.outcome() is Outcome.STOPPED
+        assert all(engine.closed for engine in server.starter.engines)
+
+
+async def test_answers_that_outlast_the_drain_of_a_cell_end_with_an_error(folder: Path) -> None:
+    async with Running(folder, cell=CELL, drain_timeout_s=0.05) as server:
+        under_way = await server.begun_chat()
+        server.signals.ask()
+        stream = (await under_way.aread()).decode()
+        assert '"engine_closed"' in stream
+        assert stream.endswith("data: [DONE]\n\n")
+        assert await server.outcome() is Outcome.STOPPED

@@ -1,0 +1,74 @@
+"""Which engine processes follow from the settings."""
+
+from pathlib import Path
+
+import pytest
+
+from motet.config import CellConfig, EngineConfig, ServerConfig
+from motet.deploy.plan import ServerPlan, engine_configs
+from motet.types import Role
+
+
+def plan(*, cell: CellConfig | None = None, engine: EngineConfig | None = None) -> ServerPlan:
+    return ServerPlan(
+        engine or EngineConfig(model_path="/m", model_name="m"),
+        ServerConfig(served_model_name="m"),
+        tokenizer_path=Path("/m"),
+        chat_template=None,
+        cell=cell or CellConfig(),
+    )
+
+
+def test_a_single_server_is_one_engine_with_all_cores() -> None:
+    configs = engine_configs(plan(), cores=8)
+    assert list(configs) == ["engine-0"]
+    assert configs["engine-0"].num_threads is None
+    assert configs["engine-0"].role is Role.BOTH
+
+
+def test_a_cell_is_one_engine_for_each_worker_with_its_role() -> None:
+    configs = engine_configs(plan(cell=CellConfig(prefill=2, decode=1)), cores=8)
+    assert {name: config.role for name, config in configs.items()} == {
+        "prefill-0": Role.PREFILL,
+        "prefill-1": Role.PREFILL,
+        "decode-0": Role.DECODE,
+    }
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(8, 2), (3, 1), (1, 1)])
+def test_the_engines_of_a_cell_share_the_cores(cores: int, threads: int) -> None:
+    configs = engine_configs(plan(cell=CellConfig(prefill=2, decode=1)), cores=cores)
+    assert {config.num_threads for config in configs.values()} == {threads}
+
+
+def test_threads_that_were_chosen_are_those_of_each_engine() -> None:
+    engine = EngineConfig(model_path="/m", model_name="m", num_threads=5)
+    configs = engine_configs(plan(cell=CellConfig(prefill=1, decode=1), engine=engine), cores=8)
+    assert {config.num_threads for config in configs.values()} == {5}
+
+
+def test_every_cell_has_a_cluster_key_of_its_own_and_free_ports() -> None:
+    one, other = (engine_configs(plan(cell=CellConfig(prefill=1, decode=1)), cores=2) for _ in range(2))
+    assert len({config.cluster_key for config in one.values()}) == 1
+    assert one["prefill-0"].cluster_key != other["prefill-0"].cluster_key
+    assert len(one["prefill-0"].cluster_key) == 32
+    assert {config.side_channel_port for config in (*one.values(), *other.values())} == {0}
+
+
+def test_a_cluster_key_that_was_chosen_stays() -> None:
+    engine = EngineConfig(model_path="/m", model_name="m", cluster_key="ours")
+    configs = engine_configs(plan(cell=CellConfig(prefill=1, decode=1), engine=engine), cores=2)
+    assert {config.cluster_key for config in configs.values()} == {"ours"}
+
+
+@pytest.mark.parametrize(("role", "port"), [(Role.PREFILL, 20000), (Role.DECODE, 22000)])
+def test_a_server_with_a_role_has_a_side_channel_where_others_expect_it(role: Role, port: int) -> None:
+    engine = EngineConfig(model_path="/m", model_name="m", role=role)
+    (name, config), *_ = engine_configs(plan(engine=engine), cores=2).items()
+    assert (name, config.role, config.side_channel_port) == (f"{role}-0", role, port)
+
+
+@pytest.mark.parametrize("port", [0, 4321])
+def test_a_side_channel_port_that_was_chosen_stays(port: int) -> None:
+    engine = EngineConfig(model_path="/m", model_name="m", role=Role.PREFILL, side_channel_port=port)
+    assert engine_configs(plan(engine=engine), cores=2)["prefill-0"].side_channel_port == port
