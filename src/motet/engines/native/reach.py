@@ -19,10 +19,10 @@ def start_transfers(config: EngineConfig, facts: KVFacts, storage: KVStorage, pr
     """Raises ConfigError if the side channel's address is taken or impossible."""
     # Only here: an engine that keeps its KV to itself loads no NIXL.
     from motet.transfer.nixl import NixlTransport
-    from motet.transfer.thread import ThreadSettings, TransferThread
+    from motet.transfer.thread import TransferSettings, TransferThread
 
     memory = storage.memory(proof)
-    settings = ThreadSettings(
+    settings = TransferSettings(
         engine_id=new_engine_id(config.role),
         host=config.side_channel_host,
         port=config.side_channel_port or 0,
