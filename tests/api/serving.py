@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,11 +17,12 @@ from uvicorn.server import ServerState
 from motet.api.app import create_app
 from motet.api.service import Service
 from motet.config import ServerConfig
-from motet.engines.fake import FakeEngine, FakeGroup, Script
+from motet.engines.base import Worker
+from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.errors import MotetError
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
-from motet.types import ChoiceStart, GenerateRequest
+from motet.types import ChoiceStart, GenerateRequest, Role
 from tests.tiny_tokenizer import fake_answer
 
 MODEL = "tiny"
@@ -54,9 +56,23 @@ def saying(*answers: str) -> Script:
 class WatchedEngine(FakeEngine):
     """Says when a group has been submitted. With `gated`, a step is taken each time `gate` is released."""
 
-    def __init__(self, script: Script = hello, *, gated: bool = False, fail_after: dict[int, MotetError] | None = None):
+    def __init__(
+        self,
+        script: Script = hello,
+        *,
+        role: Role = Role.BOTH,
+        gated: bool = False,
+        fail_after: dict[int, MotetError] | None = None,
+        during_prefill: DuringPrefill | None = None,
+    ) -> None:
         self.steps = asyncio.Semaphore(0)
-        super().__init__(script, gate=self.steps if gated else None, fail_after=fail_after)
+        super().__init__(
+            script,
+            info=fake_info(role=role),
+            gate=self.steps if gated else None,
+            fail_after=fail_after,
+            during_prefill=during_prefill,
+        )
         self.submitted = asyncio.Semaphore(0)
 
     def generate(self, request: GenerateRequest) -> FakeGroup:
@@ -146,6 +162,8 @@ class Serving:
         engine: WatchedEngine | None = None,
         tokenizer: Tokenizer | None = None,
         config: ServerConfig | None = None,
+        workers: Sequence[Worker] | None = None,
+        bypasses: Mapping[str, int] | None = None,
     ) -> Served:
         tokenizer = tokenizer or self.tokenizer
         engine = engine or WatchedEngine(script)
@@ -154,6 +172,8 @@ class Serving:
             tokenizer,
             ChatTemplate.of(tokenizer),
             config or ServerConfig(served_model_name=MODEL),
+            workers=workers,
+            bypasses=lambda: bypasses or {},
             draw_seed=lambda: SEED,
         )
         return await self.stack.enter_async_context(Served(service, engine))

@@ -50,7 +50,7 @@ async def test_scrape_shows_what_was_done(served: Served) -> None:
     assert 'motet:request_success_total{finished_reason="stop",model_name="tiny"} 4.0' in text
     assert 'motet:groups_total{model_name="tiny",status="200"} 1.0' in text
     assert 'motet:time_to_first_token_last_choice_seconds_count{model_name="tiny"} 1.0' in text
-    assert 'motet:generation_tokens_total{model_name="tiny"} 16.0' in text
+    assert 'motet:generation_tokens_total{model_name="tiny",role="both",worker="engine-0"} 16.0' in text
     assert 'handler="/v1/chat/completions",method="POST",status="200"' in text
 
 

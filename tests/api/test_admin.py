@@ -1,4 +1,4 @@
-"""Models, health, status, drain: what clients list and operators ask."""
+"""Models, health, drain: what clients list and operators ask."""
 
 import asyncio
 from importlib.metadata import version
@@ -6,16 +6,9 @@ from importlib.metadata import version
 import openai
 import pytest
 
-from motet.errors import EngineDiedError
-from motet.types import EngineStats
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 
 pytestmark = pytest.mark.anyio
-
-
-class DeadEngine(WatchedEngine):
-    async def stats(self) -> EngineStats:
-        raise EngineDiedError("the engine's process is gone")
 
 
 async def test_the_model_is_listed_with_its_length(served: Served) -> None:
@@ -47,51 +40,8 @@ async def test_healthy_and_ready(served: Served) -> None:
     assert (await served.http.get("/ready")).status_code == 200
 
 
-async def test_dead_engine_is_neither_healthy_nor_ready(serve: Serving) -> None:
-    served = await serve(engine=DeadEngine())
-    for path in ("/health", "/ready"):
-        response = await served.http.get(path)
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "engine_died"
-    status = (await served.http.get("/status")).json()
-    assert status["workers"][0]["state"] == "dead"
-    assert (await served.http.get("/metrics")).status_code == 200
-
-
-async def test_engine_busy_with_a_long_step_is_healthy(serve: Serving) -> None:
-    class BusyEngine(WatchedEngine):
-        async def stats(self) -> EngineStats:
-            await asyncio.Event().wait()
-            raise AssertionError("never answered")
-
-    served = await serve(engine=BusyEngine())
-    assert (await served.http.get("/health")).status_code == 200
-
-
 async def test_version_is_that_of_the_package(served: Served) -> None:
     assert (await served.http.get("/version")).json() == {"version": version("motet")}
-
-
-async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
-    engine = WatchedEngine(gated=True)
-    served = await serve(engine=engine)
-    request = asyncio.create_task(served.chat(n=3))
-    await engine.submitted.acquire()
-    status = (await served.http.get("/status")).json()
-    assert (status["model"], status["version"]) == (MODEL, version("motet"))
-    (worker,) = status["workers"]
-    assert set(worker) == {
-        *("id", "role", "state", "pid", "address", "groups_running", "choices_running", "choices_waiting"),
-        *("blocks_total", "blocks_used", "blocks_cached", "leases", "oldest_lease_s", "last_decision"),
-    }
-    assert (worker["role"], worker["state"], worker["choices_waiting"]) == ("both", "ready", 3)
-    assert set(status["totals"]) == {
-        *("prefills", "prefill_tokens", "transfers", "transfer_bytes", "recomputed_tokens", "forks"),
-        *("blocks_shared", "migrations", "choices_resumed", "bypasses"),
-    }
-    for _ in range(20):
-        engine.steps.release()
-    assert (await request).status_code == 200
 
 
 async def test_drain_lets_running_groups_finish_and_takes_no_new_ones(serve: Serving) -> None:

@@ -1,6 +1,5 @@
 """What operators ask: is it alive, does it take work, what does it do, and please take no more."""
 
-import asyncio
 from importlib.metadata import version
 
 import msgspec
@@ -9,11 +8,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from motet.api.json_body import json_response
 from motet.api.service import Service
-from motet.api.status import server_status, stats_if_alive
+from motet.api.status import PATIENCE_S, server_status
+from motet.api.workers import Life, ask, needed
 from motet.errors import DrainingError, EngineDiedError
+from motet.metrics.scraped import Scrape
 
-PATIENCE_S = 0.5
-"""How long a health check waits for the engine to finish its step."""
+HEALTH_PATIENCE_S = 0.5
+"""How long a health check waits for an engine to finish its step."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        """200 while the engine lives, draining or not."""
+        """200 while an engine lives that can answer, draining or not."""
         await _check_alive(service)
         return json_response(Health("ok"))
 
@@ -57,8 +58,7 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        stats = await stats_if_alive(service.engine)
-        text = service.metrics.exposition(stats, waiting=service.admission.waiting)
+        text = service.metrics.exposition(await _scrape(service), waiting=service.admission.waiting)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @router.post("/drain")
@@ -70,12 +70,15 @@ def admin_router(service: Service) -> APIRouter:
     return router
 
 
+async def _scrape(service: Service) -> Scrape:
+    """Figures of other servers are theirs to publish."""
+    answers = await ask([worker for worker in service.workers if worker.local], patience_s=PATIENCE_S)
+    stats = {answer.worker.id: answer.stats for answer in answers if answer.stats is not None}
+    return Scrape(stats, service.bypasses())
+
+
 async def _check_alive(service: Service) -> None:
     """A dead engine says so at once; one that takes longer to answer is busy with a long step, and alive."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            stats = await stats_if_alive(service.engine)
-    except TimeoutError:
-        return
-    if stats is None:
+    answers = await ask(needed(service.workers), patience_s=HEALTH_PATIENCE_S)
+    if all(answer.life is Life.DEAD for answer in answers):
         raise EngineDiedError("The engine is not running.")

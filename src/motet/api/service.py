@@ -45,7 +45,7 @@ class Service:
         self.config = config
         self.preparer = Preparer(tokenizer, template, engine.info)
         self.admission = Admission(config.max_waiting_groups)
-        self.metrics = Metrics(config.served_model_name, engine.info)
+        self.metrics = Metrics(config.served_model_name, {w.id: w.engine.info for w in self.workers if w.local})
         self.created = int(time.time())
         self.draw_seed = draw_seed
         self.clock = clock

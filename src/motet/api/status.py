@@ -1,45 +1,56 @@
 """The body of `GET /status`: every worker at this moment, and what was done in all."""
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
 from motet.api.service import Service
-from motet.engines.base import Engine
-from motet.errors import EngineClosedError, EngineDiedError
+from motet.api.workers import Answered, Life, ask
+from motet.transfer.ticket import TransferAddress
 from motet.types import EngineStats, Role
+
+PATIENCE_S = 2.0
+"""How long a worker is waited for: longer than most steps."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a silent worker are not known: null. A dead one holds nothing: 0."""
+
     id: str
     role: Role
     state: str
-    """`starting`, `ready`, `draining` or `dead`."""
+    """`ready`, `draining`, `silent` or `dead`."""
     pid: int | None
     """Only of a process on this machine."""
     address: str
-    groups_running: int
-    choices_running: int
-    choices_waiting: int
+    transfer: TransferAddress | None
+    """Where its KV can be fetched."""
+    groups_running: int | None
+    choices_running: int | None
+    choices_waiting: int | None
     blocks_total: int
-    blocks_used: int
-    blocks_cached: int
-    leases: int = 0
-    oldest_lease_s: float | None = None
+    blocks_used: int | None
+    blocks_cached: int | None
+    leases: int | None
+    oldest_lease_s: float | None
+    pulls_open: int | None
+    blocks_pulling: int | None
     last_decision: str | None = None
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """0 where one does not apply to this deployment."""
+    """Over the workers that answered; 0 where one does not apply to this deployment."""
 
-    prefills: int = 0
-    prefill_tokens: int = 0
-    transfers: int = 0
-    transfer_bytes: int = 0
-    recomputed_tokens: int = 0
-    forks: int = 0
-    blocks_shared: int = 0
+    prefills: int
+    prefill_tokens: int
+    transfers: int
+    transfer_bytes: int
+    recomputed_tokens: int
+    forks: int
+    blocks_shared: int
     migrations: int = 0
     choices_resumed: int = 0
-    bypasses: int = 0
+    bypasses: int
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,40 +60,57 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     totals: Totals
 
 
-async def stats_if_alive(engine: Engine) -> EngineStats | None:
-    """None if the engine is dead or closed."""
-    try:
-        return await engine.stats()
-    except (EngineDiedError, EngineClosedError):
-        return None
-
-
 async def server_status(service: Service, version: str) -> ServerStatus:
-    stats = await stats_if_alive(service.engine)
+    answers = await ask(service.workers, patience_s=PATIENCE_S)
+    draining = service.admission.draining
     return ServerStatus(
         model=service.model,
         version=version,
-        workers=[_worker(service, stats)],
-        totals=Totals(prefill_tokens=stats.prefill_tokens, forks=stats.forks, blocks_shared=stats.blocks_shared)
-        if stats
-        else Totals(),
+        workers=[_worker(answer, draining=draining) for answer in answers],
+        totals=_totals([answer.stats for answer in answers if answer.stats], sum(service.bypasses().values())),
     )
 
 
-def _worker(service: Service, stats: EngineStats | None) -> WorkerStatus:
-    info, config = service.engine.info, service.config
-    state = "dead" if stats is None else "draining" if service.admission.draining else "ready"
-    figures = stats or EngineStats(blocks_total=info.num_blocks)
+def _worker(answer: Answered, *, draining: bool) -> WorkerStatus:
+    info = answer.worker.engine.info
+
+    def figure(read: Callable[[EngineStats], int]) -> int | None:
+        return None if answer.life is Life.SILENT else read(answer.stats or EngineStats())
+
     return WorkerStatus(
-        id="engine-0",
+        id=answer.worker.id,
         role=info.role,
-        state=state,
+        state=_state(answer.life, draining=draining),
         pid=info.pid,
-        address=f"{config.host}:{config.port}",
-        groups_running=figures.groups_running,
-        choices_running=figures.choices_running,
-        choices_waiting=figures.choices_waiting,
-        blocks_total=figures.blocks_total,
-        blocks_used=figures.blocks_used,
-        blocks_cached=figures.blocks_cached,
+        address=answer.worker.address,
+        transfer=info.transfer,
+        groups_running=figure(lambda s: s.groups_running),
+        choices_running=figure(lambda s: s.choices_running),
+        choices_waiting=figure(lambda s: s.choices_waiting),
+        blocks_total=info.num_blocks,
+        blocks_used=figure(lambda s: s.blocks_used),
+        blocks_cached=figure(lambda s: s.blocks_cached),
+        leases=figure(lambda s: s.leases),
+        oldest_lease_s=answer.stats.oldest_lease_s if answer.stats else None,
+        pulls_open=figure(lambda s: s.pulls_open),
+        blocks_pulling=figure(lambda s: s.blocks_pulling),
+    )
+
+
+def _state(life: Life, *, draining: bool) -> str:
+    if life is not Life.ANSWERED:
+        return life.value
+    return "draining" if draining else "ready"
+
+
+def _totals(stats: Sequence[EngineStats], bypasses: int) -> Totals:
+    return Totals(
+        prefills=sum(s.prefills for s in stats),
+        prefill_tokens=sum(s.prefill_tokens for s in stats),
+        transfers=sum(s.transfers for s in stats),
+        transfer_bytes=sum(s.transfer_bytes for s in stats),
+        recomputed_tokens=sum(s.recomputed_tokens for s in stats),
+        forks=sum(s.forks for s in stats),
+        blocks_shared=sum(s.blocks_shared for s in stats),
+        bypasses=bypasses,
     )

@@ -1,13 +1,14 @@
-"""Every metric by name, kind and meaning: the source of the exposition and, by a test, of docs/metrics.md.
+"""Every figure of an engine by name, kind and meaning: the source of the exposition and, by a test, of docs/metrics.md.
 
 Names that vLLM has too mean what they mean there, with `motet:` in place of `vllm:`; what vLLM calls a request is a
 choice here, since vLLM makes a request of every choice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from motet.transfer.figures import SECONDS
 from motet.types import EngineStats
 
 PREFIX = "motet:"
@@ -27,6 +28,28 @@ class EngineFigure:
     kind: Kind
     help: str
     read: Callable[[EngineStats], float]
+
+
+@dataclass(frozen=True)
+class EngineCounts:
+    """A counter that the engine keeps by one label, whose values are those that have occurred."""
+
+    name: str
+    help: str
+    label: str
+    read: Callable[[EngineStats], Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class EngineHistogram:
+    """A histogram that the engine keeps: `read` gives a count for each bound, of values above the bound before, and
+    one for the rest; nothing at all from an engine that does not keep it."""
+
+    name: str
+    help: str
+    bounds: Sequence[float]
+    read: Callable[[EngineStats], Sequence[int]]
+    sum: Callable[[EngineStats], float]
 
 
 def _kv_usage(stats: EngineStats) -> float:
@@ -64,5 +87,37 @@ ENGINE_FIGURES = (
         _C,
         "Trunk positions it would have read, once a choice.",
         lambda s: s.trunk_tokens_unshared,
+    ),
+    EngineFigure("prefills", _C, "Groups prefilled for another worker.", lambda s: s.prefills),
+    EngineFigure("kv_leases", _G, "Prefilled prompts kept for their readers.", lambda s: s.leases),
+    EngineFigure("kv_lease_oldest_seconds", _G, "Age of the oldest of them.", lambda s: s.oldest_lease_s or 0.0),
+    EngineFigure("kv_leases_expired", _C, "Leases whose readers gave no sign of life.", lambda s: s.leases_expired),
+    EngineFigure("kv_transfers", _C, "Pulls that brought what their ticket said.", lambda s: s.transfers),
+    EngineFigure("kv_transfer_bytes", _C, "KV bytes they brought.", lambda s: s.transfer_bytes),
+    EngineFigure(
+        "kv_transfer_descriptors", _C, "Pieces of memory they were read in.", lambda s: s.transfer_descriptors
+    ),
+    EngineFigure("kv_pulls_open", _G, "Pulls that may still write.", lambda s: s.pulls_open),
+    EngineFigure("kv_blocks_pulling", _G, "KV blocks that only such a pull holds.", lambda s: s.blocks_pulling),
+    EngineFigure("kv_pulls_avoided", _C, "Tickets with nothing left to pull.", lambda s: s.pulls_avoided),
+    EngineFigure(
+        "kv_pull_blocks_avoided", _C, "Blocks of tickets that were here already.", lambda s: s.pull_blocks_avoided
+    ),
+    EngineFigure(
+        "recomputed_tokens", _C, "Prompt tokens computed in spite of a ticket.", lambda s: s.recomputed_tokens
+    ),
+)
+
+ENGINE_COUNTS = (
+    EngineCounts("kv_transfer_failures", "Pulls that brought nothing.", "kind", lambda s: s.transfer_failures),
+)
+
+ENGINE_HISTOGRAMS = (
+    EngineHistogram(
+        "kv_transfer_seconds",
+        "From the order of a pull to its verified end.",
+        SECONDS,
+        lambda s: s.transfer_seconds,
+        lambda s: s.transfer_seconds_sum,
     ),
 )

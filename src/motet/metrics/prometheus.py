@@ -1,19 +1,18 @@
 """The metrics of one server, in a registry of their own, as Prometheus reads them.
 
-engine figures      read from `Engine.stats()` at each scrape
+engine figures      read from `Engine.stats()` of each worker at each scrape (`metrics.scraped`)
 group figures       observed here when a step of a group comes in and when the group ends
 HTTP figures        counted when a response has been sent
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from motet.metrics.names import ENGINE_FIGURES, PREFIX, Kind
+from motet.metrics.names import PREFIX
 from motet.metrics.record import GroupRecord
-from motet.types import EngineInfo, EngineStats
+from motet.metrics.scraped import Scrape, ScrapeCollector
+from motet.types import EngineInfo
 
 LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 STEP_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -21,31 +20,14 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 
 CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class EngineCollector(Collector):
-    """The engine's figures of the last scrape. Nothing before the first one."""
-
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self._labels = dict(labels)
-        self.stats: EngineStats | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        for figure in ENGINE_FIGURES:
-            family = CounterMetricFamily if figure.kind is Kind.COUNTER else GaugeMetricFamily
-            metric: Metric = family(PREFIX + figure.name, figure.help, labels=list(self._labels))
-            if self.stats is not None:
-                suffix = "_total" if figure.kind is Kind.COUNTER else ""
-                metric.add_sample(PREFIX + figure.name + suffix, self._labels, figure.read(self.stats))
-            yield metric
-
-
 class Metrics:
-    """All metrics of one app."""
+    """All metrics of one app. `workers`: those whose figures are published here, by id."""
 
-    def __init__(self, model: str, info: EngineInfo) -> None:
+    def __init__(self, model: str, workers: Mapping[str, EngineInfo]) -> None:
         self.registry = CollectorRegistry()
         self._model = model
-        self._engine = EngineCollector({"model_name": model})
-        self.registry.register(self._engine)
+        self._scraped = ScrapeCollector(model, workers)
+        self.registry.register(self._scraped)
         self._first_token = self._histogram("time_to_first_token_seconds", "First token of the first choice.")
         self._last_first_token = self._histogram(
             "time_to_first_token_last_choice_seconds", "First token of the last choice."
@@ -78,10 +60,6 @@ class Metrics:
         self._http = Counter(
             PREFIX + "http_requests", "Responses sent.", ["handler", "method", "status"], registry=self.registry
         )
-        facts = {"block_size": info.block_size, "num_blocks": info.num_blocks, "bytes_per_block": info.bytes_per_block}
-        Gauge(PREFIX + "cache_config_info", "The KV cache, in labels.", list(facts), registry=self.registry).labels(
-            **{name: str(value) for name, value in facts.items()}
-        ).set(1)
 
     def group_opened(self, record: GroupRecord, *, prompt_tokens: int, max_tokens: int) -> None:
         self._n.observe(record.num_choices)
@@ -112,9 +90,9 @@ class Metrics:
     def http_request(self, *, handler: str, method: str, status: int) -> None:
         self._http.labels(handler, method, str(status)).inc()
 
-    def exposition(self, stats: EngineStats | None, *, waiting: int) -> bytes:
-        """The text of `/metrics`; without stats (a dead engine) the engine's figures are left out."""
-        self._engine.stats = stats
+    def exposition(self, scrape: Scrape, *, waiting: int) -> bytes:
+        """The text of `/metrics`."""
+        self._scraped.scrape = scrape
         self._waiting.set(waiting)
         return generate_latest(self.registry)
 

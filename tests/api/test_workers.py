@@ -1,0 +1,176 @@
+"""Status, metrics and health over the workers: each is asked, and none can hold the answer up."""
+
+import asyncio
+from importlib.metadata import version
+
+import pytest
+
+from motet.api.workers import Life, ask
+from motet.engines.base import Worker
+from motet.engines.fake import FakeEngine, fake_info
+from motet.errors import EngineClosedError, EngineDiedError, EngineError
+from motet.transfer.ticket import TransferAddress
+from motet.types import EngineStats, Role
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, hello
+
+pytestmark = pytest.mark.anyio
+
+
+class TellingEngine(FakeEngine):
+    """Gives these figures, or this error."""
+
+    def __init__(self, role: Role, said: EngineStats | EngineError) -> None:
+        super().__init__(hello, info=fake_info(role=role, transfer=TransferAddress(f"{role} 1", "127.0.0.1", 20000)))
+        self._said = said
+
+    async def stats(self) -> EngineStats:
+        if isinstance(self._said, EngineError):
+            raise self._said
+        return self._said
+
+
+class SilentEngine(FakeEngine):
+    def __init__(self, role: Role = Role.BOTH) -> None:
+        super().__init__(hello, info=fake_info(role=role))
+
+    async def stats(self) -> EngineStats:
+        await asyncio.Event().wait()
+        raise AssertionError("never answered")
+
+
+PREFILL_STATS = EngineStats(
+    prefills=2, prefill_tokens=80, leases=1, oldest_lease_s=1.5, blocks_used=5, groups_running=1, choices_running=1
+)
+DECODE_STATS = EngineStats(
+    prefill_tokens=2, recomputed_tokens=2, transfers=2, transfer_bytes=4096, forks=14, blocks_shared=70, pulls_open=1
+)
+DIED = EngineDiedError("the engine's process is gone")
+CLOSED = EngineClosedError("the engine was closed")
+
+
+def cell(prefill: FakeEngine, decode: FakeEngine, *, prefill_is_here: bool = True) -> list[Worker]:
+    return [
+        Worker("prefill-0", prefill, "127.0.0.1:20000", local=prefill_is_here),
+        Worker("decode-0", decode, "127.0.0.1:22000"),
+    ]
+
+
+def telling(prefill: EngineStats | EngineError, decode: EngineStats | EngineError) -> list[Worker]:
+    return cell(TellingEngine(Role.PREFILL, prefill), TellingEngine(Role.DECODE, decode))
+
+
+async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await serve(engine=engine)
+    request = asyncio.create_task(served.chat(n=3))
+    await engine.submitted.acquire()
+    status = (await served.http.get("/status")).json()
+    assert (status["model"], status["version"]) == (MODEL, version("motet"))
+    (worker,) = status["workers"]
+    assert set(worker) == {
+        *("id", "role", "state", "pid", "address", "groups_running", "choices_running", "choices_waiting"),
+        *("blocks_total", "blocks_used", "blocks_cached", "leases", "oldest_lease_s", "pulls_open", "blocks_pulling"),
+        *("transfer", "last_decision"),
+    }
+    assert (worker["id"], worker["role"], worker["state"]) == ("engine-0", "both", "ready")
+    assert (worker["choices_waiting"], worker["transfer"]) == (3, None)
+    assert set(status["totals"]) == {
+        *("prefills", "prefill_tokens", "transfers", "transfer_bytes", "recomputed_tokens", "forks"),
+        *("blocks_shared", "migrations", "choices_resumed", "bypasses"),
+    }
+    for _ in range(20):
+        engine.steps.release()
+    assert (await request).status_code == 200
+
+
+async def test_status_of_a_cell_shows_each_worker_and_sums_what_they_did(serve: Serving) -> None:
+    served = await serve(workers=telling(PREFILL_STATS, DECODE_STATS), bypasses={"short": 3, "queue": 1})
+    status = (await served.http.get("/status")).json()
+    prefill, decode = status["workers"]
+    assert (prefill["id"], prefill["role"], prefill["address"]) == ("prefill-0", "prefill", "127.0.0.1:20000")
+    assert prefill["transfer"] == {"engine_id": "prefill 1", "host": "127.0.0.1", "port": 20000}
+    assert (prefill["leases"], prefill["oldest_lease_s"], prefill["pulls_open"]) == (1, 1.5, 0)
+    assert (decode["leases"], decode["oldest_lease_s"], decode["pulls_open"]) == (0, None, 1)
+    assert status["totals"] == {
+        "prefills": 2,
+        "prefill_tokens": 82,
+        "transfers": 2,
+        "transfer_bytes": 4096,
+        "recomputed_tokens": 2,
+        "forks": 14,
+        "blocks_shared": 70,
+        "migrations": 0,
+        "choices_resumed": 0,
+        "bypasses": 4,
+    }
+
+
+@pytest.mark.parametrize("error", [DIED, CLOSED])
+async def test_a_dead_worker_is_shown_with_nothing_in_its_hands(serve: Serving, error: EngineError) -> None:
+    served = await serve(workers=telling(error, DECODE_STATS))
+    prefill, decode = (await served.http.get("/status")).json()["workers"]
+    assert (prefill["state"], prefill["groups_running"], prefill["leases"]) == ("dead", 0, 0)
+    assert decode["state"] == "ready"
+    text = (await served.http.get("/metrics")).text
+    assert 'motet:kv_transfers_total{model_name="tiny",role="decode",worker="decode-0"} 2.0' in text
+    assert text.count('worker="prefill-0"') == 1  # what its cache is like
+
+
+async def test_a_silent_worker_holds_neither_status_nor_metrics_up(serve: Serving) -> None:
+    served = await serve(workers=cell(SilentEngine(Role.PREFILL), TellingEngine(Role.DECODE, DECODE_STATS)))
+    status, metrics = await asyncio.gather(served.http.get("/status"), served.http.get("/metrics"))
+    prefill, decode = status.json()["workers"]
+    assert (prefill["state"], decode["state"]) == ("silent", "ready")
+    assert (prefill["blocks_used"], prefill["blocks_total"]) == (None, 1024)
+    assert status.json()["totals"]["transfers"] == 2
+    assert "motet:kv_transfers_total" in metrics.text
+
+
+async def test_workers_are_asked_side_by_side() -> None:
+    meeting = asyncio.Barrier(3)
+
+    class MeetingEngine(FakeEngine):
+        async def stats(self) -> EngineStats:
+            await meeting.wait()
+            return EngineStats()
+
+    workers = [Worker(str(i), MeetingEngine(hello), "nowhere") for i in range(3)]
+    answers = await ask([*workers, Worker("3", SilentEngine(), "nowhere")], patience_s=0.1)
+    assert [(answer.worker.id, answer.life) for answer in answers] == [
+        ("0", Life.ANSWERED),
+        ("1", Life.ANSWERED),
+        ("2", Life.ANSWERED),
+        ("3", Life.SILENT),
+    ]
+
+
+async def test_figures_of_other_servers_are_theirs_to_publish(serve: Serving) -> None:
+    prefill, decode = (TellingEngine(role, EngineStats()) for role in (Role.PREFILL, Role.DECODE))
+    served = await serve(workers=cell(prefill, decode, prefill_is_here=False), bypasses={"short": 3})
+    text = (await served.http.get("/metrics")).text
+    assert "decode-0" in text
+    assert "prefill-0" not in text
+    assert 'motet:bypasses_total{model_name="tiny",reason="short"} 3.0' in text
+    assert len((await served.http.get("/status")).json()["workers"]) == 2
+
+
+async def health(served: Served) -> tuple[int, int]:
+    responses = [await served.http.get(path) for path in ("/health", "/ready")]
+    assert all(r.json()["error"]["code"] == "engine_died" for r in responses if r.status_code != 200)
+    return responses[0].status_code, responses[1].status_code
+
+
+async def test_a_cell_is_healthy_while_somebody_decodes(serve: Serving) -> None:
+    assert await health(await serve(workers=telling(DIED, DECODE_STATS))) == (200, 200)
+    assert await health(await serve(workers=telling(PREFILL_STATS, DIED))) == (503, 503)
+
+
+async def test_a_prefill_server_is_healthy_while_its_engine_lives(serve: Serving) -> None:
+    alive, dead = (TellingEngine(Role.PREFILL, said) for said in (PREFILL_STATS, DIED))
+    assert await health(await serve(workers=[Worker("prefill-0", alive, "here")])) == (200, 200)
+    assert await health(await serve(workers=[Worker("prefill-0", dead, "here")])) == (503, 503)
+
+
+async def test_engine_busy_with_a_long_step_is_healthy(serve: Serving) -> None:
+    served = await serve(workers=[Worker("engine-0", SilentEngine(), "here")])
+    assert (await served.http.get("/health")).status_code == 200
