@@ -7,13 +7,7 @@ import pytest
 
 from motet.transfer.base import Landed
 from motet.transfer.figures import LINE_EVERY_S, SECONDS, TransferFigures, line_of
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.transfer.clock import Clock
 
 
 def landed(seconds: float, *, post_seconds: float = 0.001, megabytes: int = 1, descriptors: int = 1) -> Landed:

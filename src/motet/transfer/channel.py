@@ -29,8 +29,6 @@ MAX_REASON_CHARACTERS = 500
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """May I read from you?"""
 
-    engine_id: str
-    """Of who asks."""
     wanted: str
     """The engine id that should be at this address."""
     facts: KVFacts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from motet.transfer.ticket import Ticket, TransferAddress
 
 BEATS_A_LEASE = 3
-SHORTEST_S, LONGEST_S = 0.5, 60.0
+SHORTEST_S, LONGEST_S = 0.1, 60.0
 """Bounds of the time between two beats, whatever a ticket says."""
 
 

@@ -1,6 +1,7 @@
 """The side channel's asking end: a line to one other worker, which may be slow, gone, or not what it should be."""
 
 import contextlib
+import re
 from dataclasses import dataclass
 
 import zmq
@@ -12,8 +13,12 @@ from motet.transfer.cluster_key import ClusterKey
 from motet.transfer.door import endpoint
 from motet.transfer.ticket import TransferAddress
 
+HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
+"""Names and addresses; nothing else that ZeroMQ might find a meaning in."""
 QUESTIONS_KEPT = 64
 """For a worker that does not answer; more are dropped. A lease that did not hear of its reader expires."""
+ANSWERS_TAKEN = 64
+"""In one round, whatever a worker sends."""
 LINGER_MS = 200
 """How long what was said last may take to go out after `close`."""
 REDIAL_MS = 100
@@ -35,6 +40,9 @@ class Line:
     def __init__(self, lines: Lines, address: TransferAddress) -> None:
         """Raises TransferError for what can be no address."""
         self._poller, self._key = lines.poller, lines.key
+        no_address = f"{address.host!r} port {address.port} is no address of a worker"
+        if not HOST.fullmatch(address.host):
+            raise TransferError(no_address, FailureKind.UNREACHABLE)
         try:
             self._socket = lines.context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
@@ -47,10 +55,9 @@ class Line:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, REDIAL_MOST_MS)
         try:
             self._socket.connect(endpoint(address.host, address.port))
-        except (zmq.ZMQError, UnicodeError, ValueError) as error:
+        except zmq.ZMQError as error:
             self._socket.close(linger=0)
-            message = f"{address.host!r} port {address.port} is no address of a worker"
-            raise TransferError(message, FailureKind.UNREACHABLE) from error
+            raise TransferError(no_address, FailureKind.UNREACHABLE) from error
         self._poller.register(self._socket, zmq.POLLIN)
 
     def say(self, question: Question, nonce: bytes) -> None:
@@ -62,7 +69,7 @@ class Line:
         """What has come, each with the nonce of its question. What cannot be believed has become Refused."""
         heard = []
         with contextlib.suppress(zmq.Again):
-            while True:
+            for _ in range(ANSWERS_TAKEN):
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
                 with contextlib.suppress(Unreadable):
                     envelope = channel.opened(parts[-1])

@@ -44,7 +44,6 @@ class Channel(Protocol):
 class Caller:
     """Who asks, and how long for."""
 
-    engine_id: str
     facts: KVFacts
     answer_s: float
     """Without an answer for so long a worker counts as unreachable."""
@@ -95,7 +94,7 @@ class Peer:
         """Says Hello; also to a peer that was met, to see whether it is still there."""
         self._nonce = channel.new_nonce()
         self._answer_due_s = self._caller.clock() + self._caller.answer_s
-        self._line.say(Hello(self._caller.engine_id, self.address.engine_id, self._caller.facts), self._nonce)
+        self._line.say(Hello(self.address.engine_id, self._caller.facts), self._nonce)
 
     def advance(self) -> None:
         """Takes answers, finds out about silence, and closes reads that nobody wants."""

@@ -167,7 +167,7 @@ class TransferThread:
         key = ClusterKey(settings.cluster_key)
         answer_s = min(ANSWER_S, settings.pull_timeout_s)
         welcome = Welcome(settings.engine_id, transport.describe(), self._memory)
-        caller = Caller(settings.engine_id, self._facts, answer_s, time.monotonic)
+        caller = Caller(self._facts, answer_s, time.monotonic)
         poller.register(self._orders.fileno(), zmq.POLLIN)
         poller.register(self._listening, zmq.POLLIN)
         return Exchange(
