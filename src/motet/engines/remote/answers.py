@@ -1,0 +1,126 @@
+"""What another server answered, in our words: its errors as ours, its ticket, its figures.
+
+    no answer, or 5xx that is not from a server of this kind    EngineDiedError
+    503                                                         OverloadedError, or EngineDiedError if it says so
+    any other error                                             EngineError that quotes it
+
+A 4xx is not the client's fault here: the two servers disagree about what a request may hold.
+"""
+
+import contextlib
+from collections.abc import Mapping
+
+import httpx
+import msgspec
+
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
+from motet.transfer.ticket import Ticket, TransferAddress, ticket_of
+from motet.types import EngineStats, Role
+
+GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
+QUOTED_CHARS = 300
+
+
+class _Reason(msgspec.Struct):
+    message: str
+    code: str | int | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Reason
+
+
+class _Prefilled(msgspec.Struct):
+    kv_transfer_params: object = None
+
+
+class RemoteWorker(msgspec.Struct, kw_only=True):
+    """What is of use here of a worker in `/status`."""
+
+    role: Role
+    groups_running: int = 0
+    choices_running: int = 0
+    choices_waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    leases: int = 0
+    oldest_lease_s: float | None = None
+    transfer: TransferAddress | None = None
+
+
+class RemoteTotals(msgspec.Struct, kw_only=True):
+    prefills: int = 0
+    prefill_tokens: int = 0
+
+
+class RemoteStatus(msgspec.Struct, kw_only=True):
+    """The body of `GET /status`."""
+
+    workers: list[RemoteWorker]
+    totals: RemoteTotals = msgspec.field(default_factory=RemoteTotals)
+
+    @property
+    def transfer(self) -> TransferAddress | None:
+        """Where the KV of its prefill worker can be fetched."""
+        addresses = (worker.transfer for worker in self.workers if worker.role is Role.PREFILL)
+        return next((address for address in addresses if address is not None), None)
+
+    def stats(self) -> EngineStats:
+        workers = self.workers
+        return EngineStats(
+            groups_running=sum(worker.groups_running for worker in workers),
+            choices_running=sum(worker.choices_running for worker in workers),
+            choices_waiting=sum(worker.choices_waiting for worker in workers),
+            blocks_total=sum(worker.blocks_total for worker in workers),
+            blocks_used=sum(worker.blocks_used for worker in workers),
+            blocks_cached=sum(worker.blocks_cached for worker in workers),
+            leases=sum(worker.leases for worker in workers),
+            oldest_lease_s=max((w.oldest_lease_s for w in workers if w.oldest_lease_s is not None), default=None),
+            prefills=self.totals.prefills,
+            prefill_tokens=self.totals.prefill_tokens,
+        )
+
+
+def ticket_in(response: httpx.Response, server: str) -> Ticket:
+    """Raises EngineError."""
+    try:
+        params = msgspec.json.decode(response.content, type=_Prefilled).kv_transfer_params
+    except msgspec.DecodeError as error:
+        raise EngineError(f"{server} answered what is no answer to a prefill: {error}") from error
+    if params is None:
+        raise EngineError(f"{server} sent no ticket; is it running with --role prefill?")
+    try:
+        return ticket_of(params)
+    except RequestError as error:
+        raise EngineError(f"{server} sent a ticket this server cannot use: {error.message}") from error
+
+
+def status_in(response: httpx.Response, server: str) -> RemoteStatus:
+    """Raises EngineError."""
+    try:
+        return msgspec.json.decode(response.content, type=RemoteStatus)
+    except msgspec.DecodeError as error:
+        raise EngineError(f"{server} answered GET /status with what is no status: {error}") from error
+
+
+def failure_in(response: httpx.Response, server: str) -> MotetError:
+    """Of a response that is not 200."""
+    status = response.status_code
+    reason = None
+    with contextlib.suppress(msgspec.DecodeError):
+        reason = msgspec.json.decode(response.content, type=_Refusal).error
+    quoted = reason.message if reason else response.text[:QUOTED_CHARS].strip()
+    said = f"{server} answered {status}: {quoted or response.reason_phrase}"
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return EngineError(f"{said}. Set --prefill-api-key to a key it knows.")
+    if status >= httpx.codes.INTERNAL_SERVER_ERROR and (reason is None or reason.code in GONE_CODES):
+        return EngineDiedError(said)
+    if status == httpx.codes.SERVICE_UNAVAILABLE:
+        return OverloadedError(said, retry_after_s=_retry_after_s(response.headers))
+    return EngineError(said)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> int:
+    given = headers.get("retry-after", "")
+    return int(given) if given.isascii() and given.isdigit() else 1

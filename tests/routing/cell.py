@@ -1,0 +1,133 @@
+"""A cell of fake workers that share one book of leases, and what tests need to hold it still."""
+
+import asyncio
+from collections.abc import Sequence
+
+from motet.engines.base import Engine, GroupStream, Worker
+from motet.engines.fake import DuringPrefill, FakeEngine, FakeLeases, fake_info
+from motet.errors import MotetError
+from motet.ids import RequestId
+from motet.routing.bypass import BypassRules
+from motet.routing.disaggregate import Disaggregated
+from motet.routing.routed import Routed
+from motet.transfer.ticket import Ticket, TransferAddress
+from motet.types import ChoiceStart, GenerateRequest, Role, SamplingParams, choice_starts
+
+ANSWER_TOKENS = 3
+
+
+def script(_: GenerateRequest, start: ChoiceStart) -> Sequence[int]:
+    """Choice i answers 10i+1, 10i+2 and the end of sequence."""
+    return [10 * start.index + 1, 10 * start.index + 2, 0]
+
+
+def answer(index: int) -> list[int]:
+    return [10 * index + 1, 10 * index + 2, 0]
+
+
+def group(
+    name: str = "g",
+    *,
+    prompt_tokens: int = 200,
+    n: int = 2,
+    ticket: Ticket | None = None,
+    prompt_logprobs: int | None = None,
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=RequestId(name),
+        prompt=tuple(range(1, prompt_tokens + 1)),
+        choices=choice_starts(n, seed=7),
+        sampling=SamplingParams(max_tokens=20, prompt_logprobs=prompt_logprobs),
+        ticket=ticket,
+        trace=f"trace-{name}",
+    )
+
+
+class Hold:
+    """What prefill does: says that it was entered, waits for `go`, and fails with `error` if there is one."""
+
+    def __init__(self, *, error: MotetError | None = None, held: bool = True) -> None:
+        self.entered = asyncio.Event()
+        self.go = asyncio.Event()
+        self.error = error
+        if not held:
+            self.go.set()
+
+    async def __call__(self, _: GenerateRequest) -> None:
+        self.entered.set()
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+
+
+def worker(
+    name: str,
+    *,
+    leases: FakeLeases | None = None,
+    during_prefill: DuringPrefill | None = None,
+    gate: asyncio.Semaphore | None = None,
+    fail_after: dict[int, MotetError] | None = None,
+) -> tuple[Worker, FakeEngine]:
+    role = Role(name.partition("-")[0])
+    info = fake_info(role=role, transfer=TransferAddress(f"engine-of-{name}", "127.0.0.1", 1))
+    engine = FakeEngine(
+        script, info=info, leases=leases, during_prefill=during_prefill, gate=gate, fail_after=fail_after
+    )
+    return Worker(name, engine, "127.0.0.1:1"), engine
+
+
+class Cell:
+    """One prefill and one decode worker behind a `Disaggregated`."""
+
+    def __init__(
+        self,
+        *,
+        during_prefill: DuringPrefill | None = None,
+        gate: asyncio.Semaphore | None = None,
+        fail_after: dict[int, MotetError] | None = None,
+        rules: BypassRules | None = None,
+        role: Role = Role.BOTH,
+    ) -> None:
+        self.leases = FakeLeases()
+        prefill, self.prefill = worker("prefill-0", leases=self.leases, during_prefill=during_prefill)
+        decode, self.decode = worker("decode-0", leases=self.leases, gate=gate, fail_after=fail_after)
+        self.routed_prefill, self.routed_decode = Routed([prefill]), Routed([decode])
+        self.engine = Disaggregated(self.routed_prefill, self.routed_decode, rules or BypassRules(), role=role)
+        self._tasks = Tasks()
+
+    def check(self) -> None:
+        """Nothing is open, kept or running."""
+        self.prefill.check()
+        self.decode.check()
+        self.routed_prefill.check()
+        self.routed_decode.check()
+        self.engine.check()
+        self._tasks.check()
+
+    @property
+    def bypasses(self) -> dict[str, int]:
+        """Those that happened."""
+        return {reason: number for reason, number in self.engine.bypasses.items() if number}
+
+
+class Tasks:
+    """Those that ran when this was made: at the end of a test there must be no others."""
+
+    def __init__(self) -> None:
+        self._before = asyncio.all_tasks()
+
+    def check(self) -> None:
+        assert asyncio.all_tasks() - self._before == set()
+
+
+async def tokens_of(stream: GroupStream) -> dict[int, list[int]]:
+    """By choice, to the end of the stream."""
+    tokens: dict[int, list[int]] = {}
+    async for delta in stream:
+        for choice in delta.choices:
+            tokens.setdefault(choice.index, []).extend(choice.token_ids)
+    return tokens
+
+
+async def answers_of(engine: Engine, request: GenerateRequest) -> dict[int, list[int]]:
+    return await tokens_of(engine.generate(request))
