@@ -34,6 +34,7 @@ class DyingEngine(FakeEngine):
         self.died = asyncio.Event()
         self.submitted = asyncio.Event()
         self.met: list[TransferAddress] = []
+        self.has_met = asyncio.Event()
         self._meets = meets
 
     def generate(self, request: GenerateRequest) -> FakeGroup:
@@ -49,6 +50,7 @@ class DyingEngine(FakeEngine):
         if not self._meets:
             raise TransferError("nobody answers there", FailureKind.UNREACHABLE)
         self.met.append(address)
+        self.has_met.set()
 
     def die(self) -> None:
         self.fail_after = dict.fromkeys(range(1000), EngineDiedError("the engine process ended"))
@@ -75,7 +77,12 @@ class Starter:
     with `meet` false, none can be met."""
 
     def __init__(
-        self, *, hangs: Sequence[Role] = (), errors: Mapping[Role, MotetError] | None = None, meet: bool = True
+        self,
+        *,
+        hangs: Sequence[Role] = (),
+        errors: Mapping[Role, MotetError] | None = None,
+        meet: bool = True,
+        leases: FakeLeases | None = None,
     ) -> None:
         self.configs: list[EngineConfig] = []
         self.engines: list[DyingEngine] = []
@@ -84,7 +91,7 @@ class Starter:
         self._hangs = hangs
         self._errors = errors or {}
         self._meet = meet
-        self._leases = FakeLeases()
+        self._leases = leases or FakeLeases()
 
     async def __call__(self, config: EngineConfig) -> DyingEngine:
         self.configs.append(config)

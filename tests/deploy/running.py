@@ -22,13 +22,19 @@ class Running:
     """A server from `async with` to its end."""
 
     def __init__(
-        self, folder: Path, *, starter: Starter | None = None, cell: CellConfig | None = None, **server: object
+        self,
+        folder: Path,
+        *,
+        starter: Starter | None = None,
+        cell: CellConfig | None = None,
+        role: Role = Role.BOTH,
+        **server: object,
     ) -> None:
         self.starter = starter or Starter()
         self.signals = StopSignals()
         settings = {"served_model_name": "tiny", "port": 0} | server
         self.plan = ServerPlan(
-            EngineConfig(model_path=str(folder), model_name="tiny"),
+            EngineConfig(model_path=str(folder), model_name="tiny", role=role),
             msgspec.convert(settings, ServerConfig),
             tokenizer_path=folder,
             chat_template=None,
@@ -57,8 +63,8 @@ class Running:
 
     @property
     def engine(self) -> DyingEngine:
-        """The one that answers; the first of several."""
-        return next(engine for engine in self.starter.engines if engine.info.role is not Role.PREFILL)
+        """The one that answers, the first of several; of a prefill server the only one."""
+        return (self.starter.of(Role.DECODE) or self.starter.engines)[0]
 
     def _on_ready(self, url: str, cell: Cell) -> None:
         self.cell = cell

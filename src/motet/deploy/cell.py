@@ -18,10 +18,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import httpx
+
 from motet.config import CellConfig
 from motet.deploy.plan import ServerPlan, cores, engine_configs
 from motet.deploy.start import LocalEngine, StartEngine, start_engines
 from motet.engines.base import Engine, Worker
+from motet.engines.remote import RemotePrefill
 from motet.errors import EngineDiedError, MotetError
 from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
@@ -42,6 +45,8 @@ class Cell:
     decoding: Mapping[str, LocalEngine]
     """By worker id; when all of these have died nothing can be served."""
     prefilling: Mapping[str, LocalEngine]
+    servers: tuple[RemotePrefill, ...]
+    """Prefill servers elsewhere."""
     bypasses: Callable[[], Mapping[str, int]]
     """How many prompts were not prefilled apart, by reason."""
 
@@ -69,6 +74,8 @@ class Cell:
         async with asyncio.TaskGroup() as tasks:
             for name, engine in (*self.decoding.items(), *self.prefilling.items()):
                 tasks.create_task(self._watch_engine(name, engine))
+            for server in self.servers:
+                tasks.create_task(server.watch(self._meet_server))
 
     async def _watch_engine(self, name: str, engine: LocalEngine) -> None:
         await engine.died.wait()
@@ -76,15 +83,23 @@ class Cell:
         with contextlib.suppress(EngineDiedError):
             await self.engine.stats()  # from which routing learns whom to pass over, before the next group does
 
+    async def _meet_server(self, address: TransferAddress) -> None:
+        await asyncio.gather(*(engine.connect(address) for engine in self.decoding.values()))
+
     async def close(self) -> None:
         """Ends open groups with `EngineClosedError`, and every process. May be called twice."""
         await self.engine.close()
 
 
-async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngine) -> Cell:
-    """Starts what the plan names, all or nothing. `address`: where the server itself is reached."""
+async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngine, client: httpx.AsyncClient) -> Cell:
+    """Starts what the plan names, all or nothing. `address`: where the server itself is reached; `client`: for prefill
+    servers, to be closed after the cell."""
     engines = await start_engines(engine_configs(plan, cores=cores()), start_engine)
-    cell = put_together(engines, plan, address=address)
+    if plan.cell.prefill:
+        cell = prefill_and_decode(engines, plan.cell)
+    else:
+        ((name, engine),) = engines.items()
+        cell = alone(Worker(name, engine, address), engine, plan.cell, client)
     try:
         await cell.meet()
     except BaseException:
@@ -93,12 +108,23 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
     return cell
 
 
-def put_together(engines: Mapping[str, LocalEngine], plan: ServerPlan, *, address: str) -> Cell:
-    """`engines`: by worker id, as `engine_configs` names them."""
-    if plan.cell.prefill:
-        return prefill_and_decode(engines, plan.cell)
-    (worker,) = (Worker(name, engine, address) for name, engine in engines.items())
-    return Cell(worker.engine, (worker,), engines, {}, dict)
+def alone(worker: Worker, local: LocalEngine, config: CellConfig, client: httpx.AsyncClient) -> Cell:
+    """One engine, which `worker` names, with the prefill servers it asks, if any."""
+    decoding = {worker.id: local}
+    if not config.prefill_urls:
+        return Cell(local, (worker,), decoding, {}, (), dict)
+    servers = tuple(
+        RemotePrefill(
+            url, info=local.info, client=client, release_through=local.release, api_key=config.prefill_api_key
+        )
+        for url in config.prefill_urls
+    )
+    prefill = tuple(
+        Worker(f"prefill-{i}", server, url, local=False)
+        for i, (server, url) in enumerate(zip(servers, config.prefill_urls, strict=True))
+    )
+    engine = disaggregated(prefill, (worker,), config, role=Role.DECODE)
+    return Cell(engine, (worker, *prefill), decoding, {}, servers, lambda: engine.bypasses)
 
 
 def prefill_and_decode(engines: Mapping[str, LocalEngine], config: CellConfig) -> Cell:
@@ -109,7 +135,7 @@ def prefill_and_decode(engines: Mapping[str, LocalEngine], config: CellConfig) -
         for side in (prefilling, decoding)
     )
     engine = disaggregated(prefill, decode, config, role=Role.BOTH)
-    return Cell(engine, (*prefill, *decode), decoding, prefilling, lambda: engine.bypasses)
+    return Cell(engine, (*prefill, *decode), decoding, prefilling, (), lambda: engine.bypasses)
 
 
 def disaggregated(

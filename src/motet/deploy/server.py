@@ -24,6 +24,7 @@ from motet.deploy.listen import listen, port_of, url_of
 from motet.deploy.plan import ServerPlan
 from motet.deploy.start import StartEngine
 from motet.deploy.stop import StopSignals, first_of
+from motet.engines.remote import prefill_client
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 
@@ -51,15 +52,19 @@ async def run_server(
         template = ChatTemplate.of(tokenizer)
         config = msgspec.structs.replace(plan.server, port=port_of(listener))
         address = f"{config.host}:{config.port}"
-        cell = await started(start_cell(plan, address=address, start_engine=start_engine), signals)
-        if cell is None:
-            return Outcome.STOPPED_BEFORE_READY
-        try:
-            service = Service(cell.engine, tokenizer, template, config, workers=cell.workers, bypasses=cell.bypasses)
-            server = Server(service, cell, HttpServer(create_app(service), listener), signals)
-            return await server.run(lambda: on_ready(url_of(listener), cell), plan.death_linger_s)
-        finally:
-            await cell.close()
+        async with prefill_client() as client:
+            start = start_cell(plan, address=address, start_engine=start_engine, client=client)
+            cell = await started(start, signals)
+            if cell is None:
+                return Outcome.STOPPED_BEFORE_READY
+            try:
+                service = Service(
+                    cell.engine, tokenizer, template, config, workers=cell.workers, bypasses=cell.bypasses
+                )
+                server = Server(service, cell, HttpServer(create_app(service), listener), signals)
+                return await server.run(lambda: on_ready(url_of(listener), cell), plan.death_linger_s)
+            finally:
+                await cell.close()
 
 
 async def started(start: Awaitable[Cell], signals: StopSignals) -> Cell | None:
