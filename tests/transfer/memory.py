@@ -1,0 +1,94 @@
+"""Pretend workers for tests of transports: KV memory with guards around it, and one end of a connection."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from motet.transfer.base import Read, ReadState, Transport
+from motet.transfer.layout import Memory, Run, merged
+from motet.transfer.proof import Proof
+
+PATIENCE_S = 10.0
+
+
+class KVMemory:
+    """Regions of blocks filled with noise. Around each region lies a guard as large as a block."""
+
+    def __init__(self, *, num_regions: int = 3, num_blocks: int = 24, block_bytes: int = 96, seed: int = 0) -> None:
+        self._all = np.empty((num_regions, num_blocks + 2, block_bytes), np.uint8)
+        self.proof = Proof(num_blocks)
+        self.fill(seed)
+        self.memory = Memory(
+            regions=tuple(int(region[1:].ctypes.data) for region in self._all),
+            region_block_bytes=block_bytes,
+            num_blocks=num_blocks,
+            proof=self.proof.address,
+            proof_entries=self.proof.num_entries,
+        )
+
+    def fill(self, seed: int) -> None:
+        self._all[:] = np.random.default_rng(seed).integers(0, 256, self._all.shape, np.uint8)
+
+    @property
+    def blocks(self) -> npt.NDArray[np.uint8]:
+        """[num_regions, num_blocks, block_bytes]; a view."""
+        return self._all[:, 1:-1]
+
+    def copy(self) -> npt.NDArray[np.uint8]:
+        """Guards and all."""
+        return self._all.copy()
+
+    def expect(self, before: npt.NDArray[np.uint8], source: "KVMemory", pairs: Iterable[tuple[int, int]]) -> None:
+        """Nothing has changed since `before` but that these (remote, local) blocks have come from `source`."""
+        wanted = before.copy()
+        for remote, local in pairs:
+            wanted[:, 1 + local] = source.blocks[:, remote]
+        np.testing.assert_array_equal(self._all, wanted)
+
+
+class Side:
+    """A worker with its transport, and the messages it has got."""
+
+    def __init__(self, transport: Transport, kv: KVMemory) -> None:
+        self.transport = transport
+        self.kv = kv
+        self.inbox: list[bytes] = []
+
+    def meet(self, other: Self) -> str:
+        return self.transport.connect(other.transport.describe(), other.kv.memory)
+
+    def read(self, peer: str, pairs: Sequence[tuple[int, int]]) -> Read:
+        return self.transport.read_blocks(peer, merged(pairs))
+
+    def attend(self) -> None:
+        self.inbox += self.transport.poll()
+
+
+def attend_until(done: Callable[[], bool], *sides: Side) -> None:
+    """Polls as transfer threads do, until it is so."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < end_s, "this does not come about"
+        for side in sides:
+            side.attend()
+
+
+def finish(read: Read, *sides: Side) -> ReadState:
+    """Waits for a read, and closes it."""
+    attend_until(lambda: read.poll() is not ReadState.RUNNING, *sides)
+    state = read.poll()
+    read.close()
+    return state
+
+
+def read_proof(side: Side, peer: str, entries: list[int], *sides: Side) -> list[int]:
+    read, values = side.transport.read_proof(peer, entries)
+    assert finish(read, *sides) is ReadState.DONE
+    return values
+
+
+def runs_of(*runs: tuple[int, int, int]) -> list[Run]:
+    return [Run(*run) for run in runs]

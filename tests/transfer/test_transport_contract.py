@@ -1,0 +1,256 @@
+"""What every transport keeps: memory of one process, NIXL over shared memory, NIXL over TCP."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from motet.transfer.base import FailureKind, ReadState, TransferError
+from motet.transfer.layout import Run
+from motet.transfer.local import LocalNetwork
+from motet.transfer.nixl import LOOPBACK, NixlTransport
+from tests.transfer.memory import KVMemory, Side, attend_until, finish, read_proof
+
+NUM_BLOCKS = 24
+starts = itertools.count()
+
+
+def local() -> Callable[[KVMemory], Side]:
+    network = LocalNetwork()
+    return lambda kv: Side(network.join(f"local-{next(starts)}", kv.memory), kv)
+
+
+def shared_memory() -> Callable[[KVMemory], Side]:
+    return lambda kv: Side(NixlTransport(f"shm-{next(starts)}", kv.memory, ucx=LOOPBACK), kv)
+
+
+def tcp() -> Callable[[KVMemory], Side]:
+    return lambda kv: Side(NixlTransport(f"tcp-{next(starts)}", kv.memory, ucx=LOOPBACK | {"TLS": "tcp"}), kv)
+
+
+@pytest.fixture(scope="module", params=[local, shared_memory, tcp])
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[[KVMemory], Side]]:
+    """Starts a worker."""
+    make: Callable[[KVMemory], Side] = request.param()
+    sides: list[Side] = []
+
+    def start_one(kv: KVMemory) -> Side:
+        sides.append(make(kv))
+        return sides[-1]
+
+    yield start_one
+    for side in sides:
+        side.transport.close()
+
+
+@dataclass
+class Pair:
+    """Two workers that know each other, for tests that leave them as they were."""
+
+    reader: Side
+    owner: Side
+    owner_name: str
+    reader_name: str
+
+
+@pytest.fixture(scope="module")
+def pair(start: Callable[[KVMemory], Side]) -> Pair:
+    reader, owner = start(KVMemory()), start(KVMemory())
+    return Pair(reader, owner, reader.meet(owner), owner.meet(reader))
+
+
+@st.composite
+def block_pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """(remote, local) blocks, each at most once, often neighbours."""
+    count = draw(st.integers(1, NUM_BLOCKS))
+    numbers = st.permutations(range(NUM_BLOCKS))
+    remote = draw(st.one_of(st.just(list(range(NUM_BLOCKS))), numbers))
+    local = draw(st.one_of(st.just(remote), numbers))
+    return list(zip(remote[:count], local[:count], strict=True))
+
+
+@examples(max_examples=40)
+@given(pairs=block_pairs(), seed=st.integers(0, 2**32 - 1))
+def test_bytes_arrive_exactly_and_nothing_else_is_touched(pair: Pair, pairs: list[tuple[int, int]], seed: int) -> None:
+    pair.owner.kv.fill(seed)
+    pair.reader.kv.fill(seed + 1)
+    before, theirs = pair.reader.kv.copy(), pair.owner.kv.copy()
+    assert finish(pair.reader.read(pair.owner_name, pairs), pair.reader, pair.owner) is ReadState.DONE
+    pair.reader.kv.expect(before, pair.owner.kv, pairs)
+    pair.owner.kv.expect(theirs, pair.owner.kv, [])
+
+
+def test_several_reads_run_at_once(pair: Pair) -> None:
+    before = pair.reader.kv.copy()
+    pairs = [(block, NUM_BLOCKS - 1 - block) for block in range(NUM_BLOCKS)]
+    reads = [pair.reader.read(pair.owner_name, [one]) for one in pairs]
+    for read in reversed(reads):
+        assert finish(read, pair.reader, pair.owner) is ReadState.DONE
+    pair.reader.kv.expect(before, pair.owner.kv, pairs)
+
+
+def test_both_sides_read_from_each_other_at_once(pair: Pair) -> None:
+    ours, theirs = pair.reader.kv.copy(), pair.owner.kv.copy()
+    there, back = [(block, block) for block in range(8)], [(block, block) for block in range(8, 16)]
+    reads = pair.reader.read(pair.owner_name, there), pair.owner.read(pair.reader_name, back)
+    assert [finish(read, pair.reader, pair.owner) for read in reads] == [ReadState.DONE] * 2
+    pair.reader.kv.expect(ours, pair.owner.kv, there)
+    pair.owner.kv.expect(theirs, pair.reader.kv, back)
+
+
+def test_a_read_says_how_many_bytes_and_pieces_it_is(pair: Pair) -> None:
+    read = pair.reader.transport.read_blocks(pair.owner_name, [Run(0, 4, 3), Run(9, 1, 1)])
+    finish(read, pair.reader, pair.owner)
+    assert read.num_bytes == 4 * pair.owner.kv.memory.block_bytes
+    assert read.num_descriptors == 2 * len(pair.owner.kv.memory.regions)
+
+
+@examples(max_examples=40)
+@given(data=st.data())
+def test_entries_of_a_proof_come_in_the_order_they_are_asked_for(pair: Pair, data: st.DataObject) -> None:
+    proof = pair.owner.kv.proof
+    raised = data.draw(st.lists(st.integers(0, NUM_BLOCKS - 1)))
+    proof.raise_generations(raised)
+    slot = proof.show(lease_id := data.draw(st.integers(1, 2**52)))
+    blocks = data.draw(st.lists(st.integers(0, NUM_BLOCKS - 1)))
+    entries = data.draw(st.permutations([*blocks, proof.lease_entry(slot)]))
+    values = read_proof(pair.reader, pair.owner_name, entries, pair.reader, pair.owner)
+    proof.hide(slot)
+    generations = dict(zip(blocks, proof.generations(blocks), strict=True))
+    assert values == [generations.get(entry, lease_id) for entry in entries]
+
+
+def test_several_proofs_are_read_at_once(pair: Pair) -> None:
+    proof = pair.owner.kv.proof
+    proof.raise_generations([1, 1, 2])
+    reads = [pair.reader.transport.read_proof(pair.owner_name, [block]) for block in (2, 1, 0)]
+    assert [finish(read, pair.reader, pair.owner) for read, _ in reads] == [ReadState.DONE] * 3
+    assert [values for _, values in reads] == [[generation] for generation in proof.generations([2, 1, 0])]
+
+
+def test_a_proof_shows_what_is_so_when_it_is_read(pair: Pair) -> None:
+    before = read_proof(pair.reader, pair.owner_name, [5], pair.reader, pair.owner)
+    pair.owner.kv.proof.raise_generations([5])
+    assert read_proof(pair.reader, pair.owner_name, [5], pair.reader, pair.owner) == [before[0] + 1]
+
+
+def test_messages_arrive_once_and_in_order(pair: Pair) -> None:
+    messages = [b"first", b"", b"x" * 20_000, b"last"]
+    for message in messages:
+        pair.reader.transport.notify(pair.owner_name, message)
+    pair.owner.transport.notify(pair.reader_name, b"back")
+    attend_until(lambda: len(pair.owner.inbox) >= 4 and len(pair.reader.inbox) >= 1, pair.reader, pair.owner)
+    for side in (pair.reader, pair.owner):
+        side.attend()
+    assert (pair.owner.inbox, pair.reader.inbox) == (messages, [b"back"])
+    pair.owner.inbox, pair.reader.inbox = [], []
+
+
+def test_a_worker_that_was_never_met_cannot_be_read(pair: Pair) -> None:
+    with pytest.raises(TransferError) as blocks:
+        pair.reader.read("nobody", [(0, 0)])
+    with pytest.raises(TransferError) as proof:
+        pair.reader.transport.read_proof("nobody", [0])
+    pair.reader.transport.notify("nobody", b"lost")
+    pair.reader.transport.disconnect("nobody")
+    assert (blocks.value.kind, proof.value.kind) == (FailureKind.PEER_LOST, FailureKind.PEER_LOST)
+
+
+@pytest.mark.parametrize(
+    "run", [Run(NUM_BLOCKS, 0, 1), Run(0, NUM_BLOCKS, 1), Run(NUM_BLOCKS - 1, 0, 2), Run(-1, 0, 1), Run(0, 0, 0)]
+)
+def test_blocks_that_do_not_exist_are_refused(pair: Pair, run: Run) -> None:
+    before = pair.reader.kv.copy()
+    with pytest.raises(TransferError) as refused:
+        pair.reader.transport.read_blocks(pair.owner_name, [Run(0, 0, 1), run])
+    assert refused.value.kind is FailureKind.REFUSED
+    pair.reader.kv.expect(before, pair.owner.kv, [])
+
+
+@pytest.mark.parametrize("entries", [[-1], [0, 2**40], []])
+def test_entries_that_do_not_exist_are_refused(pair: Pair, entries: list[int]) -> None:
+    with pytest.raises(TransferError) as refused:
+        pair.reader.transport.read_proof(pair.owner_name, entries)
+    assert refused.value.kind is FailureKind.REFUSED
+
+
+@pytest.mark.parametrize("description", [b"", b"garbage", b"\xff\x00" * 100])
+def test_a_description_that_is_none_is_refused(pair: Pair, description: bytes) -> None:
+    with pytest.raises(TransferError) as refused:
+        pair.reader.transport.connect(description, pair.owner.kv.memory)
+    assert refused.value.kind is FailureKind.REFUSED
+
+
+def test_a_worker_does_not_connect_to_itself(pair: Pair) -> None:
+    with pytest.raises(TransferError) as refused:
+        pair.reader.meet(pair.reader)
+    assert refused.value.kind is FailureKind.REFUSED
+
+
+def test_blocks_of_another_shape_are_refused_with_both_sides_shown(pair: Pair) -> None:
+    other = KVMemory(num_regions=2, block_bytes=128)
+    with pytest.raises(TransferError, match=r"\(3, 96\) here and \(2, 128\) there") as refused:
+        pair.reader.transport.connect(pair.owner.transport.describe(), other.memory)
+    assert refused.value.kind is FailureKind.REFUSED
+
+
+def test_meeting_again_changes_nothing(pair: Pair) -> None:
+    read = pair.reader.read(pair.owner_name, [(3, 3)])
+    assert pair.reader.meet(pair.owner) == pair.owner_name
+    assert finish(read, pair.reader, pair.owner) is ReadState.DONE
+
+
+def test_a_disconnected_worker_cannot_be_read_until_it_is_met_again(start: Callable[[KVMemory], Side]) -> None:
+    reader, owner = start(KVMemory(seed=1)), start(KVMemory(seed=2))
+    before, name = reader.kv.copy(), reader.meet(owner)
+    assert finish(reader.read(name, [(0, 1)]), reader, owner) is ReadState.DONE
+    reader.transport.disconnect(name)
+    reader.transport.disconnect(name)
+    with pytest.raises(TransferError) as lost:
+        reader.read(name, [(0, 0)])
+    assert lost.value.kind is FailureKind.PEER_LOST
+    assert reader.meet(owner) == name
+    assert finish(reader.read(name, [(2, 3)]), reader, owner) is ReadState.DONE
+    reader.kv.expect(before, owner.kv, [(0, 1), (2, 3)])
+
+
+def test_a_disconnect_lets_the_reads_under_way_end(start: Callable[[KVMemory], Side]) -> None:
+    reader, owner = start(KVMemory(seed=1, block_bytes=2**18)), start(KVMemory(seed=2, block_bytes=2**18))
+    before, name = reader.kv.copy(), reader.meet(owner)
+    pairs = [(block, block) for block in range(NUM_BLOCKS)]
+    read = reader.read(name, pairs)
+    reader.transport.disconnect(name)
+    assert finish(read, reader, owner) is ReadState.DONE
+    reader.kv.expect(before, owner.kv, pairs)
+
+
+def test_a_restarted_worker_is_met_under_its_new_name(start: Callable[[KVMemory], Side]) -> None:
+    reader, owner = start(KVMemory(seed=1)), start(KVMemory(seed=2))
+    before, old_name = reader.kv.copy(), reader.meet(owner)
+    assert finish(reader.read(old_name, [(0, 1)]), reader, owner) is ReadState.DONE
+    owner.transport.close()
+    again = start(owner.kv)
+    new_name = reader.meet(again)
+    assert new_name != old_name
+    reader.transport.disconnect(old_name)
+    assert finish(reader.read(new_name, [(2, 3)]), reader, again) is ReadState.DONE
+    reader.kv.expect(before, again.kv, [(0, 1), (2, 3)])
+
+
+def test_a_closed_transport_does_nothing_more(start: Callable[[KVMemory], Side]) -> None:
+    reader, owner = start(KVMemory()), start(KVMemory())
+    name = reader.meet(owner)
+    read = reader.read(name, [(0, 0)])
+    reader.transport.close()
+    reader.transport.close()
+    assert read.poll() is not ReadState.RUNNING, "with the transport goes all that could write"
+    read.close()
+    reader.transport.notify(name, b"lost")
+    for act in (lambda: reader.meet(owner), lambda: reader.read(name, [(0, 0)]), reader.attend):
+        with pytest.raises(TransferError) as closed:
+            act()
+        assert closed.value.kind in (FailureKind.CLOSED, FailureKind.PEER_LOST)
