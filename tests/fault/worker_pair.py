@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from motet.engines.base import Engine
 from motet.engines.native.client import NativeEngine
 from motet.transfer.base import FailureKind
 from motet.transfer.ticket import Ticket
@@ -101,7 +102,7 @@ async def until(engine: NativeEngine, holds: Callable[[EngineStats], bool]) -> E
     return stats
 
 
-async def answer(engine: NativeEngine, request: GenerateRequest) -> dict[int, list[int]]:
+async def answer(engine: Engine, request: GenerateRequest) -> dict[int, list[int]]:
     """What the client of a group sees, choice by choice."""
     tokens: dict[int, list[int]] = {start.index: [] for start in request.choices}
     async with asyncio.timeout(SECONDS):
