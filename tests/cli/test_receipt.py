@@ -81,7 +81,7 @@ def test_the_table_says_what_did_not_happen() -> None:
     shown = words(Receipt.of(whole(), CELL, BLOCK))
     assert "prefills 1 2, one for each choice" in shown
     assert "KV transfers 1 2, one for each choice" in shown
-    assert "bytes moved 18,000 36,000" in shown
+    assert "KV bytes moved 18,000 36,000" in shown
 
 
 def test_the_table_of_a_single_server_speaks_of_no_transfers() -> None:

@@ -43,11 +43,26 @@ def test_it_speaks_sense(server: ChildServer) -> None:
     assert texts[0] == texts[1]
 
 
-def test_the_demo_prefills_its_prompt_once_and_shares_it() -> None:
-    command = [sys.executable, "-m", "motet", "demo", "--max-tokens", "16"]
+def demo(*arguments: str) -> tuple[dict[str, float], str]:
+    """The receipt and all that was printed."""
+    command = [sys.executable, "-m", "motet", "demo", "--max-tokens", "16", *arguments]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    receipt = json.loads(output.splitlines()[-1])
+    return json.loads(output.splitlines()[-1]), output
+
+
+def test_the_demo_prefills_once_and_moves_the_prompt_s_kv_once() -> None:
+    receipt, output = demo()
+    assert receipt["n"] == 8
+    assert (receipt["prefills"], receipt["transfers"], receipt["recomputed_tokens"]) == (1, 1, 1)
+    assert receipt["transfer_bytes"] == receipt["trunk_bytes"] > 0
+    assert receipt["prompt_tokens_prefilled"] == receipt["prompt_tokens"]
+    assert all(f"--- choice {i} (" in output for i in range(8))
+
+
+def test_the_demo_of_a_single_server_prefills_its_prompt_once_and_shares_it() -> None:
+    receipt, output = demo("--single")
     assert receipt["n"] == 4
+    assert (receipt["prefills"], receipt["transfers"]) == (0, 0)
     assert receipt["prompt_tokens_prefilled"] == receipt["prompt_tokens"]
     full_blocks = receipt["prompt_tokens"] // 16
     assert receipt["blocks_shared"] == 3 * full_blocks

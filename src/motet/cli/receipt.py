@@ -71,9 +71,9 @@ class Receipt:
         n = self.n
         table.add_row("prefills", f"{self.prefills}", f"{n}, one for each choice")
         table.add_row("KV transfers", f"{self.transfers}", f"{n}, one for each choice")
-        table.add_row("bytes moved", f"{self.transfer_bytes:,}", f"{n * self.trunk_bytes:,}")
-        table.add_row("the prompt's KV", f"{self.trunk_bytes:,} bytes")
-        table.add_row("prompt tokens computed on decode", f"{self.recomputed_tokens}", f"{n}, one for each choice")
+        table.add_row("KV bytes moved", f"{self.transfer_bytes:,}", f"{n * self.trunk_bytes:,}")
+        table.add_row("KV bytes of the prompt", f"{self.trunk_bytes:,}")
+        table.add_row("prompt tokens run on decode", f"{self.recomputed_tokens}", f"{n}, one for each choice")
 
     def json(self) -> str:
         return json.dumps(self.__dict__)

@@ -1,7 +1,7 @@
 """A server in a child process, for programs that bring their own: the demo, the chat, benchmarks, tests.
 
-It takes a free port, says in its ready line where it is, and ends with whoever started it: it holds the other end of
-its standard input.
+It takes a free port unless told which, says in its ready line where it is, and ends with whoever started it, who holds
+the other end of its standard input.
 """
 
 import subprocess
@@ -22,12 +22,12 @@ SHOWN_LOG_LINES = 20
 class ChildServer:
     """`motet serve` with these arguments, from `with` to its end. `url` is known once it is entered."""
 
-    def __init__(self, arguments: Sequence[str], *, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], *, port: int = 0, environ: Mapping[str, str] | None = None) -> None:
         """`environ`: in place of this process's environment."""
         self.url = ""
         self._environ = environ
         self._command = [
-            sys.executable, "-m", "motet", "serve", *arguments, "--port", "0", "--stop-with-stdin"
+            sys.executable, "-m", "motet", "serve", *arguments, "--port", str(port), "--stop-with-stdin"
         ]  # fmt: skip
 
     def __enter__(self) -> "ChildServer":
