@@ -155,6 +155,7 @@ class Handover:
         lease = self.leases.grant(group.request.request_id, blocks, readers=group.readers, now_s=self._clock())
         self._count_leases()
         self._counters.prefills += 1
+        logger.info("prefilled %s for %d: %d tokens", _label(group), group.readers, group.trunk_tokens)
         return Ticket(
             remote_engine_id=address.engine_id,
             remote_request_id=group.request.request_id,
@@ -220,6 +221,7 @@ class Handover:
             group.computed, group.cached_tokens = ticket.num_tokens, ticket.cached_tokens
             group.pull = group.ticket = None
             arrivals.landed.append(group)
+            logger.info("fetched %s: %d bytes in %.1f ms", _label(group), landed.num_bytes, 1000 * landed.seconds)
         self._pool.release(pull.blocks)
 
     def _failed(self, failed: Failed, arrivals: Arrivals) -> None:

@@ -1,0 +1,54 @@
+"""The one message that tells prefill that decode has its KV gets lost: decode goes on, and the lease ends by itself.
+
+Real cores, real transfer threads and side channels; only the transport is one that loses messages on demand.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from motet.engines.native.build import build_parts
+from motet.engines.native.core import EngineCore
+from motet.ids import RequestId, new_engine_id
+from motet.transfer.local import LocalNetwork
+from motet.transfer.proof import Proof
+from motet.transfer.thread import TransferSettings, TransferThread
+from motet.types import Role
+from tests.engines.native.drive import engine_config, group, prompt_of, run
+from tests.fault.worker_pair import undisturbed
+
+LEASE_S = 0.5
+
+
+@contextmanager
+def core(folder: Path, role: Role, network: LocalNetwork) -> Iterator[EngineCore]:
+    parts = build_parts(engine_config(folder, role=role, lease_s=LEASE_S))
+    proof = Proof(parts.info.num_blocks)
+    memory = parts.runner.storage.memory(proof)
+    name = new_engine_id(role)
+    settings = TransferSettings(host="127.0.0.1", port=0, cluster_key="", pull_timeout_s=5.0, engine_id=name)
+    transfers = TransferThread(settings, parts.facts, memory, lambda: network.join(name, memory))
+    try:
+        yield EngineCore(parts.info, parts.runner, parts.options, proof=proof, transfers=transfers)
+    finally:
+        transfers.close()
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["told", "lost"])
+def test_a_lost_acknowledgement_costs_nothing_but_the_time_of_a_lease(lost: int, folder: Path) -> None:
+    network, request = LocalNetwork(), group("g", prompt_of(200), n=3, seed=4)
+    with core(folder, Role.PREFILL, network) as prefill, core(folder, Role.DECODE, network) as decode:
+        prefill.prefill(request)
+        ticket = prefill.step().tickets[RequestId("g")]
+        network.lose_messages(lost)
+        outcomes = run(decode, [msgspec.structs.replace(request, ticket=ticket)])
+        assert outcomes["g"].tokens == undisturbed(folder, request)
+        assert decode.stats().transfers == 1
+        while prefill.stats().leases:
+            prefill.step()
+        prefill.check()
+        assert prefill.stats().leases_expired == lost
+        assert prefill.stats().blocks_used == 0
