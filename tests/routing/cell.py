@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 from motet.engines.base import Engine, GroupStream, Worker
-from motet.engines.fake import DuringPrefill, FakeEngine, FakeLeases, fake_info
+from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
 from motet.errors import MotetError
 from motet.ids import RequestId
 from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
 from motet.routing.routed import Routed
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import ChoiceStart, GenerateRequest, Role, SamplingParams, choice_starts
+from motet.types import ChoiceStart, EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
 
 ANSWER_TOKENS = 3
 
@@ -43,6 +44,16 @@ def group(
     )
 
 
+class Options(TypedDict, total=False):
+    """What a fake engine can be told."""
+
+    info: EngineInfo
+    gate: asyncio.Semaphore | None
+    fail_after: dict[int, MotetError] | None
+    during_prefill: DuringPrefill | None
+    leases: FakeLeases
+
+
 class Hold:
     """What prefill does: says that it was entered, waits for `go`, and fails with `error` if there is one."""
 
@@ -60,19 +71,34 @@ class Hold:
             raise self.error
 
 
-def worker(
-    name: str,
-    *,
-    leases: FakeLeases | None = None,
-    during_prefill: DuringPrefill | None = None,
-    gate: asyncio.Semaphore | None = None,
-    fail_after: dict[int, MotetError] | None = None,
-) -> tuple[Worker, FakeEngine]:
+class WatchedEngine(FakeEngine):
+    """Says when it was given a group; `refusal` is raised by `generate` itself; a release waits for `may_release`."""
+
+    def __init__(self, answers: Script, **options: Unpack[Options]) -> None:
+        super().__init__(answers, **options)
+        self.submitted = asyncio.Event()
+        self.refusal: MotetError | None = None
+        self.releasing = asyncio.Event()
+        self.may_release = asyncio.Event()
+        self.may_release.set()
+
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        self.submitted.set()
+        if self.refusal is not None:
+            raise self.refusal
+        return super().generate(request)
+
+    async def release(self, ticket: Ticket) -> None:
+        self.releasing.set()
+        await self.may_release.wait()
+        await super().release(ticket)
+
+
+def worker(name: str, **options: Unpack[Options]) -> tuple[Worker, WatchedEngine]:
     role = Role(name.partition("-")[0])
     info = fake_info(role=role, transfer=TransferAddress(f"engine-of-{name}", "127.0.0.1", 1))
-    engine = FakeEngine(
-        script, info=info, leases=leases, during_prefill=during_prefill, gate=gate, fail_after=fail_after
-    )
+    options.setdefault("info", info)
+    engine = WatchedEngine(script, **options)
     return Worker(name, engine, "127.0.0.1:1"), engine
 
 

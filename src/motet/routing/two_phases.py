@@ -77,6 +77,8 @@ class TwoPhaseGroup:
 
     async def aclose(self) -> None:
         if self._ending is None:
+            if self._submitting is not None:
+                self._submitting.cancel()
             self._ending = asyncio.create_task(self._end())
         await asyncio.shield(self._ending)
 
@@ -103,8 +105,6 @@ class TwoPhaseGroup:
     async def _submit(self, timeout_s: float) -> None:
         try:
             self._unread = await self._ticket(timeout_s)
-            if self._ending is not None:
-                return
             request = msgspec.structs.replace(self.request, ticket=self._unread, choices=self._choices)
             self._inner = self._decode.generate(request)
         except MotetError as error:
@@ -140,7 +140,6 @@ class TwoPhaseGroup:
     async def _end(self) -> None:
         try:
             if self._submitting is not None:
-                self._submitting.cancel()
                 await asyncio.wait((self._submitting,))
             if self._inner is not None:
                 await self._inner.aclose()
