@@ -6,13 +6,13 @@ from typing import TypedDict, Unpack
 
 from motet.engines.base import Engine, GroupStream, Worker
 from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
-from motet.errors import MotetError
+from motet.errors import EngineDiedError, MotetError
 from motet.ids import RequestId
 from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
 from motet.routing.routed import Routed
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import ChoiceStart, EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
+from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, Role, SamplingParams, choice_starts
 
 ANSWER_TOKENS = 3
 
@@ -72,12 +72,14 @@ class Hold:
 
 
 class WatchedEngine(FakeEngine):
-    """Says when it was given a group; `refusal` is raised by `generate` itself; a release waits for `may_release`."""
+    """Says when it was given a group; `refusal` is raised by `generate` itself; a release waits for `may_release`; with
+    `dead` it gives no figures."""
 
     def __init__(self, answers: Script, **options: Unpack[Options]) -> None:
         super().__init__(answers, **options)
         self.submitted = asyncio.Event()
         self.refusal: MotetError | None = None
+        self.dead = False
         self.releasing = asyncio.Event()
         self.may_release = asyncio.Event()
         self.may_release.set()
@@ -87,6 +89,11 @@ class WatchedEngine(FakeEngine):
         if self.refusal is not None:
             raise self.refusal
         return super().generate(request)
+
+    async def stats(self) -> EngineStats:
+        if self.dead:
+            raise EngineDiedError("gone")
+        return await super().stats()
 
     async def release(self, ticket: Ticket) -> None:
         self.releasing.set()

@@ -1,0 +1,103 @@
+"""When decode computes a prompt by itself."""
+
+import pytest
+
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError
+from motet.routing.bypass import (
+    BypassReason,
+    BypassRules,
+    Facts,
+    bypass_reason,
+    reason_of,
+    waiting_takes_longer,
+)
+from motet.routing.load import Load
+
+
+def facts(
+    *,
+    prompt_tokens: int = 1000,
+    cached_tokens: int = 0,
+    prompt_logprobs: bool = False,
+    prefill: Load | None = None,
+) -> Facts:
+    return Facts(
+        prompt_tokens=prompt_tokens,
+        prompt_logprobs=prompt_logprobs,
+        prefill=prefill or Load(prompt_tokens),
+        decode=Load(prompt_tokens - cached_tokens),
+    )
+
+
+BUSY = Load(1000, waiting_tokens=5000, tokens_per_s=100.0)
+
+
+@pytest.mark.parametrize("bypass_tokens", [0, 1, 128])
+def test_a_single_token_never_goes_to_prefill(bypass_tokens: int) -> None:
+    assert bypass_reason(facts(prompt_tokens=1), BypassRules(bypass_tokens)) is BypassReason.ONE_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "cached_tokens", "reason"),
+    [(127, 0, BypassReason.SHORT), (128, 0, None), (1000, 873, BypassReason.SHORT), (1000, 872, None)],
+)
+def test_what_is_left_to_compute_beside_the_cache_decides(
+    prompt_tokens: int, cached_tokens: int, reason: BypassReason | None
+) -> None:
+    assert bypass_reason(facts(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens), BypassRules(128)) is reason
+
+
+def test_prompt_logprobs_need_every_row_on_decode() -> None:
+    assert bypass_reason(facts(prompt_logprobs=True), BypassRules(0)) is BypassReason.PROMPT_LOGPROBS
+
+
+def test_a_busy_prefill_is_passed_by() -> None:
+    assert bypass_reason(facts(prefill=BUSY), BypassRules()) is BypassReason.PREFILL_BUSY
+
+
+def test_bypass_tokens_0_lets_decode_compute_nothing_by_choice() -> None:
+    assert bypass_reason(facts(prompt_tokens=2), BypassRules(0)) is None
+    assert bypass_reason(facts(prefill=BUSY), BypassRules(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "longer"),
+    [
+        # (waiting + own) / speed on each side
+        (Load(1000, 1000, 1000.0), Load(1000, 0, 1000.0), True),  # 2.0 s against 1.0 s
+        (Load(1000, 1000, 1000.0), Load(1000, 1000, 1000.0), False),  # 2.0 s against 2.0 s
+        (Load(1000, 1000, 1000.0), Load(1000, 0, 400.0), False),  # 2.0 s against 2.5 s
+        (Load(1000, 1000, 1000.0), Load(900, 0, 500.0), True),  # 2.0 s against 1.8 s
+        (Load(100, 1000, 1000.0), Load(1000, 0, 800.0), False),  # 1.1 s against 1.25 s: prefill has most of it cached
+        (Load(1000, 1, 1000.0), Load(1000, 0, 1000.0), True),  # 1.001 s against 1.0 s
+    ],
+)
+def test_the_side_that_is_through_first_gets_the_prompt(prefill: Load, decode: Load, longer: bool) -> None:
+    assert waiting_takes_longer(prefill, decode) is longer
+
+
+def test_prefill_without_a_queue_is_never_busy_however_slow() -> None:
+    assert not waiting_takes_longer(Load(1000, 0, 1.0), Load(1000, 0, 1000.0))
+
+
+def test_prefill_that_was_not_measured_is_never_busy() -> None:
+    assert not waiting_takes_longer(Load(1000, 9000, None), Load(1000, 0, 1000.0))
+
+
+def test_decode_that_was_not_measured_is_taken_to_be_as_fast_as_prefill() -> None:
+    assert waiting_takes_longer(Load(1000, 500, 100.0), Load(1000))
+    assert not waiting_takes_longer(Load(1000, 500, 100.0), Load(1000, 600))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OverloadedError("full"), BypassReason.PREFILL_BUSY),
+        (EngineDiedError("gone"), BypassReason.PREFILL_DOWN),
+        (EngineClosedError("closed"), BypassReason.PREFILL_DOWN),
+        (EngineError("sick"), BypassReason.PREFILL_FAILED),
+        (MotetError("else"), BypassReason.PREFILL_FAILED),
+    ],
+)
+def test_a_prefill_that_failed_is_counted_by_what_was_wrong(error: MotetError, reason: BypassReason) -> None:
+    assert reason_of(error) is reason

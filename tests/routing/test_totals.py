@@ -1,0 +1,37 @@
+"""Figures of several workers as one."""
+
+import msgspec
+
+from motet.routing.totals import SUMMED, total_stats
+from motet.types import EngineStats
+
+NOT_SUMMED = {"oldest_lease_s", "transfer_seconds", "transfer_failures"}
+
+
+def test_every_figure_is_either_summed_or_treated_by_itself() -> None:
+    assert {field.name for field in msgspec.structs.fields(EngineStats)} == {*SUMMED} | NOT_SUMMED
+
+
+def test_sums_of_numbers_counts_and_kinds_and_the_age_of_the_oldest() -> None:
+    one = EngineStats(
+        steps=1, transfer_seconds_sum=0.5, oldest_lease_s=2.0, transfer_seconds=(1, 2), transfer_failures={"stale": 1}
+    )
+    two = EngineStats(
+        steps=2,
+        transfer_seconds_sum=0.25,
+        oldest_lease_s=3.0,
+        transfer_seconds=(10, 20, 30),
+        transfer_failures={"stale": 2, "timeout": 1},
+    )
+    assert total_stats([one, EngineStats(), two]) == EngineStats(
+        steps=3,
+        transfer_seconds_sum=0.75,
+        oldest_lease_s=3.0,
+        transfer_seconds=(11, 22, 30),
+        transfer_failures={"stale": 3, "timeout": 1},
+    )
+
+
+def test_of_one_worker_they_are_its_own() -> None:
+    one = EngineStats(groups_running=1, oldest_lease_s=0.0, transfer_seconds=(1,))
+    assert total_stats([one]) == one
