@@ -43,7 +43,6 @@ USAGE_JSON = {
 def plan(*, prompts: int = 1, n: int = 2, include: bool = False, continuous: bool = False) -> Plan:
     return Plan(
         head=Head(id='chatcmpl-"1"', created=123, model="a/m\\odel", fingerprint="fp-same"),
-        trace="trace",
         groups=tuple(
             GenerateRequest(
                 request_id=RequestId(str(number)),

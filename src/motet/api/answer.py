@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from motet.api.event_bytes import failure_events
-from motet.api.open_groups import OpenGroups, Step
+from motet.api.open_groups import SENT, OpenGroups, Step
 from motet.api.plan import Plan
 from motet.api.service import Service
 from motet.errors import MotetError
@@ -75,7 +75,7 @@ class Answer(Response):
             try:
                 self._groups.open()
                 await self._write(self._groups.steps(tasks), send)
-                self._status = 200
+                self._status = SENT
             except Exception as error:
                 failure = await self._fail(error, send)
             tasks.cancel_scope.cancel()

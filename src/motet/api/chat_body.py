@@ -11,6 +11,7 @@ from motet.api.usage_shape import UsageShape, usage_shape
 from motet.text.logprobs import ChatLogprob, chat_logprobs
 from motet.text.tokenizer import Tokenizer
 from motet.text.usage import Usage
+from motet.transfer.ticket import Ticket
 from motet.types import FinishReason
 
 
@@ -42,6 +43,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageShape
+    kv_transfer_params: Ticket | None
     prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -58,7 +60,7 @@ class ChatBody:
 
     def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
         for step in steps:
-            self._group.feed(step.events)
+            self._group.feed(step)
         return b""
 
     def close(self, usage: Usage) -> bytes:
@@ -70,6 +72,7 @@ class ChatBody:
             system_fingerprint=head.fingerprint,
             choices=[self._choice(choice) for choice in self._group.choices],
             usage=usage_shape(usage),
+            kv_transfer_params=self._group.ticket,
             prompt_token_ids=self._plan.groups[0].prompt if self._token_ids else msgspec.UNSET,
         )
         return msgspec.json.encode(completion)

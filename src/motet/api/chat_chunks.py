@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from motet.api.event_bytes import EventBytes
+from motet.api.event_bytes import EventBytes, ticket_json
 from motet.api.open_groups import Step
 from motet.api.plan import Plan
 from motet.text.choice import ChoiceEvent
@@ -34,9 +34,9 @@ class ChatChunks:
         if not self._begun:
             self._begun = True
             chunks.extend(self._roles(closing))
-        chunks.extend(
-            self._chunk(event, closing) for step in steps for event in step.events.events if self._shows(event)
-        )
+        for step in steps:
+            ending = ticket_json(step.ticket) + closing
+            chunks.extend(self._chunk(event, ending) for event in step.events.events if self._shows(event))
         return b"".join(chunks)
 
     def close(self, usage: Usage) -> bytes:

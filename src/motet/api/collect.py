@@ -1,7 +1,8 @@
 """Whole answers: what the events of one choice add up to."""
 
+from motet.api.open_groups import Step
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupEvents
+from motet.transfer.ticket import Ticket
 from motet.types import FinishReason, PromptReport, TokenLogprob
 
 
@@ -43,10 +44,12 @@ class WholeGroup:
     def __init__(self, size: int) -> None:
         self.choices = [WholeChoice(index) for index in range(size)]
         self.prompt: PromptReport | None = None
+        self.ticket: Ticket | None = None
 
-    def feed(self, events: GroupEvents) -> None:
-        self.prompt = events.prompt or self.prompt
-        for event in events.events:
+    def feed(self, step: Step) -> None:
+        self.prompt = step.events.prompt or self.prompt
+        self.ticket = step.ticket or self.ticket
+        for event in step.events.events:
             self.choices[event.index].feed(event)
 
     def best(self, count: int) -> list[WholeChoice]:

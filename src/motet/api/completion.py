@@ -3,12 +3,13 @@
 from fastapi import APIRouter, Request
 
 from motet.api.answer import Answer, Writer
+from motet.api.caller import Caller, caller_of
 from motet.api.completion_body import CompletionBody
 from motet.api.completion_chunks import CompletionChunks
 from motet.api.echo import Echoes
+from motet.api.kv_params import KVParams, read_kv_params
 from motet.api.plan import Plan, Wanted, check_counts, make_plan
 from motet.api.prompts import completion_prompts
-from motet.api.request_id import trace_of
 from motet.api.schema_completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from motet.api.service import Service
 
@@ -18,22 +19,28 @@ def completion_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Answer:
-        service.check_model(body.model)
-        wanted = _wanted(body, trace_of(request))
-        check_counts(service, len(body.prompt), wanted)
-        service.admission.check_room(len(body.prompt))
-        prompts = await completion_prompts(service, body.prompt, add_special_tokens=body.add_special_tokens)
-        plan = make_plan(service, prompts, body, body, wanted)
-        return Answer(service, plan, _writer(service, plan, body))
+        async with read_kv_params(service, body.kv_transfer_params, num_choices=body.num_drawn) as params:
+            body = body.without_answer() if params.order else body
+            return await _answer(service, body, _wanted(body, caller_of(request), params))
 
     return router
 
 
-def _wanted(body: CompletionRequest, trace: str) -> Wanted:
+async def _answer(service: Service, body: CompletionRequest, wanted: Wanted) -> Answer:
+    service.check_model(body.model)
+    check_counts(service, len(body.prompt), wanted)
+    service.admission.check_room(len(body.prompt))
+    prompts = await completion_prompts(service, body.prompt, add_special_tokens=body.add_special_tokens)
+    plan = make_plan(service, prompts, body, body, wanted)
+    return Answer(service, plan, _writer(service, plan, body))
+
+
+def _wanted(body: CompletionRequest, caller: Caller, params: KVParams) -> Wanted:
     ranked = body.num_drawn > body.n
     return Wanted(
         prefix="cmpl",
-        trace=trace,
+        caller=caller,
+        kv_params=params,
         prompt_param="prompt",
         num_choices=body.num_drawn,
         count_param="best_of" if ranked else "n",

@@ -12,6 +12,7 @@ from motet.api.usage_shape import UsageShape, usage_shape
 from motet.text.logprobs import CompletionLogprobs, completion_logprobs, joined
 from motet.text.tokenizer import Tokenizer
 from motet.text.usage import Usage
+from motet.transfer.ticket import Ticket
 from motet.types import FinishReason
 
 
@@ -33,6 +34,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: UsageShape
+    kv_transfer_params: Ticket | None
 
 
 class CompletionBody:
@@ -59,7 +61,7 @@ class CompletionBody:
 
     def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
         for step in steps:
-            self._groups[step.group].feed(step.events)
+            self._groups[step.group].feed(step)
         return b""
 
     def close(self, usage: Usage) -> bytes:
@@ -75,6 +77,7 @@ class CompletionBody:
                 for rank, choice in enumerate(group.best(self._num_sent))
             ],
             usage=usage_shape(usage),
+            kv_transfer_params=self._groups[0].ticket,
         )
         return msgspec.json.encode(completion)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import orjson
 
 from motet.api.echo import Echoes
-from motet.api.event_bytes import EventBytes
+from motet.api.event_bytes import EventBytes, ticket_json
 from motet.api.open_groups import Step
 from motet.api.plan import Plan
 from motet.text.choice import ChoiceEvent
@@ -37,7 +37,8 @@ class CompletionChunks:
             if step.group not in self._begun:
                 self._begun.add(step.group)
                 chunks.extend(self._openings(step, closing))
-            chunks.extend(self._chunk(step.group, event, closing) for event in step.events.events if self._shows(event))
+            ending = ticket_json(step.ticket) + closing
+            chunks.extend(self._chunk(step.group, event, ending) for event in step.events.events if self._shows(event))
         return b"".join(chunks)
 
     def close(self, usage: Usage) -> bytes:

@@ -6,12 +6,14 @@
 Only strings that change go through a JSON encoder. The order of the keys is that of OpenAI's own chunks.
 """
 
+import msgspec
 import orjson
 
 from motet.api.failure import error_json
 from motet.api.plan import Head, Plan
 from motet.api.usage_shape import usage_json
 from motet.text.usage import Usage
+from motet.transfer.ticket import Ticket
 
 DONE = b"data: [DONE]\n\n"
 END = b"}\n\n"
@@ -24,6 +26,11 @@ def data_event(json: bytes) -> bytes:
 def failure_events(error: Exception) -> bytes:
     """How a stream that has begun ends when it cannot go on."""
     return data_event(error_json(error)) + DONE
+
+
+def ticket_json(ticket: Ticket | None) -> bytes:
+    """What stands after the list of choices in the last chunk of a choice, if there is a ticket."""
+    return b"" if ticket is None else b',"kv_transfer_params":' + msgspec.json.encode(ticket)
 
 
 class EventBytes:

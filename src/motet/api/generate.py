@@ -3,10 +3,11 @@
 from fastapi import APIRouter, Request
 
 from motet.api.answer import Answer
+from motet.api.caller import caller_of
 from motet.api.generate_body import TokensBody
 from motet.api.generate_chunks import TokensChunks
+from motet.api.kv_params import KVParams, read_kv_params
 from motet.api.plan import Wanted, make_plan
-from motet.api.request_id import trace_of
 from motet.api.schema_generate import TokensRequest
 from motet.api.service import Service
 
@@ -16,24 +17,30 @@ def generate_router(service: Service) -> APIRouter:
 
     @router.post("/inference/v1/generate")
     async def generate(body: TokensRequest, request: Request) -> Answer:
-        service.check_model(body.model)
-        service.preparer.check_prompt(body.token_ids, param="token_ids")
-        sampling = body.sampling_params
-        wanted = Wanted(
-            prefix="generate-tokens",
-            trace=body.request_id or trace_of(request),
-            prompt_param="token_ids",
-            num_choices=sampling.n,
-            default_max_tokens=None,
-            logprobs=sampling.logprobs,
-            prompt_logprobs=sampling.prompt_logprobs,
-            param="sampling_params.",
-        )
-        plan = make_plan(service, [body.token_ids], sampling, body, wanted)
-        request_id = body.request_id or plan.head.id
-        if body.stream:
-            return Answer(service, plan, TokensChunks(plan, request_id, num_top=sampling.logprobs))
-        writer = TokensBody(plan, request_id, service.tokenizer, num_top=sampling.logprobs)
-        return Answer(service, plan, writer)
+        num_choices = body.sampling_params.n
+        async with read_kv_params(service, body.kv_transfer_params, num_choices=num_choices) as params:
+            return _answer(service, body.without_answer() if params.order else body, request, params)
 
     return router
+
+
+def _answer(service: Service, body: TokensRequest, request: Request, params: KVParams) -> Answer:
+    service.check_model(body.model)
+    service.preparer.check_prompt(body.token_ids, param="token_ids")
+    sampling = body.sampling_params
+    wanted = Wanted(
+        prefix="generate-tokens",
+        caller=caller_of(request, named=body.request_id),
+        kv_params=params,
+        prompt_param="token_ids",
+        num_choices=sampling.n,
+        default_max_tokens=None,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        param="sampling_params.",
+    )
+    plan = make_plan(service, [body.token_ids], sampling, body, wanted)
+    request_id = body.request_id or plan.head.id
+    if body.stream:
+        return Answer(service, plan, TokensChunks(plan, request_id, num_top=sampling.logprobs))
+    return Answer(service, plan, TokensBody(plan, request_id, service.tokenizer, num_top=sampling.logprobs))

@@ -12,6 +12,7 @@ from motet.api.usage_shape import UsageShape, usage_shape
 from motet.text.logprobs import LOWEST
 from motet.text.tokenizer import Tokenizer
 from motet.text.usage import Usage
+from motet.transfer.ticket import Ticket
 from motet.types import FinishReason, TokenLogprob
 
 
@@ -34,7 +35,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     choices: list[GeneratedChoice]
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None
-    kv_transfer_params: None = None
+    kv_transfer_params: Ticket | None
     usage: UsageShape
 
 
@@ -49,7 +50,7 @@ class TokensBody:
 
     def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
         for step in steps:
-            self._group.feed(step.events)
+            self._group.feed(step)
         return b""
 
     def close(self, usage: Usage) -> bytes:
@@ -57,6 +58,7 @@ class TokensBody:
             request_id=self._request_id,
             choices=[self._choice(choice) for choice in self._group.choices],
             prompt_logprobs=self._prompt_logprobs(),
+            kv_transfer_params=self._group.ticket,
             usage=usage_shape(usage),
         )
         return msgspec.json.encode(generated)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from motet.api.event_bytes import DONE, END
+from motet.api.event_bytes import DONE, END, ticket_json
 from motet.api.open_groups import Step
 from motet.api.plan import Plan
 from motet.api.token_logprobs import token_logprobs
@@ -24,15 +24,12 @@ class TokensChunks:
         self._num_top = num_top
 
     def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
-        closing = b'}],"usage":' + (usage_json(usage) if self._continuous else b"null") + END
-        return b"".join(
-            [
-                self._chunk(event, closing)
-                for step in steps
-                for event in step.events.events
-                if event.token_ids or event.finish
-            ]
-        )
+        closing = b',"usage":' + (usage_json(usage) if self._continuous else b"null") + END
+        chunks: list[bytes] = []
+        for step in steps:
+            ending = ticket_json(step.ticket) + closing
+            chunks.extend(self._chunk(event, ending) for event in step.events.events if event.token_ids or event.finish)
+        return b"".join(chunks)
 
     def close(self, usage: Usage) -> bytes:
         if not self._include_usage:
@@ -43,7 +40,7 @@ class TokensChunks:
         logprobs = b"null"
         if self._num_top is not None:
             logprobs = orjson.dumps(token_logprobs(event.logprobs or (), num_top=self._num_top))
-        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b%b' % (
+        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b' % (
             self._opening,
             event.index,
             logprobs,

@@ -7,18 +7,25 @@ reader holds the groups' streams back rather than filling memory.
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from anyio.abc import TaskGroup
 
 from motet.api.admission import Place
 from motet.api.plan import Plan
+from motet.api.prefill_group import PrefillGroup
 from motet.api.service import Service
 from motet.metrics.record import GroupRecord
 from motet.text.group import GroupEvents, TextGroup
 from motet.text.usage import Usage
+from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest
+
+SENT = 200
+"""The status of a request whose whole answer has been sent."""
 
 log = logging.getLogger("motet.api")
 
@@ -30,13 +37,28 @@ class Step:
     group: int
     """Number of the prompt inside the request."""
     events: GroupEvents
+    ticket: Ticket | None = None
+    """If it came to one."""
+
+
+class Source(Protocol):
+    """Where the events of a group come from."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+    def usage_of(self, index: int) -> Usage: ...
+
+    async def __anext__(self) -> GroupEvents: ...
+
+    async def aclose(self) -> None: ...
 
 
 class OpenGroup:
     """One group, its place at the door and what is known of its course."""
 
-    def __init__(self, service: Service, request: GenerateRequest, group: TextGroup, place: Place) -> None:
-        self.text = group
+    def __init__(self, service: Service, request: GenerateRequest, source: Source, place: Place) -> None:
+        self._source = source
         self._service = service
         self._request = request
         self._place = place
@@ -49,7 +71,7 @@ class OpenGroup:
     async def read(self) -> GroupEvents | None:
         """What the next step showed; None after the last."""
         try:
-            events = await anext(self.text)
+            events = await anext(self._source)
         except StopAsyncIteration:
             return None
         self._place.started()
@@ -58,22 +80,28 @@ class OpenGroup:
             self._service.metrics.step(since)
         return events
 
-    async def close(self, *, status: int, trace: str) -> None:
+    @property
+    def usage(self) -> Usage:
+        return self._source.usage
+
+    async def close(self, *, status: int) -> None:
         """Frees the group; counts and logs it, once."""
         if self._ended:
             return
         self._ended = True
         self._place.leave()
-        self._account(status, trace)
-        await self.text.aclose()
+        self._account(status)
+        await self._source.aclose()
 
-    def _account(self, status: int, trace: str) -> None:
+    def _account(self, status: int) -> None:
         now, record = self._service.clock(), self.record
-        counts = {choice.index: self.text.usage_of(choice.index).completion_tokens for choice in self._request.choices}
+        counts = {
+            choice.index: self._source.usage_of(choice.index).completion_tokens for choice in self._request.choices
+        }
         self._service.metrics.group_ended(record, status=status, tokens=counts, now_s=now)
-        usage = self.text.usage
+        usage = self.usage
         fields = {
-            "request_id": trace,
+            "request_id": self._request.trace,
             "group": self._request.request_id,
             "status": status,
             "n": record.num_choices,
@@ -89,31 +117,33 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """The groups of one request. `aclose` must follow `open`, also when `open` failed half way."""
+    """The groups of one request. `aclose` must follow, also when `open` failed half way or never came."""
 
     def __init__(self, service: Service, plan: Plan) -> None:
         self._service = service
         self._plan = plan
         self._places: list[Place] = []
         self._groups: list[OpenGroup] = []
+        self._prefill: PrefillGroup | None = None
 
     def open(self) -> None:
         """Admits and submits all groups; raises `OverloadedError` and the like before the engine has seen any."""
         service, plan = self._service, self._plan
         self._places = service.admission.admit(len(plan.groups))
         for request, place in zip(plan.groups, self._places, strict=True):
-            text = TextGroup(service.engine, request, service.tokenizer, plan.rules)
-            self._groups.append(OpenGroup(service, request, text, place))
+            self._groups.append(OpenGroup(service, request, self._submit(request), place))
 
     @property
     def usage(self) -> Usage:
         """Of the whole request, up to now."""
-        first, *others = (group.text.usage for group in self._groups)
+        first, *others = (group.usage for group in self._groups)
         return sum(others, start=first)
 
     def steps(self, tasks: TaskGroup) -> "OneGroup | ManyGroups":
         """To be read once; `tasks` is where readers of several groups run."""
-        return OneGroup(self._groups[0]) if len(self._groups) == 1 else ManyGroups(self._groups, tasks)
+        if len(self._groups) > 1:
+            return ManyGroups(self._groups, tasks)
+        return OneGroup(self._groups[0], self._prefill)
 
     async def aclose(self, *, status: int) -> None:
         """Ends what still runs. `status`: how the request went, for the log and the metrics."""
@@ -121,17 +151,39 @@ class OpenGroups:
             for place in self._places:
                 closing.callback(place.leave)
             for group in reversed(self._groups):
-                closing.push_async_callback(group.close, status=status, trace=self._plan.trace)
+                closing.push_async_callback(group.close, status=status)
+            for ticket in self._unused_tickets(status):
+                closing.push_async_callback(self._service.engine.release, ticket)
+
+    def _submit(self, request: GenerateRequest) -> Source:
+        service, plan = self._service, self._plan
+        if plan.order is None:
+            return TextGroup(service.engine, request, service.tokenizer, plan.rules)
+        self._prefill = PrefillGroup(service.engine, request, readers=plan.order.readers)
+        return self._prefill
+
+    def _unused_tickets(self, status: int) -> Iterator[Ticket]:
+        """One that the client brought and the engine never got, one that was made and the client never got."""
+        for request in self._plan.groups[len(self._groups) :]:
+            if request.ticket is not None:
+                yield request.ticket
+        if self._prefill is not None and self._prefill.ticket is not None and status != SENT:
+            yield self._prefill.ticket
 
 
 class OneGroup:
-    def __init__(self, group: OpenGroup) -> None:
+    """`prefill`: if that is all the group is for."""
+
+    def __init__(self, group: OpenGroup, prefill: PrefillGroup | None) -> None:
         self._group = group
+        self._prefill = prefill
 
     async def read(self) -> list[Step] | None:
         """What is there to show, at least one step; None after the end."""
         events = await self._group.read()
-        return None if events is None else [Step(0, events)]
+        if events is None:
+            return None
+        return [Step(0, events, self._prefill.ticket if self._prefill else None)]
 
 
 class ManyGroups:

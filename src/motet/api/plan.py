@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from motet.api.caller import Caller
+from motet.api.kv_params import KVParams, PrefillOrder
 from motet.api.schema_shared import GeneratingFields, SamplingFields
 from motet.api.service import Service
 from motet.errors import RequestError
@@ -30,9 +32,9 @@ class Plan:
     """A request on its way to the engine: one group a prompt, all with the same rules."""
 
     head: Head
-    trace: str
-    """The client's `x-request-id`, or the one given to it."""
     groups: tuple[GenerateRequest, ...]
+    order: PrefillOrder | None = None
+    """If the one group there is shall only be prefilled, for others."""
     rules: TextRules
     stream: bool
     include_usage: bool
@@ -49,7 +51,8 @@ class Wanted:
 
     prefix: str
     """Of the answer's id, as in `chatcmpl-`."""
-    trace: str
+    caller: Caller
+    kv_params: KVParams
     prompt_param: str
     """The field the prompt came in, for errors about its length."""
     num_choices: int
@@ -71,8 +74,9 @@ def make_plan(
     around: GeneratingFields,
     wanted: Wanted,
 ) -> Plan:
-    """Raises `RequestError` for what only the server's limits and the prompt's length can refuse."""
+    """Raises `RequestError` for what only the server's limits and the prompts can refuse."""
     check_counts(service, len(prompts), wanted)
+    wanted.kv_params.check(prompts)
     answer_id = new_request_id(wanted.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     groups = tuple(
@@ -83,6 +87,9 @@ def make_plan(
             sampling=_sampling(service, len(prompt), sampling, wanted),
             cache_salt=around.cache_salt,
             priority=around.priority,
+            ticket=wanted.kv_params.ticket,
+            trace=wanted.caller.trace,
+            session_id=wanted.caller.session_id,
         )
         for number, prompt in enumerate(prompts)
     )
@@ -90,8 +97,8 @@ def make_plan(
         head=Head(
             id=answer_id, created=int(time.time()), model=service.model, fingerprint=service.engine.info.fingerprint
         ),
-        trace=wanted.trace,
         groups=groups,
+        order=wanted.kv_params.order,
         rules=_rules(sampling, logprobs=wanted.logprobs is not None),
         stream=around.stream,
         include_usage=around.include_usage,

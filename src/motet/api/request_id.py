@@ -24,6 +24,11 @@ _ACCEPTED = re.compile(r"[\x21-\x7e]{1,200}")
 log = logging.getLogger("motet.api")
 
 
+def is_id(text: str) -> bool:
+    """Whether it may stand in a header and in a log line."""
+    return _ACCEPTED.fullmatch(text) is not None
+
+
 def trace_of(request: Request) -> str:
     """The id that `RequestIds` gave the request."""
     trace: str = request.state.trace
@@ -42,7 +47,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER, "")
-        trace = given if _ACCEPTED.fullmatch(given) else new_request_id("req")
+        trace = given if is_id(given) else new_request_id("req")
         scope.setdefault("state", {})["trace"] = trace
         await self._answer(scope, receive, _Tap(send, trace))
 

@@ -120,7 +120,6 @@ class ChatRequest(ChatPrompt, SamplingFields, GeneratingFields):
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "kv_transfer_params": (),
         "modalities": (["text"],),
         "moderation": (),
         "parallel_tool_calls": (True, False),
@@ -151,6 +150,10 @@ class ChatRequest(ChatPrompt, SamplingFields, GeneratingFields):
     def num_logprobs(self) -> int | None:
         """Alternatives wanted beside each token; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def without_answer(self) -> Self:
+        """The same prompt, and nothing asked of an answer that there will not be."""
+        return self.model_copy(update={"n": 1, "logprobs": False, "top_logprobs": None})
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:

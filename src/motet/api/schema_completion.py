@@ -46,7 +46,6 @@ def _bad_prompt(what: str, *, param: str = "prompt") -> RequestError:
 class CompletionRequest(SamplingFields, GeneratingFields):
     ignored = IGNORED_FIELDS
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "kv_transfer_params": (),
         "response_format": ({"type": "text"},),
         "spaces_between_special_tokens": (True,),
         "store": (False,),
@@ -65,6 +64,10 @@ class CompletionRequest(SamplingFields, GeneratingFields):
     def num_drawn(self) -> int:
         """Choices to make of each prompt, of which the `n` best are sent."""
         return self.best_of if self.best_of is not None else self.n
+
+    def without_answer(self) -> Self:
+        """The same prompts, and nothing asked of answers that there will not be."""
+        return self.model_copy(update={"n": 1, "best_of": None, "echo": False, "logprobs": None})
 
     @model_validator(mode="after")
     def check_best_of(self) -> Self:

@@ -1,7 +1,7 @@
 """The body of `POST /inference/v1/generate`, in vLLM's shape: token ids in, token ids out."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -31,8 +31,13 @@ class GenerateSampling(SamplingFields):
 
 
 class TokensRequest(GeneratingFields):
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"features": (), "kv_transfer_params": ()}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"features": ()}
 
     token_ids: list[TokenId]
     sampling_params: GenerateSampling
     request_id: str | None = Field(None, min_length=1, max_length=200)
+
+    def without_answer(self) -> Self:
+        """The same prompt, and nothing asked of an answer that there will not be."""
+        unasked = {"n": 1, "logprobs": None, "prompt_logprobs": None}
+        return self.model_copy(update={"sampling_params": self.sampling_params.model_copy(update=unasked)})

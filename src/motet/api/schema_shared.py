@@ -125,6 +125,8 @@ class GeneratingFields(Schema):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, AfterValidator(_check_unicode)] = ""
     priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
+    kv_transfer_params: object = None
+    """Read by `kv_params`: what it may be depends on the server."""
 
     @model_validator(mode="after")
     def check_stream_options(self) -> Self:

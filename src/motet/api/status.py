@@ -1,20 +1,24 @@
 """The body of `GET /status`: every worker at this moment, and what was done in all."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from motet.api.service import Service
 from motet.api.workers import Answered, Life, ask
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineStats, Role
 
+T = TypeVar("T")
+
 PATIENCE_S = 2.0
 """How long a worker is waited for: longer than most steps."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a silent worker are not known: null. A dead one holds nothing: 0."""
+    """Figures of a silent worker are not known, and left out. A dead one holds nothing: 0."""
 
     id: str
     role: Role
@@ -25,16 +29,16 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     transfer: TransferAddress | None
     """Where its KV can be fetched."""
-    groups_running: int | None
-    choices_running: int | None
-    choices_waiting: int | None
+    groups_running: int | UnsetType = UNSET
+    choices_running: int | UnsetType = UNSET
+    choices_waiting: int | UnsetType = UNSET
     blocks_total: int
-    blocks_used: int | None
-    blocks_cached: int | None
-    leases: int | None
-    oldest_lease_s: float | None
-    pulls_open: int | None
-    blocks_pulling: int | None
+    blocks_used: int | UnsetType = UNSET
+    blocks_cached: int | UnsetType = UNSET
+    leases: int | UnsetType = UNSET
+    oldest_lease_s: float | UnsetType | None = UNSET
+    pulls_open: int | UnsetType = UNSET
+    blocks_pulling: int | UnsetType = UNSET
     last_decision: str | None = None
 
 
@@ -74,8 +78,8 @@ async def server_status(service: Service, version: str) -> ServerStatus:
 def _worker(answer: Answered, *, draining: bool) -> WorkerStatus:
     info = answer.worker.engine.info
 
-    def figure(read: Callable[[EngineStats], int]) -> int | None:
-        return None if answer.life is Life.SILENT else read(answer.stats or EngineStats())
+    def figure(read: Callable[[EngineStats], T]) -> T | UnsetType:
+        return UNSET if answer.life is Life.SILENT else read(answer.stats or EngineStats())
 
     return WorkerStatus(
         id=answer.worker.id,
@@ -91,7 +95,7 @@ def _worker(answer: Answered, *, draining: bool) -> WorkerStatus:
         blocks_used=figure(lambda s: s.blocks_used),
         blocks_cached=figure(lambda s: s.blocks_cached),
         leases=figure(lambda s: s.leases),
-        oldest_lease_s=answer.stats.oldest_lease_s if answer.stats else None,
+        oldest_lease_s=figure(lambda s: s.oldest_lease_s),
         pulls_open=figure(lambda s: s.pulls_open),
         blocks_pulling=figure(lambda s: s.blocks_pulling),
     )

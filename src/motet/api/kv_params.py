@@ -1,0 +1,136 @@
+"""`kv_transfer_params`: what a request says about prefill and decode on different servers.
+
+    server     takes                                                      answers
+    prefill    an order: {"do_remote_decode": true}                       the ticket
+    decode     a ticket, or vLLM's list with one for each choice          null
+    any other  neither
+
+A ticket binds memory of its prefill worker, so it is never just dropped. While a request is being checked its tickets
+belong to `read_kv_params`, then to `OpenGroups`, and to the engine once it has the group.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import anyio
+import msgspec
+
+from motet.api.service import Service
+from motet.errors import RequestError
+from motet.transfer.ticket import Ticket, prompt_digest, ticket_of
+from motet.types import Role
+
+PARAM = "kv_transfer_params"
+MAX_READERS = 64
+
+
+class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Compute the prompt's KV and keep it for others."""
+
+    do_remote_decode: bool
+    do_remote_prefill: bool = False
+    readers: Annotated[int, msgspec.Meta(ge=1, le=MAX_READERS)] = 1
+
+
+@dataclass(frozen=True)
+class KVParams:
+    """One of the two, or nothing."""
+
+    order: PrefillOrder | None = None
+    ticket: Ticket | None = None
+
+    def check(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Raises RequestError unless they can be meant for these prompts."""
+        if self.order is None and self.ticket is None:
+            return
+        if len(prompts) != 1:
+            raise _refused(f"it is for one prompt, and this request has {len(prompts)}")
+        (prompt,) = prompts
+        if len(prompt) < 2:
+            raise _refused("it needs a prompt of at least two tokens, for decode runs the last one itself")
+        if self.ticket is not None and not _is_for(self.ticket, prompt):
+            raise _refused("the ticket is for another prompt")
+
+
+@asynccontextmanager
+async def read_kv_params(service: Service, given: object, *, num_choices: int) -> AsyncIterator[KVParams]:
+    """Surrounds the checks of a request: if it is refused, its tickets are released."""
+    tickets: list[Ticket] = []
+    try:
+        params = _read(service, given, num_choices, tickets)
+        while len(tickets) > 1:  # the trunk is fetched once, with the first
+            await service.engine.release(tickets.pop())
+        yield params
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            while tickets:
+                await service.engine.release(tickets.pop())
+        raise
+
+
+def _read(service: Service, given: object, num_choices: int, tickets: list[Ticket]) -> KVParams:
+    """Puts what it finds into `tickets`, also if it raises RequestError after all."""
+    if given is None:
+        return KVParams()
+    match service.engine.info.role:
+        case Role.PREFILL:
+            return KVParams(order=_order(given))
+        case Role.DECODE:
+            return KVParams(ticket=_ticket(given, num_choices, service.max_group, tickets))
+        case Role.BOTH:
+            raise RequestError(
+                f"Unsupported parameter: '{PARAM}' is for prefill servers and decode servers, and this one is neither.",
+                param=PARAM,
+                code="unsupported_parameter",
+            )
+
+
+def _order(given: object) -> PrefillOrder:
+    if not isinstance(given, Mapping):
+        raise _refused("a prefill server takes an object")
+    if given.get("do_remote_prefill"):
+        raise _refused("this is a prefill server: it makes tickets and takes none")
+    try:
+        order = msgspec.convert({name: value for name, value in given.items() if value is not None}, PrefillOrder)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error)) from error
+    if not order.do_remote_decode:
+        raise _refused("do_remote_decode is false, so it asks for nothing; leave it out")
+    return order
+
+
+def _ticket(given: object, num_choices: int, max_choices: int, tickets: list[Ticket]) -> Ticket:
+    """The first one. All are read, whatever is wrong with some. A lease that is named twice is one ticket."""
+    if isinstance(given, Mapping) and given.get("do_remote_decode"):
+        raise _refused("this is a decode server: it takes tickets; do_remote_decode is for prefill servers")
+    listed = given if isinstance(given, list) else [given]
+    if len(listed) > max_choices:
+        raise _refused(f"a list of {len(listed)}, while a prompt has at most {max_choices} choices here")
+    refusals: list[RequestError] = []
+    for one in listed:
+        try:
+            ticket = ticket_of(one)
+        except RequestError as error:
+            refusals.append(error)
+        else:
+            if all(_lease(ticket) != _lease(other) for other in tickets):
+                tickets.append(ticket)
+    if refusals:
+        raise refusals[0]
+    if isinstance(given, list) and len(listed) != num_choices:
+        raise _refused(f"a list has one ticket for each choice, {num_choices} here, but this one has {len(listed)}")
+    return tickets[0]
+
+
+def _lease(ticket: Ticket) -> tuple[str, int]:
+    return ticket.remote_engine_id, ticket.lease_id
+
+
+def _is_for(ticket: Ticket, prompt: Sequence[int]) -> bool:
+    return ticket.num_tokens < len(prompt) and ticket.prompt_digest == prompt_digest(prompt[: ticket.num_tokens])
+
+
+def _refused(why: str) -> RequestError:
+    return RequestError(f"Invalid '{PARAM}': {why}.", param=PARAM, code="invalid_value")

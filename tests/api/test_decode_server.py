@@ -1,0 +1,219 @@
+"""A decode server: the ticket of a request goes to the engine, or back to whoever made it; it is never just dropped."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from motet.config import ServerConfig
+from motet.engines.fake import NOWHERE
+from motet.ids import RequestId
+from motet.transfer.ticket import Ticket, params_of
+from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks, hello
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = [5, 6, 7, 8]
+ROUTES: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": PROMPT},
+    "/inference/v1/generate": {"token_ids": PROMPT, "sampling_params": {}},
+}
+every_route = pytest.mark.parametrize("path", list(ROUTES))
+
+
+@pytest.fixture
+async def served(serve: Serving) -> Served:
+    return await serve(engine=WatchedEngine(role=Role.DECODE))
+
+
+def granted(served: Served, prompt: list[int] | None = None, *, count: int = 1) -> list[Ticket]:
+    """Tickets whose leases are held; when the test ends none may be."""
+    request = GenerateRequest(
+        request_id=RequestId("prefilled"),
+        prompt=tuple(prompt or PROMPT),
+        choices=choice_starts(1, 0),
+        sampling=SamplingParams(max_tokens=1),
+    )
+    return [served.engine.leases.grant(request, NOWHERE, readers=1, block_size=16) for _ in range(count)]
+
+
+def wire(tickets: list[Ticket]) -> list[dict[str, Any]]:
+    return [params_of(ticket) for ticket in tickets]
+
+
+def held(served: Served) -> list[Ticket]:
+    return list(served.engine.leases.held.values())
+
+
+async def test_the_ticket_goes_to_the_engine_with_all_choices(served: Served) -> None:
+    (ticket,) = granted(served)
+    body = (await served.complete(PROMPT, n=3, kv_transfer_params=params_of(ticket))).json()
+    assert [choice["text"] for choice in body["choices"]] == ["hello 0", "hello 1", "hello 2"]
+    assert body["kv_transfer_params"] is None
+    (request,) = served.engine.requests
+    assert (request.ticket, len(request.choices)) == (ticket, 3)
+    assert (served.engine.pulls, served.engine.released) == (1, [])
+
+
+@every_route
+async def test_a_stream_takes_a_ticket_and_says_nothing_of_it(served: Served, path: str) -> None:
+    (ticket,) = granted(served)
+    body = {**ROUTES[path], "stream": True, "kv_transfer_params": params_of(ticket)}
+    received = chunks(await served.http.post(path, json=body))
+    assert not any("kv_transfer_params" in chunk for chunk in received)
+    assert served.engine.requests[0].ticket == ticket
+
+
+async def test_chat_takes_a_ticket_from_the_official_client(served: Served) -> None:
+    message: Any = {"role": "user", "content": "hi"}
+    tokens = (await served.http.post("/tokenize", json={"messages": [message]})).json()["tokens"]
+    (ticket,) = granted(served, tokens)
+    extra = {"kv_transfer_params": params_of(ticket)}
+    completion = await served.openai.chat.completions.create(model=MODEL, messages=[message], n=2, extra_body=extra)
+    assert [choice.message.content for choice in completion.choices] == ["hello 0", "hello 1"]
+    assert served.engine.requests[0].ticket == ticket
+
+
+async def test_a_ticket_for_the_beginning_of_the_prompt_is_taken(served: Served) -> None:
+    (ticket,) = granted(served, [5, 6, 7])
+    assert (await served.complete(PROMPT, kv_transfer_params=params_of(ticket))).status_code == 200
+    assert served.engine.requests[0].ticket == ticket
+
+
+@pytest.mark.parametrize("fields", [{"n": 3}, {"n": 1, "best_of": 3}])
+async def test_of_a_list_the_first_ticket_is_used_and_the_others_are_released(
+    served: Served, fields: dict[str, Any]
+) -> None:
+    tickets = granted(served, count=3)
+    response = await served.complete(PROMPT, kv_transfer_params=wire(tickets), **fields)
+    assert response.status_code == 200
+    assert served.engine.requests[0].ticket == tickets[0]
+    assert sorted(ticket.lease_id for ticket in served.engine.released) == [t.lease_id for t in tickets[1:]]
+
+
+async def test_one_lease_named_for_every_choice_is_one_ticket(served: Served) -> None:
+    """Releasing the copies would end the lease that is about to be used."""
+    (ticket,) = granted(served)
+    assert (await served.complete(PROMPT, n=4, kv_transfer_params=wire([ticket] * 4))).status_code == 200
+    assert (served.engine.pulls, served.engine.released) == (1, [])
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 2), (3, 1), (3, 2), (3, 4)])
+async def test_a_list_of_another_length_is_refused_and_released(served: Served, n: int, count: int) -> None:
+    response = await served.complete(PROMPT, n=n, kv_transfer_params=wire(granted(served, count=count)))
+    assert_refused(served, response.status_code, response.json(), "kv_transfer_params", released=count)
+
+
+async def test_a_list_that_is_longer_than_any_group_is_not_even_read(served: Served) -> None:
+    """Each entry may name another host to call: a body of 32 MB would be a hundred thousand calls."""
+    (ticket,) = granted(served)
+    response = await served.complete(PROMPT, kv_transfer_params=wire([ticket] * 129))
+    assert response.status_code == 400
+    assert served.engine.released == []
+    served.engine.leases.end(ticket)
+
+
+def assert_refused(served: Served, status: int, body: dict[str, Any], param: str | None, *, released: int) -> None:
+    assert status in (400, 404, 503)
+    assert body["error"]["param"] == param
+    assert len(served.engine.released) == released
+    assert (held(served), served.engine.requests) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_tokens"),
+    [([5, 6, 9, 8], 3), ([5, 6, 7], 3), ([5, 6], 3), ([4, 5, 6, 7, 8], 3)],
+    ids=["another token", "no last token", "too short", "shifted"],
+)
+async def test_a_ticket_for_another_prompt_is_refused_and_released(
+    served: Served, prompt: list[int], num_tokens: int
+) -> None:
+    (ticket,) = granted(served)
+    assert ticket.num_tokens == num_tokens
+    response = await served.complete(prompt, kv_transfer_params=params_of(ticket))
+    assert_refused(served, response.status_code, response.json(), "kv_transfer_params", released=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": "other"}, "model"),
+        ({"n": 129}, "n"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"max_tokens": 5000}, "prompt"),
+        ({"prompt": [[5, 6, 7, 8], [5, 6, 7, 8]]}, "kv_transfer_params"),
+        ({"prompt": [9999, 1]}, "prompt"),
+        ({"prompt": [5]}, "kv_transfer_params"),
+    ],
+)
+async def test_whatever_else_refuses_a_request_releases_its_ticket(
+    served: Served, fields: dict[str, Any], param: str
+) -> None:
+    body = {"prompt": PROMPT, "kv_transfer_params": wire(granted(served))[0], **fields}
+    response = await served.http.post("/v1/completions", json=body)
+    assert_refused(served, response.status_code, response.json(), param, released=1)
+
+
+@every_route
+async def test_a_server_that_is_full_or_drains_releases_the_ticket(serve: Serving, path: str) -> None:
+    full = await serve(
+        engine=WatchedEngine(role=Role.DECODE), config=ServerConfig(served_model_name=MODEL, max_waiting_groups=1)
+    )
+    place = full.service.admission.admit(1)[0]
+    draining = await serve(engine=WatchedEngine(role=Role.DECODE))
+    draining.service.start_drain()
+    for served in (full, draining):
+        body = {**ROUTES[path], "kv_transfer_params": wire(granted(served))[0]}
+        response = await served.http.post(path, json=body)
+        assert response.status_code == 503
+        assert_refused(served, response.status_code, response.json(), None, released=1)
+    place.leave()
+
+
+@pytest.mark.parametrize("broken", [{"version": 2}, {"num_tokens": 0}, {"tp_size": 2}, {"unheard_of": 1}])
+async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[str, Any]) -> None:
+    (ticket,) = granted(served)
+    response = await served.complete(PROMPT, kv_transfer_params=params_of(ticket) | broken)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "kv_transfer_params"
+    served.engine.leases.end(ticket)  # nobody can know whose it was
+
+
+async def test_whole_tickets_beside_a_broken_one_are_released(served: Served) -> None:
+    first, second, third = granted(served, count=3)
+    broken = params_of(second) | {"version": 2}
+    response = await served.complete(PROMPT, n=3, kv_transfer_params=[params_of(first), broken, params_of(third)])
+    assert response.status_code == 400
+    assert {ticket.lease_id for ticket in served.engine.released} == {first.lease_id, third.lease_id}
+    served.engine.leases.end(second)
+
+
+@pytest.mark.parametrize("params", [{}, [], "ticket", 1, {"do_remote_decode": True}, [None]])
+async def test_what_is_no_ticket_is_refused_by_name(served: Served, params: object) -> None:
+    response = await served.complete(PROMPT, kv_transfer_params=params)
+    assert_refused(served, response.status_code, response.json(), "kv_transfer_params", released=0)
+
+
+async def test_other_servers_take_no_tickets(serve: Serving) -> None:
+    for role in (Role.BOTH, Role.PREFILL):
+        served = await serve(engine=WatchedEngine(role=role))
+        (ticket,) = granted(served)
+        response = await served.complete(PROMPT, kv_transfer_params=params_of(ticket))
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "kv_transfer_params"
+        served.engine.leases.end(ticket)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_while_the_group_waits_ends_its_lease(serve: Serving, stream: bool) -> None:
+    engine = WatchedEngine(hello, role=Role.DECODE, gated=True)
+    served = await serve(engine=engine)
+    ticket = wire(granted(served))[0]
+    asking = asyncio.create_task(served.complete(PROMPT, stream=stream, kv_transfer_params=ticket))
+    await engine.submitted.acquire()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await served.until_empty()
+    assert held(served) == []

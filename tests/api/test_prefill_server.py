@@ -1,0 +1,259 @@
+"""A prefill server: an order becomes a ticket, in every route's own shape; a client that leaves leaves nothing behind."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.types import Message, Scope
+
+from motet.api.app import create_app
+from motet.errors import EngineError
+from motet.transfer.ticket import Ticket, params_of, prompt_digest, ticket_of
+from motet.types import GenerateRequest, Role
+from tests.api.serving import Served, Serving, WatchedEngine, chunks
+from tests.tiny_tokenizer import fake_answer
+
+pytestmark = pytest.mark.anyio
+
+ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
+PROMPT = [5, 6, 7, 8]
+ROUTES: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": PROMPT},
+    "/inference/v1/generate": {"token_ids": PROMPT, "sampling_params": {}},
+}
+every_route = pytest.mark.parametrize("path", list(ROUTES))
+
+
+class Waiting:
+    """A prefill that lasts until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, _: GenerateRequest) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+
+
+@pytest.fixture
+async def served(serve: Serving) -> Served:
+    return await serve(engine=WatchedEngine(role=Role.PREFILL))
+
+
+def taken(served: Served, params: object) -> Ticket:
+    """The ticket in an answer; its lease is held, and ends here."""
+    ticket = ticket_of(params)
+    assert list(served.engine.leases.held.values()) == [ticket]
+    served.engine.leases.end(ticket)
+    return ticket
+
+
+async def test_an_order_is_answered_with_a_ticket_and_no_text(served: Served) -> None:
+    response = await served.complete(PROMPT, kv_transfer_params=ORDER)
+    body = response.json()
+    ticket = taken(served, body["kv_transfer_params"])
+    assert (ticket.num_tokens, ticket.prompt_digest, ticket.readers) == (3, prompt_digest(PROMPT[:3]), 1)
+    assert body["kv_transfer_params"] == json.loads(msgspec.json.encode(params_of(ticket)))
+    assert body["choices"] == [
+        {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None},
+    ]
+    assert body["usage"]["prompt_tokens"] == 4
+    assert body["usage"]["completion_tokens"] == 0
+    (request,) = served.engine.prefills
+    assert (request.prompt, served.engine.requests) == (tuple(PROMPT), [])
+
+
+async def test_chat_answers_with_a_ticket_in_its_own_shape(served: Served) -> None:
+    completion = await served.openai.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], extra_body={"kv_transfer_params": ORDER}
+    )
+    (choice,) = completion.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "", "length")
+    taken(served, (completion.model_extra or {})["kv_transfer_params"])
+
+
+async def test_generate_answers_with_a_ticket_in_its_own_shape(served: Served) -> None:
+    body = {**ROUTES["/inference/v1/generate"], "request_id": "mine", "kv_transfer_params": ORDER}
+    answer = (await served.http.post("/inference/v1/generate", json=body)).json()
+    assert answer["request_id"] == "mine"
+    assert answer["choices"] == [{"index": 0, "logprobs": None, "finish_reason": "length", "token_ids": []}]
+    taken(served, answer["kv_transfer_params"])
+
+
+@every_route
+async def test_a_stream_has_the_ticket_on_the_choices_last_chunk(served: Served, path: str) -> None:
+    response = await served.http.post(path, json={**ROUTES[path], "stream": True, "kv_transfer_params": ORDER})
+    *before, last = chunks(response)
+    assert not any("kv_transfer_params" in chunk for chunk in before)
+    assert not any(choice["finish_reason"] for chunk in before for choice in chunk["choices"])
+    (choice,) = last["choices"]
+    assert choice["finish_reason"] == "length"
+    taken(served, last["kv_transfer_params"])
+
+
+async def test_usage_of_a_stream_counts_the_prompt_and_no_tokens(served: Served) -> None:
+    options = {"include_usage": True}
+    response = await served.complete(PROMPT, stream=True, stream_options=options, kv_transfer_params=ORDER)
+    *_, last_of_choice, usage = chunks(response)
+    assert (usage["choices"], usage["usage"]["prompt_tokens"], usage["usage"]["completion_tokens"]) == ([], 4, 0)
+    taken(served, last_of_choice["kv_transfer_params"])
+
+
+@every_route
+async def test_n_is_one_prefill_and_one_choice(served: Served, path: str) -> None:
+    """Gateways that send the client's n to both sides made n prefills of it elsewhere."""
+    fields: dict[str, Any] = {**ROUTES[path], "kv_transfer_params": ORDER}
+    sampling = {"n": 8, "temperature": 0.5}
+    fields |= {"sampling_params": sampling} if "sampling_params" in fields else sampling
+    body = (await served.http.post(path, json=fields)).json()
+    assert len(body["choices"]) == len(served.engine.prefills) == len(served.engine.prefills[0].choices) == 1
+    taken(served, body["kv_transfer_params"])
+
+
+async def test_what_is_asked_of_the_answer_has_no_use(served: Served) -> None:
+    fields = {"echo": True, "logprobs": 2, "best_of": 9, "n": 3, "stop": ["x"], "max_tokens": 7}
+    body = (await served.complete("some prompt", kv_transfer_params=ORDER, **fields)).json()
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("", None)
+    taken(served, body["kv_transfer_params"])
+
+
+async def test_a_ticket_is_for_as_many_readers_as_asked_for(served: Served) -> None:
+    nulls = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port", "tp_size"))
+    body = (await served.complete(PROMPT, kv_transfer_params=ORDER | nulls | {"readers": 64})).json()
+    assert taken(served, body["kv_transfer_params"]).readers == 64
+
+
+@every_route
+async def test_ordinary_requests_are_answered_as_usual(served: Served, path: str) -> None:
+    body = (await served.http.post(path, json={**ROUTES[path], "kv_transfer_params": None})).json()
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens"] == len(fake_answer("hello 0"))
+    assert body["kv_transfer_params"] is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"do_remote_decode": False},
+        {"do_remote_decode": 1},
+        ORDER | {"readers": 0},
+        ORDER | {"readers": 65},
+        ORDER | {"readers": True},
+        ORDER | {"remote_host": "elsewhere"},
+        {"do_remote_decode": True, "do_remote_prefill": True},
+        {"do_remote_prefill": True, "remote_engine_id": "a", "version": 1},
+        [],
+        [ORDER],
+        "yes",
+        1,
+    ],
+)
+async def test_what_is_no_order_is_refused_by_name(served: Served, params: object) -> None:
+    response = await served.complete(PROMPT, kv_transfer_params=params)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "kv_transfer_params"
+    assert served.engine.prefills == served.engine.requests == []
+
+
+@pytest.mark.parametrize("prompt", [["x y", "z w"], [[5, 6], [7, 8]], [5]], ids=["texts", "token ids", "one token"])
+async def test_several_prompts_and_prompts_of_one_token_cannot_be_prefilled(served: Served, prompt: object) -> None:
+    response = await served.complete(prompt, kv_transfer_params=ORDER)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "kv_transfer_params"
+    assert served.engine.prefills == []
+
+
+async def test_prefills_wait_at_the_same_door_as_answers(serve: Serving) -> None:
+    waiting = Waiting()
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=waiting))
+    prefill = asyncio.create_task(served.complete(PROMPT, kv_transfer_params=ORDER))
+    await waiting.begun.wait()
+    assert (served.service.admission.waiting, served.service.admission.open) == (1, 1)
+    waiting.go_on.set()
+    taken(served, (await prefill).json()["kv_transfer_params"])
+
+
+@every_route
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_during_a_prefill_ends_it(serve: Serving, path: str, stream: bool) -> None:
+    waiting = Waiting()
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=waiting))
+    body = {**ROUTES[path], "stream": stream, "kv_transfer_params": ORDER}
+    asking = asyncio.create_task(served.http.post(path, json=body))
+    await waiting.begun.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await served.until_empty()
+    assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in (await served.http.get("/metrics")).text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_ticket_that_could_not_be_sent_is_released(served: Served, stream: bool) -> None:
+    """The client leaves between the end of the prefill and the first byte."""
+    body = json.dumps({"prompt": PROMPT, "stream": stream, "kv_transfer_params": ORDER}).encode()
+    requests = iter([{"type": "http.request", "body": body, "more_body": False}])
+    stuck = asyncio.Event()
+
+    async def receive() -> Message:
+        for request in requests:
+            return request
+        await stuck.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Message) -> None:
+        stuck.set()
+        await asyncio.Event().wait()
+
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+    await create_app(served.service)(scope, receive, send)
+    (ticket,) = served.engine.released
+    assert ticket.num_tokens == 3
+    assert served.engine.leases.held == {}
+
+
+async def test_a_prefill_that_fails_has_the_status_of_its_error(serve: Serving) -> None:
+    async def fail(_: GenerateRequest) -> None:
+        raise EngineError("broke")
+
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=fail))
+    for stream in (False, True):
+        response = await served.complete(PROMPT, stream=stream, kv_transfer_params=ORDER)
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_error")
+
+
+async def test_a_prefill_is_counted_as_any_group(served: Served) -> None:
+    body = (await served.complete(PROMPT, kv_transfer_params=ORDER)).json()
+    text = (await served.http.get("/metrics")).text
+    assert 'motet:groups_total{model_name="tiny",status="200"} 1.0' in text
+    assert 'motet:prefills_total{model_name="tiny",role="prefill",worker="engine-0"} 1.0' in text
+    assert 'motet:request_prompt_tokens_sum{model_name="tiny"} 4.0' in text
+    taken(served, body["kv_transfer_params"])
+
+
+async def test_neither_kind_of_server_takes_the_other_ones_params(serve: Serving) -> None:
+    for role in (Role.BOTH, Role.DECODE):
+        served = await serve(engine=WatchedEngine(role=role))
+        response = await served.complete(PROMPT, kv_transfer_params=ORDER)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "kv_transfer_params"
+        assert served.engine.requests == []
