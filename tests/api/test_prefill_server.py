@@ -1,4 +1,4 @@
-"""A prefill server: an order becomes a ticket, in every route's own shape; a client that leaves leaves nothing behind."""
+"""A prefill server: an order becomes a ticket, in every route's own shape; who leaves leaves nothing behind."""
 
 import asyncio
 import json
