@@ -3,10 +3,14 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from motet.config import environment
@@ -29,9 +33,9 @@ BODY = {
 GONE_TIMEOUT_S = 20.0
 
 
-def start(model: Path, tmp_path: Path, *more: str) -> ChildServer:
+def start(model: Path, tmp_path: Path, *more: str, port: int = 0) -> ChildServer:
     """A server whose temporary files are all in `tmp_path`."""
-    return ChildServer([str(model), *ARGUMENTS, *more], environ={**environment(), "TMPDIR": str(tmp_path)})
+    return ChildServer([str(model), *ARGUMENTS, *more], port=port, environ={**environment(), "TMPDIR": str(tmp_path)})
 
 
 def texts(server: ChildServer) -> list[str]:
@@ -53,6 +57,24 @@ def transfers(server: ChildServer) -> tuple[int, int]:
     with httpx.Client(base_url=server.url) as client:
         figures = read_figures(client)
     return figures.prefills, figures.kv_transfers
+
+
+def ask_until_prefilled_apart(decode: ChildServer, expected: list[str], *, transfers_in_all: int) -> None:
+    """Every answer is the expected one, and within seconds one of them is prefilled apart again."""
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while transfers(decode) != (0, transfers_in_all):
+        assert time.monotonic() < deadline, "the decode server does not go back to its prefill server"
+        assert texts(decode) == expected
+
+
+def wait_for_children(pid: int, count: int) -> list[int]:
+    """Their pids, once there are so many."""
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while len(children := psutil.Process(pid).children()) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} has only {len(children)} children")
+        time.sleep(0.01)
+    return [child.pid for child in children]
 
 
 def free_port() -> int:
@@ -100,6 +122,31 @@ def test_a_signal_ends_a_cell_and_leaves_nothing(
         assert cell.wait() == 0
         for pid in engines:
             wait_until_gone(pid, GONE_TIMEOUT_S)
+    assert list(tmp_path.glob("motet-*")) == []
+
+
+def test_a_signal_during_the_start_of_a_cell_ends_what_has_been_started(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "motet", "serve", str(model), *ARGUMENTS, *CELL, "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**environment(), "TMPDIR": str(tmp_path)}
+    ) as server:
+        engines = wait_for_children(server.pid, 2)
+        server.send_signal(signal.SIGTERM)
+        output, _ = server.communicate(timeout=GONE_TIMEOUT_S)
+    assert (server.returncode, output) == (130, b"")
+    for engine in engines:
+        wait_until_gone(engine, GONE_TIMEOUT_S)
+    assert list(tmp_path.glob("motet-*")) == []
+
+
+def test_a_cell_that_cannot_start_says_why_once_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(StartupError, match="exit code 5") as caught,
+        start(model, tmp_path, *CELL, "--kv-cache-gb", "0.000001"),
+    ):
+        pass
+    assert caught.value.message.count("motet: ") == 1
+    assert "Traceback" not in caught.value.message
     assert list(tmp_path.glob("motet-*")) == []
 
 
@@ -160,12 +207,16 @@ def test_a_decode_server_asks_a_prefill_server_and_answers_the_same(
 
 
 def test_a_prefill_server_that_comes_back_is_met_again(model: Path, tmp_path: Path, expected: list[str]) -> None:
-    free = ("--side-channel-port", "0", "--cluster-key", "ours")
+    free = ("--side-channel-port", "0", "--cluster-key", "ours", "--no-prefix-cache")
     port = free_port()
-    decode_arguments = ("--role", "decode", "--prefill-url", f"http://127.0.0.1:{port}", "--bypass-tokens", "0", *free)
-    with start(model, tmp_path, *decode_arguments) as decode:
+    asks = ("--role", "decode", "--prefill-url", f"http://127.0.0.1:{port}", "--bypass-tokens", "0")
+    with start(model, tmp_path, *asks, *free) as decode:
         assert texts(decode) == expected
-        assert transfers(decode) == (0, 0)
+        for times in (1, 2):
+            with start(model, tmp_path, "--role", "prefill", *free, port=port):
+                ask_until_prefilled_apart(decode, expected, transfers_in_all=times)
+        assert texts(decode) == expected
+        assert transfers(decode) == (0, 2)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
