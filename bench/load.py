@@ -1,6 +1,7 @@
 """Sends timed requests to a server: one group of n, or n separate requests at once."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,6 +54,10 @@ class Load:
 
     client: httpx.AsyncClient
     max_tokens: int
+    prepare: Callable[[dict[str, object]], Awaitable[dict[str, object]]] | None = None
+    """What has to happen to a body before it can be sent, inside the time that is measured."""
+    count_blocks: bool = True
+    """Ask /status, which only our servers have."""
 
     async def tokens_of(self, text: str) -> list[int]:
         response = await self.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
@@ -73,7 +78,7 @@ class Load:
         return timing_of(talks, tokens=n * self.max_tokens, blocks_used=max(blocks for _, blocks in results))
 
     async def _follow(self, prompt: list[int], n: int, *, seed: int) -> tuple[Conversation, int]:
-        body = {
+        body: dict[str, object] = {
             "prompt": prompt,
             "n": n,
             "max_tokens": self.max_tokens,
@@ -84,12 +89,14 @@ class Load:
             "stream_options": {"include_usage": True},
         }
         talk, blocks_used = Conversation(n), 0
+        if self.prepare is not None:
+            body = await self.prepare(body)
         async with self.client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 raise EngineError(f"{response.status_code}: {(await response.aread()).decode()}")
             async for line in response.aiter_lines():
                 talk.feed(line)
-                if not blocks_used and talk.last_first_s is not None:
+                if self.count_blocks and not blocks_used and talk.last_first_s is not None:
                     blocks_used = await self._blocks_used()
         if talk.usage is None or talk.usage.completion_tokens != n * self.max_tokens:
             raise EngineError(f"{n * self.max_tokens} tokens were asked for, the server counts {talk.usage}")

@@ -1,0 +1,244 @@
+"""What it costs to move a prompt's KV from a prefill process to a decode process.
+
+    pull       a prompt for n = 1, 3, 8, 32: transfers, bytes, descriptors, milliseconds, GB/s, beside a plain copy of
+               as many bytes in memory
+    busy       pulls while the prefill process is in the middle of a long prompt: they must not wait for its pass to end
+    idle       processor time of both processes when nobody asks for anything
+
+Everything twice: as the machine would (shared memory), and over TCP, as between machines. Prints tables, and JSON on
+the last line.
+
+Run: python -m bench.transfer [--ns 1,8] [--repeats 5] [--prompt-tokens 1200] [--model MODEL]
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.fork import PRINTED_WIDTH, numbers
+from bench.machine import machine
+from motet.config import EngineConfig, cache_folder, environment
+from motet.engines.native.client import NativeEngine
+from motet.ids import RequestId
+from motet.models import resolve
+from motet.models.smollm2 import DEFAULT_MODEL
+from motet.types import EngineStats, GenerateRequest, Role, SamplingParams, choice_starts
+
+WAYS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
+LONG_PROMPT = 4000
+IDLE_S = 5.0
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """Medians over the repeats of one n."""
+
+    n: int
+    transfers: float
+    num_bytes: int
+    trunk_bytes: int
+    descriptors: float
+    milliseconds: float
+    recomputed_tokens: float
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.num_bytes / self.milliseconds * 1000 / GB
+
+
+@dataclass(frozen=True)
+class Way:
+    """All about one way for the bytes to travel."""
+
+    name: str
+    pulls: Sequence[Pulls]
+    busy_ms: float
+    """A pull while prefill computes a long prompt."""
+    pass_ms: float
+    """One forward pass of that prompt."""
+    idle_percent: dict[str, float]
+    """Of one core, by process."""
+
+
+class Requests:
+    """Requests for prompts that no cache knows."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._dice = random.Random(0)
+        self._vocab_size = vocab_size
+        self._names = map(str, itertools.count())
+
+    def next(self, length: int, *, n: int = 1, max_tokens: int = 2) -> GenerateRequest:
+        return GenerateRequest(
+            request_id=RequestId(next(self._names)),
+            prompt=tuple(self._dice.randrange(self._vocab_size) for _ in range(length)),
+            choices=choice_starts(n, 0),
+            sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        )
+
+
+@dataclass(frozen=True)
+class Pair:
+    prefill: NativeEngine
+    decode: NativeEngine
+
+    async def pull(self, request: GenerateRequest) -> EngineStats:
+        """Prefills and decodes one group; what decode counted for it."""
+        before = await self.decode.stats()
+        ticket = await self.prefill.prefill(request)
+        async for _ in self.decode.generate(msgspec.structs.replace(request, ticket=ticket)):
+            pass
+        return minus(await self.decode.stats(), before)
+
+
+async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> Way:
+    config = EngineConfig(model_path=str(model), model_name="bench", kv_cache_gb=1.0, num_threads=1)
+    roles = (Role.PREFILL, Role.DECODE)
+    engines = await asyncio.gather(*(NativeEngine.start(msgspec.structs.replace(config, role=role)) for role in roles))
+    pair = Pair(*engines)
+    try:
+        if (address := pair.prefill.info.transfer) is None:
+            raise RuntimeError("the prefill engine has no side channel")
+        await pair.decode.connect(address)
+        requests = Requests(pair.prefill.info.vocab_size)
+        await pair.pull(requests.next(arguments.prompt_tokens))  # the first touches memory for the first time
+        pulls = [await measure_n(pair, requests, n, arguments) for n in arguments.ns]
+        busy_ms, pass_ms = await measure_busy(pair, requests, arguments)
+        return Way(name, pulls, busy_ms, pass_ms, await measure_idle(pair))
+    finally:
+        await asyncio.gather(*(engine.close() for engine in engines))
+
+
+async def measure_n(pair: Pair, requests: Requests, n: int, arguments: argparse.Namespace) -> Pulls:
+    spent = [await pair.pull(requests.next(arguments.prompt_tokens, n=n)) for _ in range(arguments.repeats)]
+    info = pair.decode.info
+    return Pulls(
+        n=n,
+        transfers=median(one.transfers for one in spent),
+        num_bytes=int(median(one.transfer_bytes for one in spent)),
+        trunk_bytes=-(-(arguments.prompt_tokens - 1) // info.block_size) * info.bytes_per_block,
+        descriptors=median(one.transfer_descriptors for one in spent),
+        milliseconds=1000 * median(one.transfer_seconds_sum for one in spent),
+        recomputed_tokens=median(one.recomputed_tokens for one in spent),
+    )
+
+
+async def measure_busy(pair: Pair, requests: Requests, arguments: argparse.Namespace) -> tuple[float, float]:
+    """Milliseconds of a pull beside a long prefill, and of one pass of that prefill."""
+    milliseconds, passes = [], []
+    for _ in range(arguments.repeats):
+        wanted = requests.next(arguments.prompt_tokens)
+        ticket = await pair.prefill.prefill(wanted)
+        before, steps, began = await pair.decode.stats(), (await pair.prefill.stats()).steps, time.monotonic()
+        long = asyncio.create_task(pair.prefill.prefill(requests.next(LONG_PROMPT)))
+        await pair.prefill.stats()  # answered between two steps: the long prompt has begun
+        async for _ in pair.decode.generate(msgspec.structs.replace(wanted, ticket=ticket)):
+            pass
+        milliseconds.append(1000 * minus(await pair.decode.stats(), before).transfer_seconds_sum)
+        await pair.prefill.release(await long)
+        passes.append(1000 * (time.monotonic() - began) / ((await pair.prefill.stats()).steps - steps))
+    return median(milliseconds), median(passes)
+
+
+async def measure_idle(pair: Pair) -> dict[str, float]:
+    """Percent of a core that each process takes when nothing is asked of it."""
+    engines = {"prefill": pair.prefill, "decode": pair.decode}
+    processes = {name: psutil.Process(engine.info.pid) for name, engine in engines.items()}
+    await asyncio.sleep(3)  # readers are attended to for two seconds after they were last heard of
+    before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+    await asyncio.sleep(IDLE_S)
+    return {name: 100 * (sum(process.cpu_times()[:2]) - before[name]) / IDLE_S for name, process in processes.items()}
+
+
+def minus(later: EngineStats, earlier: EngineStats) -> EngineStats:
+    """The difference of the counters that are looked at here."""
+    names = ("transfers", "transfer_bytes", "transfer_descriptors", "recomputed_tokens", "transfer_seconds_sum")
+    return EngineStats(**{name: getattr(later, name) - getattr(earlier, name) for name in names})
+
+
+def copy_gb_per_s(num_bytes: int, repeats: int) -> float:
+    """A plain copy in memory by one thread, of memory that was touched before."""
+    torch.set_num_threads(1)
+    source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
+    seconds = []
+    for _ in range(max(3, repeats)):
+        began = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - began)
+    return num_bytes / median(seconds) / GB
+
+
+def table_of(ways: Sequence[Way], copy: float) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in ("way", "n", "transfers", "MB", "of trunk", "descriptors", "ms", "GB/s", "of a copy", "recomputed"):
+        table.add_column(head, justify="right")
+    for way in ways:
+        for pull in way.pulls:
+            table.add_row(
+                way.name,
+                str(pull.n),
+                f"{pull.transfers:g}",
+                f"{pull.num_bytes / 1e6:.1f}",
+                f"{pull.num_bytes / pull.trunk_bytes:.2f}",
+                f"{pull.descriptors:g}",
+                f"{pull.milliseconds:.1f}",
+                f"{pull.gb_per_s:.1f}",
+                f"{pull.gb_per_s / copy:.2f}",
+                f"{pull.recomputed_tokens:g}",
+            )
+    return table
+
+
+def lines_of(ways: Sequence[Way], copy: float) -> Iterator[str]:
+    yield f"a plain copy in memory: {copy:.1f} GB/s"
+    for way in ways:
+        idle = ", ".join(f"{name} {percent:.1f} %" for name, percent in way.idle_percent.items())
+        busy = f"beside a long prefill {way.busy_ms:.1f} ms (one pass {way.pass_ms:.0f} ms)"
+        yield f"{way.name}: {busy}; idle: {idle} of a core"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--ns", type=numbers, default=(1, 3, 8, 32), help="numbers of choices, e.g. 1,8,32")
+    parser.add_argument("--prompt-tokens", type=int, default=1200)
+    parser.add_argument("--repeats", type=int, default=5)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    model = resolve(arguments.model, cache=cache_folder(environment()), say=lambda line: print(line, file=sys.stderr))
+    ways = []
+    for name, variables in WAYS.items():
+        os.environ.update(variables)  # noqa: TID251  UCX reads it in the engine processes
+        ways.append(asyncio.run(measure_way(name, model.path, arguments)))
+    copy = copy_gb_per_s(ways[0].pulls[0].num_bytes, arguments.repeats)
+    console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
+    for name, value in machine().items():
+        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
+    console.print(table_of(ways, copy))
+    for line in lines_of(ways, copy):
+        console.print(line, highlight=False, soft_wrap=True)
+    print(json.dumps({"copy_gb_per_s": copy, "ways": [asdict(way) for way in ways]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
