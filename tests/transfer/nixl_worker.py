@@ -1,0 +1,113 @@
+"""A worker in a process of its own, which tests stop and kill. Its argument is an `Order`.
+
+It says who it is in one line of JSON, polls every millisecond, and prints each message it gets. Told about another
+worker on standard input, it reads that one's blocks, and prints `landing` when the first bytes are here. It ends when
+standard input does.
+"""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from motet.transfer.base import Read
+from motet.transfer.layout import Memory
+from motet.transfer.nixl import LOOPBACK, NixlTransport
+from tests.transfer.memory import KVMemory, Side
+
+ROOT = Path(__file__).parents[2]
+TCP = LOOPBACK | {"TLS": "tcp"}
+SHARED_MEMORY = LOOPBACK
+
+
+class Order(msgspec.Struct):
+    """What a worker is made of."""
+
+    name: str
+    ucx: dict[str, str]
+    block_bytes: int
+    seed: int
+
+
+class Introduction(msgspec.Struct):
+    """What a worker says of itself."""
+
+    description: bytes
+    memory: Memory
+
+
+class WorkerProcess:
+    """A worker as its test sees it."""
+
+    def __init__(self, order: Order) -> None:
+        command = [sys.executable, "-m", "tests.transfer.nixl_worker", msgspec.json.encode(order).decode()]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.introduction = msgspec.json.decode(self.line(), type=Introduction)
+
+    def line(self) -> str:
+        """Waits for the next line it prints; empty if it has ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def tell(self, other: Introduction) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(other).decode() + "\n")
+        self._process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        return self._process.wait(timeout=10)
+
+    def end(self) -> None:
+        """However it is: stopped, dead or alive."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def worker_process(order: Order) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(order)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+def main(order: Order) -> None:
+    kv = KVMemory(block_bytes=order.block_bytes, seed=order.seed)
+    side = Side(NixlTransport(order.name, kv.memory, ucx=order.ucx), kv)
+    say(msgspec.json.encode(Introduction(side.transport.describe(), kv.memory)).decode())
+    reads: list[Read] = []
+    before = kv.blocks[0, 0].copy()
+    while True:
+        side.attend()
+        while side.inbox:
+            say(side.inbox.pop(0).decode())
+        if reads and (kv.blocks[0, 0] != before).any():
+            say("landing")
+            before = kv.blocks[0, 0].copy()
+        if select.select([0], [], [], 0.001)[0]:
+            line = os.read(0, 1_000_000)
+            if not line:
+                break
+            owner = msgspec.json.decode(line, type=Introduction)
+            name = side.transport.connect(owner.description, owner.memory)
+            reads.append(side.read(name, [(block, block) for block in range(kv.memory.num_blocks)]))
+    side.transport.close()
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(msgspec.json.decode(sys.argv[1], type=Order))

@@ -1,0 +1,142 @@
+"""What NIXL must not do to the process it lives in, and how it gets over a broken connection."""
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from motet.errors import StartupError
+from motet.transfer.base import FailureKind, ReadState, TransferError
+from motet.transfer.nixl import LOOPBACK, NixlTransport
+from tests.transfer.memory import KVMemory, Side, attend_until, finish
+
+TCP = LOOPBACK | {"TLS": "tcp"}
+starts = itertools.count()
+
+LIFE_OF_A_TRANSPORT = """
+from motet.transfer.nixl import NixlTransport
+from tests.transfer.memory import KVMemory
+kv = KVMemory()
+transport = NixlTransport("quiet", kv.memory)
+transport.poll()
+transport.close()
+"""
+
+
+def a_side() -> Side:
+    kv = KVMemory()
+    return Side(NixlTransport(f"worker-{next(starts)}", kv.memory, ucx=TCP), kv)
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Side, Side]]:
+    """Two workers that have not met."""
+    made = a_side(), a_side()
+    yield made
+    for side in made:
+        side.transport.close()
+
+
+def threads_and_files() -> tuple[int, int]:
+    process = psutil.Process()
+    return process.num_threads(), process.num_fds()
+
+
+def sockets() -> set[int]:
+    """Descriptors of this process that are sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        path = Path("/proc/self/fd", name)
+        if path.is_symlink() and path.readlink().name.startswith("socket:"):
+            found.add(int(name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_transport_prints_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIFE_OF_A_TRANSPORT],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_loopback_transport_listens_on_loopback_only() -> None:
+    before = set(psutil.Process().net_connections("inet"))
+    transport = NixlTransport("loopback", KVMemory().memory, ucx=LOOPBACK)
+    listening = {c.laddr.ip for c in set(psutil.Process().net_connections("inet")) - before if c.status == "LISTEN"}
+    transport.close()
+    assert listening == {"127.0.0.1"}
+
+
+def test_a_closed_transport_leaves_no_thread_and_no_socket(sides: tuple[Side, Side]) -> None:
+    other, third = sides
+    assert finish(other.read(other.meet(third), [(0, 0)]), other, third) is ReadState.DONE
+    before = threads_and_files()
+    closing = a_side()
+    name, closings_name = closing.meet(other), other.meet(closing)
+    assert finish(other.read(closings_name, [(0, 0)]), other, closing) is ReadState.DONE
+    landed = closing.read(name, [(1, 1)])
+    attend_until(lambda: landed.poll() is ReadState.DONE, closing, other)  # and never closed
+    closing.transport.close()
+    other.transport.disconnect(closings_name)
+    attend_until(lambda: threads_and_files() == before, other, third)
+
+
+@pytest.mark.slow
+def test_idle_transports_cost_next_to_nothing(sides: tuple[Side, Side]) -> None:
+    reader, owner = sides
+    assert finish(reader.read(reader.meet(owner), [(0, 0)]), reader, owner) is ReadState.DONE
+    before_s = time.process_time()
+    time.sleep(2)  # not for order: the time that is measured
+    assert time.process_time() - before_s < 0.1, "a progress thread would have taken 2 s"
+
+
+def test_a_broken_connection_is_made_again_at_the_next_meeting(sides: tuple[Side, Side]) -> None:
+    reader, owner = sides
+    others = sockets()
+    name = reader.meet(owner)
+    assert finish(reader.read(name, [(0, 0)]), reader, owner) is ReadState.DONE
+    for descriptor in sockets() - others:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(TransferError) as lost:
+        reader.read(name, [(1, 1)])
+    assert lost.value.kind is FailureKind.PEER_LOST
+    before = reader.kv.copy()
+    assert reader.meet(owner) == name
+    assert finish(reader.read(name, [(2, 3)]), reader, owner) is ReadState.DONE
+    reader.kv.expect(before, owner.kv, [(2, 3)])
+    reader.transport.notify(name, b"here again")
+    attend_until(lambda: owner.inbox == [b"here again"], reader, owner)
+
+
+def test_another_start_under_an_old_name_is_refused(sides: tuple[Side, Side]) -> None:
+    reader, _ = sides
+    for meet in (True, False):
+        kv = KVMemory()
+        again = Side(NixlTransport("the same name", kv.memory, ucx=TCP), kv)
+        if meet:
+            reader.meet(again)
+        else:
+            with pytest.raises(TransferError) as refused:
+                reader.meet(again)
+            assert refused.value.kind is FailureKind.RESTARTED
+        again.transport.close()
+
+
+def test_memory_that_cannot_be_registered_is_a_startup_error() -> None:
+    nowhere = msgspec.structs.replace(KVMemory().memory, regions=(0, 0, 0))
+    with pytest.raises(StartupError, match="NIXL cannot start"):
+        NixlTransport("nowhere", nowhere, ucx=TCP)

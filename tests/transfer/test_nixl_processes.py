@@ -1,0 +1,168 @@
+"""NIXL between processes that die, stop and go on: the facts on which the ownership of blocks rests."""
+
+import itertools
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from motet.transfer.base import FailureKind, ReadState, TransferError
+from motet.transfer.nixl import NixlTransport
+from tests.transfer.memory import KVMemory, Side, attend_until, finish
+from tests.transfer.nixl_worker import SHARED_MEMORY, TCP, Order, WorkerProcess, worker_process
+
+pytestmark = pytest.mark.slow
+
+BLOCK_BYTES = 2**20
+ALL = [(block, block) for block in range(24)]
+starts = itertools.count()
+
+
+def order(ucx: dict[str, str]) -> Order:
+    return Order(name=f"owner-{next(starts)}", ucx=ucx, block_bytes=BLOCK_BYTES, seed=1)
+
+
+@pytest.fixture
+def theirs() -> KVMemory:
+    """What is in every owner's memory."""
+    return KVMemory(block_bytes=BLOCK_BYTES, seed=1)
+
+
+@pytest.fixture
+def owner() -> Iterator[WorkerProcess]:
+    """Reached over TCP."""
+    with worker_process(order(TCP)) as process:
+        yield process
+
+
+@pytest.fixture
+def reader() -> Iterator[Side]:
+    with_memory = side(TCP)
+    yield with_memory
+    with_memory.transport.close()
+
+
+def side(ucx: dict[str, str]) -> Side:
+    kv = KVMemory(block_bytes=BLOCK_BYTES, seed=2)
+    return Side(NixlTransport(f"reader-{next(starts)}", kv.memory, ucx=ucx), kv)
+
+
+def met(reader: Side, owner: WorkerProcess) -> str:
+    """Connected, and the first read done."""
+    name = reader.transport.connect(owner.introduction.description, owner.introduction.memory)
+    read, _ = reader.transport.read_proof(name, [0])
+    assert finish(read, reader) is ReadState.DONE
+    return name
+
+
+def attend_for(seconds: float, side: Side) -> None:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        side.attend()
+
+
+@pytest.mark.parametrize("ucx", [SHARED_MEMORY, TCP], ids=["shared memory", "tcp"])
+def test_blocks_come_from_another_process(ucx: dict[str, str], theirs: KVMemory) -> None:
+    reader = side(ucx)
+    before = reader.kv.copy()
+    with worker_process(order(ucx)) as owner:
+        read = reader.read(met(reader, owner), ALL[3:20])
+        assert finish(read, reader) is ReadState.DONE
+        reader.transport.close()
+    reader.kv.expect(before, theirs, ALL[3:20])
+
+
+def test_a_read_from_a_worker_that_is_killed_fails_at_once_and_nothing_is_written_after(
+    owner: WorkerProcess, reader: Side
+) -> None:
+    name, before = met(reader, owner), reader.kv.copy()
+    read = reader.read(name, ALL)
+    attend_until(lambda: bool((reader.kv.blocks != before[:, 1:-1]).any()), reader)
+    owner.signal(signal.SIGKILL)
+    killed_s = time.monotonic()
+    assert finish(read, reader) is ReadState.FAILED
+    assert time.monotonic() - killed_s < 2
+    then = reader.kv.copy()
+    attend_for(0.5, reader)
+    reader.kv.expect(then, reader.kv, [])
+    with pytest.raises(TransferError) as lost:
+        reader.read(name, ALL)
+    assert lost.value.kind is FailureKind.PEER_LOST
+
+
+@pytest.mark.parametrize("ucx", [SHARED_MEMORY, TCP], ids=["shared memory", "tcp"])
+def test_a_worker_that_was_killed_before_the_read_is_lost(ucx: dict[str, str]) -> None:
+    reader = side(ucx)
+    with worker_process(order(ucx)) as owner:
+        name = met(reader, owner)
+        owner.signal(signal.SIGKILL)
+        owner.wait()
+        before = reader.kv.copy()
+        try:
+            state = finish(reader.read(name, ALL), reader)
+        except TransferError as error:
+            assert error.kind is FailureKind.PEER_LOST
+        else:
+            assert state is ReadState.FAILED
+        reader.kv.expect(before, reader.kv, [])
+    reader.transport.close()
+
+
+def test_a_read_from_a_stopped_worker_runs_on_whatever_is_disconnected_and_lands_when_it_goes_on(
+    owner: WorkerProcess, reader: Side, theirs: KVMemory
+) -> None:
+    name, before = met(reader, owner), reader.kv.copy()
+    owner.signal(signal.SIGSTOP)
+    read = reader.read(name, ALL)
+    reader.transport.disconnect(name)
+    attend_for(1.0, reader)
+    assert read.poll() is ReadState.RUNNING
+    with pytest.raises(RuntimeError, match="may still write"):
+        read.close()
+    owner.signal(signal.SIGCONT)
+    assert finish(read, reader) is ReadState.DONE
+    reader.kv.expect(before, theirs, ALL)
+
+
+def test_after_close_nothing_is_written_even_if_a_stopped_worker_goes_on(owner: WorkerProcess, reader: Side) -> None:
+    name = met(reader, owner)
+    read = reader.read(name, ALL)
+    attend_for(0.005, reader)
+    owner.signal(signal.SIGSTOP)
+    attend_for(0.1, reader)
+    reader.transport.close()
+    assert read.poll() is not ReadState.RUNNING
+    then = reader.kv.copy()
+    owner.signal(signal.SIGCONT)
+    time.sleep(0.5)  # not for order: the time in which nothing may happen
+    reader.kv.expect(then, reader.kv, [])
+
+
+def test_a_worker_outlives_a_reader_that_is_killed_while_bytes_land(
+    owner: WorkerProcess, reader: Side, theirs: KVMemory
+) -> None:
+    name, before = met(reader, owner), reader.kv.copy()
+    with worker_process(Order("victim", TCP, BLOCK_BYTES, seed=3)) as victim:
+        victim.tell(owner.introduction)
+        assert victim.line() == "landing"
+        victim.signal(signal.SIGKILL)
+        victim.wait()
+    assert finish(reader.read(name, ALL), reader) is ReadState.DONE
+    reader.kv.expect(before, theirs, ALL)
+    reader.transport.notify(name, b"still there")
+    assert owner.line() == "still there"
+
+
+def test_a_worker_that_comes_back_is_read_under_its_new_name(reader: Side, theirs: KVMemory) -> None:
+    with worker_process(order(TCP)) as first:
+        old_name = met(reader, first)
+        read = reader.read(old_name, ALL)
+        first.signal(signal.SIGKILL)
+        assert finish(read, reader) is ReadState.FAILED
+    before = reader.kv.copy()
+    with worker_process(order(TCP)) as second:
+        new_name = met(reader, second)
+        reader.transport.disconnect(old_name)
+        assert finish(reader.read(new_name, ALL), reader) is ReadState.DONE
+    reader.kv.expect(before, theirs, ALL)
