@@ -143,6 +143,32 @@ class Cell:
         return {reason: number for reason, number in self.engine.bypasses.items() if number}
 
 
+class Pair:
+    """Two workers of one role."""
+
+    def __init__(self, role: str = "prefill", *, first: Hold | None = None, second: Hold | None = None) -> None:
+        self.leases = FakeLeases()
+        self.now_s = 0.0
+        one, self.first = worker(f"{role}-0", leases=self.leases, during_prefill=first)
+        two, self.second = worker(f"{role}-1", leases=self.leases, during_prefill=second)
+        self.engine = Routed([one, two], clock=lambda: self.now_s)
+        self._tasks = Tasks()
+
+    @property
+    def prefills(self) -> tuple[int, int]:
+        return len(self.first.prefills), len(self.second.prefills)
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        return len(self.first.requests), len(self.second.requests)
+
+    def check(self) -> None:
+        self.engine.check()
+        self.first.check()
+        self.second.check()
+        self._tasks.check()
+
+
 class Tasks:
     """Those that ran when this was made: at the end of a test there must be no others."""
 

@@ -5,39 +5,17 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.fake import FakeLeases, fake_info
+from motet.engines.fake import fake_info
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.routing.routed import Routed
 from motet.transfer.ticket import TransferAddress
-from tests.routing.cell import Hold, Tasks, answer, answers_of, group, tokens_of, worker
+from tests.routing.cell import Hold, Pair, answer, answers_of, group, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
 
 
-class Pair:
-    """Two workers of one role."""
-
-    def __init__(self, role: str = "prefill", *, first: Hold | None = None, second: Hold | None = None) -> None:
-        self.leases = FakeLeases()
-        self.now_s = 0.0
-        one, self.first = worker(f"{role}-0", leases=self.leases, during_prefill=first)
-        two, self.second = worker(f"{role}-1", leases=self.leases, during_prefill=second)
-        self.engine = Routed([one, two], clock=lambda: self.now_s)
-        self._tasks = Tasks()
-
-    @property
-    def prefills(self) -> tuple[int, int]:
-        return len(self.first.prefills), len(self.second.prefills)
-
-    @property
-    def groups(self) -> tuple[int, int]:
-        return len(self.first.requests), len(self.second.requests)
-
-    def check(self) -> None:
-        self.engine.check()
-        self.first.check()
-        self.second.check()
-        self._tasks.check()
+def failing(error: MotetError) -> Hold:
+    return Hold(error=error, held=False)
 
 
 async def test_prefill_goes_where_the_fewest_prompt_tokens_wait() -> None:
@@ -107,7 +85,7 @@ async def test_a_group_that_is_closed_early_leaves_the_books() -> None:
 
 @pytest.mark.parametrize("error", [EngineDiedError("gone"), OverloadedError("full")])
 async def test_where_a_prefill_worker_cannot_the_next_one_is_asked_in_the_same_call(error: MotetError) -> None:
-    pair = Pair(first=Hold(error=error, held=False))
+    pair = Pair(first=failing(error))
     ticket = await pair.engine.prefill(group())
     assert ticket.remote_engine_id == "engine-of-prefill-1"
     assert pair.prefills == (1, 1)
@@ -116,7 +94,7 @@ async def test_where_a_prefill_worker_cannot_the_next_one_is_asked_in_the_same_c
 
 
 async def test_a_prefill_worker_that_died_is_tried_again_after_a_second() -> None:
-    hold = Hold(error=EngineDiedError("gone"), held=False)
+    hold = failing(EngineDiedError("gone"))
     pair = Pair(first=hold)
     for now_s, prefills in [(0.0, (1, 1)), (0.9, (1, 2)), (1.0, (2, 3)), (1.9, (2, 4))]:
         pair.now_s = now_s
@@ -130,7 +108,7 @@ async def test_a_prefill_worker_that_died_is_tried_again_after_a_second() -> Non
 
 
 async def test_one_that_takes_no_more_is_asked_again_with_the_next_prompt() -> None:
-    pair = Pair(first=Hold(error=OverloadedError("full"), held=False))
+    pair = Pair(first=failing(OverloadedError("full")))
     for prefills in [(1, 1), (2, 2)]:
         await pair.engine.release(await pair.engine.prefill(group()))
         assert pair.prefills == prefills
@@ -138,7 +116,7 @@ async def test_one_that_takes_no_more_is_asked_again_with_the_next_prompt() -> N
 
 @pytest.mark.parametrize("error", [RequestError("never"), EngineError("sick")])
 async def test_an_error_of_the_group_is_not_taken_to_another_worker(error: MotetError) -> None:
-    pair = Pair(first=Hold(error=error, held=False))
+    pair = Pair(first=failing(error))
     with pytest.raises(type(error)):
         await pair.engine.prefill(group())
     assert pair.prefills == (1, 0)
@@ -146,8 +124,8 @@ async def test_an_error_of_the_group_is_not_taken_to_another_worker(error: Motet
 
 
 async def test_when_no_prefill_worker_is_left_the_last_one_says_why_and_then_all_are_down() -> None:
-    dead = [Hold(error=EngineDiedError(f"worker {i} is gone"), held=False) for i in range(2)]
-    pair = Pair(first=dead[0], second=dead[1])
+    first, second = (failing(EngineDiedError(f"worker {i} is gone")) for i in range(2))
+    pair = Pair(first=first, second=second)
     with pytest.raises(EngineDiedError, match="worker 1 is gone"):
         await pair.engine.prefill(group())
     with pytest.raises(EngineDiedError, match="no worker is up: prefill-0, prefill-1"):
@@ -157,9 +135,7 @@ async def test_when_no_prefill_worker_is_left_the_last_one_says_why_and_then_all
 
 
 async def test_when_one_is_full_and_one_dead_it_is_for_want_of_room() -> None:
-    pair = Pair(
-        first=Hold(error=OverloadedError("full"), held=False), second=Hold(error=EngineDiedError("gone"), held=False)
-    )
+    pair = Pair(first=failing(OverloadedError("full")), second=failing(EngineDiedError("gone")))
     with pytest.raises(OverloadedError):
         await pair.engine.prefill(group())
 
@@ -224,34 +200,6 @@ async def test_cached_tokens_are_those_of_the_worker_that_would_get_the_group() 
     assert pair.engine.generate_load(group(prompt_tokens=200)).own_tokens == 136
     await stream.aclose()
     pair.check()
-
-
-async def test_a_group_with_a_ticket_is_nothing_to_read() -> None:
-    pair = Pair("decode")
-    ticket = await pair.first.prefill(group())
-    stream = pair.engine.generate(group(n=1, ticket=ticket))
-    pair.engine.generate(group("other", n=2))
-    assert pair.engine.generate_load(group()).waiting_tokens == 0
-    await stream.aclose()
-    await pair.engine.close()
-
-
-async def test_the_books_measure_how_fast_each_side_reads() -> None:
-    hold = Hold()
-    pair = Pair(first=hold)
-    call = asyncio.ensure_future(pair.engine.prefill(group(prompt_tokens=301)))
-    await hold.entered.wait()
-    pair.now_s += 2
-    hold.go.set()
-    await pair.engine.release(await call)
-    assert pair.engine.prefill_load(group()).tokens_per_s == 150  # all but the last token in 2 s
-
-    pair = Pair("decode")
-    stream = pair.engine.generate(group(prompt_tokens=300))
-    pair.now_s += 3
-    await anext(stream)
-    await stream.aclose()
-    assert pair.engine.generate_load(group()).tokens_per_s == 100
 
 
 async def test_figures_are_summed_over_those_that_live() -> None:

@@ -38,6 +38,7 @@ class RemoteWorker(msgspec.Struct, kw_only=True):
     """What is of use here of a worker in `/status`."""
 
     role: Role
+    state: str = "ready"
     groups_running: int = 0
     choices_running: int = 0
     choices_waiting: int = 0
@@ -59,6 +60,11 @@ class RemoteStatus(msgspec.Struct, kw_only=True):
 
     workers: list[RemoteWorker]
     totals: RemoteTotals = msgspec.field(default_factory=RemoteTotals)
+
+    @property
+    def dead(self) -> bool:
+        """Whether the server still answers, and none of its workers does."""
+        return all(worker.state == "dead" for worker in self.workers)
 
     @property
     def transfer(self) -> TransferAddress | None:

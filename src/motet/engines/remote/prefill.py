@@ -161,7 +161,11 @@ class RemotePrefill:
 
     def _status(self, response: httpx.Response) -> RemoteStatus:
         self._check(response)
-        return status_in(response, self._server)
+        status = status_in(response, self._server)
+        if status.dead:
+            self.down = True
+            raise EngineDiedError(f"{self._server} has lost its engine")
+        return status
 
     def _check(self, response: httpx.Response) -> None:
         if response.status_code == httpx.codes.OK:

@@ -1,0 +1,36 @@
+"""Prefill servers: our own API over a scripted engine, on real sockets."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from motet.engines.remote import prefill_client
+from motet.text.tokenizer import Tokenizer
+from motet.types import Role
+from tests.api.serving import Served, Serving, WatchedEngine
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(save_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
+    """Starts servers; afterwards every one must be empty."""
+    async with AsyncExitStack() as stack:
+        yield Serving(tokenizer, stack)
+
+
+@pytest.fixture
+async def prefill_server(serve: Serving) -> Served:
+    return await serve(engine=WatchedEngine(role=Role.PREFILL))
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with prefill_client() as client:
+        yield client
