@@ -1,0 +1,117 @@
+"""What the fake engine plays of prefill and decode apart: leases that somebody must end, or `check` tells."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.engines.fake import FakeEngine, FakeLeases, fake_info
+from motet.errors import EngineClosedError, EngineDiedError, EngineError
+from motet.ids import RequestId
+from motet.transfer.ticket import TransferAddress, prompt_digest
+from motet.types import ChoiceStart, GenerateRequest, SamplingParams, choice_starts
+
+pytestmark = pytest.mark.anyio
+
+ADDRESS = TransferAddress("prefill", "127.0.0.1", 1)
+REQUEST = GenerateRequest(
+    request_id=RequestId("g"),
+    prompt=tuple(range(1, 35)),  # 33 tokens but the last: 3 blocks of 16
+    choices=choice_starts(2, seed=1),
+    sampling=SamplingParams(max_tokens=3),
+)
+
+
+def script(_: GenerateRequest, __: ChoiceStart) -> list[int]:
+    return [7]
+
+
+async def test_prefill_grants_a_lease_of_all_blocks_but_the_last_tokens() -> None:
+    engine = FakeEngine(script, info=fake_info(transfer=ADDRESS))
+    ticket = await engine.prefill(REQUEST, readers=2)
+    assert ticket.address == ADDRESS
+    assert ticket.remote_block_ids == (0, 1, 2)
+    assert (ticket.num_tokens, ticket.readers) == (33, 2)
+    assert ticket.prompt_digest == prompt_digest(REQUEST.prompt[:33])
+    assert ((await engine.stats()).prefills, (await engine.stats()).leases) == (1, 1)
+    with pytest.raises(AssertionError, match="leases left"):
+        engine.check()
+    await engine.release(ticket)
+    await engine.release(ticket)
+    engine.check()
+
+
+async def test_a_lease_ends_with_the_first_step_of_its_group() -> None:
+    engine = FakeEngine(script)
+    stream = engine.generate(await ticketed(engine))
+    assert engine.leases.held
+    await anext(stream)
+    assert not engine.leases.held
+    assert (await engine.stats()).transfers == 1
+    await stream.aclose()
+    engine.check()
+
+
+async def test_a_group_that_is_closed_before_its_first_step_ends_its_lease() -> None:
+    engine = FakeEngine(script)
+    await engine.generate(await ticketed(engine)).aclose()
+    engine.check()
+
+
+async def test_a_dead_engine_tells_no_lease() -> None:
+    engine = FakeEngine(script, fail_after={0: EngineDiedError("gone")})
+    with pytest.raises(EngineDiedError):
+        await anext(engine.generate(await ticketed(engine)))
+    assert not engine.open
+    with pytest.raises(AssertionError, match="leases left"):
+        engine.check()
+
+
+async def test_prefill_waits_and_fails_as_it_is_told_and_a_cancelled_one_leaves_nothing() -> None:
+    begun = asyncio.Event()
+
+    async def wait(_: GenerateRequest) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    engine = FakeEngine(script, during_prefill=wait)
+    call = asyncio.ensure_future(engine.prefill(REQUEST))
+    await begun.wait()
+    with pytest.raises(AssertionError, match="prefills left open: 1"):
+        engine.check()
+    call.cancel()
+    await asyncio.wait([call])
+    engine.check()
+
+    async def fail(_: GenerateRequest) -> None:
+        raise EngineError("sick")
+
+    engine.during_prefill = fail
+    with pytest.raises(EngineError, match="sick"):
+        await engine.prefill(REQUEST)
+    engine.check()
+
+
+async def test_a_closed_engine_prefills_nothing() -> None:
+    engine = FakeEngine(script)
+    await engine.close()
+    with pytest.raises(EngineClosedError):
+        await engine.prefill(REQUEST)
+    engine.check()
+
+
+@pytest.mark.parametrize(("known", "cached_tokens"), [((1, 2, 3, 9), 3), ((1,), 1), ((9,), 0), (REQUEST.prompt, 33)])
+async def test_cached_tokens_are_the_common_beginning_and_never_all(known: tuple[int, ...], cached_tokens: int) -> None:
+    engine = FakeEngine(script)
+    engine.cached.append(known)
+    assert engine.cached_tokens(REQUEST) == cached_tokens
+
+
+def test_each_engines_leases_are_counted_in_a_book_they_share() -> None:
+    book = FakeLeases()
+    book.grant(REQUEST, ADDRESS, readers=1, block_size=16)
+    assert (book.count("prefill"), book.count("another")) == (1, 0)
+
+
+async def ticketed(engine: FakeEngine) -> GenerateRequest:
+    return msgspec.structs.replace(REQUEST, ticket=await engine.prefill(REQUEST))
