@@ -80,6 +80,16 @@ class LeaseTable:
         """Blocks of every lease, for the books."""
         return [lease.blocks for lease in self._leases.values()]
 
+    def check(self) -> None:
+        """Raises AssertionError unless these books and the proof say the same."""
+        self._proof.check({lease.slot: lease.lease_id for lease in self._leases.values()})
+        if any(
+            lease.lease_id != lease_id or len(lease.done) >= lease.readers for lease_id, lease in self._leases.items()
+        ):
+            raise AssertionError("a lease that is over is still held")
+        if any(self._leases[lease_id].request_id != request_id for request_id, lease_id in self._of_request.items()):
+            raise AssertionError("a request is said to hold the lease of another")
+
     def _remove(self, lease: Lease) -> Lease:
         del self._leases[lease.lease_id]
         if self._of_request.get(lease.request_id) == lease.lease_id:

@@ -10,7 +10,7 @@ earlier start never match. All numbers stay below 2^53.
 
 import secrets
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 LEASE_SLOTS = 4096
 GENERATION_BITS = 52
@@ -58,3 +58,11 @@ class Proof:
 
     def lease_entry(self, slot: int) -> int:
         return self.num_blocks + slot
+
+    def check(self, shown: Mapping[int, int]) -> None:
+        """Raises AssertionError unless exactly these leases are shown, by slot, and every other slot is free."""
+        slots = self._entries[self.num_blocks :]
+        if {slot: lease_id for slot, lease_id in enumerate(slots) if lease_id} != dict(shown):
+            raise AssertionError("the proof shows other leases than are held")
+        if sorted([*self._free_slots, *shown]) != list(range(LEASE_SLOTS)):
+            raise AssertionError("lease slots were lost, or are in two places")

@@ -1,0 +1,83 @@
+"""The proof against a list that does the obvious, and its promise: what was given away no longer matches."""
+
+import ctypes
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from motet.transfer.proof import LEASE_SLOTS, Proof
+
+
+def in_memory(proof: Proof) -> list[int]:
+    """The entries as a reader finds them at the proof's address."""
+    return list((ctypes.c_int64 * proof.num_entries).from_address(proof.address))
+
+
+class ProofAgainstLists(RuleBasedStateMachine):
+    @initialize(num_blocks=st.integers(1, 5), first=st.integers(0, 2**51))
+    def make(self, num_blocks: int, first: int) -> None:
+        self.proof = Proof(num_blocks, first_generation=first)
+        self.address = self.proof.address
+        self.generations = [first] * num_blocks
+        self.shown: dict[int, int] = {}
+
+    @rule(data=st.data())
+    def hand_blocks_out_again(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.lists(st.integers(0, len(self.generations) - 1), unique=True))
+        before = self.proof.generations(blocks)
+        self.proof.raise_generations(blocks)
+        for block in blocks:
+            self.generations[block] += 1
+        assert all(now > then for now, then in zip(self.proof.generations(blocks), before, strict=True))
+
+    @rule(lease_id=st.integers(1, 2**52 - 1))
+    def show(self, lease_id: int) -> None:
+        slot = self.proof.show(lease_id)
+        assert slot not in self.shown
+        assert self.proof.lease_entry(slot) == len(self.generations) + slot
+        self.shown[slot] = lease_id
+
+    @precondition(lambda self: self.shown)
+    @rule(data=st.data())
+    def hide(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.shown)))
+        self.proof.hide(slot)
+        del self.shown[slot]
+
+    @invariant()
+    def memory_says_the_same_and_has_not_moved(self) -> None:
+        slots = [self.shown.get(slot, 0) for slot in range(LEASE_SLOTS)]
+        assert in_memory(self.proof) == self.generations + slots
+        assert self.proof.address == self.address
+        self.proof.check(self.shown)
+
+
+ProofAgainstLists.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
+TestProofAgainstLists = ProofAgainstLists.TestCase
+
+
+def test_a_proof_has_room_for_as_many_leases_as_slots() -> None:
+    proof = Proof(1)
+    slots = [proof.show(lease_id) for lease_id in range(1, LEASE_SLOTS + 1)]
+    assert sorted(slots) == list(range(LEASE_SLOTS))
+    assert not proof.has_room
+    with pytest.raises(IndexError):
+        proof.show(1)
+    proof.hide(slots[0])
+    assert proof.has_room
+
+
+def test_two_starts_do_not_have_the_same_generations() -> None:
+    firsts = {Proof(1).generations([0]) for _ in range(20)}
+    assert len(firsts) == 20
+
+
+def test_a_slot_that_is_lost_or_shown_by_nobody_is_found() -> None:
+    proof = Proof(1)
+    slot = proof.show(7)
+    for shown in ({}, {slot: 8}, {slot: 7, slot + 1: 9}):
+        with pytest.raises(AssertionError):
+            proof.check(shown)
+    proof.check({slot: 7})
