@@ -1,0 +1,84 @@
+"""What the local network does on demand: stop, go on, die, lose messages."""
+
+import pytest
+
+from motet.transfer.base import FailureKind, ReadState, TransferError
+from motet.transfer.local import LocalNetwork
+from tests.transfer.memory import KVMemory, Side
+
+
+@pytest.fixture
+def network() -> LocalNetwork:
+    return LocalNetwork()
+
+
+@pytest.fixture
+def reader(network: LocalNetwork) -> Side:
+    kv = KVMemory(seed=1)
+    return Side(network.join("reader", kv.memory), kv)
+
+
+@pytest.fixture
+def owner(network: LocalNetwork) -> Side:
+    kv = KVMemory(seed=2)
+    return Side(network.join("owner", kv.memory), kv)
+
+
+def test_nothing_is_copied_before_somebody_polls(reader: Side, owner: Side) -> None:
+    before = reader.kv.copy()
+    reader.read(reader.meet(owner), [(0, 5)])
+    reader.kv.expect(before, owner.kv, [])
+    reader.attend()
+    reader.kv.expect(before, owner.kv, [(0, 5)])
+
+
+def test_a_read_from_a_stopped_worker_runs_and_lands_when_it_goes_on(
+    network: LocalNetwork, reader: Side, owner: Side
+) -> None:
+    before = reader.kv.copy()
+    read = reader.read(reader.meet(owner), [(0, 5)])
+    proof, values = reader.transport.read_proof("owner", [3])
+    network.stop("owner")
+    reader.transport.disconnect("owner")
+    reader.attend()
+    assert (read.poll(), proof.poll()) == (ReadState.RUNNING, ReadState.RUNNING)
+    with pytest.raises(RuntimeError, match="may still write"):
+        read.close()
+    reader.kv.expect(before, owner.kv, [])
+    network.go_on("owner")
+    assert (read.poll(), proof.poll()) == (ReadState.DONE, ReadState.DONE)
+    reader.kv.expect(before, owner.kv, [(0, 5)])
+    assert tuple(values) == owner.kv.proof.generations([3])
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_read_from_a_worker_that_dies_fails_and_never_lands(
+    network: LocalNetwork, reader: Side, owner: Side, stopped: bool
+) -> None:
+    before = reader.kv.copy()
+    read = reader.read(reader.meet(owner), [(0, 5)])
+    if stopped:
+        network.stop("owner")
+    network.cut("owner")
+    assert read.poll() is ReadState.FAILED
+    network.go_on("owner")
+    assert read.poll() is ReadState.FAILED
+    reader.kv.expect(before, owner.kv, [])
+    with pytest.raises(TransferError) as lost:
+        reader.read("owner", [(0, 5)])
+    assert lost.value.kind is FailureKind.PEER_LOST
+
+
+def test_as_many_messages_are_lost_as_was_said(network: LocalNetwork, reader: Side, owner: Side) -> None:
+    name = reader.meet(owner)
+    network.lose_messages(2)
+    for message in (b"1", b"2", b"3"):
+        reader.transport.notify(name, message)
+    owner.attend()
+    assert owner.inbox == [b"3"]
+
+
+def test_a_name_is_used_once(network: LocalNetwork, owner: Side) -> None:
+    owner.transport.close()
+    with pytest.raises(ValueError, match="owner has joined before"):
+        network.join("owner", owner.kv.memory)
