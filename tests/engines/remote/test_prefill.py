@@ -127,6 +127,19 @@ async def test_a_server_without_the_route_for_token_ids_is_asked_for_completions
     }
 
 
+async def test_two_calls_that_find_the_route_missing_at_once_both_go_on() -> None:
+    both_asked = asyncio.Barrier(2)
+
+    async def completions_only(asked: httpx.Request) -> httpx.Response:
+        if asked.url.path == "/v1/completions":
+            return with_ticket(asked)
+        await both_asked.wait()
+        return httpx.Response(404)
+
+    engine = remote(httpx.AsyncClient(transport=httpx.MockTransport(completions_only)))
+    assert await asyncio.gather(*(engine.prefill(request()) for _ in range(2))) == [TICKET, TICKET]
+
+
 async def test_a_server_with_neither_route_is_quoted() -> None:
     server = Scripted(lambda _: refused(404, "Invalid URL (POST /v1/completions)", "unknown_url"))
     with pytest.raises(EngineError, match=r"prefill\.test answered 404: Invalid URL"):

@@ -178,16 +178,17 @@ class RemotePrefill:
         return await self._call(self._client.build_request("GET", self._url + "/status", timeout=STATUS_TIMEOUT))
 
     async def _ask_prefill(self, request: GenerateRequest, readers: int) -> httpx.Response:
-        body = prefill_request(self._route, _body(self._route, request), readers=readers)
+        route = self._route
+        body = prefill_request(route, _body(route, request), readers=readers)
         call = self._client.build_request(
             "POST",
-            self._url + self._route,
+            self._url + route,
             content=msgspec.json.encode(body),
             headers=_headers(request),
             timeout=PREFILL_TIMEOUT,
         )
         response = await self._call(call)
-        if response.status_code in NO_SUCH_ROUTE and self._route is Route.GENERATE:
+        if response.status_code in NO_SUCH_ROUTE and route is Route.GENERATE:
             self._route = Route.COMPLETIONS
             return await self._ask_prefill(request, readers)
         return response
