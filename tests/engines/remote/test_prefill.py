@@ -230,6 +230,11 @@ async def test_a_server_without_figures_has_none_and_one_that_does_not_tell_them
         assert await engine.stats() == stats
 
 
+async def test_figures_that_cannot_even_be_asked_for_are_those_of_a_dead_server(client: httpx.AsyncClient) -> None:
+    with pytest.raises(EngineDiedError, match="cannot be asked"):
+        await remote(client, url="ftp://prefill.test").stats()
+
+
 async def test_closed_it_asks_nothing_any_more() -> None:
     server = Scripted(with_ticket)
     engine = remote(server.client)

@@ -108,10 +108,10 @@ class RemotePrefill:
 
     async def stats(self) -> EngineStats:
         """EngineDiedError if it does not tell; zeros if it is of a kind that keeps no such figures."""
-        response = await self._ask_status()
-        if response.status_code in NO_SUCH_ROUTE:
-            return EngineStats()
         try:
+            response = await self._ask_status()
+            if response.status_code in NO_SUCH_ROUTE:
+                return EngineStats()
             return self._status(response).stats()
         except MotetError as error:
             raise EngineDiedError(error.message) from error
