@@ -142,6 +142,9 @@ class SickRunner:
     def copy_slots(self, source: list[int], target: list[int]) -> None:
         self._runner.copy_slots(source, target)
 
+    def settle(self) -> None:
+        self._runner.settle()
+
 
 def test_logits_that_are_not_finite_fail_their_group_alone(tiny: Tiny) -> None:
     expected = run(make_core(tiny("llama")), [group("well", prompt_of(30, 2), n=2, seed=9)])["well"].tokens

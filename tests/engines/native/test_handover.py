@@ -276,6 +276,18 @@ def test_a_worker_that_is_given_its_own_ticket_uses_its_prefix_cache(tiny: Tiny)
     pair.check_empty()
 
 
+def test_logprobs_of_the_prompt_come_from_computing_it(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(50), n=2, prompt_logprobs=1)
+    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.finish()
+    report, alone_report = pair.outcomes["g"].prompt, run(make_core(tiny("llama")), [request])["g"].prompt
+    assert report is not None and alone_report is not None
+    assert report.logprobs == alone_report.logprobs
+    assert pair.d.stats().transfers == 0
+    pair.check_empty()
+
+
 def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(tiny: Tiny) -> None:
     pair = Pair(tiny("llama"))
     with pytest.raises(ContextLengthError, match="at least 2"):

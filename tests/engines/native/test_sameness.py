@@ -53,6 +53,9 @@ class Recorder:
     def copy_slots(self, source: list[int], target: list[int]) -> None:
         self._runner.copy_slots(source, target)
 
+    def settle(self) -> None:
+        self._runner.settle()
+
 
 def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
     parts = build_parts(core_config)

@@ -82,12 +82,10 @@ class EngineCore:
         self._options = options
         self._groups: dict[RequestId, Group] = {}
         self._arrivals = 0
-        proof = proof or Proof(info.num_blocks)
         self._pool = BlockPool(info.num_blocks, proof)
         self._handover = Handover(
             transfers or NoTransfers(),
             self._pool,
-            proof,
             self.counters,
             block_size=info.block_size,
             lease_s=options.lease_s,

@@ -21,7 +21,6 @@ from motet.ids import RequestId
 from motet.transfer.base import Failed, Landed, Met, News, PullOrder, ReaderDone, ReaderWaits, Settled, Transfers
 from motet.transfer.figures import TransferFigures
 from motet.transfer.lease import Lease, LeaseTable
-from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket, prompt_digest
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,6 @@ class Handover:
         self,
         transfers: Transfers,
         pool: BlockPool,
-        proof: Proof,
         counters: Counters,
         *,
         block_size: int,
@@ -64,9 +62,8 @@ class Handover:
         self.transfers = transfers
         self.figures = TransferFigures(clock)
         """Of pulls that landed."""
-        self.leases = LeaseTable(proof, seconds=lease_s)
+        self.leases = LeaseTable(pool.proof, seconds=lease_s)
         self._pool = pool
-        self._proof = proof
         self._counters = counters
         self._block_size = block_size
         self._clock = clock
@@ -110,8 +107,10 @@ class Handover:
         except RequestError:
             self.release(ticket)
             raise
-        if own:
-            self.release(ticket)  # what we have prefilled ourselves is in the prefix cache
+        if own or group.request.sampling.prompt_logprobs is not None:
+            # What we have prefilled ourselves is in the prefix cache; and who wants the logits of every prompt token
+            # cannot do with their KV.
+            self.release(ticket)
             return
         group.ticket = ticket
         self.transfers.expect(ticket)
@@ -147,7 +146,7 @@ class Handover:
     @property
     def has_room(self) -> bool:
         """Whether another lease can be granted now."""
-        return self._proof.has_room
+        return self._pool.proof.has_room
 
     def grant(self, group: Group, blocks: list[int]) -> Ticket:
         """The ticket for a group whose prompt is prefilled. A lease holds its blocks from now on."""
@@ -164,7 +163,7 @@ class Handover:
             remote_block_ids=tuple(blocks),
             num_tokens=group.trunk_tokens,
             prompt_digest=prompt_digest(group.prompt[: group.trunk_tokens]),
-            generations=self._proof.generations(blocks),
+            generations=self._pool.proof.generations(blocks),
             lease_id=lease.lease_id,
             lease_slot=lease.slot,
             lease_s=self.leases.seconds,

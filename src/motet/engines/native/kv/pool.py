@@ -29,9 +29,9 @@ class BlockPool:
     """Reference counts of `num_blocks` blocks, and the prefix cache over them."""
 
     def __init__(self, num_blocks: int, proof: Proof | None = None) -> None:
-        """`proof`: is told before a block is handed out."""
+        """`proof`: is told before a block is handed out; one of its own unless others are to read it."""
         self.num_blocks = num_blocks
-        self._proof = proof
+        self.proof = proof or Proof(num_blocks)
         self._changes: dict[BlockName, bool] = {}
         self._count = [0] * num_blocks
         self._free = FreeRuns(num_blocks)
@@ -66,8 +66,7 @@ class BlockPool:
         blocks = self._free.take(count, after=after)
         for block in blocks:
             self._count[block] = 1
-        if self._proof is not None:
-            self._proof.raise_generations(blocks)
+        self.proof.raise_generations(blocks)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
