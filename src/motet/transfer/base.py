@@ -75,23 +75,32 @@ class Transport(Protocol):
         """Makes a peer known; its name, which `read` and `notify` take. TransferError if that cannot be."""
         ...
 
-    def disconnect(self, peer: str) -> None: ...
+    def disconnect(self, peer: str) -> None:
+        """No more reads are posted; those that run go on until they are final."""
+        ...
 
     def read_blocks(self, peer: str, runs: list[Run]) -> Read:
-        """Posts the read of KV blocks. TransferError (PEER_LOST) if it cannot be posted."""
+        """Posts the read of KV blocks. TransferError (PEER_LOST) if it cannot be posted; `connect` may mend that.
+        TransferError (REFUSED) for blocks that do not exist."""
         ...
 
     def read_proof(self, peer: str, entries: list[int]) -> tuple[Read, list[int]]:
         """Posts the read of entries of the peer's proof; the list is filled when the read is DONE."""
         ...
 
-    def notify(self, peer: str, message: bytes) -> None: ...
-
-    def poll(self) -> list[bytes]:
-        """Drives what others want of this side, and returns notifications that have come."""
+    def notify(self, peer: str, message: bytes) -> None:
+        """Sends a message if that can be: never raises, and one to a peer that is gone is lost. Before the first read
+        from a peer has ended, it goes only while this side polls."""
         ...
 
-    def close(self) -> None: ...
+    def poll(self) -> list[bytes]:
+        """Drives what others want of this side and the reads of this one, and returns notifications that have come."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything: afterwards nothing writes into this side's memory, whatever was running. May wait half a
+        second for that. May be called twice."""
+        ...
 
 
 @dataclass(frozen=True)
