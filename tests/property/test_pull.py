@@ -1,0 +1,97 @@
+"""Whatever happens to a pull, in whatever order: one ending, and no block given back that may still be written."""
+
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.transfer.base import Failed, FailureKind, Landed, News, ReadState, Settled
+from motet.transfer.channel import Refused, SomeoneElse
+from tests.transfer.scene import DONE, FAILED, RUNNING, Scene
+from tests.transfer.scripted import NUM_BLOCKS
+from tests.transfer.worker import LEASE_SLOT
+
+
+class Tale:
+    """A pull and all the news of it."""
+
+    def __init__(self) -> None:
+        self.scene = Scene()
+        self.scene.reader.blocks = self.scene.reader.proof = self.scene.reader.wiring = RUNNING
+        self.news: list[News] = []
+        self.abandoned = False
+
+    def pass_time(self, seconds: float) -> None:
+        self.scene.clock.now_s += seconds
+
+    def stop_posting(self) -> None:
+        self.scene.reader.posts = False
+
+    def end_at_once(self) -> None:
+        self.scene.reader.blocks = self.scene.reader.proof = self.scene.reader.wiring = DONE
+
+    def end_lease(self) -> None:
+        self.scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = 0
+
+    def reuse_block(self) -> None:
+        self.scene.owner.shows[4] += 1
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        self.hear([news] if (news := self.scene.pull.abandon()) else [])
+
+    def ask_again(self) -> None:
+        if not self.scene.line.closed:
+            self.scene.peer.ask()
+
+    def hear(self, news: list[News]) -> None:
+        self.news += news
+        for item in news:
+            if isinstance(item, Landed | Settled) or (isinstance(item, Failed) and item.settled):
+                assert not self.may_write()
+
+    def may_write(self) -> bool:
+        """Whether the read of the blocks, the only one of that size, is open."""
+        return any(read.num_bytes == 3 * 64 and read.state is ReadState.RUNNING for read in self.scene.reader.reads)
+
+    def check_ending(self) -> None:
+        match self.news:
+            case [Landed()] | [Failed(settled=True)] | [Failed(settled=False), Settled()]:
+                pass
+            case [Settled()]:
+                assert self.abandoned
+            case other:
+                raise AssertionError(f"not one ending: {other}")
+
+
+HAPPENINGS: dict[str, Callable[[Tale], object]] = {
+    "welcome": lambda tale: tale.scene.welcomed(),
+    "refused": lambda tale: tale.scene.line.coming.append(Refused("no")),
+    "someone else": lambda tale: tale.scene.line.coming.append(SomeoneElse("p2")),
+    "a second": lambda tale: tale.pass_time(1.0),
+    "eleven seconds": lambda tale: tale.pass_time(11.0),
+    "reads end": lambda tale: tale.scene.end_reads(DONE),
+    "reads break": lambda tale: tale.scene.end_reads(FAILED),
+    "reads end by themselves": Tale.end_at_once,
+    "nothing can be posted": Tale.stop_posting,
+    "lease ends": Tale.end_lease,
+    "block is reused": Tale.reuse_block,
+    "abandon": Tale.abandon,
+    "peer is asked again": Tale.ask_again,
+    "peer is lost": lambda tale: tale.scene.peer.lose("lost", FailureKind.PEER_LOST),
+}
+AT_LAST = ("eleven seconds", "reads end by themselves", "reads end", "reads end", "reads end")
+
+
+@settings(max_examples=500)
+@given(st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=20))
+def test_every_pull_ends_once_and_gives_its_blocks_back_only_when_nothing_writes(happenings: list[str]) -> None:
+    tale = Tale()
+    for what in (*happenings, *AT_LAST):
+        HAPPENINGS[what](tale)
+        tale.hear(tale.scene.step())
+    tale.check_ending()
+    tale.scene.check_over()
+    if tale.scene.peer.error is not None:
+        assert tale.scene.peer.closed
+        assert tale.scene.reader.connected == []
