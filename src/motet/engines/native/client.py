@@ -10,12 +10,12 @@ import contextlib
 import logging
 import os
 import tempfile
-from itertools import count
+from itertools import count, takewhile
 
 import msgspec
 
 from motet.config import EngineConfig
-from motet.engines.native.kv.prefix import BlockName, block_names
+from motet.engines.native.kv.prefix import BlockName, named_blocks
 from motet.engines.native.pipes import Pipes
 from motet.engines.native.protocol import (
     Abort,
@@ -120,9 +120,8 @@ class NativeEngine:
 
     def cached_tokens(self, request: GenerateRequest) -> int:
         size = self._info.block_size
-        names = block_names(request.prompt[:-1], size, request.cache_salt) if self._names else []
-        known = next((place for place, name in enumerate(names) if name not in self._names), len(names))
-        return known * size
+        names = named_blocks(request.prompt[:-1], size, request.cache_salt)
+        return size * sum(1 for _ in takewhile(self._names.__contains__, names))
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         stream = self._streams.get(request_id)

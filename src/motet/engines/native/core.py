@@ -222,6 +222,7 @@ class EngineCore:
 
     def check(self) -> None:
         """Raises `AssertionError` if anything is held that no group accounts for."""
+        self._handover.leases.check()
         self._scheduler.check(self._handover.tables())
         known = {*self._scheduler.running, *self._scheduler.waiting}
         if known != set(self._groups.values()):

@@ -1,6 +1,7 @@
 """Makes an engine's KV memory reachable for other workers: the transfer thread, and what describes the memory."""
 
 from hashlib import blake2b
+from ipaddress import ip_address
 
 import torch
 
@@ -18,7 +19,7 @@ SAMPLES = 64
 def start_transfers(config: EngineConfig, facts: KVFacts, storage: KVStorage, proof: Proof) -> Transfers:
     """Raises ConfigError if the side channel's address is taken or impossible."""
     # Only here: an engine that keeps its KV to itself loads no NIXL.
-    from motet.transfer.nixl import NixlTransport
+    from motet.transfer.nixl import LOOPBACK, NixlTransport
     from motet.transfer.thread import TransferSettings, TransferThread
 
     memory = storage.memory(proof)
@@ -29,7 +30,16 @@ def start_transfers(config: EngineConfig, facts: KVFacts, storage: KVStorage, pr
         cluster_key=config.cluster_key,
         pull_timeout_s=config.pull_timeout_s,
     )
-    return TransferThread(settings, facts, memory, lambda: NixlTransport(settings.engine_id, memory))
+    ucx = LOOPBACK if is_loopback(config.side_channel_host) else None
+    return TransferThread(settings, facts, memory, lambda: NixlTransport(settings.engine_id, memory, ucx=ucx))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def facts_of(model: torch.nn.Module, layout: KVLayout) -> KVFacts:

@@ -7,7 +7,7 @@ bits make a collision between honest prompts unthinkable and one on purpose infe
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 BlockName = bytes
@@ -15,9 +15,12 @@ BlockName = bytes
 
 def block_names(tokens: Sequence[int], block_size: int, salt: str) -> list[BlockName]:
     """Names of all full blocks of `tokens`, in order."""
+    return list(named_blocks(tokens, block_size, salt))
+
+
+def named_blocks(tokens: Sequence[int], block_size: int, salt: str) -> Iterator[BlockName]:
+    """The same one by one, for who may need only the first ones."""
     name = blake2b(salt.encode(), digest_size=16).digest()
-    names = []
     for begin in range(0, len(tokens) - block_size + 1, block_size):
         name = blake2b(name + array("I", tokens[begin : begin + block_size]).tobytes(), digest_size=16).digest()
-        names.append(name)
-    return names
+        yield name
