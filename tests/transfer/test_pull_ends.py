@@ -3,8 +3,9 @@
 from motet.transfer.base import Failed, FailureKind, Landed, Settled
 from motet.transfer.channel import Release
 from motet.transfer.peer import PeerState
+from motet.transfer.pull import Pull, PullTerms
 from tests.transfer.scene import FAILED, TIMEOUT_S, Scene
-from tests.transfer.worker import LEASE_ID
+from tests.transfer.worker import LEASE_ID, order
 
 
 def test_a_read_that_outlasts_the_deadline_fails_at_once_and_settles_when_it_ends() -> None:
@@ -25,6 +26,15 @@ def test_a_read_that_breaks_after_the_deadline_settles_too_and_loses_the_peer() 
     scene.end_reads(FAILED)
     assert scene.step() == [Settled(1)]
     assert scene.peer.state is PeerState.GONE
+    scene.check_over()
+
+
+def test_a_worker_that_is_not_met_by_the_deadline_is_unreachable() -> None:
+    scene = Scene()
+    scene.pull = Pull(order(TICKET), scene.peer, PullTerms("d:1", scene.clock.now_s, 0.5), scene.clock)
+    [failed] = scene.step(after_s=0.5)
+    assert failed == Failed(1, FailureKind.UNREACHABLE, "the worker at 127.0.0.1:5 does not answer", settled=True)
+    assert scene.released
     scene.check_over()
 
 

@@ -86,9 +86,8 @@ class Pull:
             news = self._look()
         except TransferError as error:  # a read could not be posted
             news = self._fail(error.kind, error.message)
-        overdue = self._stage is not Stage.SETTLING and self._clock() >= self._terms.ordered_s + self._terms.timeout_s
-        if news is None and overdue:
-            return self._stop(FailureKind.TIMEOUT, f"{self.peer} took longer than {self._terms.timeout_s:g} s")
+        if news is None and self._clock() >= self._terms.ordered_s + self._terms.timeout_s:
+            return self._overdue()
         return news
 
     def abandon(self) -> News | None:
@@ -168,6 +167,13 @@ class Pull:
             self.peer.lose(f"the connection to {self.peer} broke", FailureKind.PEER_LOST)
         self._finish()
         return Settled(self.order.number)
+
+    def _overdue(self) -> Failed | None:
+        if self._stage is Stage.SETTLING:
+            return None
+        if self._stage is Stage.MEETING:
+            return self._stop(FailureKind.UNREACHABLE, f"{self.peer} does not answer")
+        return self._stop(FailureKind.TIMEOUT, f"{self.peer} took longer than {self._terms.timeout_s:g} s")
 
     def _stop(self, kind: FailureKind, message: str) -> Failed:
         """Ends it from this side, whatever it is doing, and tells the lease."""

@@ -1,0 +1,136 @@
+"""However a transfer thread ends, nothing of it stays: no thread, no descriptor, no pull without an ending."""
+
+import gc
+import logging
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from motet.errors import ConfigError, EngineError, StartupError
+from motet.transfer.base import Failed, FailureKind, Landed, Met, ReaderDone, ReadState, Transport
+from motet.transfer.layout import Memory
+from motet.transfer.thread import TransferSettings, TransferThread
+from motet.transfer.ticket import TransferAddress
+from tests.transfer.scripted import FACTS, MEMORY, ScriptedTransport, Wires
+from tests.transfer.worker import LEASE_ID, PATIENCE_S, order, ticket_at, worker
+
+
+def descriptors() -> set[str]:
+    """What this process has open."""
+    links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    return {f"{link.name} {os.readlink(link)}" for link in links if os.path.lexists(link)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    gc.collect()
+    threads, open_before = threading.active_count(), descriptors()
+    yield
+    assert threading.active_count() == threads
+    assert descriptors() <= open_before
+
+
+def start(make: Callable[[], Transport], *, port: int = 0, memory: Memory = MEMORY) -> TransferThread:
+    return TransferThread(TransferSettings("127.0.0.1", port, "", 10.0, "d"), FACTS, memory, make)
+
+
+def test_closed_with_nothing_to_do() -> None:
+    with worker("d", Wires()) as d:
+        pass
+    assert d.transport.closed
+    d.thread.close()
+
+
+def test_closed_with_a_lease_and_a_reader_who_has_come() -> None:
+    wires = Wires()
+    with worker("d", wires) as d, worker("p", wires) as p:
+        p.thread.holding(1)
+        d.thread.pull(order(p.ticket()))
+        assert isinstance(d.news(), Landed)
+
+
+def test_closed_while_a_worker_is_asked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, worker("d", Wires()) as d:
+        address = TransferAddress("p", "127.0.0.1", silent.getsockname()[1])
+        d.thread.pull(order(ticket_at(address), 1))
+        d.thread.meet(2, address)
+        d.thread.close()
+        failed, met = d.thread.news()
+        assert failed == Failed(1, FailureKind.CLOSED, "this worker stops", settled=True)
+        assert isinstance(met, Met)
+        assert met.error is not None
+        assert met.error.kind is FailureKind.CLOSED
+
+
+def test_closed_while_a_read_runs_which_is_not_settled_then() -> None:
+    wires = Wires()
+    with worker("p", wires) as p, worker("d", wires) as d:
+        d.transport.blocks = ReadState.RUNNING
+        d.thread.pull(order(p.ticket()))
+        while not d.transport.runs:
+            assert d.thread.news() == []
+        d.thread.close()
+        assert d.thread.news() == [Failed(1, FailureKind.CLOSED, "this worker stops", settled=False)]
+
+
+def test_closed_while_the_proof_is_read() -> None:
+    wires = Wires()
+    with worker("p", wires) as p, worker("d", wires) as d:
+        d.transport.proof = ReadState.RUNNING
+        d.thread.pull(order(p.ticket()))
+        while not d.transport.runs:
+            assert d.thread.news() == []
+        d.thread.close()
+        assert d.thread.news() == [Failed(1, FailureKind.CLOSED, "this worker stops", settled=True)]
+
+
+def test_closed_with_an_expected_ticket_whose_lease_is_told() -> None:
+    wires = Wires()
+    with worker("p", wires) as p:
+        with worker("d", wires) as d:
+            d.thread.expect(p.ticket())
+            p.news()
+        assert p.news() == ReaderDone(LEASE_ID, "d:without-1")
+
+
+def test_closed_right_after_it_was_ordered_to_pull() -> None:
+    with worker("d", Wires()) as d:
+        d.thread.pull(order(ticket_at(TransferAddress("p", "127.0.0.1", 1))))
+        d.thread.close()
+        [failed] = d.thread.news()
+        assert isinstance(failed, Failed)
+        assert failed.kind is FailureKind.CLOSED
+
+
+def test_a_transport_that_cannot_start_is_the_constructors_error() -> None:
+    def fail() -> Transport:
+        raise StartupError("no such network")
+
+    with pytest.raises(StartupError, match="no such network"):
+        start(fail)
+
+
+def test_a_taken_port_names_the_flag_and_leaves_nothing() -> None:
+    with worker("p", Wires()) as p, pytest.raises(ConfigError, match="--side-channel-port"):
+        start(lambda: ScriptedTransport("d", Wires()), port=p.thread.address.port)
+
+
+class BrokenTransport(ScriptedTransport):
+    def poll(self) -> list[bytes]:
+        raise ZeroDivisionError("a bug")
+
+
+def test_a_crash_of_the_thread_is_told_to_who_asks_for_news(caplog: pytest.LogCaptureFixture) -> None:
+    thread = start(lambda: BrokenTransport("d", Wires()))
+    with caplog.at_level(logging.CRITICAL, logger="motet.transfer.thread"):
+        thread.holding(1)
+        readable, _, _ = select.select([thread.fileno()], [], [], PATIENCE_S)
+        assert readable
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            thread.news()
+    thread.close()
