@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.fork import PRINTED_WIDTH, connected, counters, numbers, progress
+from bench.fork import connected, counters, numbers, progress
 from bench.load import Load, Timing, middle
 from bench.machine import machine
 from bench.prompt import TEXT, prompts
@@ -33,6 +33,7 @@ from motet.deploy.figures import BlockSize, Figures, block_size_in
 from motet.models import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
 
+TABLE_WIDTH = 160
 CELL = ("--prefill", "1", "--decode", "1", "--bypass-tokens", "0")
 
 
@@ -183,7 +184,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     rows = measure(Setup(arguments.ns, arguments.prompt_tokens, arguments.max_tokens, arguments.repeats), arguments)
-    console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for name, value in machine().items():
         console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
     console.print(table_of(rows))
