@@ -84,7 +84,7 @@ class ScriptedTransport:
         return self._read(8 * len(entries), len(entries), state), [other.shows[entry] for entry in entries]
 
     def notify(self, peer: str, message: bytes) -> None:
-        other = self._other_end(peer)
+        other = self._wires.ends[peer.encode()]
         if not other.loses_notifications:
             other.inbox.append(message)
 

@@ -13,7 +13,7 @@ from motet.transfer.base import FailureKind, News, ReaderDone, ReaderWaits, Tran
 from motet.transfer.channel import Answer, Attend, Hello, Question, Refused, Release, SomeoneElse, Waits, Welcome
 from motet.transfer.cluster_key import ClusterKey
 from motet.transfer.door import Door, Visits, endpoint, listen
-from motet.transfer.line import Line, Lines
+from motet.transfer.line import QUESTIONS_KEPT, Line, Lines
 from motet.transfer.ticket import TransferAddress
 from tests.transfer.scripted import FACTS, MEMORY
 
@@ -210,6 +210,21 @@ def test_a_message_beyond_the_bound_never_arrives(town: Town) -> None:
     stranger.send(channel.written(long, ClusterKey(""), channel.new_nonce()))
     assert street.ask(HELLO) == WELCOME
     assert street.tell(Waits(6)) == [ReaderWaits(6)]
+
+
+def test_what_is_said_to_a_worker_that_is_not_there_does_not_pile_up(town: Town) -> None:
+    listening, port = town.listen()
+    listening.close(linger=0)
+    line, _ = town.line(port)
+    for _ in range(10 * QUESTIONS_KEPT):
+        line.say(Waits(5), channel.new_nonce())
+    back, _ = town.listen(port=port)
+    assert back.poll(PATIENCE_MS)
+    heard = 0
+    while back.poll(300):
+        back.recv_multipart()
+        heard += 1
+    assert 1 <= heard <= 2 * QUESTIONS_KEPT
 
 
 @pytest.mark.parametrize("body", [b"", b"junk", msgspec.msgpack.encode({"lease_id": 1})])

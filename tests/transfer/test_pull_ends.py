@@ -4,7 +4,7 @@ from motet.transfer.base import Failed, FailureKind, Landed, Settled
 from motet.transfer.channel import Release
 from motet.transfer.peer import PeerState
 from motet.transfer.pull import Pull, PullTerms
-from tests.transfer.scene import FAILED, TIMEOUT_S, Scene
+from tests.transfer.scene import FAILED, TICKET, TIMEOUT_S, Scene
 from tests.transfer.worker import LEASE_ID, order
 
 
@@ -102,12 +102,3 @@ def test_closed_before_it_reads_or_while_it_proves_it_is_settled_and_while_it_re
         assert scene.pull.close() == Failed(1, FailureKind.CLOSED, "this worker stops", settled)
         assert scene.released
         assert scene.pull.close() is None
-
-
-def test_a_lost_acknowledgement_goes_over_the_side_channel() -> None:
-    scene = Scene().proving()
-    scene.reader.posts = False
-    scene.end_reads()
-    [landed] = scene.step()
-    assert isinstance(landed, Landed)
-    assert scene.released

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from motet.errors import ConfigError, EngineError, StartupError
-from motet.transfer.base import Failed, FailureKind, Landed, Met, ReaderDone, ReadState, Transport
+from motet.transfer.base import Failed, FailureKind, Landed, Met, ReaderDone, ReadState, Settled, Transport
 from motet.transfer.layout import Memory
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import TransferAddress
@@ -67,7 +67,7 @@ def test_closed_while_a_worker_is_asked() -> None:
         assert met.error.kind is FailureKind.CLOSED
 
 
-def test_closed_while_a_read_runs_which_is_not_settled_then() -> None:
+def test_closed_while_a_read_runs_which_is_settled_once_the_transport_is_closed() -> None:
     wires = Wires()
     with worker("p", wires) as p, worker("d", wires) as d:
         d.transport.blocks = ReadState.RUNNING
@@ -75,7 +75,20 @@ def test_closed_while_a_read_runs_which_is_not_settled_then() -> None:
         while not d.transport.runs:
             assert d.thread.news() == []
         d.thread.close()
-        assert d.thread.news() == [Failed(1, FailureKind.CLOSED, "this worker stops", settled=False)]
+        failed = Failed(1, FailureKind.CLOSED, "this worker stops", settled=False)
+        assert d.thread.news() == [failed, Settled(1)]
+
+
+def test_closed_while_an_abandoned_read_runs() -> None:
+    wires = Wires()
+    with worker("p", wires) as p, worker("d", wires) as d:
+        d.transport.blocks = ReadState.RUNNING
+        d.thread.pull(order(p.ticket()))
+        while not d.transport.runs:
+            assert d.thread.news() == []
+        d.thread.abandon(1)
+        d.thread.close()
+        assert d.thread.news() == [Settled(1)]
 
 
 def test_closed_while_the_proof_is_read() -> None:

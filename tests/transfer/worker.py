@@ -3,7 +3,6 @@
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from motet.transfer.base import News, PullOrder
 from motet.transfer.layout import KVFacts
@@ -16,11 +15,27 @@ LEASE_SLOT = 2
 PATIENCE_S = 10.0
 
 
-@dataclass
+class NewsStand:
+    """News of a thread one by one."""
+
+    def __init__(self, thread: TransferThread) -> None:
+        self._thread = thread
+        self._kept: list[News] = []
+
+    def next(self) -> News:
+        """Waits for it."""
+        if not self._kept:
+            readable, _, _ = select.select([self._thread.fileno()], [], [], PATIENCE_S)
+            assert readable, "no news"
+            self._kept = self._thread.news()
+        return self._kept.pop(0)
+
+
 class Worker:
-    thread: TransferThread
-    transport: ScriptedTransport
-    _kept: list[News] = field(default_factory=list)
+    def __init__(self, thread: TransferThread, transport: ScriptedTransport) -> None:
+        self.thread = thread
+        self.transport = transport
+        self.news = NewsStand(thread).next
 
     def ticket(self, blocks: tuple[int, ...] = (3, 4, 7), *, lease_s: float = 60.0) -> Ticket:
         """Of a trunk in these blocks, under a lease that the proof shows."""
@@ -29,19 +44,16 @@ class Worker:
             self.transport.shows[block] = 1000 + block
         return ticket_at(self.thread.address, blocks, lease_s=lease_s)
 
-    def news(self) -> News:
-        """The next piece of news; waits for it. Any further ones stay."""
-        if not self._kept:
-            self._kept = self._wait()
-        return self._kept.pop(0)
 
-    def _wait(self) -> list[News]:
-        readable, _, _ = select.select([self.thread.fileno()], [], [], PATIENCE_S)
-        assert readable, "no news"
-        return self.thread.news()
-
-
-def ticket_at(address: TransferAddress, blocks: tuple[int, ...] = (3, 4, 7), *, lease_s: float = 60.0) -> Ticket:
+def ticket_at(
+    address: TransferAddress,
+    blocks: tuple[int, ...] = (3, 4, 7),
+    *,
+    generations: tuple[int, ...] | None = None,
+    lease_id: int = LEASE_ID,
+    lease_slot: int = LEASE_SLOT,
+    lease_s: float = 60.0,
+) -> Ticket:
     return Ticket(
         remote_engine_id=address.engine_id,
         remote_request_id="group",
@@ -50,9 +62,9 @@ def ticket_at(address: TransferAddress, blocks: tuple[int, ...] = (3, 4, 7), *, 
         remote_block_ids=blocks,
         num_tokens=16 * len(blocks),
         prompt_digest="",
-        generations=tuple(1000 + block for block in blocks),
-        lease_id=LEASE_ID,
-        lease_slot=LEASE_SLOT,
+        generations=generations or tuple(1000 + block for block in blocks),
+        lease_id=lease_id,
+        lease_slot=lease_slot,
         lease_s=lease_s,
     )
 

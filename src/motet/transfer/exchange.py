@@ -21,6 +21,7 @@ from motet.transfer.base import (
     News,
     PullOrder,
     ReaderDone,
+    Settled,
     TransferError,
     Transport,
 )
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 ATTEND_FOR_S = 2.0
 """How long readers are polled for after one has come to the door: the first read is what wires a connection."""
+LINGER_S = 0.02
+"""How long the transport is driven on after a pull: what was sent last may not have left yet."""
 BRISK_MS = 1
 
 
@@ -126,6 +129,8 @@ class Exchange:
         self._peers.close()
         self._door.close()
         self._transport.close()
+        for number in self._pulls:
+            self._tell(Settled(number))  # now that nothing writes any more
 
     @property
     def _brisk(self) -> bool:
@@ -145,7 +150,7 @@ class Exchange:
     def _open_door(self) -> None:
         visits = self._door.visits()
         if visits.welcome:
-            self._attend_until_s = self._clock() + ATTEND_FOR_S
+            self._attend_for(ATTEND_FOR_S)
         for news in visits.news:
             self._tell(news)
 
@@ -155,6 +160,9 @@ class Exchange:
             with contextlib.suppress(Unreadable):
                 done = channel.release_in(body)
                 self._tell(ReaderDone(done.lease_id, done.reader))
+
+    def _attend_for(self, seconds: float) -> None:
+        self._attend_until_s = max(self._attend_until_s, self._clock() + seconds)
 
     def _beat(self) -> None:
         for lease in self._heartbeats.due():
@@ -178,6 +186,7 @@ class Exchange:
     def _report(self, pull: Pull, news: News | None) -> None:
         if pull.over:
             del self._pulls[pull.order.number]
+            self._attend_for(LINGER_S)
         if news is not None:
             logger.debug("pull for %s: %s", pull.order.label, news)
             self._tell(news)

@@ -151,10 +151,7 @@ class Peer:
 
     def acknowledge(self, lease_id: int, reader: str) -> None:
         """Tells the lease that its data was read and verified."""
-        try:
-            self._transport.notify(self._connected, channel.notification(Release(lease_id, reader)))
-        except TransferError:
-            self.release(lease_id, reader)
+        self._transport.notify(self._connected, channel.notification(Release(lease_id, reader)))
 
     def release(self, lease_id: int, reader: str) -> None:
         """Tells the lease that this reader wants nothing more, as far as it can be told."""

@@ -1,0 +1,155 @@
+"""Two transfer threads over each transport there is: the bytes that land are the bytes that were there."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from motet.ids import RequestId
+from motet.transfer.base import Failed, FailureKind, Landed, Met, News, ReaderDone, ReaderWaits, Settled, Transport
+from motet.transfer.layout import Memory
+from motet.transfer.lease import LeaseTable
+from motet.transfer.local import LocalNetwork
+from motet.transfer.nixl import LOOPBACK, NixlTransport
+from motet.transfer.thread import TransferSettings, TransferThread
+from motet.transfer.ticket import Ticket
+from tests.transfer.memory import KVMemory
+from tests.transfer.scripted import FACTS
+from tests.transfer.worker import NewsStand, order, ticket_at
+
+MakeTransport = Callable[[str, Memory], Transport]
+BLOCKS = (3, 4, 7)
+starts = itertools.count()
+
+
+class KVWorker:
+    """A transfer thread over memory of its own."""
+
+    def __init__(self, make: MakeTransport, *, seed: int, pull_timeout_s: float = 10.0) -> None:
+        self.kv = KVMemory(seed=seed)
+        self.name = f"{make.__name__}-{next(starts)}"
+        settings = TransferSettings("127.0.0.1", 0, "secret", pull_timeout_s, self.name)
+        memory = self.kv.memory
+        self.thread = TransferThread(settings, FACTS, memory, lambda: make(self.name, memory))
+        self.news = NewsStand(self.thread).next
+        self.leases = LeaseTable(self.kv.proof, seconds=60.0)
+
+    def ticket(self) -> Ticket:
+        """Of these blocks, under a new lease."""
+        lease = self.leases.grant(RequestId("group"), BLOCKS, readers=1, now_s=0.0)
+        self.thread.holding(1)
+        generations = self.kv.proof.generations(BLOCKS)
+        return ticket_at(
+            self.thread.address, BLOCKS, generations=generations, lease_id=lease.lease_id, lease_slot=lease.slot
+        )
+
+    def end_lease(self, ticket: Ticket) -> None:
+        self.leases.end(ticket.lease_id)
+        self.thread.holding(0)
+
+
+class Pair:
+    def __init__(self, make: MakeTransport, *, pull_timeout_s: float = 10.0) -> None:
+        self.owner = KVWorker(make, seed=1)
+        self.reader = KVWorker(make, seed=2, pull_timeout_s=pull_timeout_s)
+
+    def pull(self, ticket: Ticket) -> News:
+        self.reader.thread.pull(order(ticket))
+        return self.reader.news()
+
+    def close(self) -> None:
+        self.reader.thread.close()
+        self.owner.thread.close()
+
+
+def local() -> MakeTransport:
+    network = LocalNetwork()
+
+    def join(name: str, memory: Memory) -> Transport:
+        return network.join(name, memory)
+
+    return join
+
+
+def shared_memory() -> MakeTransport:
+    def agent(name: str, memory: Memory) -> Transport:
+        return NixlTransport(name, memory, ucx=LOOPBACK)
+
+    return agent
+
+
+def tcp() -> MakeTransport:
+    def tcp_agent(name: str, memory: Memory) -> Transport:
+        return NixlTransport(name, memory, ucx=LOOPBACK | {"TLS": "tcp"})
+
+    return tcp_agent
+
+
+@pytest.fixture(params=[local, shared_memory, tcp])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    pair = Pair(request.param())
+    yield pair
+    pair.close()
+
+
+def test_the_bytes_land_where_they_should_and_nowhere_else_and_the_lease_is_told(pair: Pair) -> None:
+    before = pair.reader.kv.copy()
+    ticket = pair.owner.ticket()
+    landed = pair.pull(ticket)
+    assert isinstance(landed, Landed)
+    assert landed.num_bytes == len(BLOCKS) * pair.owner.kv.memory.block_bytes
+    pair.reader.kv.expect(before, pair.owner.kv, [(3, 0), (4, 1), (7, 2)])
+    assert pair.owner.news() == ReaderWaits(ticket.lease_id)
+    assert pair.owner.news() == ReaderDone(ticket.lease_id, f"{pair.reader.name}:1")
+
+
+def test_a_block_that_was_given_away_makes_the_pull_stale(pair: Pair) -> None:
+    ticket = pair.owner.ticket()
+    pair.owner.kv.proof.raise_generations([4])
+    failed = pair.pull(ticket)
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.settled) == (FailureKind.STALE, True)
+
+
+def test_a_lease_that_is_over_is_found_out_at_an_idle_owner_too(pair: Pair) -> None:
+    ticket = pair.owner.ticket()
+    pair.owner.end_lease(ticket)
+    failed = pair.pull(ticket)
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.settled) == (FailureKind.LEASE_ENDED, True)
+
+
+def test_an_idle_worker_is_met(pair: Pair) -> None:
+    pair.reader.thread.meet(1, pair.owner.thread.address)
+    assert pair.reader.news() == Met(1, None)
+
+
+def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
+    assert isinstance(pair.pull(pair.owner.ticket()), Landed)
+    ticket = pair.owner.ticket()
+    pair.owner.thread.close()
+    failed = pair.pull(ticket)
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.settled) == (FailureKind.PEER_LOST, True)
+
+
+def test_a_stopped_owner_times_the_pull_out_and_what_lands_later_lands_before_it_is_settled() -> None:
+    network = LocalNetwork()
+
+    def join(name: str, memory: Memory) -> Transport:
+        return network.join(name, memory)
+
+    pair = Pair(join, pull_timeout_s=0.3)
+    before = pair.reader.kv.copy()
+    ticket = pair.owner.ticket()
+    pair.reader.thread.meet(5, pair.owner.thread.address)
+    assert pair.reader.news() == Met(5, None)
+    network.stop(pair.owner.name)
+    failed = pair.pull(ticket)
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.settled) == (FailureKind.TIMEOUT, False)
+    pair.reader.kv.expect(before, pair.owner.kv, [])
+    network.go_on(pair.owner.name)
+    assert pair.reader.news() == Settled(1)
+    pair.reader.kv.expect(before, pair.owner.kv, [(3, 0), (4, 1), (7, 2)])
+    pair.close()
