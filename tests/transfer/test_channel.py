@@ -16,6 +16,7 @@ from motet.transfer.door import Door, Visits, endpoint, listen
 from motet.transfer.line import QUESTIONS_KEPT, Line, Lines
 from motet.transfer.ticket import TransferAddress
 from tests.transfer.scripted import FACTS, MEMORY
+from tests.transfer.worker import dead_port
 
 PATIENCE_MS = 10_000
 HELLO = Hello("owner", FACTS)
@@ -213,11 +214,10 @@ def test_a_message_beyond_the_bound_never_arrives(town: Town) -> None:
 
 
 def test_what_is_said_to_a_worker_that_is_not_there_does_not_pile_up(town: Town) -> None:
-    listening, port = town.listen()
-    listening.close(linger=0)
-    line, _ = town.line(port)
-    for _ in range(10 * QUESTIONS_KEPT):
-        line.say(Waits(5), channel.new_nonce())
+    with dead_port() as port:
+        line, _ = town.line(port)
+        for _ in range(10 * QUESTIONS_KEPT):
+            line.say(Waits(5), channel.new_nonce())
     back, _ = town.listen(port=port)
     assert back.poll(PATIENCE_MS)
     heard = 0

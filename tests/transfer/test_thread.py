@@ -20,17 +20,10 @@ from motet.transfer.base import (
 from motet.transfer.door import endpoint
 from motet.transfer.ticket import TransferAddress
 from tests.transfer.scripted import FACTS, NUM_BLOCKS, Wires
-from tests.transfer.worker import LEASE_ID, LEASE_SLOT, Worker, order, ticket_at, worker
+from tests.transfer.worker import LEASE_ID, LEASE_SLOT, Worker, dead_port, order, ticket_at, worker
 
 SOON_S = 1.0
 """What fails at once takes less, however busy the machine is; a time-out here takes longer."""
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def failed(reader: Worker) -> Failed:
@@ -104,8 +97,8 @@ def test_the_same_cluster_key_lets_a_pull_through() -> None:
 
 
 def test_nobody_at_the_port_is_unreachable_in_a_bounded_time() -> None:
-    with worker("d", Wires(), pull_timeout_s=0.2) as d:
-        ticket = ticket_at(TransferAddress("p", "127.0.0.1", free_port()))
+    with dead_port() as port, worker("d", Wires(), pull_timeout_s=0.2) as d:
+        ticket = ticket_at(TransferAddress("p", "127.0.0.1", port))
         d.thread.pull(order(ticket))
         news = failed(d)
         assert (news.kind, news.settled) == (FailureKind.UNREACHABLE, True)
@@ -127,9 +120,9 @@ def test_a_host_that_is_none_is_unreachable_for_every_order() -> None:
 
 def test_a_worker_that_was_restarted_at_its_address_is_noticed_and_met_again() -> None:
     wires = Wires()
-    port = free_port()
     with worker("d", wires) as d:
-        with worker("p1", wires, port=port) as p1:
+        with worker("p1", wires) as p1:
+            port = p1.thread.address.port
             old = p1.ticket()
             d.thread.pull(order(old, 1))
             assert isinstance(d.news(), Landed)

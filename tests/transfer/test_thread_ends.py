@@ -17,7 +17,7 @@ from motet.transfer.layout import Memory
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import TransferAddress
 from tests.transfer.scripted import FACTS, MEMORY, ScriptedTransport, Wires
-from tests.transfer.worker import LEASE_ID, PATIENCE_S, order, ticket_at, worker
+from tests.transfer.worker import LEASE_ID, PATIENCE_S, dead_port, order, ticket_at, worker
 
 
 def descriptors() -> set[str]:
@@ -112,12 +112,10 @@ def test_closed_with_an_expected_ticket_whose_lease_is_told() -> None:
 
 
 def test_closed_right_after_it_was_ordered_to_pull() -> None:
-    with worker("d", Wires()) as d:
-        d.thread.pull(order(ticket_at(TransferAddress("p", "127.0.0.1", 1))))
+    with dead_port() as port, worker("d", Wires()) as d:
+        d.thread.pull(order(ticket_at(TransferAddress("p", "127.0.0.1", port))))
         d.thread.close()
-        [failed] = d.thread.news()
-        assert isinstance(failed, Failed)
-        assert failed.kind is FailureKind.CLOSED
+        assert d.thread.news() == [Failed(1, FailureKind.CLOSED, "this worker stops", settled=True)]
 
 
 def test_a_transport_that_cannot_start_is_the_constructors_error() -> None:

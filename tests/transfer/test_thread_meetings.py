@@ -64,7 +64,5 @@ def test_an_idle_worker_attends_to_one_who_wants_to_meet_it() -> None:
     with worker("p", wires) as p, worker("d", wires) as d:
         d.thread.meet(1, p.thread.address)
         assert d.news() == Met(1, None)
-        polls = p.transport.polls
-        assert polls > 0
-        while p.transport.polls < polls + 50:  # goes on polling: this ends
+        while p.transport.polls < 50:  # it does poll: this ends
             time.sleep(0.001)

@@ -1,6 +1,7 @@
 """A worker of a test: a transfer thread, and the ticket of a trunk it holds."""
 
 import select
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -75,6 +76,14 @@ def order(ticket: Ticket, number: int = 1) -> PullOrder:
     return PullOrder(
         number, ticket, tuple((r, g, local) for local, (r, g) in enumerate(pairs)), label=f"group {number}"
     )
+
+
+@contextmanager
+def dead_port() -> Iterator[int]:
+    """A port that nobody listens at and nobody else takes."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 @contextmanager

@@ -158,9 +158,13 @@ class TransferThread:
         while not self._stopping:
             poller.poll(patience_ms)
             self.rounds += 1
-            for order in self._orders.take():
-                exchange.obey(order)
+            self._obey(exchange)
             patience_ms = exchange.round()
+        self._obey(exchange)  # what was ordered before the end must have its ending too
+
+    def _obey(self, exchange: Exchange) -> None:
+        for order in self._orders.take():
+            exchange.obey(order)
 
     def _exchange(self, poller: zmq.Poller, transport: Transport) -> Exchange:
         settings = self._settings
