@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from motet.errors import ContextLengthError, RequestError
 from motet.ids import RequestId
 from motet.transfer.base import FailureKind
 from motet.transfer.ticket import Ticket
@@ -255,17 +254,6 @@ def test_aborting_a_prefill_ends_its_group_or_its_lease(tiny: Tiny) -> None:
     pair.check_empty()
 
 
-def test_a_ticket_for_another_prompt_is_refused_and_given_back(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
-    ticket = pair.prefill(group("g", prompt_of(100)))
-    with pytest.raises(RequestError, match="not for this prompt") as refused:
-        pair.submit(with_ticket(group("h", prompt_of(100, 1)), ticket))
-    assert refused.value.param == "kv_transfer_params"
-    assert pair.d_transfers.released == [ticket]
-    assert not pair.d.busy
-    pair.check_empty()
-
-
 def test_a_worker_that_is_given_its_own_ticket_uses_its_prefix_cache(tiny: Tiny) -> None:
     pair = Pair(tiny("llama"))
     request = group("g", prompt_of(97), n=2, seed=4)
@@ -286,15 +274,3 @@ def test_logprobs_of_the_prompt_come_from_computing_it(tiny: Tiny) -> None:
     assert report.logprobs == alone_report.logprobs
     assert pair.d.stats().transfers == 0
     pair.check_empty()
-
-
-def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
-    with pytest.raises(ContextLengthError, match="at least 2"):
-        pair.p.prefill(group("short", prompt_of(1)))
-    single = make_core(tiny("llama"))
-    with pytest.raises(RequestError, match="keeps its KV cache to itself"):
-        single.prefill(group("g", prompt_of(10)))
-    with pytest.raises(RequestError, match="--role"):
-        single.submit(with_ticket(group("g", prompt_of(100)), pair.prefill(group("g", prompt_of(100)))))
-    assert not single.busy

@@ -118,11 +118,16 @@ class EngineCore:
         return self._handover.wake_s
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queues a group. RequestError if it can never run here."""
-        group = self._accepted(request)
-        group.sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
-        check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
-        self._handover.expect(group)
+        """Queues a group. RequestError if it can never run here; then its ticket is given back."""
+        try:
+            group = self._accepted(request)
+            group.sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
+            check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
+            self._handover.expect(group)
+        except RequestError:
+            if request.ticket is not None:
+                self.release(request.ticket)
+            raise
         self._enqueue(group)
 
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> None:

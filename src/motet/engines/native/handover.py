@@ -8,6 +8,7 @@ A pull holds the blocks it writes into by itself, beside its group, and gives th
 them any more: a transfer whose peer hangs may go on long after its group is gone.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -102,11 +103,7 @@ class Handover:
         if ticket is None:
             return
         own = ticket.remote_engine_id == self.transfers.address.engine_id
-        try:
-            check_ticket(ticket, group.prompt, self._block_size)
-        except RequestError:
-            self.release(ticket)
-            raise
+        check_ticket(ticket, group.prompt, self._block_size)
         if own or group.request.sampling.prompt_logprobs is not None:
             # What we have prefilled ourselves is in the prefix cache; and who wants the logits of every prompt token
             # cannot do with their KV.
@@ -172,11 +169,12 @@ class Handover:
         )
 
     def release(self, ticket: Ticket) -> None:
-        """Ends the lease of a ticket, ours or another worker's."""
-        if ticket.remote_engine_id == self.transfers.address.engine_id:
-            self._free(self.leases.end(ticket.lease_id))
-        else:
-            self.transfers.release(ticket)
+        """Ends the lease of a ticket, ours or another worker's. An engine that hands nothing over can tell nobody."""
+        with contextlib.suppress(RequestError):
+            if ticket.remote_engine_id == self.transfers.address.engine_id:
+                self._free(self.leases.end(ticket.lease_id))
+            else:
+                self.transfers.release(ticket)
 
     def release_request(self, request_id: RequestId) -> None:
         """Ends the lease that was granted for a request, if it is still held."""
