@@ -19,6 +19,8 @@ from motet.types import EngineStats, Role
 
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 QUOTED_CHARS = 300
+UNREADABLE: tuple[type[Exception], ...] = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a body that is not what was asked for; text that is no UTF-8 is no DecodeError to it."""
 
 
 class _Reason(msgspec.Struct):
@@ -92,7 +94,7 @@ def ticket_in(response: httpx.Response, server: str) -> Ticket:
     """Raises EngineError."""
     try:
         params = msgspec.json.decode(response.content, type=_Prefilled).kv_transfer_params
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise EngineError(f"{server} answered what is no answer to a prefill: {error}") from error
     if params is None:
         raise EngineError(f"{server} sent no ticket; is it running with --role prefill?")
@@ -106,7 +108,7 @@ def status_in(response: httpx.Response, server: str) -> RemoteStatus:
     """Raises EngineError."""
     try:
         return msgspec.json.decode(response.content, type=RemoteStatus)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise EngineError(f"{server} answered GET /status with what is no status: {error}") from error
 
 
@@ -114,7 +116,7 @@ def failure_in(response: httpx.Response, server: str) -> MotetError:
     """Of a response that is not 200."""
     status = response.status_code
     reason = None
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(*UNREADABLE):
         reason = msgspec.json.decode(response.content, type=_Refusal).error
     quoted = reason.message if reason else response.text[:QUOTED_CHARS].strip()
     said = f"{server} answered {status}: {quoted or response.reason_phrase}"
