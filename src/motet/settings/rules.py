@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from motet.config import CellConfig, EngineConfig, ModelConfig, ServerConfig
 from motet.errors import ConfigError
@@ -18,7 +19,6 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_BLOCK_SIZE = 256
 MAX_PORT = 65535
 EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")
-HTTP_URL = re.compile(r"https?://[^/\s]+(/\S*)?")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ RULES = (
     Rule(
         ("prefill_urls",),
         "must be URLs such as http://host:8000",
-        lambda p: all(HTTP_URL.fullmatch(url) for url in p.cell.prefill_urls),
+        lambda p: all(map(is_http_url, p.cell.prefill_urls)),
     ),
     Rule(
         ("prefill_urls",),
@@ -136,6 +136,16 @@ RULES = (
     Rule(("log_format",), f"must be one of {', '.join(LogFormat)}", lambda p: p.server.log_format in tuple(LogFormat)),
     Rule(("drain_timeout_s",), "must be 0 or more", lambda p: 0 <= p.server.drain_timeout_s < math.inf),
 )
+
+
+def is_http_url(url: str) -> bool:
+    """With a host, and a port that can be one if there is any."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and url.split() == [url]
 
 
 def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
