@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 import msgspec
 import psutil
@@ -39,8 +40,11 @@ from motet.models import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.types import EngineStats, GenerateRequest, Role, SamplingParams, choice_starts
 
-WAYS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
+WAYS: dict[str, dict[str, str]] = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
+"""What UCX finds in the environment of the engine processes."""
 LONG_PROMPT = 4000
+SETTLE_S = 3.0
+"""Readers are attended to for two seconds after they were last heard of."""
 IDLE_S = 5.0
 GB = 1e9
 
@@ -146,7 +150,8 @@ async def measure_busy(pair: Pair, requests: Requests, arguments: argparse.Names
         wanted = requests.next(arguments.prompt_tokens)
         ticket = await pair.prefill.prefill(wanted)
         before, steps, began = await pair.decode.stats(), (await pair.prefill.stats()).steps, time.monotonic()
-        long = asyncio.create_task(pair.prefill.prefill(requests.next(LONG_PROMPT)))
+        length = min(LONG_PROMPT, pair.prefill.info.max_model_len - 1)
+        long = asyncio.create_task(pair.prefill.prefill(requests.next(length)))
         await pair.prefill.stats()  # answered between two steps: the long prompt has begun
         async for _ in pair.decode.generate(msgspec.structs.replace(wanted, ticket=ticket)):
             pass
@@ -160,7 +165,7 @@ async def measure_idle(pair: Pair) -> dict[str, float]:
     """Percent of a core that each process takes when nothing is asked of it."""
     engines = {"prefill": pair.prefill, "decode": pair.decode}
     processes = {name: psutil.Process(engine.info.pid) for name, engine in engines.items()}
-    await asyncio.sleep(3)  # readers are attended to for two seconds after they were last heard of
+    await asyncio.sleep(SETTLE_S)
     before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
     await asyncio.sleep(IDLE_S)
     return {name: 100 * (sum(process.cpu_times()[:2]) - before[name]) / IDLE_S for name, process in processes.items()}
@@ -227,8 +232,8 @@ def main(argv: Sequence[str]) -> int:
     model = resolve(arguments.model, cache=cache_folder(environment()), say=lambda line: print(line, file=sys.stderr))
     ways = []
     for name, variables in WAYS.items():
-        os.environ.update(variables)  # noqa: TID251  UCX reads it in the engine processes
-        ways.append(asyncio.run(measure_way(name, model.path, arguments)))
+        with mock.patch.dict(os.environ, variables):  # noqa: TID251  the engine processes inherit it
+            ways.append(asyncio.run(measure_way(name, model.path, arguments)))
     copy = copy_gb_per_s(ways[0].pulls[0].num_bytes, arguments.repeats)
     console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
     for name, value in machine().items():

@@ -1,0 +1,79 @@
+"""The benchmarks of prefill and decode apart: broken promises are seen, vLLM's figures are read."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.load import Timing
+from bench.pd import Row
+from bench.transfer import main
+from bench.vllm_pair import VLLMCounters, VLLMPair, counters_in
+from motet.deploy.figures import Figures
+from tests.tiny_models import save_tiny_model
+
+TIMING = Timing(1.0, 1.0, 2.0, 64)
+AS_PROMISED = {"prefills": 1, "kv_transfers": 1, "kv_transfer_bytes": 640, "recomputed_tokens": 1}
+
+
+def row(**spent: int) -> Row:
+    figures = Figures(**{**dict.fromkeys(Figures.__dataclass_fields__, 0), **AS_PROMISED, **spent})
+    return Row(8, TIMING, figures, 640, TIMING, None, None)
+
+
+def test_a_row_says_which_promise_was_broken() -> None:
+    assert row().wrong == []
+    assert row(kv_transfers=8, kv_transfer_bytes=5120).wrong == ["n=8: transfers 8, not 1", "n=8: bytes 5120, not 640"]
+    assert row(prefills=2, recomputed_tokens=300).wrong == [
+        "n=8: prefills 2, not 1",
+        "n=8: recomputed tokens 300, not 1",
+    ]
+
+
+def test_transfers_of_vllm_are_read_from_its_metrics() -> None:
+    exposition = """\
+# TYPE vllm:nixl_xfer_time_seconds histogram
+vllm:nixl_xfer_time_seconds_bucket{engine="0",le="+Inf"} 8.0
+vllm:nixl_xfer_time_seconds_count{engine="0"} 8.0
+vllm:nixl_xfer_time_seconds_sum{engine="0"} 0.5
+# TYPE vllm:nixl_bytes_transferred histogram
+vllm:nixl_bytes_transferred_bucket{engine="0",le="+Inf"} 8.0
+vllm:nixl_bytes_transferred_count{engine="0"} 8.0
+vllm:nixl_bytes_transferred_sum{engine="0"} 2.36e+08
+"""
+    assert counters_in(exposition) == VLLMCounters(8, 236_000_000)
+    assert counters_in(exposition) - counters_in("") == VLLMCounters(8, 236_000_000)
+
+
+@pytest.mark.anyio
+async def test_vllm_prefills_one_token_and_its_ticket_goes_along() -> None:
+    sent: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        return httpx.Response(200, json={"kv_transfer_params": {"remote_port": 1}})
+
+    async with httpx.AsyncClient(base_url="http://vllm", transport=httpx.MockTransport(answer)) as client:
+        pair = VLLMPair(client, client)
+        body = await pair.prepare({"prompt": [1], "n": 8, "max_tokens": 64, "stream": True, "stream_options": {}})
+    (first,) = sent
+    assert (first["max_tokens"], first["stream"], first["n"]) == (1, False, 8)
+    assert "stream_options" not in first
+    assert (body["max_tokens"], body["stream"]) == (64, True)
+    assert body["kv_transfer_params"] == {"remote_port": 1}
+
+
+@pytest.mark.slow
+def test_pulls_are_measured_over_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_tiny_model("llama", tmp_path)
+    assert main(["--model", str(folder), "--ns", "1,3", "--repeats", "1", "--prompt-tokens", "50"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [way["name"] for way in report["ways"]] == ["shared memory", "TCP"]
+    for way in report["ways"]:
+        assert [(pull["n"], pull["transfers"], pull["recomputed_tokens"]) for pull in way["pulls"]] == [
+            (1, 1, 1),
+            (3, 1, 1),
+        ]
+        assert all(pull["num_bytes"] == pull["trunk_bytes"] > 0 for pull in way["pulls"])
+        assert way["idle_percent"].keys() == {"prefill", "decode"}
