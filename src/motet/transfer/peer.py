@@ -60,6 +60,8 @@ class Peer:
         """Why it is GONE."""
         self.memory: Memory | None = None
         """Known once it was MET."""
+        self.heard_s = caller.clock()
+        """When it last answered, or a read of it ended."""
         self._caller = caller
         self._line = line
         self._transport = transport
@@ -182,6 +184,7 @@ class Peer:
         match answer:
             case Welcome(engine_id) if engine_id == self.address.engine_id:
                 self._answer_due_s = None
+                self.heard_s = self._caller.clock()
                 if self.state is PeerState.ASKING:
                     self._connect(answer)
             case Welcome() | SomeoneElse():
@@ -216,6 +219,7 @@ class Peer:
     def _close_read(self, read: Read) -> None:
         read.close()
         self._reads -= 1
+        self.heard_s = self._caller.clock()
         self._close_if_over()
 
     def _close_if_over(self) -> None:

@@ -5,6 +5,9 @@ from motet.transfer.line import Line, Lines
 from motet.transfer.peer import Caller, Peer, PeerState
 from motet.transfer.ticket import TransferAddress
 
+SILENT_S = 600.0
+"""After so long a worker may have gone for good."""
+
 
 class Peers:
     """Makes peers when they are wanted, and forgets those that are gone."""
@@ -38,6 +41,7 @@ class Peers:
             peer.advance()
             if before is PeerState.ASKING and peer.state is PeerState.MET:
                 self._forget_earlier_starts(peer)
+                self._ask_after_the_silent()
         self._sort_out()
 
     def close(self) -> None:
@@ -52,6 +56,13 @@ class Peers:
             same_place = (peer.address.host, peer.address.port) == (met.address.host, met.address.port)
             if same_place and peer is not met:
                 peer.lose(f"{peer} was restarted", FailureKind.RESTARTED)
+
+    def _ask_after_the_silent(self) -> None:
+        """Workers come and go for months: those that went are noticed when others come."""
+        silent_since_s = self._caller.clock() - SILENT_S
+        for peer in self._peers.values():
+            if peer.ready and peer.heard_s <= silent_since_s:
+                peer.ask()
 
     def _sort_out(self) -> None:
         """Who is gone is no longer found; who is closed is forgotten."""
