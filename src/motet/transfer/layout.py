@@ -1,8 +1,12 @@
 """What KV memory looks like from outside, and how lists of blocks become few long reads."""
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+
+MOST = 2**63 - 1
+Unsigned = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
 class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,17 +29,19 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The registered memory of a worker: block b of region r lies at `regions[r] + b * region_block_bytes`."""
+    """The registered memory of a worker: block b of region r lies at `regions[r] + b * region_block_bytes`.
 
-    regions: tuple[int, ...]
+    Another worker's comes from outside; numbers that no memory can have must end where it is decoded."""
+
+    regions: tuple[Unsigned, ...]
     """Address of block 0: of the keys of every layer, then of the values."""
-    region_block_bytes: int
-    num_blocks: int
-    device: int = -1
+    region_block_bytes: Unsigned
+    num_blocks: Unsigned
+    device: Annotated[int, msgspec.Meta(ge=-1, le=MOST)] = -1
     """-1: main memory; k: CUDA device k."""
-    proof: int
+    proof: Unsigned
     """Address of the proof (see `proof`), in main memory, 8 bytes an entry."""
-    proof_entries: int
+    proof_entries: Unsigned
 
     @property
     def block_bytes(self) -> int:
