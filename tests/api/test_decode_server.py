@@ -171,7 +171,9 @@ async def test_a_server_that_is_full_or_drains_releases_the_ticket(serve: Servin
     place.leave()
 
 
-@pytest.mark.parametrize("broken", [{"version": 2}, {"num_tokens": 0}, {"tp_size": 2}, {"unheard_of": 1}])
+@pytest.mark.parametrize(
+    "broken", [{"version": 2}, {"num_tokens": 0}, {"tp_size": 2}, {"unheard_of": 1}, {"cached_tokens": 2**50}]
+)
 async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[str, Any]) -> None:
     (ticket,) = granted(served)
     response = await served.complete(PROMPT, kv_transfer_params=params_of(ticket) | broken)

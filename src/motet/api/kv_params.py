@@ -19,7 +19,7 @@ import msgspec
 
 from motet.api.service import Service
 from motet.errors import RequestError
-from motet.transfer.ticket import Ticket, prompt_digest, ticket_of
+from motet.transfer.ticket import Ticket, ticket_of
 from motet.types import Role
 
 PARAM = "kv_transfer_params"
@@ -50,7 +50,7 @@ class KVParams:
         (prompt,) = prompts
         if len(prompt) < 2:
             raise _refused("it needs a prompt of at least two tokens, for decode runs the last one itself")
-        if self.ticket is not None and not _is_for(self.ticket, prompt):
+        if self.ticket is not None and not self.ticket.is_for(prompt):
             raise _refused("the ticket is for another prompt")
 
 
@@ -126,10 +126,6 @@ def _ticket(given: object, num_choices: int, max_choices: int, tickets: list[Tic
 
 def _lease(ticket: Ticket) -> tuple[str, int]:
     return ticket.remote_engine_id, ticket.lease_id
-
-
-def _is_for(ticket: Ticket, prompt: Sequence[int]) -> bool:
-    return ticket.num_tokens < len(prompt) and ticket.prompt_digest == prompt_digest(prompt[: ticket.num_tokens])
 
 
 def _refused(why: str) -> RequestError:

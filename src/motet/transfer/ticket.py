@@ -64,6 +64,19 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def address(self) -> TransferAddress:
         return TransferAddress(self.remote_engine_id, self.remote_host, self.remote_port)
 
+    @property
+    def seal(self) -> int:
+        """63 bits that the prefill worker's proof shows: a ticket in which a client, through whose hands it came, has
+        changed the prompt, the blocks or anything else that says what they hold, has another one."""
+        numbers = (self.lease_id, self.lease_slot, self.num_tokens, self.cached_tokens, len(self.remote_block_ids))
+        promise = array("Q", (*numbers, *self.remote_block_ids, *self.generations)).tobytes()
+        digest = blake2b(promise + self.prompt_digest.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    def is_for(self, prompt: Sequence[int]) -> bool:
+        """Whether its KV is said to be that of the beginning of this prompt."""
+        return self.num_tokens < len(prompt) and self.prompt_digest == prompt_digest(prompt[: self.num_tokens])
+
 
 def prompt_digest(tokens: Sequence[int]) -> str:
     """128 bits that name these token ids, so that a ticket is never used for another prompt."""
@@ -114,6 +127,8 @@ def _contradiction(ticket: Ticket) -> str | None:
         return "remote_block_ids and generations differ in length"
     if len(set(ticket.remote_block_ids)) != len(ticket.remote_block_ids):
         return "remote_block_ids names a block twice"
+    if ticket.cached_tokens > ticket.num_tokens:
+        return "cached_tokens is more than num_tokens"
     return None
 
 

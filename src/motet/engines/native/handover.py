@@ -152,7 +152,7 @@ class Handover:
         self._count_leases()
         self._counters.prefills += 1
         logger.info("prefilled %s for %d: %d tokens", _label(group), group.readers, group.trunk_tokens)
-        return Ticket(
+        ticket = Ticket(
             remote_engine_id=address.engine_id,
             remote_request_id=group.request.request_id,
             remote_host=address.host,
@@ -167,6 +167,8 @@ class Handover:
             readers=group.readers,
             cached_tokens=group.cached_tokens or 0,
         )
+        self.leases.seal(lease, ticket.seal)
+        return ticket
 
     def release(self, ticket: Ticket) -> None:
         """Ends the lease of a ticket, ours or another worker's. An engine that hands nothing over can tell nobody."""
@@ -243,11 +245,7 @@ class Handover:
 
 def check_ticket(ticket: Ticket, prompt: tuple[int, ...], block_size: int) -> None:
     """Raises RequestError unless the ticket's KV is that of the beginning of the prompt."""
-    if (
-        0 < ticket.num_tokens < len(prompt)
-        and len(ticket.remote_block_ids) == blocks_for(ticket.num_tokens, block_size)
-        and ticket.prompt_digest == prompt_digest(prompt[: ticket.num_tokens])
-    ):
+    if ticket.is_for(prompt) and len(ticket.remote_block_ids) == blocks_for(ticket.num_tokens, block_size):
         return
     raise RequestError(
         "Invalid 'kv_transfer_params': the ticket is not for this prompt.",
