@@ -3,12 +3,17 @@
 from typing import NoReturn
 
 from motet.errors import RequestError
-from motet.transfer.base import News, PullOrder
+from motet.transfer.base import FailureKind, Met, News, PullOrder, TransferError
 from motet.transfer.ticket import Ticket, TransferAddress
+
+WHY = "this engine keeps its KV cache to itself: only servers started with --role prefill or decode hand it over"
 
 
 class NoTransfers:
     """`Transfers` that refuses what would need one."""
+
+    def __init__(self) -> None:
+        self._news: list[News] = []
 
     @property
     def address(self) -> TransferAddress:
@@ -21,7 +26,7 @@ class NoTransfers:
         self._refuse()
 
     def meet(self, number: int, address: TransferAddress) -> None:
-        self._refuse()
+        self._news.append(Met(number, TransferError(WHY, FailureKind.REFUSED)))
 
     def abandon(self, number: int) -> None: ...
 
@@ -33,12 +38,10 @@ class NoTransfers:
         return None
 
     def news(self) -> list[News]:
-        return []
+        news, self._news = self._news, []
+        return news
 
     def close(self) -> None: ...
 
     def _refuse(self) -> NoReturn:
-        raise RequestError(
-            "this engine keeps its KV cache to itself: only servers started with --role prefill or decode hand it over",
-            param="kv_transfer_params",
-        )
+        raise RequestError(WHY, param="kv_transfer_params")

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from motet.errors import ContextLengthError, RequestError
-from motet.transfer.ticket import Ticket
+from motet.transfer.base import FailureKind
+from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import GenerateRequest
 from tests.engines.native.drive import group, make_core, prompt_of
 from tests.engines.native.pair import Pair
@@ -58,3 +59,12 @@ def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(tin
     with pytest.raises(RequestError, match="--role"):
         single.submit(with_ticket(group("g", prompt_of(100)), pair.prefill(group("g", prompt_of(100)))))
     assert not single.busy
+
+
+def test_an_engine_without_transfer_says_that_it_meets_nobody(tiny: Tiny) -> None:
+    single = make_core(tiny("llama"))
+    single.transfers.meet(7, TransferAddress("someone", "127.0.0.1", 1))
+    (met,) = single.step().met
+    assert met.number == 7
+    assert met.error is not None and met.error.kind is FailureKind.REFUSED
+    assert single.step().met == []
