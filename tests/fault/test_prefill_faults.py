@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from motet.transfer.base import FailureKind, TransferError
+from motet.transfer.ticket import prompt_digest
 from motet.types import GenerateRequest, Role
 from tests.engines.native.drive import group, prompt_of
 from tests.fault.worker_pair import answer, kill, send, ticket_of, undisturbed, until, worker_pair
@@ -87,6 +88,17 @@ async def test_a_ticket_is_good_for_as_many_readers_as_it_says(folder: Path) -> 
             assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
         stats = await pair.check_decode(failure=FailureKind.LEASE_ENDED)
         assert stats.transfers == 2
+        await pair.check_prefill()
+
+
+async def test_a_ticket_that_was_altered_for_another_prompt_brings_no_kv_of_the_wrong_one(folder: Path) -> None:
+    async with worker_pair(folder) as pair:
+        wanted = request("wanted", seed=1)
+        other = ticket_of(await pair.ticket(request("other", seed=2)))
+        forged = msgspec.structs.replace(other, prompt_digest=prompt_digest(wanted.prompt[: other.num_tokens]))
+        assert await answer(pair.d, msgspec.structs.replace(wanted, ticket=forged)) == undisturbed(folder, wanted)
+        await pair.check_decode(failure=FailureKind.LEASE_ENDED)
+        await pair.p.release(other)
         await pair.check_prefill()
 
 

@@ -54,7 +54,7 @@ class Scene:
         self.owner = ScriptedTransport("p", wires)
         self.reader = ScriptedTransport("d", wires)
         self.line = ScriptedLine()
-        self.owner.shows[NUM_BLOCKS + LEASE_SLOT] = LEASE_ID
+        self.owner.shows[NUM_BLOCKS + LEASE_SLOT] = TICKET.digest
         for block, generation in zip(TICKET.remote_block_ids, TICKET.generations, strict=True):
             self.owner.shows[block] = generation
         self.peer = Peer(ADDRESS, Caller(FACTS, ANSWER_S, self.clock), self.reader, self.line)

@@ -133,6 +133,18 @@ def test_the_slot_of_a_lease_that_is_over_no_longer_shows_it() -> None:
     assert (second.slot, second.lease_id == first.lease_id) == (first.slot, False)
 
 
+def test_a_lease_is_shown_by_the_digest_of_its_ticket_once_there_is_one() -> None:
+    proof = Proof(4)
+    table = LeaseTable(proof, seconds=SECONDS)
+    lease = table.grant(RequestId("group"), [1], readers=1, now_s=0.0)
+    table.bind(lease, 2**63 - 1)
+    table.check()
+    assert proof.generations([proof.lease_entry(lease.slot)]) == (2**63 - 1,)
+    table.end(lease.lease_id)
+    table.check()
+    assert proof.generations([proof.lease_entry(lease.slot)]) == (0,)
+
+
 def test_a_request_granted_again_holds_its_latest_lease_and_the_earlier_one_expires() -> None:
     table = LeaseTable(Proof(4), seconds=SECONDS)
     first = table.grant(RequestId("group"), [1], readers=1, now_s=0.0)

@@ -54,10 +54,20 @@ def test_a_lease_that_is_over_fails_the_pull_even_if_the_blocks_are_untouched() 
 
 def test_a_lease_slot_that_another_lease_has_fails_the_pull() -> None:
     scene = Scene().welcomed()
-    scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = LEASE_ID + 1
+    scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = TICKET.digest + 1
     [failed] = scene.step()
     assert isinstance(failed, Failed)
     assert failed.kind is FailureKind.LEASE_ENDED
+
+
+def test_a_ticket_that_says_something_else_than_the_one_that_was_granted_fails_the_pull() -> None:
+    scene = Scene()
+    altered = msgspec.structs.replace(TICKET, prompt_digest="of a prompt of somebody else's")
+    scene.pull = Pull(order(altered), scene.peer, PullTerms("d:1", scene.clock.now_s, TIMEOUT_S), scene.clock)
+    [failed] = scene.welcomed().step()
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.settled) == (FailureKind.LEASE_ENDED, True)
+    scene.check_over()
 
 
 def test_a_peer_that_does_not_answer_is_unreachable() -> None:

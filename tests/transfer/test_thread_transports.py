@@ -39,9 +39,11 @@ class KVWorker:
         lease = self.leases.grant(RequestId("group"), BLOCKS, readers=1, now_s=0.0)
         self.thread.holding(1)
         generations = self.kv.proof.generations(BLOCKS)
-        return ticket_at(
+        ticket = ticket_at(
             self.thread.address, BLOCKS, generations=generations, lease_id=lease.lease_id, lease_slot=lease.slot
         )
+        self.leases.bind(lease, ticket.digest)
+        return ticket
 
     def end_lease(self, ticket: Ticket) -> None:
         self.leases.end(ticket.lease_id)

@@ -52,6 +52,29 @@ def test_the_address_names_the_start_of_the_worker() -> None:
     assert TICKET.address == TransferAddress("prefill-0-a1b2", "127.0.0.1", 20000)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"remote_block_ids": (4, 5, 8)},
+        {"remote_block_ids": (5, 4, 9)},
+        {"remote_block_ids": (4, 5), "generations": (9, 7, 7, 8)},
+        {"generations": (7, 7, 9)},
+        {"num_tokens": 39},
+        {"cached_tokens": 16},
+        {"prompt_digest": prompt_digest(range(1, 41))},
+        {"lease_id": 12346},
+        {"lease_slot": 4},
+    ],
+)
+def test_whatever_says_what_the_blocks_hold_is_in_its_digest(change: dict[str, object]) -> None:
+    assert msgspec.structs.replace(TICKET, **change).digest != TICKET.digest
+
+
+def test_the_digest_fits_an_entry_of_the_proof_and_survives_the_wire() -> None:
+    assert 0 < TICKET.digest < 2**63
+    assert ticket_of(json.loads(json.dumps(params_of(TICKET)))).digest == TICKET.digest
+
+
 def test_one_object_is_one_ticket_and_a_list_is_one_a_choice() -> None:
     other = msgspec.structs.replace(TICKET, remote_request_id="chatcmpl-2")
     assert tickets_of(params_of(TICKET)) == [TICKET]

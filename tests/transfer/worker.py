@@ -40,10 +40,11 @@ class Worker:
 
     def ticket(self, blocks: tuple[int, ...] = (3, 4, 7), *, lease_s: float = 60.0) -> Ticket:
         """Of a trunk in these blocks, under a lease that the proof shows."""
-        self.transport.shows[NUM_BLOCKS + LEASE_SLOT] = LEASE_ID
+        ticket = ticket_at(self.thread.address, blocks, lease_s=lease_s)
+        self.transport.shows[NUM_BLOCKS + LEASE_SLOT] = ticket.digest
         for block in blocks:
             self.transport.shows[block] = 1000 + block
-        return ticket_at(self.thread.address, blocks, lease_s=lease_s)
+        return ticket
 
 
 def ticket_at(

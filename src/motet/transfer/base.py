@@ -28,7 +28,7 @@ class FailureKind(StrEnum):
     """The connection broke during the read."""
     TIMEOUT = "timeout"
     LEASE_ENDED = "lease-ended"
-    """Read, but the lease was over: the data is not used."""
+    """Read, but no lease of this ticket was held, or no longer: the data is not used."""
     STALE = "stale"
     """Read, but a block had been given to someone else: the data is not used."""
     CLOSED = "closed"

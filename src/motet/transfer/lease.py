@@ -19,6 +19,8 @@ class Lease:
     readers: int
     granted_s: float
     ends_s: float
+    shown: int
+    """In the proof: its id, until there is a ticket whose digest can be shown."""
     done: set[str] = field(default_factory=set)
 
 
@@ -38,10 +40,15 @@ class LeaseTable:
         """The blocks' holder is now the lease."""
         lease_id = secrets.randbits(GENERATION_BITS - 1) + 1
         slot = self._proof.show(lease_id)
-        lease = Lease(lease_id, slot, request_id, tuple(blocks), readers, now_s, now_s + self.seconds)
+        lease = Lease(lease_id, slot, request_id, tuple(blocks), readers, now_s, now_s + self.seconds, lease_id)
         self._leases[lease_id] = lease
         self._of_request[request_id] = lease_id
         return lease
+
+    def bind(self, lease: Lease, digest: int) -> None:
+        """From now on the proof says which ticket the lease stands behind, and not only that it is held."""
+        self._proof.reshow(lease.slot, digest)
+        lease.shown = digest
 
     def reader_done(self, lease_id: int, reader: str) -> Lease | None:
         """The lease if that was its last reader. A reader that says so twice, or too late, changes nothing."""
@@ -82,7 +89,7 @@ class LeaseTable:
 
     def check(self) -> None:
         """Raises AssertionError unless these books and the proof say the same."""
-        self._proof.check({lease.slot: lease.lease_id for lease in self._leases.values()})
+        self._proof.check({lease.slot: lease.shown for lease in self._leases.values()})
         if any(
             lease.lease_id != lease_id or len(lease.done) >= lease.readers for lease_id, lease in self._leases.items()
         ):

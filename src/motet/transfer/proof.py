@@ -1,11 +1,11 @@
 """Numbers in registered memory by which a reader knows that what it has read is what it was promised.
 
     entry b                     generation of block b: raised before the block is handed out again
-    entry num_blocks + slot     id of the lease in that slot, 0 for none
+    entry num_blocks + slot     digest of the ticket whose lease is in that slot, 0 for none
 
 A reader reads data first and these after it: a generation that is still the ticket's shows that no byte of the block
 had been overwritten when the data was read. Generations begin at a number drawn at each start, so that those of an
-earlier start never match. All numbers stay below 2^53.
+earlier start never match. They stay below 2^53, digests below 2^63.
 """
 
 import secrets
@@ -51,6 +51,10 @@ class Proof:
         slot = self._free_slots.pop()
         self._entries[self.num_blocks + slot] = lease_id
         return slot
+
+    def reshow(self, slot: int, number: int) -> None:
+        """Puts something else into a slot that is taken."""
+        self._entries[self.num_blocks + slot] = number
 
     def hide(self, slot: int) -> None:
         self._entries[self.num_blocks + slot] = 0

@@ -147,10 +147,12 @@ class Pull:
             return None
         if state is ReadState.FAILED:
             return self._lost()
-        *generations, lease_id = self._shown
+        *generations, digest = self._shown
         ticket = self.order.ticket
-        if lease_id != ticket.lease_id:
-            return self._fail(FailureKind.LEASE_ENDED, f"the lease at {self.peer} was over before the data was read")
+        if digest != ticket.digest:
+            return self._fail(
+                FailureKind.LEASE_ENDED, f"{self.peer} held no lease of this ticket when the data was read"
+            )
         if generations != [generation for _, generation, _ in self.order.pairs]:
             self.peer.release(ticket.lease_id, self._terms.reader)
             return self._fail(FailureKind.STALE, f"blocks at {self.peer} had been given to someone else")

@@ -65,7 +65,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return TransferAddress(self.remote_engine_id, self.remote_host, self.remote_port)
 
     @property
-    def seal(self) -> int:
+    def digest(self) -> int:
         """63 bits that the prefill worker's proof shows: a ticket in which a client, through whose hands it came, has
         changed the prompt, the blocks or anything else that says what they hold, has another one."""
         numbers = (self.lease_id, self.lease_slot, self.num_tokens, self.cached_tokens, len(self.remote_block_ids))

@@ -167,7 +167,7 @@ class Handover:
             readers=group.readers,
             cached_tokens=group.cached_tokens or 0,
         )
-        self.leases.seal(lease, ticket.seal)
+        self.leases.bind(lease, ticket.digest)
         return ticket
 
     def release(self, ticket: Ticket) -> None:
