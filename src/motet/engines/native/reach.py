@@ -1,5 +1,6 @@
 """Makes an engine's KV memory reachable for other workers: the transfer thread, and what describes the memory."""
 
+import logging
 from hashlib import blake2b
 from ipaddress import ip_address
 
@@ -12,6 +13,8 @@ from motet.transfer.base import Transfers
 from motet.transfer.layout import KVFacts
 from motet.transfer.proof import Proof
 
+logger = logging.getLogger(__name__)
+
 SAMPLES = 64
 """Values of each weight that go into the digest."""
 
@@ -22,6 +25,10 @@ def start_transfers(config: EngineConfig, facts: KVFacts, storage: KVStorage, pr
     from motet.transfer.nixl import LOOPBACK, NixlTransport
     from motet.transfer.thread import TransferSettings, TransferThread
 
+    if not (is_loopback(config.side_channel_host) or config.cluster_key):
+        logger.warning(
+            "--cluster-key is not set: whoever reaches %s is believed to be a worker of ours", config.side_channel_host
+        )
     memory = storage.memory(proof)
     settings = TransferSettings(
         engine_id=new_engine_id(config.role),
