@@ -25,7 +25,7 @@ from motet.deploy.plan import ServerPlan, cores, engine_configs
 from motet.deploy.start import LocalEngine, StartEngine, start_engines
 from motet.engines.base import Engine, Worker
 from motet.engines.remote import RemotePrefill
-from motet.errors import EngineDiedError, MotetError
+from motet.errors import EngineError, MotetError
 from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
 from motet.routing.routed import Routed
@@ -80,8 +80,10 @@ class Cell:
     async def _watch_engine(self, name: str, engine: LocalEngine) -> None:
         await engine.died.wait()
         logger.error("the process of %s (pid %s) died", name, engine.info.pid)
-        with contextlib.suppress(EngineDiedError):
-            await self.engine.stats()  # from which routing learns whom to pass over, before the next group does
+        with contextlib.suppress(EngineError):
+            # From which routing learns whom to pass over: a group that was given to a dead engine is lost, while a
+            # prefill that fails is asked for elsewhere.
+            await self.engine.stats()
 
     async def _meet_server(self, address: TransferAddress) -> None:
         await asyncio.gather(*(engine.connect(address) for engine in self.decoding.values()))
