@@ -162,6 +162,14 @@ def _reads(inputs: StepInputs) -> dict[int, list[tuple[tuple[int, ...], int]]]:
     return reads
 
 
+class NoTrunkSource:
+    """Every trunk is computed."""
+
+    def fetch(self, group: Group) -> None: ...
+
+    def give_up(self, group: Group) -> None: ...
+
+
 class PaperEngine:
     """Submit, step, abort and stop as the core does; what each choice wrote is in `wrote`."""
 
@@ -178,7 +186,8 @@ class PaperEngine:
         self.pool = BlockPool(blocks)
         self.counters = Counters()
         self.memory = PaperMemory(blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(self.pool, SchedulerLimits(BLOCK_SIZE, 100, max_num_seqs, budget), self.counters)
+        limits = SchedulerLimits(BLOCK_SIZE, 100, max_num_seqs, budget)
+        self.scheduler = Scheduler(self.pool, limits, self.counters, NoTrunkSource())
         self.answers = AnswerCache(self.pool, BLOCK_SIZE, self.memory.copy)
         self.commit = Commit(
             self.scheduler,

@@ -46,26 +46,16 @@ class TrunkSource(Protocol):
         ...
 
 
-class NoTrunkSource:
-    """Every trunk is computed."""
-
-    def fetch(self, group: Group) -> None: ...
-
-    def give_up(self, group: Group) -> None: ...
-
-
 class Scheduler:
     """Owns the queue of waiting groups, the running ones, and their blocks."""
 
-    def __init__(
-        self, pool: BlockPool, limits: SchedulerLimits, counters: Counters, source: TrunkSource | None = None
-    ) -> None:
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits, counters: Counters, source: TrunkSource) -> None:
         self.waiting = WaitingGroups()
         self.running: list[Group] = []
         self._pool = pool
         self._limits = limits
         self._counters = counters
-        self._source = source or NoTrunkSource()
+        self._source = source
 
     def add(self, group: Group) -> None:
         self.waiting.add(group)
