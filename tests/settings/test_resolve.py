@@ -159,7 +159,7 @@ def test_defaults_give_way_to_what_was_set() -> None:
         ({"side_channel_host": ""}, "--side-channel-host"),
         ({"side_channel_port": 65536}, "--side-channel-port 65536"),
         ({"side_channel_port": 9, "prefill": 1, "decode": 1}, "--side-channel-port 9 with --prefill 1"),
-        ({"lease_s": 0.0}, "--lease 0.0"),
+        ({"lease_s": 2.9}, "--lease 2.9"),
         ({"pull_timeout_s": float("inf")}, "--pull-timeout inf"),
     ],
 )

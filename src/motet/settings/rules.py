@@ -18,6 +18,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_BLOCK_SIZE = 256
 MAX_PORT = 65535
+LEAST_LEASE_S = 3
 EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")
 
 
@@ -114,7 +115,11 @@ RULES = (
         "every engine of a cell needs a side channel of its own and takes a free port: leave it out",
         lambda p: not p.engine.side_channel_port or p.cell.prefill == 0,
     ),
-    Rule(("lease_s",), "must be above 0", lambda p: 0 < p.engine.lease_s < math.inf),
+    Rule(
+        ("lease_s",),
+        f"must be at least {LEAST_LEASE_S}: a reader gives a sign of life every second",
+        lambda p: LEAST_LEASE_S <= p.engine.lease_s < math.inf,
+    ),
     Rule(("pull_timeout_s",), "must be above 0", lambda p: 0 < p.engine.pull_timeout_s < math.inf),
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
