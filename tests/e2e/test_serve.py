@@ -33,13 +33,14 @@ def engine_pid(server: ChildServer) -> int:
     return pid
 
 
-def events_of_long_answer(server: ChildServer, *, then_signal: tuple[int, signal.Signals]) -> list[str]:
-    """The stream of an answer with no end of its own; once it has begun, `then_signal` is sent to a process."""
+def events_of_long_answer(server: ChildServer, *then_signal: tuple[int, signal.Signals]) -> list[str]:
+    """The stream of an answer with no end of its own; once it has begun, signals are sent to processes."""
     body = {"prompt": "the hand", "n": 3, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         events = [next(lines)]
-        os.kill(*then_signal)
+        for pid, number in then_signal:
+            os.kill(pid, number)
         events.extend(lines)
     return [event for event in events if event]
 
@@ -66,7 +67,7 @@ def test_a_signal_lets_the_answer_finish_and_leaves_nothing(
 ) -> None:
     with start(model, tmp_path) as server:
         engine = engine_pid(server)
-        events = events_of_long_answer(server, then_signal=(server.pid, number))
+        events = events_of_long_answer(server, (server.pid, number))
         assert events[-1] == "data: [DONE]"
         assert sum('"finish_reason":"length"' in event for event in events) == 3
         assert server.wait() == 0
@@ -74,10 +75,19 @@ def test_a_signal_lets_the_answer_finish_and_leaves_nothing(
         assert list(tmp_path.glob("motet-*")) == []
 
 
+def test_a_second_signal_cuts_the_answer_short_without_a_traceback(server: ChildServer, tmp_path: Path) -> None:
+    events = events_of_long_answer(server, (server.pid, signal.SIGTERM), (server.pid, signal.SIGINT))
+    assert '"error"' in events[-2]
+    assert events[-1] == "data: [DONE]"
+    assert server.wait() == 0
+    assert "Traceback" not in server.log
+    assert list(tmp_path.glob("motet-*")) == []
+
+
 def test_the_death_of_the_engine_ends_the_stream_with_an_error_and_the_server_with_a_code(
     server: ChildServer, tmp_path: Path
 ) -> None:
-    events = events_of_long_answer(server, then_signal=(engine_pid(server), signal.SIGKILL))
+    events = events_of_long_answer(server, (engine_pid(server), signal.SIGKILL))
     assert '"engine_died"' in events[-2]
     assert events[-1] == "data: [DONE]"
     assert httpx.get(f"{server.url}/health").status_code == 503

@@ -21,7 +21,7 @@ class HttpServer(uvicorn.Server):
             app,
             http="httptools",
             ws="none",
-            lifespan="auto",
+            lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
