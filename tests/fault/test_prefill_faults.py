@@ -12,7 +12,7 @@ from motet.transfer.base import FailureKind, TransferError
 from motet.transfer.ticket import prompt_digest
 from motet.types import GenerateRequest, Role
 from tests.engines.native.drive import group, prompt_of
-from tests.fault.worker_pair import answer, kill, send, ticket_of, undisturbed, until, worker_pair
+from tests.fault.worker_pair import answer, kill, send, stop, ticket_of, undisturbed, until, worker_pair
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -48,7 +48,7 @@ async def test_prefill_killed_during_the_pull(folder: Path) -> None:
     async with worker_pair(folder) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
-        send(pair.p, signal.SIGSTOP)
+        stop(pair.p)
         answering = asyncio.create_task(answer(pair.d, with_ticket))
         await until(pair.d, lambda stats: stats.pulls_open == 1)
         await kill(pair.p)
@@ -122,7 +122,7 @@ async def test_prefill_stopped_during_a_pull_whose_client_leaves_and_going_on_la
     async with worker_pair(folder, decode={"kv_cache_gb": memory}) as pair:
         await pair.meet()
         left = await pair.ticket(request("left"))
-        send(pair.p, signal.SIGSTOP)
+        stop(pair.p)
         stream = pair.d.generate(left)
         await until(pair.d, lambda stats: stats.pulls_open == 1)
         await stream.aclose()
@@ -143,7 +143,7 @@ async def test_a_pull_from_a_stopped_prefill_is_given_up_in_time(folder: Path) -
     async with worker_pair(folder, decode={"pull_timeout_s": 0.5}) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
-        send(pair.p, signal.SIGSTOP)
+        stop(pair.p)
         assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
         stats = await pair.d.stats(check=True)
         assert (stats.pulls_open, stats.blocks_pulling) == (1, 38)

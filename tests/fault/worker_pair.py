@@ -88,6 +88,13 @@ def send(engine: NativeEngine, number: signal.Signals) -> None:
     os.kill(engine.info.pid, number)
 
 
+def stop(engine: NativeEngine) -> None:
+    """Returns when it stands still: on a busy machine its threads go on for a while after the signal was sent."""
+    send(engine, signal.SIGSTOP)
+    assert engine.info.pid is not None
+    os.waitid(os.P_PID, engine.info.pid, os.WSTOPPED)
+
+
 async def kill(engine: NativeEngine) -> None:
     """Returns when it is gone, and known to be."""
     send(engine, signal.SIGKILL)
