@@ -31,7 +31,7 @@ class Town:
         self._kept: list[zmq.Socket[bytes]] = []
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple["zmq.Socket[bytes]", int]:
-        listening, port = listen(self.context, host, port)
+        listening, _, port = listen(self.context, host, port)
         self._kept.append(listening)
         return listening, port
 

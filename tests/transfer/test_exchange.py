@@ -48,7 +48,7 @@ def desk() -> Iterator[Desk]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     clock, key = Clock(), ClusterKey("secret")
     transport = ScriptedTransport("p", Wires())
-    listening, port = listen(context, "127.0.0.1", 0)
+    listening, _, port = listen(context, "127.0.0.1", 0)
     visitor = context.socket(zmq.DEALER)
     visitor.connect(endpoint("127.0.0.1", port))
     news: list[News] = []

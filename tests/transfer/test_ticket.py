@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from motet.errors import RequestError
-from motet.transfer.ticket import Ticket, TransferAddress, params_of, prompt_digest, ticket_of, tickets_of
+from motet.transfer.ticket import Ticket, TransferAddress, params_of, prompt_digest, ticket_of
 
 TICKET = Ticket(
     remote_engine_id="prefill-0-a1b2",
@@ -75,17 +75,10 @@ def test_the_digest_fits_an_entry_of_the_proof_and_survives_the_wire() -> None:
     assert ticket_of(json.loads(json.dumps(params_of(TICKET)))).digest == TICKET.digest
 
 
-def test_one_object_is_one_ticket_and_a_list_is_one_a_choice() -> None:
-    other = msgspec.structs.replace(TICKET, remote_request_id="chatcmpl-2")
-    assert tickets_of(params_of(TICKET)) == [TICKET]
-    assert tickets_of([params_of(TICKET)]) == [TICKET]
-    assert tickets_of([params_of(other), params_of(TICKET)]) == [other, TICKET]
-
-
 @pytest.mark.parametrize("params", [[], [None], [[]], [{}], "ticket", 7, None, True])
 def test_what_is_no_ticket_is_refused(params: object) -> None:
     with pytest.raises(RequestError) as refused:
-        tickets_of(params)
+        ticket_of(params)
     assert refused.value.param == "kv_transfer_params"
 
 
@@ -94,6 +87,7 @@ def test_what_is_no_ticket_is_refused(params: object) -> None:
     [
         ({"version": 2}, "version is 2"),
         ({"remote_port": 0}, "remote_port"),
+        ({"remote_host": "metadata.internal"}, "remote_host is 'metadata.internal'; it must be an address"),
         ({"remote_port": "20000"}, "remote_port"),
         ({"num_tokens": 0}, "num_tokens"),
         ({"remote_block_ids": [4, 5, -1]}, "remote_block_ids"),

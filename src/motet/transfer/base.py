@@ -179,6 +179,14 @@ class Transfers(Protocol):
     @property
     def address(self) -> TransferAddress: ...
 
+    def sealed(self, ticket: Ticket) -> Ticket:
+        """A ticket of ours as others will believe it."""
+        ...
+
+    def believes(self, ticket: Ticket) -> bool:
+        """Whether a ticket is what a worker of this cluster made, as far as that can be told."""
+        ...
+
     def expect(self, ticket: Ticket) -> None:
         """A group of ours holds this ticket: keep its lease alive until `pull`, or `release`."""
         ...

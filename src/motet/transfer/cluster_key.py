@@ -1,6 +1,7 @@
-"""The cluster key: workers that have one talk only to workers that have the same.
+"""The cluster key: workers that have one talk only to workers that have the same, and take no ticket of others.
 
-    seal = HMAC-SHA256(key, nonce | payload)        empty without a key
+    seal of a message = HMAC-SHA256(key, nonce | payload)           empty without a key
+    seal of a ticket  = HMAC-SHA256(key, "ticket" | ticket), in hex
 
 The nonce is drawn by who asks and comes back in the answer, so that an answer is never an old one. It keeps strangers
 out; it hides nothing, and who can record the messages of a lease can repeat them while that lease lasts.
@@ -8,6 +9,10 @@ out; it hides nothing, and who can record the messages of a lease can repeat the
 
 import hashlib
 import hmac
+
+import msgspec
+
+from motet.transfer.ticket import Ticket
 
 NONCE_BYTES = 16
 
@@ -20,6 +25,18 @@ class ClusterKey:
 
     def seal(self, nonce: bytes, payload: bytes) -> bytes:
         return hmac.digest(self._key, nonce + payload, hashlib.sha256) if self._key else b""
+
+    def sealed(self, ticket: Ticket) -> Ticket:
+        return msgspec.structs.replace(ticket, seal=self._seal_of(ticket))
+
+    def believes(self, ticket: Ticket) -> bool:
+        """Whether a ticket, which came through a client's hands, is as a worker with this key made it. Without a key
+        every ticket is believed."""
+        return not self._key or hmac.compare_digest(self._seal_of(ticket), ticket.seal)
+
+    def _seal_of(self, ticket: Ticket) -> str:
+        plain = msgspec.msgpack.encode(msgspec.structs.replace(ticket, seal=""))
+        return hmac.digest(self._key, b"ticket" + plain, hashlib.sha256).hex() if self._key else ""
 
     def complaint(self, nonce: bytes, payload: bytes, seal: bytes) -> str | None:
         """What is wrong with a message from elsewhere, told to who sent it; None if it may be believed."""

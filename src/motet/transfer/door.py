@@ -92,8 +92,8 @@ class Door:
             self._socket.send_multipart([visitor, answer], zmq.NOBLOCK)
 
 
-def listen(context: "zmq.Context[zmq.Socket[bytes]]", host: str, port: int) -> tuple["zmq.Socket[bytes]", int]:
-    """A socket bound to the address that tickets will carry, and its port. A ConfigError names the flag."""
+def listen(context: "zmq.Context[zmq.Socket[bytes]]", host: str, port: int) -> tuple["zmq.Socket[bytes]", str, int]:
+    """A bound socket, and the address and port that tickets will carry. A ConfigError names the flag."""
     address = _bindable(host)
     if not 0 <= port <= 65535:
         raise ConfigError(f"--side-channel-port is {port}; a port is a number from 0 (a free one) to 65535")
@@ -112,7 +112,7 @@ def listen(context: "zmq.Context[zmq.Socket[bytes]]", host: str, port: int) -> t
             f"--side-channel-port {port}: {error.strerror}; choose another one, or 0 for a free one"
         ) from error
     bound = listening.getsockopt_string(zmq.LAST_ENDPOINT)
-    return listening, int(bound.rpartition(":")[2])
+    return listening, str(address), int(bound.rpartition(":")[2])
 
 
 def endpoint(host: str, port: int) -> str:

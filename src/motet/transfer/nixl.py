@@ -18,7 +18,7 @@ import numpy as np
 from motet.errors import StartupError
 from motet.transfer.base import FailureKind, TransferError
 from motet.transfer.layout import Memory, Run, merged
-from motet.transfer.nixl_read import NIXL_ERRORS, NixlRead, Peer, ProofBuffer, register
+from motet.transfer.nixl_read import NIXL_ERRORS, NixlRead, ProofBuffer, Remote, register
 from motet.transfer.spans import Spans, block_spans, check_shapes, entry_spans, proof_spans
 
 LOOPBACK = {"NET_DEVICES": "lo"}
@@ -29,7 +29,6 @@ CLOSE_PATIENCE_S = 0.5
 Endpoint timeout") when it comes to answer a reader that has gone since; so a reader that can wait for the answer does.
 One that is killed cannot: a worker that polls every millisecond has answered by then, one that was stopped aborts."""
 
-START_ERRORS: tuple[type[Exception], ...] = (RuntimeError, *NIXL_ERRORS)
 SEND_ERRORS: tuple[type[Exception], ...] = (TransferError, *NIXL_ERRORS)
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class NixlTransport:
         config = nixl.nixl_agent_config(enable_prog_thread=False, enable_listen_thread=False, backends=[])
         settings = {"engine_config": ",".join(f"{key}={value}" for key, value in ucx.items())} if ucx else {}
         self._memory = memory
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, Remote] = {}
         self._reads: list[NixlRead] = []
         try:
             self._agent = nixl.nixl_agent(name, config)
@@ -54,7 +53,7 @@ class NixlTransport:
             blocks = register(self._agent, block_spans(memory, [(0, memory.num_blocks)]), memory.device)
             proof = register(self._agent, proof_spans(memory, [(0, memory.proof_entries)]), device=-1)
             self._description: bytes = self._agent.get_agent_metadata()
-        except START_ERRORS as error:
+        except NIXL_ERRORS as error:
             raise StartupError(f"NIXL cannot start: {error!r}") from error
         self._registered = [blocks, proof]
 
@@ -66,7 +65,7 @@ class NixlTransport:
         name = self._add(description)
         if name in self._peers and self._peers[name].broken:
             self._renew(self._peers[name], description)
-        peer = self._peers.setdefault(name, Peer(name, memory))
+        peer = self._peers.setdefault(name, Remote(name, memory))
         peer.memory, peer.leaving = memory, False
         return name
 
@@ -87,7 +86,10 @@ class NixlTransport:
         wanted = np.unique(np.array(entries, np.int64))
         runs = merged((entry, rank) for rank, entry in enumerate(wanted.tolist()))
         theirs = proof_spans(known.memory, [(run.remote, run.count) for run in runs])
-        buffer = ProofBuffer(self._open(), len(wanted), np.searchsorted(wanted, entries))
+        try:
+            buffer = ProofBuffer(self._open(), len(wanted), np.searchsorted(wanted, entries))
+        except NIXL_ERRORS as error:
+            raise TransferError(f"no memory can be registered: {error!r}", FailureKind.PEER_LOST) from error
         ours = entry_spans(buffer.address, [(run.local, run.count) for run in runs])
         read = NixlRead(self._open(), known, buffer=buffer)
         return self._post(read, (ours, -1), (theirs, -1)), buffer.result
@@ -99,7 +101,11 @@ class NixlTransport:
             log.debug("message to %s was not sent: %r", peer, error)
 
     def poll(self) -> list[bytes]:
-        messages = self._open().get_new_notifs()
+        try:
+            messages = self._open().get_new_notifs()
+        except NIXL_ERRORS as error:
+            log.warning("NIXL cannot look for messages: %r", error)
+            messages = {}
         self._sweep()
         return [message for of_one in messages.values() for message in of_one]
 
@@ -123,7 +129,7 @@ class NixlTransport:
             raise TransferError("this worker's transport is closed", FailureKind.CLOSED)
         return self._agent
 
-    def _known(self, name: str) -> Peer:
+    def _known(self, name: str) -> Remote:
         peer = self._peers.get(name)
         if peer is None or peer.leaving or peer.broken:
             raise TransferError(f"there is no connection to {name}", FailureKind.PEER_LOST)
@@ -138,7 +144,7 @@ class NixlTransport:
             raise TransferError(f"NIXL refuses the worker's description: {error!r}", FailureKind.REFUSED) from error
         return name
 
-    def _renew(self, peer: Peer, description: bytes) -> None:
+    def _renew(self, peer: Remote, description: bytes) -> None:
         """A connection that failed is made again from nothing."""
         self._sweep()
         if peer.running:
@@ -163,11 +169,11 @@ class NixlTransport:
         for peer in [peer for peer in self._peers.values() if peer.leaving and not peer.running]:
             self._forget(peer)
 
-    def _forget(self, peer: Peer) -> None:
+    def _forget(self, peer: Remote) -> None:
         self._remove(peer)
         self._peers.pop(peer.name, None)
 
-    def _remove(self, peer: Peer) -> None:
+    def _remove(self, peer: Remote) -> None:
         try:
             self._open().remove_remote_agent(peer.name)
         except NIXL_ERRORS as error:

@@ -28,13 +28,18 @@ NIXL_ERRORS: tuple[type[Exception], ...] = (
     nixl.nixlRemoteDisconnectError,
     nixl.nixlRepostActiveError,
     nixl.nixlUnknownError,
+    # What its bindings make of numbers and names that do not fit.
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
 )
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Peer:
+class Remote:
     """A worker that can be read from."""
 
     name: str
@@ -71,7 +76,7 @@ class ProofBuffer:
 class NixlRead:
     """A read of blocks, or of entries of a proof into a buffer of its own."""
 
-    def __init__(self, agent: nixl.nixl_agent, peer: Peer, *, buffer: ProofBuffer | None = None) -> None:
+    def __init__(self, agent: nixl.nixl_agent, peer: Remote, *, buffer: ProofBuffer | None = None) -> None:
         self.num_bytes = 0
         self.num_descriptors = 0
         self.closed = False

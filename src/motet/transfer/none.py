@@ -19,6 +19,12 @@ class NoTransfers:
     def address(self) -> TransferAddress:
         self._refuse()
 
+    def sealed(self, ticket: Ticket) -> Ticket:
+        self._refuse()
+
+    def believes(self, ticket: Ticket) -> bool:
+        return False
+
     def expect(self, ticket: Ticket) -> None:
         self._refuse()
 

@@ -187,6 +187,7 @@ class Pull:
 
     def _lost(self) -> Failed:
         message = f"the connection to {self.peer} broke"
+        self.peer.release(self.order.ticket.lease_id, self._terms.reader)  # perhaps only the connection is gone
         self.peer.lose(message, FailureKind.PEER_LOST)
         return self._fail(FailureKind.PEER_LOST, message)
 

@@ -60,6 +60,7 @@ class TransferThread:
         self.rounds = 0
         """How often the thread has woken up."""
         self._settings = settings
+        self._key = ClusterKey(settings.cluster_key)
         self._facts = facts
         self._memory = memory
         self._make_transport = make_transport
@@ -69,15 +70,15 @@ class TransferThread:
         self._leases = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._listening, port = listen(self._context, settings.host, settings.port)
+            self._listening, host, port = listen(self._context, settings.host, settings.port)
         except ConfigError:
             self._context.term()
             raise
-        self._address = TransferAddress(settings.engine_id, settings.host, port)
+        self._address = TransferAddress(settings.engine_id, host, port)
         self._orders: Mailbox[Order] = Mailbox()
         self._news: Mailbox[News] = Mailbox()
         started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="transfer")
+        self._thread = threading.Thread(target=self._run, args=(started,), name="transfer", daemon=True)
         self._thread.start()
         try:
             started.result()
@@ -88,6 +89,12 @@ class TransferThread:
     @property
     def address(self) -> TransferAddress:
         return self._address
+
+    def sealed(self, ticket: Ticket) -> Ticket:
+        return self._key.sealed(ticket)
+
+    def believes(self, ticket: Ticket) -> bool:
+        return self._key.believes(ticket)
 
     def expect(self, ticket: Ticket) -> None:
         self._orders.put(Expect(ticket))
@@ -168,7 +175,6 @@ class TransferThread:
 
     def _exchange(self, poller: zmq.Poller, transport: Transport) -> Exchange:
         settings = self._settings
-        key = ClusterKey(settings.cluster_key)
         answer_s = min(ANSWER_S, settings.pull_timeout_s)
         welcome = Welcome(settings.engine_id, transport.describe(), self._memory)
         caller = Caller(self._facts, answer_s, time.monotonic)
@@ -176,8 +182,8 @@ class TransferThread:
         poller.register(self._listening, zmq.POLLIN)
         return Exchange(
             ExchangeTerms(settings.engine_id, settings.pull_timeout_s, answer_s),
-            Door(self._listening, key, self._facts, welcome),
-            Peers(Lines(self._context, poller, key), caller, transport),
+            Door(self._listening, self._key, self._facts, welcome),
+            Peers(Lines(self._context, poller, self._key), caller, transport),
             transport,
             tell=self._news.put,
             clock=time.monotonic,

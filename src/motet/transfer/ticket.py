@@ -7,6 +7,7 @@ pass the object on from prefill to decode work unchanged. All numbers stay below
 from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from ipaddress import ip_address
 from typing import Annotated
 
 import msgspec
@@ -59,6 +60,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     readers: Positive = 1
     cached_tokens: Count = 0
     """Of `num_tokens`, those found in the prefill worker's prefix cache."""
+    seal: str = ""
+    """Of all the rest, with the cluster key (see `cluster_key`); empty without one."""
 
     @property
     def address(self) -> TransferAddress:
@@ -81,16 +84,6 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def prompt_digest(tokens: Sequence[int]) -> str:
     """128 bits that name these token ids, so that a ticket is never used for another prompt."""
     return blake2b(array("I", tokens).tobytes(), digest_size=16).hexdigest()
-
-
-def tickets_of(params: object) -> list[Ticket]:
-    """The tickets in a request's `kv_transfer_params`: one object for a whole group, or a list of them, the k-th for
-    choice k (vLLM's form for n > 1). Raises RequestError naming the field."""
-    if not isinstance(params, list):
-        return [ticket_of(params)]
-    if not params:
-        raise _refused("an empty list")
-    return [ticket_of(one) for one in params]
 
 
 def ticket_of(params: object) -> Ticket:
@@ -119,6 +112,8 @@ def _contradiction(ticket: Ticket) -> str | None:
     """What in a ticket cannot be, though each field is of the right type."""
     if not ticket.do_remote_prefill or ticket.do_remote_decode:
         return "a ticket has do_remote_prefill true and do_remote_decode false"
+    if not is_address(ticket.remote_host):
+        return f"remote_host is {ticket.remote_host!r}; it must be an address, not a name"
     if ticket.tp_size != 1:
         return f"tp_size is {ticket.tp_size}; this server reads from workers with 1"
     if not ticket.remote_block_ids:
@@ -130,6 +125,15 @@ def _contradiction(ticket: Ticket) -> str | None:
     if ticket.cached_tokens > ticket.num_tokens:
         return "cached_tokens is more than num_tokens"
     return None
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address: names would have to be looked up, which may take as long as somebody likes."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _refused(why: str) -> RequestError:

@@ -30,7 +30,14 @@ class ScriptedTransfers:
         self.expected: list[Ticket] = []
         self.released: list[Ticket] = []
         self.leases_told = 0
+        self.trusting = True
         self.later: list[News] = []
+
+    def sealed(self, ticket: Ticket) -> Ticket:
+        return ticket
+
+    def believes(self, ticket: Ticket) -> bool:
+        return self.trusting
 
     def expect(self, ticket: Ticket) -> None:
         self.expected.append(ticket)

@@ -254,6 +254,21 @@ def test_aborting_a_prefill_ends_its_group_or_its_lease(tiny: Tiny) -> None:
     pair.check_empty()
 
 
+def test_a_ticket_without_the_cluster_s_seal_is_not_used_and_nobody_is_asked(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(100), n=2)
+    ticket = pair.prefill(request)
+    pair.d_transfers.trusting = False
+    pair.submit(with_ticket(request, ticket))
+    pair.finish()
+    assert tokens(pair.outcomes, ["g"]) == alone(tiny("llama"), request)
+    assert pair.d.stats().transfer_failures == {FailureKind.REFUSED: 1}
+    pair.d.release(ticket)
+    assert (pair.d_transfers.expected, pair.d_transfers.released) == ([], [])
+    pair.p.release(ticket)
+    pair.check_empty()
+
+
 def test_a_worker_that_is_given_its_own_ticket_uses_its_prefix_cache(tiny: Tiny) -> None:
     pair = Pair(tiny("llama"))
     request = group("g", prompt_of(97), n=2, seed=4)

@@ -19,7 +19,18 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sequence import Group, blocks_for
 from motet.errors import RequestError
 from motet.ids import RequestId
-from motet.transfer.base import Failed, Landed, Met, News, PullOrder, ReaderDone, ReaderWaits, Settled, Transfers
+from motet.transfer.base import (
+    Failed,
+    FailureKind,
+    Landed,
+    Met,
+    News,
+    PullOrder,
+    ReaderDone,
+    ReaderWaits,
+    Settled,
+    Transfers,
+)
 from motet.transfer.figures import TransferFigures
 from motet.transfer.lease import Lease, LeaseTable
 from motet.transfer.ticket import Ticket, prompt_digest
@@ -28,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Pull:
+class Fetching:
     """A transfer under way, and the blocks it may write into."""
 
     blocks: list[int]
@@ -69,7 +80,7 @@ class Handover:
         self._block_size = block_size
         self._clock = clock
         self._numbers = count()
-        self._pulls: dict[int, Pull] = {}
+        self._pulls: dict[int, Fetching] = {}
 
     @property
     def pulls_open(self) -> int:
@@ -109,6 +120,10 @@ class Handover:
             # cannot do with their KV.
             self.release(ticket)
             return
+        if not self.transfers.believes(ticket):
+            self._count_failure(FailureKind.REFUSED)
+            logger.warning("the prompt of %s is computed here: its ticket has not our cluster's seal", _label(group))
+            return
         group.ticket = ticket
         self.transfers.expect(ticket)
 
@@ -125,7 +140,7 @@ class Handover:
             self.give_up(group)
             return
         pairs = tuple((ticket.remote_block_ids[i], ticket.generations[i], group.blocks[i]) for i in missing)
-        pull = Pull([local for _, _, local in pairs], group)
+        pull = Fetching([local for _, _, local in pairs], group)
         self._pool.share(pull.blocks)
         group.pull = next(self._numbers)
         self._pulls[group.pull] = pull
@@ -168,14 +183,14 @@ class Handover:
             cached_tokens=group.cached_tokens or 0,
         )
         self.leases.bind(lease, ticket.digest)
-        return ticket
+        return self.transfers.sealed(ticket)
 
     def release(self, ticket: Ticket) -> None:
         """Ends the lease of a ticket, ours or another worker's. An engine that hands nothing over can tell nobody."""
         with contextlib.suppress(RequestError):
             if ticket.remote_engine_id == self.transfers.address.engine_id:
                 self._free(self.leases.end(ticket.lease_id))
-            else:
+            elif self.transfers.believes(ticket):
                 self.transfers.release(ticket)
 
     def release_request(self, request_id: RequestId) -> None:
@@ -225,14 +240,17 @@ class Handover:
 
     def _failed(self, failed: Failed, arrivals: Arrivals) -> None:
         pull = self._pulls[failed.number]
-        failures = self._counters.transfer_failures
-        failures[failed.kind] = failures.get(failed.kind, 0) + 1
+        self._count_failure(failed.kind)
         if (group := pull.group) is not None:
             logger.warning("the prompt of %s is computed here: %s", _label(group), failed.message)
             pull.group = group.pull = group.ticket = None
             arrivals.failed.append(group)
         if failed.settled:
             self._pool.release(self._pulls.pop(failed.number).blocks)
+
+    def _count_failure(self, kind: FailureKind) -> None:
+        failures = self._counters.transfer_failures
+        failures[kind] = failures.get(kind, 0) + 1
 
     def _free(self, lease: Lease | None) -> None:
         if lease is not None:

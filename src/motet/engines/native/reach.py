@@ -1,10 +1,12 @@
 """Makes an engine's KV memory reachable for other workers: the transfer thread, and what describes the memory."""
 
+import json
 import logging
 from hashlib import blake2b
 from ipaddress import ip_address
 
 import torch
+from transformers import PreTrainedModel
 
 from motet.config import EngineConfig
 from motet.engines.native.kv.storage import KVLayout, KVStorage
@@ -15,6 +17,10 @@ from motet.transfer.proof import Proof
 
 logger = logging.getLogger(__name__)
 
+NOT_OF_THE_MODEL = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+)
+"""Fields of a configuration that may differ between two copies of one model."""
 SAMPLES = 64
 """Values of each weight that go into the digest."""
 
@@ -49,9 +55,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def facts_of(model: torch.nn.Module, layout: KVLayout) -> KVFacts:
+def facts_of(model: PreTrainedModel, layout: KVLayout) -> KVFacts:
     return KVFacts(
-        model_digest=weights_digest(model),
+        model_digest=model_digest(model),
         dtype=str(layout.dtype).removeprefix("torch."),
         block_size=layout.block_size,
         num_layers=layout.num_layers,
@@ -61,10 +67,11 @@ def facts_of(model: torch.nn.Module, layout: KVLayout) -> KVFacts:
 
 
 @torch.inference_mode()
-def weights_digest(model: torch.nn.Module) -> str:
-    """Names a model by some values of each weight: two models of one shape must not read each other's KV. In bfloat16:
-    a model keeps its name in another dtype."""
-    digest = blake2b(digest_size=16)
+def model_digest(model: PreTrainedModel) -> str:
+    """Names a model by its configuration and some values of each weight: two models of one shape must not read each
+    other's KV. Values are taken in bfloat16, so that a model keeps its name in another dtype."""
+    config = {name: value for name, value in model.config.to_dict().items() if name not in NOT_OF_THE_MODEL}
+    digest = blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=16)
     for name, weight in model.named_parameters():
         flat = weight.detach().flatten()
         values = flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].to("cpu", torch.bfloat16).view(torch.int16)
