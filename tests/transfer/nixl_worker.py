@@ -7,6 +7,7 @@ standard input does.
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,7 +61,10 @@ class WorkerProcess:
         self._process.stdin.flush()
 
     def signal(self, number: int) -> None:
+        """Returns, after SIGSTOP, when every thread of it has stopped."""
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def wait(self) -> int:
         return self._process.wait(timeout=10)
