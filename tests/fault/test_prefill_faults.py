@@ -50,7 +50,7 @@ async def test_prefill_killed_during_the_pull(folder: Path) -> None:
         with_ticket = await pair.ticket(request())
         stop(pair.p)
         answering = asyncio.create_task(answer(pair.d, with_ticket))
-        await until(pair.d, lambda stats: stats.pulls_open == 1)
+        await pair.pull_posted()
         await kill(pair.p)
         assert await answering == undisturbed(folder, with_ticket)
         await pair.check_decode(failure=FailureKind.PEER_LOST)
@@ -124,7 +124,7 @@ async def test_prefill_stopped_during_a_pull_whose_client_leaves_and_going_on_la
         left = await pair.ticket(request("left"))
         stop(pair.p)
         stream = pair.d.generate(left)
-        await until(pair.d, lambda stats: stats.pulls_open == 1)
+        await pair.pull_posted()
         await stream.aclose()
         others = [group(f"o{i}", prompt_of(60, 20 + i), n=2, seed=i, max_tokens=80) for i in range(4)]
         answering = [asyncio.create_task(answer(pair.d, other)) for other in others]

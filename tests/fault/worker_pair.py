@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from motet.engines.base import Engine
 from motet.engines.native.client import NativeEngine
-from motet.transfer.base import FailureKind
-from motet.transfer.ticket import Ticket
+from motet.transfer.base import FailureKind, TransferError
+from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineStats, GenerateRequest, Role
 from tests.engines.native.drive import engine_config, make_core, run
 
@@ -38,6 +39,13 @@ class WorkerPair:
         """Connects the two, as a cell does when it starts."""
         assert self.p.info.transfer is not None
         await self.d.connect(self.p.info.transfer)
+
+    async def pull_posted(self) -> None:
+        """D has ordered a pull, and its transfer thread has got round to it: the thread obeys in order, and looks at
+        every pull between two orders that did not come together."""
+        await until(self.d, lambda stats: stats.pulls_open == 1)
+        with pytest.raises(TransferError, match="no address"):
+            await self.d.connect(TransferAddress("nobody", "no address", 1))
 
     async def start(self, role: Role, **changes: object) -> NativeEngine:
         """Another engine, closed with the others."""

@@ -29,7 +29,11 @@ async def start_engines(configs: Mapping[str, EngineConfig], start_engine: Start
     """By worker id, as in `configs`. The first that cannot start ends the others, and so does being cancelled."""
     starting = [asyncio.ensure_future(start_engine(config)) for config in configs.values()]
     try:
-        return dict(zip(configs, await asyncio.gather(*starting), strict=True))
+        # Not gather, which would cancel them too when it is cancelled: being cancelled twice cuts their endings short.
+        done, _ = await asyncio.wait(starting, return_when=asyncio.FIRST_EXCEPTION)
+        if failure := next((error for start in done if (error := start.exception())), None):
+            raise failure
+        return {name: start.result() for name, start in zip(configs, starting, strict=True)}
     except BaseException:
         for start in starting:
             start.cancel()

@@ -77,10 +77,12 @@ class NativeEngine:
             process = await spawn(launch)
             return cls(pipes, process, await first_event(pipes, process))
         except BaseException:
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
-            pipes.close()
+            try:
+                if process is not None and process.returncode is None:
+                    process.kill()
+                    await process.wait()
+            finally:  # who cancels a start may do so twice
+                pipes.close()
             raise
 
     @property
