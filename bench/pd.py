@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +31,7 @@ from bench.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
 from motet.deploy.figures import BlockSize, Figures, block_size_in
+from motet.errors import EngineError
 from motet.models import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
 
@@ -99,16 +101,20 @@ async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> d
     async with pair.prefill, pair.decode:
         load = Load(pair.decode, setup.max_tokens, prepare=pair.prepare, count_blocks=False)
         fresh = prompts(tokens, setup.prompt_tokens)
-        await load.group(next(fresh), max(setup.ns), seed=0)  # warm-up
+        await load.group(next(fresh), 1, seed=0)  # warm-up
         for n in setup.ns:
             measured = []
-            for repeat in range(setup.repeats):
-                before = await pair.counters()
-                measured.append(await load.group(next(fresh), n, seed=repeat))
-                await asyncio.sleep(1)  # its counters follow at their own pace
-                spent = await pair.counters() - before
-            found[n] = (middle(measured), spent)
-            progress(f"vLLM, n = {n}: {found[n][0].total_s:.2f} s")
+            try:
+                for repeat in range(setup.repeats):
+                    before = await pair.counters()
+                    measured.append(await load.group(next(fresh), n, seed=repeat))
+                    await asyncio.sleep(1)  # its counters follow at their own pace
+                    spent = await pair.counters() - before
+            except (httpx.HTTPError, EngineError) as error:
+                progress(f"vLLM, n = {n}: failed after {len(measured)} of {setup.repeats}: {error!r}")
+            if measured:
+                found[n] = (middle(measured), spent)
+                progress(f"vLLM, n = {n}: {found[n][0].total_s:.2f} s")
     return found
 
 

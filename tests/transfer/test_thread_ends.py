@@ -19,6 +19,8 @@ from motet.transfer.ticket import TransferAddress
 from tests.transfer.scripted import FACTS, MEMORY, ScriptedTransport, Wires
 from tests.transfer.worker import LEASE_ID, PATIENCE_S, dead_port, order, ticket_at, worker
 
+pytestmark = pytest.mark.slow  # looking for what was left costs half a second a test
+
 
 def descriptors() -> set[str]:
     """What this process has open."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from motet.engines.native.build import build_parts
-from motet.engines.native.core import EngineCore
+from motet.engines.native.core import EngineCore, ModelRunner
 from motet.errors import MotetError
 from motet.ids import RequestId
 from motet.transfer.base import Failed, FailureKind, Landed, Met, News, PullOrder, ReaderDone, Settled
@@ -16,6 +16,18 @@ from motet.types import GenerateRequest, Role
 from tests.engines.native.drive import Outcome, engine_config, take_step
 
 BLOCK_BYTES_PER_TOKEN = 2 * 3 * 2 * 16  # K and V, layers, kv heads, head_dim
+
+
+class CountingRunner:
+    """A runner that counts how often it was waited for."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.settled = 0
+        self.device = runner.device
+        self.run, self.copy_slots = runner.run, runner.copy_slots
+
+    def settle(self) -> None:
+        self.settled += 1
 
 
 class ScriptedTransfers:
@@ -114,6 +126,7 @@ class Pair:
     ) -> None:
         self.lease_s = lease_s
         self.now_s = 1000.0
+        self.runners: dict[str, CountingRunner] = {}
         self.p, self.p_transfers = self._core(folder, "P", Role.PREFILL, prefill_blocks, changes)
         self.d, self.d_transfers = self._core(folder, "D", Role.DECODE, decode_blocks, changes)
         self.d_transfers.peers["P"] = self.p_transfers
@@ -128,9 +141,9 @@ class Pair:
         parts = build_parts(engine_config(folder, role=role, kv_cache_gb=kv_cache_gb, lease_s=self.lease_s, **fields))
         proof = Proof(parts.info.num_blocks)
         transfers = ScriptedTransfers(name, parts.runner.storage.memory(proof))
-        core = EngineCore(
-            parts.info, parts.runner, parts.options, proof=proof, transfers=transfers, clock=lambda: self.now_s
-        )
+        runner = CountingRunner(parts.runner)
+        self.runners[name] = runner
+        core = EngineCore(parts.info, runner, parts.options, proof=proof, transfers=transfers, clock=lambda: self.now_s)
         return core, transfers
 
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:

@@ -62,6 +62,18 @@ def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_
     pair.check_empty()
 
 
+def test_memory_is_at_rest_before_others_read_it_and_before_it_is_written_from_outside(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(100), n=2)
+    ticket = pair.prefill(request)
+    assert pair.runners["P"].settled == 1
+    pair.submit(with_ticket(request, ticket))
+    pair.step_d()
+    assert (pair.runners["D"].settled, len(pair.d_transfers.orders)) == (1, 1)
+    pair.finish()
+    pair.check_empty()
+
+
 def test_a_prompt_cached_on_decode_shrinks_the_pull(tiny: Tiny) -> None:
     pair = Pair(tiny("llama"))
     common, own = prompt_of(64, 1), prompt_of(40, 2)

@@ -134,7 +134,7 @@ def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW) if way != "plain" else way for way in WAYS])
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=SLOW) for n in (1, 2, 7)), 32])
 def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(n: int, way: str, dtype: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), dtype=dtype)

@@ -17,7 +17,7 @@ from motet.engines.native.answers import AnswerCache
 from motet.engines.native.commit import Commit, Drawn
 from motet.engines.native.counters import Counters
 from motet.engines.native.fits import check_fits
-from motet.engines.native.handover import Handover
+from motet.engines.native.handover import Handover, HandoverTerms
 from motet.engines.native.inputs import PromptRows, SickRowsError, StepInputs, build_inputs
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.kv.prefix import block_names
@@ -50,7 +50,7 @@ class ModelRunner(Protocol):
     def copy_slots(self, source: list[int], target: list[int]) -> None: ...
 
     def settle(self) -> None:
-        """Returns once all that was run is in memory, where others may read it."""
+        """Returns once all that was run is in memory, and nothing of it reads or writes any more."""
         ...
 
 
@@ -87,9 +87,8 @@ class EngineCore:
             transfers or NoTransfers(),
             self._pool,
             self.counters,
-            block_size=info.block_size,
-            lease_s=options.lease_s,
-            clock=clock,
+            HandoverTerms(info.block_size, options.lease_s, clock),
+            settle=runner.settle,
         )
         limits = SchedulerLimits(
             info.block_size, info.bytes_per_block, info.max_num_seqs, options.max_num_batched_tokens
@@ -193,8 +192,6 @@ class EngineCore:
         """Tickets for the groups whose prompts are prefilled."""
         done = [group for group in self._scheduler.running if group.readers and not group.trunk_pending]
         tickets = {}
-        if done:
-            self._runner.settle()
         for group in done:
             if self._handover.has_room:
                 blocks = self._scheduler.hand_over(group)

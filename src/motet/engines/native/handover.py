@@ -58,6 +58,13 @@ class Arrivals:
     met: list[Met] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class HandoverTerms:
+    block_size: int
+    lease_s: float
+    clock: Callable[[], float]
+
+
 class Handover:
     """The books of leases and pulls; owned by the engine core, and the `TrunkSource` of its scheduler."""
 
@@ -66,19 +73,20 @@ class Handover:
         transfers: Transfers,
         pool: BlockPool,
         counters: Counters,
+        terms: HandoverTerms,
         *,
-        block_size: int,
-        lease_s: float,
-        clock: Callable[[], float],
+        settle: Callable[[], None],
     ) -> None:
+        """`settle`: returns once all that was run is in memory, and nothing that was run reads or writes any more."""
         self.transfers = transfers
-        self.figures = TransferFigures(clock)
+        self.figures = TransferFigures(terms.clock)
         """Of pulls that landed."""
-        self.leases = LeaseTable(pool.proof, seconds=lease_s)
+        self.leases = LeaseTable(pool.proof, seconds=terms.lease_s)
         self._pool = pool
         self._counters = counters
-        self._block_size = block_size
-        self._clock = clock
+        self._block_size = terms.block_size
+        self._clock = terms.clock
+        self._settle_memory = settle
         self._numbers = count()
         self._pulls: dict[int, Fetching] = {}
 
@@ -144,6 +152,7 @@ class Handover:
         self._pool.share(pull.blocks)
         group.pull = next(self._numbers)
         self._pulls[group.pull] = pull
+        self._settle_memory()  # a GPU may still be at work on who had these blocks before
         self.transfers.pull(PullOrder(group.pull, ticket, pairs, _label(group)))
 
     def give_up(self, group: Group) -> None:
@@ -162,6 +171,7 @@ class Handover:
 
     def grant(self, group: Group, blocks: list[int]) -> Ticket:
         """The ticket for a group whose prompt is prefilled. A lease holds its blocks from now on."""
+        self._settle_memory()
         address = self.transfers.address
         lease = self.leases.grant(group.request.request_id, blocks, readers=group.readers, now_s=self._clock())
         self._count_leases()

@@ -67,7 +67,7 @@ class Runner:
         self.storage.copy(self._ints(source), self._ints(target))
 
     def settle(self) -> None:
-        """Returns once what was run is in memory: a GPU runs behind."""
+        """A GPU runs behind what it is told."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
