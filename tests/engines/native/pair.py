@@ -4,6 +4,8 @@ import ctypes
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+
 from motet.engines.native.build import build_parts
 from motet.engines.native.core import EngineCore, ModelRunner
 from motet.errors import MotetError
@@ -13,7 +15,7 @@ from motet.transfer.layout import Memory, merged
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import GenerateRequest, Role
-from tests.engines.native.drive import Outcome, engine_config, take_step
+from tests.engines.native.drive import Outcome, engine_config, make_core, run, take_step
 
 BLOCK_BYTES_PER_TOKEN = 2 * 3 * 2 * 16  # K and V, layers, kv heads, head_dim
 
@@ -86,9 +88,9 @@ class ScriptedTransfers:
         order = self.orders[number]
         peer = self.peers[order.ticket.remote_engine_id].memory
         size = self.memory.region_block_bytes
-        for run in merged((remote, local) for remote, _, local in order.pairs):
+        for piece in merged((remote, local) for remote, _, local in order.pairs):
             for ours, theirs in zip(self.memory.regions, peer.regions, strict=True):
-                ctypes.memmove(ours + run.local * size, theirs + run.remote * size, run.count * size)
+                ctypes.memmove(ours + piece.local * size, theirs + piece.remote * size, piece.count * size)
         return len(order.pairs) * self.memory.block_bytes
 
     def land(self, number: int) -> None:
@@ -204,3 +206,14 @@ def tokens(outcomes: dict[str, Outcome], names: Iterable[str]) -> dict[str, dict
         assert error is None, error
         found[name] = outcomes[name].tokens
     return found
+
+
+def alone(folder: Path, *requests: GenerateRequest, dtype: str = "float32") -> dict[str, dict[int, list[int]]]:
+    """What one core says to these requests."""
+    fresh = [msgspec.structs.replace(request, ticket=None) for request in requests]
+    outcomes = run(make_core(folder, dtype=dtype), fresh)
+    return {name: outcome.tokens for name, outcome in outcomes.items()}
+
+
+def with_ticket(request: GenerateRequest, ticket: Ticket) -> GenerateRequest:
+    return msgspec.structs.replace(request, ticket=ticket)

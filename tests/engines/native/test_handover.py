@@ -12,24 +12,11 @@ import pytest
 
 from motet.ids import RequestId
 from motet.transfer.base import FailureKind
-from motet.transfer.ticket import Ticket
-from motet.types import GenerateRequest
 from tests.engines.native.drive import group, make_core, prompt_of, run
-from tests.engines.native.pair import Pair, tokens
+from tests.engines.native.pair import Pair, alone, tokens, with_ticket
 
 Tiny = Callable[[str], Path]
 FAMILIES = ("llama", "mistral", "gemma2")
-
-
-def alone(folder: Path, *requests: GenerateRequest, dtype: str = "float32") -> dict[str, dict[int, list[int]]]:
-    """What one core says to these requests."""
-    fresh = [msgspec.structs.replace(request, ticket=None) for request in requests]
-    outcomes = run(make_core(folder, dtype=dtype), fresh)
-    return {name: outcome.tokens for name, outcome in outcomes.items()}
-
-
-def with_ticket(request: GenerateRequest, ticket: Ticket) -> GenerateRequest:
-    return msgspec.structs.replace(request, ticket=ticket)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -263,21 +250,6 @@ def test_aborting_a_prefill_ends_its_group_or_its_lease(tiny: Tiny) -> None:
     pair.p.abort(RequestId("running"))
     pair.prefill(group("done", prompt_of(300, 1)))
     pair.p.abort(RequestId("done"))
-    pair.check_empty()
-
-
-def test_a_ticket_without_the_cluster_s_seal_is_not_used_and_nobody_is_asked(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
-    request = group("g", prompt_of(100), n=2)
-    ticket = pair.prefill(request)
-    pair.d_transfers.trusting = False
-    pair.submit(with_ticket(request, ticket))
-    pair.finish()
-    assert tokens(pair.outcomes, ["g"]) == alone(tiny("llama"), request)
-    assert pair.d.stats().transfer_failures == {FailureKind.REFUSED: 1}
-    pair.d.release(ticket)
-    assert (pair.d_transfers.expected, pair.d_transfers.released) == ([], [])
-    pair.p.release(ticket)
     pair.check_empty()
 
 

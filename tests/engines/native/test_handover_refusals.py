@@ -3,21 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from motet.errors import ContextLengthError, RequestError
 from motet.transfer.base import FailureKind
-from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import GenerateRequest
+from motet.transfer.ticket import TransferAddress
 from tests.engines.native.drive import group, make_core, prompt_of
-from tests.engines.native.pair import Pair
+from tests.engines.native.pair import Pair, alone, tokens, with_ticket
 
 Tiny = Callable[[str], Path]
-
-
-def with_ticket(request: GenerateRequest, ticket: Ticket) -> GenerateRequest:
-    return msgspec.structs.replace(request, ticket=ticket)
 
 
 def test_a_ticket_for_another_prompt_is_refused_and_given_back(tiny: Tiny) -> None:
@@ -68,3 +62,18 @@ def test_an_engine_without_transfer_says_that_it_meets_nobody(tiny: Tiny) -> Non
     assert met.number == 7
     assert met.error is not None and met.error.kind is FailureKind.REFUSED
     assert single.step().met == []
+
+
+def test_a_ticket_without_the_cluster_s_seal_is_not_used_and_nobody_is_asked(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    request = group("g", prompt_of(100), n=2)
+    ticket = pair.prefill(request)
+    pair.d_transfers.trusting = False
+    pair.submit(with_ticket(request, ticket))
+    pair.finish()
+    assert tokens(pair.outcomes, ["g"]) == alone(tiny("llama"), request)
+    assert pair.d.stats().transfer_failures == {FailureKind.REFUSED: 1}
+    pair.d.release(ticket)
+    assert (pair.d_transfers.expected, pair.d_transfers.released) == ([], [])
+    pair.p.release(ticket)
+    pair.check_empty()
