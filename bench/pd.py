@@ -15,7 +15,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from bench.fork import connected, counters, numbers, progress
+from bench.fork import Setup, connected, measure_groups, numbers, progress
 from bench.load import Load, Timing, middle
 from bench.machine import machine
 from bench.prompt import TEXT, prompts
@@ -37,14 +36,6 @@ from motet.models.smollm2 import DEFAULT_MODEL
 
 TABLE_WIDTH = 160
 CELL = ("--prefill", "1", "--decode", "1", "--bypass-tokens", "0")
-
-
-@dataclass(frozen=True)
-class Setup:
-    ns: tuple[int, ...]
-    prompt_tokens: int
-    max_tokens: int
-    repeats: int
 
 
 @dataclass(frozen=True)
@@ -71,31 +62,6 @@ class Row:
         return [f"n={self.n}: {what} {got}, not {want}" for what, (got, want) in promised.items() if got != want]
 
 
-@dataclass(frozen=True)
-class Ours:
-    timings: dict[int, Timing]
-    spent: dict[int, Figures]
-    block: BlockSize
-
-
-async def measure_ours(url: str, setup: Setup) -> Ours:
-    timings, spent = {}, {}
-    async with connected(url) as client:
-        load = Load(client, setup.max_tokens)
-        fresh = prompts(await load.tokens_of(TEXT), setup.prompt_tokens)
-        await load.group(next(fresh), max(setup.ns), seed=0)  # warm-up
-        for n in setup.ns:
-            measured = []
-            for repeat in range(setup.repeats):
-                before = await counters(client)
-                measured.append(await load.group(next(fresh), n, seed=repeat))
-                spent[n] = await counters(client) - before
-            timings[n] = middle(measured)
-            progress(f"n = {n}: {timings[n].total_s:.2f} s")
-        block = block_size_in((await client.get("/metrics")).text)
-    return Ours(timings, spent, block)
-
-
 async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> dict[int, tuple[Timing, VLLMCounters]]:
     found = {}
     async with pair.prefill, pair.decode:
@@ -118,30 +84,28 @@ async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> d
     return found
 
 
-async def tokens_of_text(url: str) -> list[int]:
+async def facts_of(url: str) -> tuple[list[int], BlockSize]:
+    """What prompts are made of, and what a block of their KV is."""
     async with connected(url) as client:
-        return await Load(client, 1).tokens_of(TEXT)
+        tokens = await Load(client, 1).tokens_of(TEXT)
+        return tokens, block_size_in((await client.get("/metrics")).text)
 
 
 def measure(setup: Setup, arguments: argparse.Namespace) -> list[Row]:
     """One after the other, each with the machine to itself."""
     threads = ("--threads", str(arguments.threads)) if arguments.threads else ()
     with ChildServer([arguments.model, *CELL, *threads]) as server:
-        cell = asyncio.run(measure_ours(server.url, setup))
+        cell = asyncio.run(measure_groups(server.url, setup))
+        tokens, block = asyncio.run(facts_of(server.url))
     with ChildServer([arguments.model]) as server:
-        single = asyncio.run(measure_ours(server.url, setup))
-        tokens = asyncio.run(tokens_of_text(server.url))
+        single = asyncio.run(measure_groups(server.url, setup))
     vllm: dict[int, tuple[Timing, VLLMCounters]] = {}
     if arguments.vllm:
         model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
-        with ExitStack() as stack:
-            pair = stack.enter_context(vllm_pair(arguments.vllm, model.path))
+        with vllm_pair(arguments.vllm, model.path) as pair:
             vllm = asyncio.run(measure_vllm(pair, tokens, setup))
-    trunk_bytes = cell.block.bytes_of(setup.prompt_tokens - 1)
-    return [
-        Row(n, cell.timings[n], cell.spent[n], trunk_bytes, single.timings[n], *vllm.get(n, (None, None)))
-        for n in setup.ns
-    ]
+    trunk_bytes = block.bytes_of(setup.prompt_tokens - 1)
+    return [Row(n, *cell[n], trunk_bytes, single[n][0], *vllm.get(n, (None, None))) for n in setup.ns]
 
 
 def table_of(rows: Sequence[Row]) -> Table:
@@ -189,7 +153,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    rows = measure(Setup(arguments.ns, arguments.prompt_tokens, arguments.max_tokens, arguments.repeats), arguments)
+    setup = Setup(arguments.ns, (), arguments.prompt_tokens, arguments.max_tokens, arguments.repeats)
+    rows = measure(setup, arguments)
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for name, value in machine().items():
         console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)

@@ -197,7 +197,7 @@ class Transfers(Protocol):
 
     def abandon(self, number: int) -> None:
         """Nobody wants this pull any more: tells the lease. If no Landed or Failed was delivered before, exactly one
-        Settled follows; a Landed under way may come in its place, and counts as settled."""
+        Settled follows; a Landed or Failed under way may come in its place, and counts as it stands."""
         ...
 
     def release(self, ticket: Ticket) -> None:

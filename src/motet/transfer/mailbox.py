@@ -9,7 +9,8 @@ Item = TypeVar("Item")
 
 
 class Mailbox(Generic[Item]):
-    """Any thread puts, one thread takes. Unbounded: what goes through is bounded by the groups there are."""
+    """Any thread puts, one thread takes. Unbounded: who takes does so in every round or step, and what
+    peers can say in between is bounded by the side channel."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []

@@ -4,7 +4,8 @@
       pull, meet, ... ── mailbox ──►     sleeps in a poll on orders and sockets
       news ◄──────────── mailbox ──      one round of `exchange`, then sleeps again
 
-The thread is no daemon: who makes one must `close` it, or the process does not end.
+Who makes one must `close` it, or what was promised to leases is not told. A daemon all the same: a transport that hangs
+must not keep a process that has crashed from ending.
 """
 
 import logging
