@@ -71,7 +71,7 @@ def test_a_chat_is_the_chat_of_one_engine_for_one_prefill_and_one_transfer(pair:
     assert spent(pair.cell, before) == (2, 2, 2)
 
 
-@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("n", [1, 3, 8, 32])
 def test_completions_of_several_prompts_are_those_of_one_engine(pair: Pair, n: int) -> None:
     expected = completions(pair.single.openai, PROMPTS, n=n, seed=SEED)
     before = read_figures(pair.cell.http)
