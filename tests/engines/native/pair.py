@@ -26,7 +26,7 @@ class CountingRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self.settled = 0
         self.device = runner.device
-        self.run, self.copy_slots = runner.run, runner.copy_slots
+        self.run, self.verify, self.copy_slots = runner.run, runner.verify, runner.copy_slots
 
     def settle(self) -> None:
         self.settled += 1

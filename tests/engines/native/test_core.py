@@ -139,6 +139,9 @@ class SickRunner:
                 logits[draw.row, 7] = float("nan")
         return logits
 
+    def verify(self) -> None:
+        self._runner.verify()
+
     def copy_slots(self, source: list[int], target: list[int]) -> None:
         self._runner.copy_slots(source, target)
 

@@ -50,6 +50,9 @@ class Recorder:
             self.rows[draw.sequence.sampling.seed, draw.position] = logits[draw.row].clone()
         return logits
 
+    def verify(self) -> None:
+        self._runner.verify()
+
     def copy_slots(self, source: list[int], target: list[int]) -> None:
         self._runner.copy_slots(source, target)
 

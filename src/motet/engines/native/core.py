@@ -44,7 +44,11 @@ class ModelRunner(Protocol):
     def device(self) -> torch.device: ...
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [rows wanted, vocab_size], or SickRowsError."""
+        """Logits [rows wanted, vocab_size], until the next run. A GPU may still be at work on them."""
+        ...
+
+    def verify(self) -> None:
+        """SickRowsError if a row of the last run came to nothing. Called once its tokens are here: it costs no wait."""
         ...
 
     def copy_slots(self, source: list[int], target: list[int]) -> None: ...
@@ -176,13 +180,17 @@ class EngineCore:
         inputs = build_inputs(plan, self.info.block_size)
         try:
             logits = self._runner.run(inputs)
+            drawn = self._draw(inputs, logits)
+            self._runner.verify()
         except SickRowsError as error:
             # Nothing is settled, so nothing of theirs is published; the other groups run the same step again.
             return StepResult([], self._fail(plan.groups_of(error.rows)))
         self._commit.advance(plan)
-        self._note_prompt_logprobs(inputs, logits)
-        drawn, failures = self._draw(inputs, logits)
-        deltas = self._commit.write(drawn)
+        for rows in inputs.prompt_rows:
+            _note(rows, logits[rows.begin : rows.end])
+        broken = {one.sequence.group for one in drawn if not one.sampled.finite}
+        failures = self._fail(broken)
+        deltas = self._commit.write(one for one in drawn if one.sequence.group not in broken)
         for delta in deltas:
             if not self._groups[delta.request_id].sequences:
                 del self._groups[delta.request_id]
@@ -255,14 +263,10 @@ class EngineCore:
         )
         return Sequence(group, [start.index for start in starts], sampling, list(first.written))
 
-    def _draw(self, inputs: StepInputs, logits: torch.Tensor) -> tuple[list[Drawn], dict[RequestId, MotetError]]:
+    def _draw(self, inputs: StepInputs, logits: torch.Tensor) -> list[Drawn]:
         rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in inputs.draws]
-        drawn = [
-            Drawn(draw.sequence, sampled)
-            for draw, sampled in zip(inputs.draws, self._sampler.sample(logits, rows), strict=True)
-        ]
-        broken = {one.sequence.group for one in drawn if not one.sampled.finite}
-        return [one for one in drawn if one.sequence.group not in broken], self._fail(broken)
+        sampled = self._sampler.sample(logits, rows)
+        return [Drawn(draw.sequence, one) for draw, one in zip(inputs.draws, sampled, strict=True)]
 
     def _fail(self, broken: set[Group]) -> dict[RequestId, MotetError]:
         """Ends groups for which the model gave nonsense."""
@@ -271,10 +275,6 @@ class EngineCore:
             self.abort(group.request.request_id)
             failures[group.request.request_id] = EngineError("the model gave numbers that are not finite")
         return failures
-
-    def _note_prompt_logprobs(self, inputs: StepInputs, logits: torch.Tensor) -> None:
-        for rows in inputs.prompt_rows:
-            _note(rows, logits[rows.begin : rows.end])
 
 
 def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:

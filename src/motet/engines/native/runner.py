@@ -42,11 +42,11 @@ class Runner:
         self._model = model
         self.storage = storage
         self.device = storage.keys.device
+        self._sick = torch.zeros(0, dtype=torch.bool)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [rows wanted, vocab_size] in the model's dtype; rows as in `inputs.logit_rows`, padding included.
-        SickRowsError if a row came to nothing."""
+        """Logits [rows wanted, vocab_size] in the model's dtype; rows as in `inputs.logit_rows`, padding included."""
         step = StepAttention(inputs.attention, self._ints(inputs.slots), self.storage)
         output = self._model(
             input_ids=self._ints(inputs.token_ids).unsqueeze(0),
@@ -55,12 +55,16 @@ class Runner:
             logits_to_keep=self._ints(inputs.logit_rows),
             step=step,
         )
-        if sick := step.sick.nonzero().flatten().tolist():
-            raise SickRowsError(sick)
+        self._sick = step.sick
         logits = output.logits[0]
         if not isinstance(logits, torch.Tensor):
             raise TypeError(f"the model returned {type(logits).__name__} for logits")
         return logits
+
+    def verify(self) -> None:
+        """SickRowsError if a row of the last run came to nothing."""
+        if sick := self._sick.nonzero().flatten().tolist():
+            raise SickRowsError(sick)
 
     def copy_slots(self, source: list[int], target: list[int]) -> None:
         """Copies KV from slots to slots, in all layers."""
