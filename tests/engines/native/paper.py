@@ -11,6 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import TypedDict, Unpack
 
 from motet.engines.native.answers import AnswerCache
+from motet.engines.native.attention.plan import Table
 from motet.engines.native.commit import Commit, Drawn
 from motet.engines.native.counters import Counters
 from motet.engines.native.inputs import StepInputs, build_inputs
@@ -141,9 +142,9 @@ class PaperMemory:
         return [entries[row] for row in inputs.logit_rows]
 
 
-def _reads(inputs: StepInputs) -> dict[int, list[tuple[tuple[int, ...], int]]]:
+def _reads(inputs: StepInputs) -> dict[int, list[tuple[Table, int]]]:
     """For each row what it reads before itself, in order: (table, number of positions)."""
-    plan, reads = inputs.attention, defaultdict[int, list[tuple[tuple[int, ...], int]]](list)
+    plan, reads = inputs.attention, defaultdict[int, list[tuple[Table, int]]](list)
     for prompt in plan.prompts:
         for row in range(prompt.begin, prompt.end):
             position = prompt.first_position + row - prompt.begin

@@ -55,8 +55,8 @@ def test_one_token_of_every_choice_and_one_read_of_their_trunk() -> None:
     assert inputs.positions == [10, 14, 0, 0]
     assert inputs.slots == [1 * 4, 4 * 4]  # padding has no slot
     assert inputs.attention.num_tail_rows == 2
-    assert [trunk_fields(read) for read in inputs.attention.trunks] == [(0, 2, (10, 14), 10, (7, 8, 9))]
-    assert [tail_fields(read) for read in inputs.attention.tails] == [((0, 1), 1, (0, 4), 64, ((1,), (2, 4)))]
+    assert [trunk_fields(read) for read in inputs.attention.trunks] == [(0, 2, (10, 14), 10, [7, 8, 9])]
+    assert [tail_fields(read) for read in inputs.attention.tails] == [((0, 1), 1, (0, 4), 64, ([1], [2, 4]))]
     assert draws(inputs) == [(0, 0, 11), (1, 1, 15)]
 
 
@@ -68,7 +68,7 @@ def test_every_choice_of_a_fresh_group_draws_from_the_last_row_of_the_prompt() -
     assert inputs.slots == [12, 13, 14, 15, 20, 21]
     assert inputs.logit_rows == [5, 0, 0, 0]  # one row for both, padded
     assert draws(inputs) == [(0, 5, 6), (1, 5, 6)]
-    assert [prompt_fields(read) for read in inputs.attention.prompts] == [(0, 6, 0, 64, (3, 5))]
+    assert [prompt_fields(read) for read in inputs.attention.prompts] == [(0, 6, 0, 64, [3, 5])]
 
 
 def test_a_chunk_that_does_not_end_the_prompt_draws_nothing() -> None:
@@ -86,7 +86,7 @@ def test_tails_stand_before_prompts_and_rows_are_padded_once() -> None:
     assert inputs.token_ids == [50, 20, 21, 22, 23, 0, 0, 0]
     assert inputs.positions == [3, 0, 1, 2, 3, 0, 0, 0]
     assert inputs.attention.num_tail_rows == 1
-    assert [prompt_fields(read) for read in inputs.attention.prompts] == [(1, 5, 0, 64, (2,))]
+    assert [prompt_fields(read) for read in inputs.attention.prompts] == [(1, 5, 0, 64, [2])]
     assert inputs.logit_rows == [0, 4, 0, 0]
 
 

@@ -5,22 +5,28 @@
 Rows are padded because matrix products with fewer rows than 4, or an uneven number, give other bits on the CPU.
 """
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
+
+import msgspec
 
 from motet.engines.native.attention.plan import (
     AttentionPlan,
     PromptRead,
-    TailPiece,
+    Table,
+    TailReads,
     TrunkRead,
-    batch_tails,
+    padded_keys,
     pieces,
 )
 from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
 from motet.engines.native.sequence import Group, Sequence
 
 ROW_MULTIPLE = 4
+_GROUP = attrgetter("sequence.group")
 
 
 class SickRowsError(Exception):
@@ -31,8 +37,7 @@ class SickRowsError(Exception):
         self.rows = rows
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True):
     """The next token of `sequence`, at `position`, comes from logits row `row`."""
 
     sequence: Sequence
@@ -70,8 +75,8 @@ class StepInputs:
 def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
     """The flat batch of a step."""
     builder = _Builder(block_size)
-    for group, chunks in groupby(plan.tails, key=lambda chunk: chunk.sequence.group):
-        builder.add_tails(group, list(chunks))
+    for group, chunks in groupby(plan.tails, key=_GROUP):
+        builder.add_tails(group, chunks)
     num_tail_rows = len(builder.token_ids)
     for trunk in plan.trunks:
         builder.add_trunk(trunk)
@@ -84,9 +89,7 @@ def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
         logit_rows=builder.logit_rows + [0] * (-len(builder.logit_rows) % ROW_MULTIPLE),
         draws=builder.draws,
         prompt_rows=builder.prompt_rows,
-        attention=AttentionPlan(
-            num_tail_rows, tuple(builder.prompts), tuple(builder.trunks), batch_tails(builder.tail_pieces)
-        ),
+        attention=AttentionPlan(num_tail_rows, tuple(builder.prompts), tuple(builder.trunks), builder.tails.finished()),
     )
 
 
@@ -101,51 +104,68 @@ class _Builder:
     prompt_rows: list[PromptRows] = field(default_factory=list)
     prompts: list[PromptRead] = field(default_factory=list)
     trunks: list[TrunkRead] = field(default_factory=list)
-    tail_pieces: list[TailPiece] = field(default_factory=list)
+    tails: TailReads = field(default_factory=TailReads)
 
-    def add_tails(self, group: Group, chunks: list[TailChunk]) -> None:
+    def add_tails(self, group: Group, chunks: Iterable[TailChunk]) -> None:
         """All rows of one group's choices, and one read of its trunk for them."""
-        begin = len(self.token_ids)
-        trunk_tokens = len(group.prompt)
+        first_row, trunk_tokens = len(self.token_ids), len(group.prompt)
         for chunk in chunks:
-            sequence, row = chunk.sequence, len(self.token_ids)
-            self._add_rows(sequence.written[chunk.begin : chunk.end], chunk.begin, trunk_tokens, sequence.blocks)
-            self.tail_pieces += [
-                TailPiece(row + first - chunk.begin, first, last, keys, tuple(sequence.blocks))
-                for first, last, keys in pieces(chunk.begin, chunk.end)
-            ]
-            if chunk.draws:
-                self._draw(sequence, len(self.token_ids) - 1, trunk_tokens + chunk.end)
-        end = len(self.token_ids)
-        positions = tuple(self.positions[begin:end])
-        self.trunks.append(TrunkRead(begin, end, positions, trunk_tokens, tuple(group.blocks)))
+            sequence, end = chunk.sequence, chunk.end
+            if end - chunk.begin == 1:
+                self._add_token(sequence, chunk.begin, trunk_tokens)
+            else:
+                self._add_replay(chunk, trunk_tokens)
+            if end == len(sequence.written):
+                self.draws.append(Draw(sequence, len(self.logit_rows), trunk_tokens + end))
+                self.logit_rows.append(len(self.token_ids) - 1)
+        positions = tuple(self.positions[first_row:])
+        self.trunks.append(TrunkRead(first_row, len(self.token_ids), positions, trunk_tokens, group.blocks))
 
     def add_trunk(self, chunk: TrunkChunk) -> None:
         """A piece of a prompt, cut where the padded number of keys changes."""
         group, row = chunk.group, len(self.token_ids)
         self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, 0, group.blocks)
-        table = tuple(group.blocks)
         self.prompts += [
-            PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, table)
+            PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, group.blocks)
             for first, last, keys in pieces(chunk.begin, chunk.end)
         ]
         if group.request.sampling.prompt_logprobs is not None and not group.reported:
             first_logit = len(self.logit_rows)
             self.logit_rows += range(row, row + chunk.end - chunk.begin)
             self.prompt_rows.append(PromptRows(group, first_logit, len(self.logit_rows), chunk.begin))
-        if chunk.draws:
+        if chunk.completes and (fresh := group.fresh):
+            first_token, logit = len(group.prompt), len(self.logit_rows)
             self.logit_rows.append(len(self.token_ids) - 1)
-            first_token = len(group.prompt)
-            self.draws += [Draw(sequence, len(self.logit_rows) - 1, first_token) for sequence in group.fresh]
+            self.draws += [Draw(sequence, logit, first_token) for sequence in fresh]
 
-    def _add_rows(self, token_ids: SequenceOf[int], offset: int, base: int, table: list[int]) -> None:
+    def _add_token(self, sequence: Sequence, offset: int, trunk_tokens: int) -> None:
+        """What a step nearly always has of a choice: its last token."""
+        size, table = self.block_size, sequence.blocks
+        self.tails.add(len(self.token_ids), offset, 1, padded_keys(offset + 1), table)
+        self.token_ids.append(sequence.written[offset])
+        self.positions.append(trunk_tokens + offset)
+        self.slots.append(table[offset // size] * size + offset % size)
+
+    def _add_replay(self, chunk: TailChunk, trunk_tokens: int) -> None:
+        """Several tokens of a choice, cut where the padded number of keys changes."""
+        sequence, row = chunk.sequence, len(self.token_ids) - chunk.begin
+        for first, last, keys in pieces(chunk.begin, chunk.end):
+            self.tails.add(row + first, first, last - first, keys, sequence.blocks)
+        self._add_rows(sequence.written[chunk.begin : chunk.end], chunk.begin, trunk_tokens, sequence.blocks)
+
+    def _add_rows(self, token_ids: SequenceOf[int], offset: int, base: int, table: Table) -> None:
         """Tokens at offsets `offset`.. of a table that begins at position `base`."""
-        size = self.block_size
-        offsets = range(offset, offset + len(token_ids))
+        end = offset + len(token_ids)
         self.token_ids += token_ids
-        self.positions += range(base + offset, base + offset + len(token_ids))
-        self.slots += [table[o // size] * size + o % size for o in offsets]
+        self.positions += range(base + offset, base + end)
+        for slots in _slots(table, offset, end, self.block_size):
+            self.slots += slots
 
-    def _draw(self, sequence: Sequence, row: int, position: int) -> None:
-        self.logit_rows.append(row)
-        self.draws.append(Draw(sequence, len(self.logit_rows) - 1, position))
+
+def _slots(table: Table, begin: int, end: int, size: int) -> Iterator[range]:
+    """Where offsets [begin, end) of a table lie, block by block."""
+    while begin < end:
+        stop = min(end, begin - begin % size + size)
+        first = table[begin // size] * size + begin % size
+        yield range(first, first + stop - begin)
+        begin = stop

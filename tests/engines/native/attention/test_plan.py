@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.engines.native.attention.plan import TailPiece, batch_tails, padded_keys, pieces
+from motet.engines.native.attention.plan import TailReads, padded_keys, pieces
 
 
 def test_keys_are_padded_to_64_while_few_and_to_512_after() -> None:
@@ -32,16 +32,13 @@ def test_a_position_has_one_length_wherever_it_is_cut(begin: int) -> None:
 
 
 def test_pieces_of_one_shape_are_read_together() -> None:
-    reads = batch_tails(
-        [
-            TailPiece(0, 10, 11, 64, (1,)),
-            TailPiece(1, 70, 71, 128, (2, 3)),
-            TailPiece(2, 5, 6, 64, (4,)),
-            TailPiece(3, 8, 11, 64, (5,)),
-        ]
-    )
-    assert [(r.rows, r.rows_per_piece, r.first_offsets, r.num_keys, r.tables) for r in reads] == [
-        ((0, 2), 1, (10, 5), 64, ((1,), (4,))),
-        ((3, 4, 5), 3, (8,), 64, ((5,),)),
-        ((1,), 1, (70,), 128, ((2, 3),)),
+    reads = TailReads()
+    reads.add(0, 10, 1, 64, [1])
+    reads.add(1, 70, 1, 128, [2, 3])
+    reads.add(2, 5, 1, 64, [4])
+    reads.add(3, 8, 3, 64, [5])
+    assert [(r.rows, r.rows_per_piece, r.first_offsets, r.num_keys, r.tables) for r in reads.finished()] == [
+        ((0, 2), 1, (10, 5), 64, ([1], [4])),
+        ((3, 4, 5), 3, (8,), 64, ([5],)),
+        ((1,), 1, (70,), 128, ([2, 3],)),
     ]

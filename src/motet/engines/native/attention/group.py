@@ -104,7 +104,7 @@ class StepAttention:
 
     def _locate(self, read: PromptRead | TrunkRead) -> slice | torch.Tensor:
         first, size = read.table[0], self._storage.block_size
-        if read.table == tuple(range(first, first + len(read.table))):
+        if list(read.table) == list(range(first, first + len(read.table))):
             return slice(first * size, first * size + read.num_keys)
         return self._blocks((read.table,), read.num_keys)
 

@@ -13,8 +13,12 @@ comes out bit for bit the same alone, in a group, in chunks, and after a resume.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+Table = Sequence[int]
+"""A block table: that of a group or a choice itself, not a copy, which would cost a step a pass over all that is known.
+It holds until the step is settled; who needs it longer copies it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +29,7 @@ class PromptRead:
     end: int
     first_position: int
     num_keys: int
-    table: tuple[int, ...]
+    table: Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +40,7 @@ class TrunkRead:
     end: int
     positions: tuple[int, ...]
     num_keys: int
-    table: tuple[int, ...]
+    table: Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,7 @@ class TailRead:
     first_offsets: tuple[int, ...]
     """Offset in the tail of each piece's first row; that row sees keys 0..offset."""
     num_keys: int
-    tables: tuple[tuple[int, ...], ...]
+    tables: tuple[Table, ...]
 
 
 @dataclass(frozen=True)
@@ -79,32 +83,38 @@ def pieces(begin: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 @dataclass(frozen=True)
-class TailPiece:
-    """Rows [row, row + end - begin) of the batch are offsets [begin, end) of a tail."""
+class _Pieces:
+    """Of one shape."""
 
-    row: int
-    begin: int
-    end: int
-    num_keys: int
-    table: tuple[int, ...]
+    first_rows: list[int] = field(default_factory=list)
+    first_offsets: list[int] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
 
 
-def batch_tails(tail_pieces: Sequence[TailPiece]) -> tuple[TailRead, ...]:
-    """Puts pieces of one shape together."""
+class TailReads:
+    """Collects pieces of tails; those of one shape become one read."""
 
-    def shape(piece: TailPiece) -> tuple[int, int]:
-        return piece.num_keys, piece.end - piece.begin
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[int, int], _Pieces] = {}
 
-    reads = []
-    for (num_keys, rows_per_piece), group in groupby(sorted(tail_pieces, key=shape), key=shape):
-        same = list(group)
-        reads.append(
+    def add(self, row: int, offset: int, count: int, num_keys: int, table: Table) -> None:
+        """Rows [row, row + count) of the batch are offsets `offset`.. of a tail, computed over `num_keys` keys."""
+        shape = num_keys, count
+        if (same := self._shapes.get(shape)) is None:
+            same = self._shapes[shape] = _Pieces()
+        same.first_rows.append(row)
+        same.first_offsets.append(offset)
+        same.tables.append(table)
+
+    def finished(self) -> tuple[TailRead, ...]:
+        """One read a shape, those with few keys first."""
+        return tuple(
             TailRead(
-                rows=tuple(piece.row + i for piece in same for i in range(rows_per_piece)),
-                rows_per_piece=rows_per_piece,
-                first_offsets=tuple(piece.begin for piece in same),
+                rows=tuple(row + i for row in same.first_rows for i in range(count)),
+                rows_per_piece=count,
+                first_offsets=tuple(same.first_offsets),
                 num_keys=num_keys,
-                tables=tuple(piece.table for piece in same),
+                tables=tuple(same.tables),
             )
+            for (num_keys, count), same in sorted(self._shapes.items(), key=itemgetter(0))
         )
-    return tuple(reads)
