@@ -21,7 +21,7 @@ from rich.console import Console
 
 from bench.load import TIMEOUT_S, Load, Timing, middle
 from bench.machine import machine
-from bench.prompt import TEXT, prompts
+from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.report import Report, Row, floors
 from motet.deploy.child import ChildServer
 from motet.deploy.figures import Figures, figures_in
@@ -49,13 +49,13 @@ async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, Figu
     measured = {}
     async with connected(url) as client:
         load = Load(client, setup.max_tokens)
-        fresh = prompts(await load.tokens_of(TEXT), setup.prompt_tokens)
-        await load.group(next(fresh), max(setup.ns), seed=0)  # warm-up
+        fresh = FreshPrompts(await load.tokens_of(TEXT), seed=seed_of_this_run())
+        await load.group(fresh.next(setup.prompt_tokens), max(setup.ns), seed=0)  # warm-up
         for n in setup.ns:
             timings = []
             for repeat in range(setup.repeats):
                 before = await counters(client)
-                timings.append(await load.group(next(fresh), n, seed=repeat))
+                timings.append(await load.group(fresh.next(setup.prompt_tokens), n, seed=repeat))
                 spent = await counters(client) - before
             measured[n] = (middle(timings), spent)
             progress(f"n = {n}: {measured[n][0].total_s:.2f} s")
@@ -67,10 +67,10 @@ async def measure_separate(url: str, setup: Setup) -> dict[int, Timing]:
     measured = {}
     async with connected(url) as client:
         load = Load(client, setup.max_tokens)
-        fresh = prompts(await load.tokens_of(TEXT), setup.prompt_tokens)
-        await load.separate(next(fresh), 2, seed=0)  # warm-up
+        fresh = FreshPrompts(await load.tokens_of(TEXT), seed=seed_of_this_run())
+        await load.separate(fresh.next(setup.prompt_tokens), 2, seed=0)  # warm-up
         for n in setup.separate_ns:
-            measured[n] = await load.separate(next(fresh), n, seed=0)
+            measured[n] = await load.separate(fresh.next(setup.prompt_tokens), n, seed=0)
             progress(f"{n} separate: {measured[n].total_s:.2f} s")
     return measured
 

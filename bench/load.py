@@ -1,17 +1,22 @@
-"""Sends timed requests to a server: one group of n, or n separate requests at once."""
+"""Sends timed requests to a server: one group of n, several at once, or n separate requests.
+
+A choice has its first token when its first text has come, whoever the server is.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import httpx
 import msgspec
 
+from bench.stream import follow
 from motet.cli.conversation import Conversation
 from motet.errors import EngineError
 
 TIMEOUT_S = 900.0
+PATH = "/v1/completions"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Load:
 
     client: httpx.AsyncClient
     max_tokens: int
+    model: str | None = None
+    """None: the only one the server has."""
     prepare: Callable[[dict[str, object]], Awaitable[dict[str, object]]] | None = None
     """What has to happen to a body before it can be sent, inside the time that is measured."""
     count_blocks: bool = True
@@ -69,15 +76,34 @@ class Load:
         talk, blocks_used = await self._follow(prompt, n, seed=seed)
         return timing_of([talk], tokens=n * self.max_tokens, blocks_used=blocks_used)
 
-    async def separate(self, prompt: list[int], n: int, *, seed: int) -> Timing:
-        """The same choices as n requests sent at once."""
+    async def groups(self, prompts: Sequence[list[int]], n: int, *, seed: int) -> Timing:
+        """A request with n choices for each prompt, all sent at once."""
         async with asyncio.TaskGroup() as tasks:
-            sent = [tasks.create_task(self._follow(prompt, 1, seed=seed + i)) for i in range(n)]
+            sent = [tasks.create_task(self._follow(p, n, seed=seed + i * n)) for i, p in enumerate(prompts)]
         results = [task.result() for task in sent]
         talks = [talk for talk, _ in results]
-        return timing_of(talks, tokens=n * self.max_tokens, blocks_used=max(blocks for _, blocks in results))
+        tokens = len(prompts) * n * self.max_tokens
+        return timing_of(talks, tokens=tokens, blocks_used=max(blocks for _, blocks in results))
+
+    async def separate(self, prompt: list[int], n: int, *, seed: int) -> Timing:
+        """The choices of a group as n requests sent at once."""
+        return await self.groups([prompt] * n, 1, seed=seed)
 
     async def _follow(self, prompt: list[int], n: int, *, seed: int) -> tuple[Conversation, int]:
+        talk, blocks_used = Conversation(n), 0
+        body = self._body(prompt, n, seed=seed)
+        if self.prepare is not None:
+            body = await self.prepare(body)
+        async with asyncio.timeout(TIMEOUT_S):
+            if self.count_blocks:
+                blocks_used = await self._follow_counting(talk, body)
+            else:
+                await follow(self.client, PATH, body, talk.feed)
+        if talk.usage is None or talk.usage.completion_tokens != n * self.max_tokens:
+            raise EngineError(f"{n * self.max_tokens} tokens were asked for, the server counts {talk.usage}")
+        return talk, blocks_used
+
+    def _body(self, prompt: list[int], n: int, *, seed: int) -> dict[str, object]:
         body: dict[str, object] = {
             "prompt": prompt,
             "n": n,
@@ -88,21 +114,25 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        talk, blocks_used = Conversation(n), 0
-        if self.prepare is not None:
-            body = await self.prepare(body)
-        async with self.client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                raise EngineError(f"{response.status_code}: {(await response.aread()).decode()}")
-            async for line in response.aiter_lines():
-                talk.feed(line)
-                if self.count_blocks and not blocks_used and talk.last_first_s is not None:
-                    blocks_used = await self._blocks_used()
-        if talk.usage is None or talk.usage.completion_tokens != n * self.max_tokens:
-            raise EngineError(f"{n * self.max_tokens} tokens were asked for, the server counts {talk.usage}")
-        return talk, blocks_used
+        return body if self.model is None else {"model": self.model, **body}
 
-    async def _blocks_used(self) -> int:
+    async def _follow_counting(self, talk: Conversation, body: Mapping[str, object]) -> int:
+        """The blocks in use when every choice had its first token."""
+        begun = asyncio.Event()
+
+        def take(line: str) -> None:
+            talk.feed(line)
+            if not begun.is_set() and (talk.done or talk.last_first_s is not None):
+                begun.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            counting = tasks.create_task(self._blocks_used(begun))
+            await follow(self.client, PATH, body, take)
+            begun.set()
+        return counting.result()
+
+    async def _blocks_used(self, begun: asyncio.Event) -> int:
+        await begun.wait()
         status = await self.client.get("/status")
         return sum(worker["blocks_used"] for worker in status.json()["workers"])
 

@@ -15,6 +15,7 @@ def machine() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        "load average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         **{package: version(package) for package in PACKAGES},
         "command": " ".join(sys.orig_argv),
     }

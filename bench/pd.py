@@ -25,7 +25,7 @@ from rich.table import Table
 from bench.fork import Setup, connected, measure_groups, numbers, progress
 from bench.load import Load, Timing, middle
 from bench.machine import machine
-from bench.prompt import TEXT, prompts
+from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
@@ -66,14 +66,14 @@ async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> d
     found = {}
     async with pair.prefill, pair.decode:
         load = Load(pair.decode, setup.max_tokens, prepare=pair.prepare, count_blocks=False)
-        fresh = prompts(tokens, setup.prompt_tokens)
-        await load.group(next(fresh), 1, seed=0)  # warm-up
+        fresh = FreshPrompts(tokens, seed=seed_of_this_run())
+        await load.group(fresh.next(setup.prompt_tokens), 1, seed=0)  # warm-up
         for n in setup.ns:
             measured = []
             try:
                 for repeat in range(setup.repeats):
                     before = await pair.counters()
-                    measured.append(await load.group(next(fresh), n, seed=repeat))
+                    measured.append(await load.group(fresh.next(setup.prompt_tokens), n, seed=repeat))
                     await asyncio.sleep(1)  # its counters follow at their own pace
                     spent = await pair.counters() - before
             except (httpx.HTTPError, EngineError) as error:

@@ -1,7 +1,9 @@
 """Prompts of an exact length, each with another beginning, so that no prefix cache helps one with another."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+import random
+import secrets
+from collections.abc import Sequence
 
 TEXT = """\
 A motet is a piece for several voices over one text. The voices begin together, each goes its own way, and what they \
@@ -10,9 +12,33 @@ notes below, and gave each upper voice words and a rhythm of its own, so that th
 all of them, or the melody that carried them. Later the borrowed melody disappeared and the voices took turns in \
 leading: one sang a phrase, the next answered a fifth above, and the third waited until the first had finished. \
 """
+BEGINNING = 8
+"""Tokens in which a prompt differs: less than a block of any cache."""
 
 
-def prompts(tokens: Sequence[int], length: int) -> Iterator[list[int]]:
-    """Prompts of `length` tokens, more than anybody needs: two that differ each time, then `tokens` over and over."""
-    for first, second in itertools.permutations(dict.fromkeys(tokens), 2):
-        yield [first, second, *itertools.islice(itertools.cycle(tokens), length - 2)]
+def seed_of_this_run() -> int:
+    return secrets.randbits(32)
+
+
+class FreshPrompts:
+    """Prompts out of `tokens`, over and over, each after a beginning drawn by chance.
+
+    A server that runs on from one bench to the next remembers the prompts of the first, so each run needs a seed of its
+    own.
+    """
+
+    def __init__(self, tokens: Sequence[int], *, seed: int) -> None:
+        self._tokens = tokens
+        self._distinct = sorted(set(tokens))
+        self._dice = random.Random(seed)
+        self._begun: set[tuple[int, ...]] = set()
+
+    def next(self, length: int) -> list[int]:
+        beginning = self._draw()
+        while beginning in self._begun:
+            beginning = self._draw()
+        self._begun.add(beginning)
+        return [*itertools.islice(itertools.chain(beginning, itertools.cycle(self._tokens)), length)]
+
+    def _draw(self) -> tuple[int, ...]:
+        return tuple(self._dice.choices(self._distinct, k=BEGINNING))

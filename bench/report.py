@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+from bench.floor import Floor
 from bench.load import Timing
 from motet.deploy.figures import Figures
 
@@ -27,17 +28,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Floor:
-    what: str
-    value: float
-    limit: float
-
-    @property
-    def met(self) -> bool:
-        return self.value <= self.limit
-
-
-@dataclass(frozen=True)
 class Report:
     machine: Mapping[str, str]
     prompt_tokens: int
@@ -51,8 +41,7 @@ class Report:
 
     def json(self) -> str:
         rows = [asdict(row) | {"decode_tokens_per_s": row.group.decode_tokens_per_s} for row in self.rows]
-        verdicts = [asdict(floor) | {"met": floor.met} for floor in self.floors]
-        return json.dumps(asdict(self) | {"rows": rows, "floors": verdicts})
+        return json.dumps(asdict(self) | {"rows": rows, "floors": [floor.record() for floor in self.floors]})
 
     def print(self, console: Console) -> None:
         for name, value in self.machine.items():
@@ -60,8 +49,7 @@ class Report:
         console.print(f"prompt {self.prompt_tokens} tokens, {self.max_tokens} tokens a choice", highlight=False)
         console.print(table_of(self.rows))
         for floor in self.floors:
-            verdict = "met" if floor.met else "MISSED"
-            console.print(f"{verdict:6} {floor.what}: {floor.value:.2f}, at most {floor.limit:.2f}", highlight=False)
+            console.print(floor.line(), highlight=False)
 
 
 def table_of(rows: Sequence[Row]) -> Table:

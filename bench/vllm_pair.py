@@ -1,14 +1,11 @@
 """Two vLLM servers, one that prefills and one that decodes, as its own proxies drive them: something to compare with.
 
-vLLM is no dependency of ours: `folder` is a virtual environment that has it. Each server gets one core to itself.
+Each server gets one core to itself.
 """
 
 import contextlib
 import json
-import subprocess
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +13,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.load import TIMEOUT_S
-from motet.config import environment
-from motet.deploy.listen import listen, port_of
+from bench.vllm import VLLMSetup, free_port, vllm_server
 
-START_S = 300.0
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 ASK = {
     "do_remote_decode": True,
@@ -65,57 +60,15 @@ class VLLMPair:
 def vllm_pair(folder: Path, model: Path) -> Iterator[VLLMPair]:
     """Started, and ended whatever happens."""
     with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(vllm_server(folder, model, core)) for core in (0, 1)]
-        for url in urls:
-            wait_until_ready(url)
-        yield VLLMPair(*(httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) for url in urls))
+        servers = [stack.enter_context(vllm_server(setup_of(folder, model, core))) for core in (0, 1)]
+        for server in servers:
+            server.wait_until_ready()
+        yield VLLMPair(*(httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) for server in servers))
 
 
-@contextlib.contextmanager
-def vllm_server(folder: Path, model: Path, core: int) -> Iterator[str]:
-    port, side_port = free_port(), free_port()
-    own = {
-        "VLLM_CPU_OMP_THREADS_BIND": str(core),
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = ["taskset", "-c", str(core), str(folder / "bin" / "vllm"), "serve", str(model), "--served-model-name"]
-    command += ["vllm", "--port", str(port), "--max-model-len", "4096", "--dtype", "bfloat16", "--enforce-eager"]
-    command += ["--kv-transfer-config", json.dumps(CONNECTOR)]
-    with tempfile.TemporaryFile() as log, started(command, {**environment(), **own}, log.fileno()):
-        yield f"http://127.0.0.1:{port}"
-
-
-@contextlib.contextmanager
-def started(command: list[str], environ: Mapping[str, str], log: int) -> Iterator[None]:
-    process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            if httpx.get(f"{url}/health").status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(1)
-
-
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as listener:
-        return port_of(listener)
+def setup_of(folder: Path, model: Path, core: int) -> VLLMSetup:
+    connector = ("--kv-transfer-config", json.dumps(CONNECTOR))
+    return VLLMSetup(folder, model, (core,), connector, {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())})
 
 
 def counters_in(exposition: str) -> VLLMCounters:

@@ -1,6 +1,5 @@
 """The benchmark itself: prompts no cache knows, figures that add up, floors that can be missed."""
 
-import itertools
 import json
 from collections.abc import Iterator
 
@@ -8,7 +7,6 @@ import pytest
 
 from bench.fork import main, numbers
 from bench.load import Timing, middle
-from bench.prompt import prompts
 from bench.report import Report, Row, floors
 from motet.deploy.figures import Figures, figures_in
 from motet.types import ChoiceStart, GenerateRequest
@@ -34,12 +32,6 @@ def talkative(_: GenerateRequest, __: ChoiceStart) -> list[int]:
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with FakeServer(save_tiny_tokenizer(tmp_path_factory.mktemp("model")), talkative) as server:
         yield server.url
-
-
-def test_no_prompt_begins_as_another() -> None:
-    first = list(itertools.islice(prompts([1, 2, 3, 4, 2], 9), 12))
-    assert {len(prompt) for prompt in first} == {9}
-    assert len({tuple(prompt[:2]) for prompt in first}) == 12
 
 
 def test_it_prints_a_table_and_json_on_the_last_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,80 @@
+"""What a server on this machine costs beside time: peak memory and processor time, of all its processes.
+
+The kernel keeps a high-water mark of resident memory for each process, so nothing has to be sampled while something is
+timed. Pages that processes share are in every one of their marks, so what is counted twice now is taken off the sum:
+
+    peak  =  sum of high-water marks  -  (sum of RSS  -  sum of PSS)
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+HERE = ("127.0.0.1", "::1", "localhost")
+KIB = 1024
+RESETS_THE_MARK = "5"
+"""See proc_pid_clear_refs(5)."""
+
+
+class ServerProcesses:
+    """Whoever listens at a port, and their children."""
+
+    def __init__(self, roots: Sequence[psutil.Process]) -> None:
+        self._roots = roots
+
+    def forget_peak(self) -> None:
+        """From here on it counts."""
+        for process in self._alive():
+            with gone():
+                Path(f"/proc/{process.pid}/clear_refs").write_text(RESETS_THE_MARK)
+
+    def peak_bytes(self) -> int:
+        peak = 0
+        for process in self._alive():
+            with gone():
+                now = process.memory_full_info()
+                peak += high_water_bytes(process.pid) - (now.rss - now.pss)
+        return peak
+
+    def cpu_s(self) -> float:
+        """Processor time spent so far."""
+        spent = 0.0
+        for process in self._alive():
+            with gone():
+                times = process.cpu_times()
+                spent += times.user + times.system
+        return spent
+
+    def _alive(self) -> set[psutil.Process]:
+        found = set(self._roots)
+        for root in self._roots:
+            with gone():
+                found.update(root.children(recursive=True))
+        return found
+
+
+def processes_at(url: str) -> ServerProcesses | None:
+    """None where they cannot be seen: on another machine, of another user, or without Linux's /proc."""
+    address = urlsplit(url)
+    if address.hostname not in HERE or not Path("/proc/self/clear_refs").exists():
+        return None
+    listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+    pids = {c.pid for c in listening if c.laddr and c.laddr.port == address.port and c.pid is not None}
+    return ServerProcesses([psutil.Process(pid) for pid in sorted(pids)]) if pids else None
+
+
+def high_water_bytes(pid: int) -> int:
+    """Of resident memory, since the start of the process or the last reset."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mark,) = (line for line in lines if line.startswith("VmHWM:"))
+    return int(mark.split()[1]) * KIB
+
+
+@contextlib.contextmanager
+def gone() -> Iterator[None]:
+    """A process may end while it is looked at."""
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
+        yield

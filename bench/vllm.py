@@ -1,0 +1,104 @@
+"""vLLM's CPU build in its best setting, to compare with.
+
+vLLM is no dependency of ours: `folder` is a virtual environment that has it.
+"""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from motet.config import environment
+from motet.deploy.listen import listen, port_of
+from motet.errors import StartupError
+
+START_S = 300.0
+POLL_S = 0.5
+STOP_S = 30.0
+MODEL_NAME = "vllm"
+
+
+@dataclass(frozen=True)
+class VLLMSetup:
+    """`vllm serve` with what makes it quickest on a CPU."""
+
+    folder: Path
+    model: Path
+    cores: Sequence[int]
+    """It computes with a thread on each of them."""
+    arguments: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, port: int) -> list[str]:
+        serve = [str(self.folder / "bin" / "vllm"), "serve", str(self.model), "--served-model-name", MODEL_NAME]
+        shape = ["--max-model-len", "4096", "--dtype", "bfloat16", "--enforce-eager"]
+        return ["taskset", "-c", self._cores, *serve, "--port", str(port), *shape, *self.arguments]
+
+    def environment(self) -> dict[str, str]:
+        own = {
+            "VLLM_CPU_OMP_THREADS_BIND": self._cores,
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "HF_HUB_OFFLINE": "1",
+            **self.environ,
+        }
+        return {**environment(), **own}
+
+    @property
+    def _cores(self) -> str:
+        return ",".join(map(str, self.cores))
+
+
+@dataclass(frozen=True)
+class VLLMServer:
+    """Started, not yet ready."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if (code := self.process.poll()) is not None:
+                raise StartupError(f"vLLM ended with exit code {code} before it was ready")
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/health").status_code == httpx.codes.OK:
+                    return
+            time.sleep(POLL_S)
+        raise StartupError(f"vLLM was not ready after {START_S:.0f} s")
+
+
+@contextlib.contextmanager
+def vllm_server(setup: VLLMSetup) -> Iterator[VLLMServer]:
+    """Ended whatever happens."""
+    port = free_port()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(setup.command(port), env=setup.environment(), stdout=log, stderr=log)
+        try:
+            yield VLLMServer(f"http://127.0.0.1:{port}", process)
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with listen("127.0.0.1", 0) as listener:
+        return port_of(listener)
+
+
+def all_cores() -> list[int]:
+    """Those this process may use."""
+    return sorted(os.sched_getaffinity(0))

@@ -1,0 +1,79 @@
+"""Whose memory it is, and what counts."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bench.memory import processes_at
+
+MIB = 2**20
+SERVER = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+for line in sys.stdin:
+    if line == "burn\\n":
+        until = time.process_time() + 0.1
+        while time.process_time() < until: pass
+    else:
+        used = b"x" * int(line)
+        del used
+    print("done", flush=True)
+"""
+
+
+@contextmanager
+def hungry_server() -> Iterator[subprocess.Popen[str]]:
+    """Takes as many bytes as it is told and lets go of them, or a tenth of a second of processor time."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
+def say(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin and process.stdout
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "done\n"
+
+
+def test_a_peak_counts_from_the_last_time_it_was_forgotten() -> None:
+    with hungry_server() as process:
+        assert process.stdout
+        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
+        assert found is not None
+        found.forget_peak()
+        before = found.peak_bytes()
+        say(process, str(100 * MIB))
+        assert 99 * MIB < found.peak_bytes() - before < 110 * MIB
+        found.forget_peak()
+        assert found.peak_bytes() - before < 10 * MIB
+
+
+def test_processor_time_is_what_was_spent_in_between() -> None:
+    with hungry_server() as process:
+        assert process.stdout
+        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
+        assert found is not None
+        before_s = found.cpu_s()
+        say(process, "burn")
+        assert 0.05 < found.cpu_s() - before_s < 0.5
+
+
+def test_a_server_that_has_ended_uses_nothing() -> None:
+    with hungry_server() as process:
+        assert process.stdout
+        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
+    assert found is not None
+    found.forget_peak()
+    assert (found.peak_bytes(), found.cpu_s()) == (0, 0.0)
+
+
+def test_servers_elsewhere_and_nobody_have_no_processes() -> None:
+    assert processes_at("http://192.0.2.1:80") is None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert processes_at(f"http://127.0.0.1:{port}") is None
