@@ -69,7 +69,7 @@ def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
             ),
             list(start.written),
         )
-        for start in request.choices
+        for start in sorted(request.choices, key=lambda start: start.index)
     ]
     return group
 

@@ -67,16 +67,6 @@ def test_choices_being_written_come_before_an_older_choice_that_replays() -> Non
     assert chunks(engine.step()) == ([("old", 0, 0, 8), ("young", 0, 2, 3), ("young", 1, 2, 3)], [])
 
 
-def test_a_group_is_not_admitted_when_the_budget_is_spent() -> None:
-    engine = PaperEngine(blocks=40, budget=8)
-    engine.submit(request("a", PROMPT))
-    late = engine.submit(request("b", [50]))
-    engine.step()
-    assert tables(late) == ([], [[]])
-    engine.step()
-    assert late in engine.scheduler.running
-
-
 def test_the_older_prompt_is_finished_before_the_younger_one_is_begun() -> None:
     engine = PaperEngine(blocks=40, budget=12)
     engine.submit(request("a", PROMPT))
@@ -108,48 +98,6 @@ def test_fresh_and_resumed_choices_of_one_group_run_side_by_side() -> None:
     engine.run_to_end()
     assert engine.wrote["a", 0] == answer(PROMPT, 0, 8)
     assert engine.wrote["a", 1] == answer(PROMPT, 1, 8)[5:]
-
-
-def test_a_group_is_admitted_with_all_its_choices_or_not_at_all() -> None:
-    engine = PaperEngine(blocks=8)
-    small = engine.submit(request("a", PROMPT, n=2))  # 3 + 2 blocks, 3 are left
-    large = engine.submit(request("b", range(50, 54), n=3))  # 1 + 3
-    engine.step()
-    assert engine.scheduler.running == [small]
-    assert tables(large) == ([], [[], [], []])
-    assert states(large) == ["waiting"] * 3
-    engine.abort("a")
-    engine.step()
-    assert engine.scheduler.running == [large]
-    assert states(large) == ["running"] * 3
-
-
-def test_choices_that_run_at_once_are_limited_over_all_groups() -> None:
-    engine = PaperEngine(blocks=40, max_num_seqs=4)
-    first = engine.submit(request("a", PROMPT, n=3))
-    second = engine.submit(request("b", PROMPT, n=2))
-    engine.step()
-    assert engine.scheduler.running == [first]
-    engine.stop("a", 0)
-    engine.step()
-    assert engine.scheduler.running == [first, second]
-
-
-def test_a_large_group_is_not_overtaken_by_a_small_one_behind_it() -> None:
-    engine = PaperEngine(blocks=8)
-    engine.submit(request("a", PROMPT))  # 4 blocks, 4 are left
-    engine.submit(request("b", PROMPT[::-1], n=3))  # needs 6
-    engine.submit(request("c", [1]))  # needs 2
-    engine.step()
-    assert [group.request.request_id for group in engine.scheduler.waiting] == ["b", "c"]
-
-
-def test_lower_priority_numbers_are_admitted_first() -> None:
-    engine = PaperEngine(blocks=5)
-    engine.submit(request("a", PROMPT, priority=1))
-    engine.submit(request("b", PROMPT[::-1], priority=0))
-    engine.step()
-    assert [group.request.request_id for group in engine.scheduler.running] == ["b"]
 
 
 def test_a_prefix_hit_shares_full_blocks_and_runs_the_rest() -> None:

@@ -124,7 +124,8 @@ class EngineCore:
         """Queues a group. RequestError if it can never run here; then its ticket is given back."""
         try:
             group = self._accepted(request)
-            group.sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
+            sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
+            group.sequences = sorted(sequences, key=lambda sequence: sequence.rank)
             check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
             self._handover.expect(group)
         except RequestError:
@@ -136,8 +137,7 @@ class EngineCore:
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> None:
         """Queues a prompt to be computed for others: ends in a ticket. RequestError if it can never run here."""
         self._handover.check_open()
-        group = self._accepted(request)
-        group.readers = readers
+        group = self._accepted(request, readers=readers)
         check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
         self._enqueue(group)
 
@@ -238,14 +238,14 @@ class EngineCore:
         if known != set(self._groups.values()):
             raise AssertionError("the scheduler and the core know different groups")
 
-    def _accepted(self, request: GenerateRequest) -> Group:
+    def _accepted(self, request: GenerateRequest, *, readers: int = 0) -> Group:
         """The group of a request whose id is free."""
         if request.request_id in self._groups:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         names = []
         if self._options.prefix_cache:
             names = block_names(request.prompt, self.info.block_size, request.cache_salt)
-        return Group(request, self._arrivals, names)
+        return Group(request, self._arrivals, names, readers)
 
     def _enqueue(self, group: Group) -> None:
         self._arrivals += 1

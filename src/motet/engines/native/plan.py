@@ -1,13 +1,18 @@
-"""What one step computes. Made by the scheduler, run by the runner, settled by `commit`; frozen in between."""
+"""What one step computes. Made by the scheduler, run by the runner, settled by `commit`; frozen in between.
+
+What is made anew for every token of a step is a msgspec struct, here and elsewhere: a frozen dataclass takes eight
+times as long to make.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from motet.engines.native.sequence import Group, Sequence
 
 
-@dataclass(frozen=True)
-class TailChunk:
+class TailChunk(msgspec.Struct, frozen=True):
     """Written tokens [begin, end) of a sequence are run; at the end of what is written, a token is drawn."""
 
     sequence: Sequence
@@ -30,10 +35,6 @@ class TrunkChunk:
     @property
     def completes(self) -> bool:
         return self.end == len(self.group.prompt)
-
-    @property
-    def draws(self) -> bool:
-        return self.completes and bool(self.group.fresh)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Who gives up blocks when they run short: the youngest group, sibling by sibling, youngest first, its trunk last."""
 
-from collections.abc import Sequence as SequenceOf
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from motet.engines.native.sequence import Group, Sequence
@@ -20,16 +20,13 @@ class TakeTrunk:
     group: Group
 
 
-def choose_victim(groups: SequenceOf[Group], asking: Sequence) -> TakeTail | TakeTrunk:
-    """The next thing to take for the sake of `asking`, which may be its own tail. `groups` are the running ones.
+def choose_victim(youngest: Group) -> TakeTail | TakeTrunk:
+    """The next thing to take when a running choice needs a block; `youngest` is the youngest running group.
 
-    Groups older than the asking one are never touched, so the oldest always gets on; that its trunk and one tail fit
-    is checked when the engine starts.
+    No group older than the asking one is ever touched: every running group has a trunk, and the asking choice has a
+    tail, its own, to lose. So the oldest always gets on; that its trunk and one tail fit is checked when the engine
+    starts.
     """
-    for group in sorted(groups, key=lambda running: running.age, reverse=True):
-        holders = [sequence for sequence in group.sequences if sequence.blocks or sequence is asking]
-        if holders:
-            return TakeTail(max(holders, key=lambda holder: holder.age))
-        if group.blocks:
-            return TakeTrunk(group)
-    return TakeTail(asking)
+    # Siblings lose their tails youngest first and get them back oldest first: those that hold one stand in front.
+    holders = bisect_left(youngest.sequences, True, key=lambda sequence: not sequence.blocks)
+    return TakeTail(youngest.sequences[holders - 1]) if holders else TakeTrunk(youngest)

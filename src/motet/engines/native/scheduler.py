@@ -10,6 +10,9 @@ One rule: what is computed catches up with what is known (see `sequence`), withi
 
 Steps 2 and 3 may run out of blocks; then `preempt` says who gives some up. Step 5 never takes from anybody, and waits
 while a preempted sequence waits.
+
+A step costs constant work a scheduled token: nothing here passes over what is written, over the blocks of a table, or
+over groups and sequences that wait.
 """
 
 from collections import Counter
@@ -18,12 +21,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
+from motet.engines.native.by_age import ByAge
 from motet.engines.native.counters import Counters
+from motet.engines.native.draft import Draft
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
-from motet.engines.native.preempt import TakeTail, choose_victim
+from motet.engines.native.plan import StepPlan
+from motet.engines.native.preempt import TakeTrunk, choose_victim
 from motet.engines.native.sequence import Group, Sequence, SequenceState, blocks_for
-from motet.engines.native.waiting import WaitingGroups
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,14 @@ class Scheduler:
     """Owns the queue of waiting groups, the running ones, and their blocks."""
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits, counters: Counters, source: TrunkSource) -> None:
-        self.waiting = WaitingGroups()
-        self.running: list[Group] = []
+        self.waiting = ByAge[Group]()
+        self.running = ByAge[Group]()
+        self._preempted = ByAge[Sequence]()
+        """Sequences of running groups that wait for their tail blocks."""
+        self._num_sequences = 0
+        """Of running groups."""
+        self._refused: tuple[Group, int] | None = None
+        """Who was last refused for want of blocks, and the pool's `gains` then: until these rise, asking is in vain."""
         self._pool = pool
         self._limits = limits
         self._counters = counters
@@ -66,54 +76,55 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step; empty when there is nothing to do."""
-        self.running.sort(key=lambda group: group.age)
         self._give_back()
-        draft = _Draft(self._limits.max_num_batched_tokens)
-        ready = [s for group in self.running if not group.trunk_pending for s in group.sequences]
-        for sequence in [s for s in ready if s.pending == 1] + [s for s in ready if s.pending > 1]:
-            if sequence.state is SequenceState.RUNNING and draft.budget:
-                self._schedule_tail(sequence, draft)
+        draft = Draft(self._limits.max_num_batched_tokens)
+        self._schedule_tails(draft)
         for group in self.running:
             draft.add_trunk(group)
-        while draft.budget and (group_or_none := self.waiting.first()) and self._admit(group_or_none):
-            self._source.fetch(group_or_none)
-            draft.add_trunk(group_or_none)
-        return draft.finished(self.running)
+        while draft.budget and (first := self.waiting.oldest()) and self._admit(first):
+            self._source.fetch(first)
+            draft.add_trunk(first)
+        return draft.plan()
 
     def finish(self, sequence: Sequence) -> None:
         """Frees the tail of a sequence that has ended, and with the last sibling the trunk."""
+        group = sequence.group
+        if group.admitted:
+            self._num_sequences -= 1
+            if sequence.state is SequenceState.WAITING:
+                self._preempted.remove(sequence)
         sequence.state = SequenceState.FINISHED
         self._free_tail(sequence)
-        group = sequence.group
-        group.sequences.remove(sequence)
+        group.drop(sequence)
         if not group.sequences:
             self.remove(group)
 
     def suspend(self, group: Group) -> None:
         """Takes all blocks of a group, which waits again; what it has written stays known."""
         for sequence in group.sequences:
-            self._put_back(sequence)
+            if sequence.state is SequenceState.RUNNING:
+                self._put_back(sequence)
         self._suspend(group)
 
     def hand_over(self, group: Group) -> list[int]:
         """Ends a group without freeing its trunk: whoever asks holds those blocks now."""
-        self.running.remove(group)
+        self._leave(group)
         blocks, group.blocks = group.blocks, []
         return blocks
 
     def remove(self, group: Group) -> None:
         """Frees all of a group, wherever it stands."""
         self._source.give_up(group)
+        if group.admitted:
+            self._leave(group)
+        else:
+            self.waiting.remove(group)
         for sequence in group.sequences:
             sequence.state = SequenceState.FINISHED
             self._free_tail(sequence)
         group.sequences.clear()
-        if group in self.running:
-            self.running.remove(group)
-            self._pool.release(group.blocks)
-            group.blocks = []
-        else:
-            self.waiting.remove(group)
+        self._pool.release(group.blocks)
+        group.blocks = []
 
     def publish(self, group: Group) -> None:
         """Lets the prefix cache know the trunk's blocks that have become complete."""
@@ -130,41 +141,59 @@ class Scheduler:
         tables += [list(table) for table in others]
         if (held := self._pool.holders()) != Counter(block for table in tables for block in table):
             raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
-        for group in self.waiting:
-            if (
-                group.blocks
-                or group.computed
-                or group.published
-                or any(s.blocks or s.computed for s in group.sequences)
-            ):
-                raise AssertionError(f"waiting group {group.request.request_id} holds blocks or counts on some")
-        if any(not group.sequences and not group.readers for group in self.running):
-            raise AssertionError("a group without sequences is still running")
+        for group in (*self.running, *self.waiting):
+            group.check()
+        sequences = [sequence for group in self.running for sequence in group.sequences]
+        if len(sequences) != self._num_sequences:
+            raise AssertionError(f"{len(sequences)} sequences run, {self._num_sequences} are counted")
+        if list(self._preempted) != [s for s in sequences if s.state is SequenceState.WAITING]:
+            raise AssertionError("the preempted sequences are not those that wait")
+        if not all(group.admitted for group in self.running) or any(group.admitted for group in self.waiting):
+            raise AssertionError("a group runs without being admitted, or waits though it was")
 
-    def _schedule_tail(self, sequence: Sequence, draft: "_Draft") -> None:
-        count = min(sequence.pending, draft.budget)
-        missing = self._blocks(sequence.computed + count) - len(sequence.blocks)
-        while missing > self._pool.num_free:
-            victim = choose_victim(self.running, sequence)
-            if isinstance(victim, TakeTail):
-                self._preempt(victim.sequence)
-                if victim.sequence is sequence:
-                    return
-            else:
+    def _schedule_tails(self, draft: Draft) -> None:
+        """One token of every choice being written, then what others replay."""
+        replays = []
+        size = self._limits.block_size
+        for group in self.running:  # whom blocks are taken from is younger: groups leave behind this one only
+            if group.computed < group.trunk_tokens:
+                continue
+            for sequence in group.sequences:
+                if sequence.state is not SequenceState.RUNNING:
+                    break  # and so are its younger siblings
+                if len(sequence.written) - sequence.computed > 1:
+                    replays.append(sequence)
+                elif draft.budget and (sequence.computed < len(sequence.blocks) * size or self._grow(sequence)):
+                    draft.add_token(sequence)
+        for sequence in replays:  # has blocks for all of it, unless they were taken meanwhile
+            if draft.budget and sequence.state is SequenceState.RUNNING:
+                draft.add_replay(sequence)
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Another block, if need be from a younger sequence; False if the youngest is this one, which then waits."""
+        while not self._pool.num_free:
+            youngest = self.running.youngest()
+            if youngest is None:
+                raise AssertionError("a sequence grows that does not run")
+            victim = choose_victim(youngest)
+            if isinstance(victim, TakeTrunk):
                 self._suspend(victim.group)
-        if missing > 0:
-            sequence.blocks += self._pool.take(missing)  # from the smallest run: long ones are for trunks
-        draft.add_tail(sequence, count)
+                continue
+            self._preempt(victim.sequence)
+            if victim.sequence is sequence:
+                return False
+        sequence.blocks += self._pool.take(1)  # from the smallest run: long ones are for trunks
+        return True
 
     def _give_back(self) -> None:
         """Blocks for preempted sequences, as long as every running one could take another block too: a sequence that
         came back only to be preempted at once would replay for nothing."""
-        running = self._sequences(SequenceState.RUNNING)
-        for sequence in self._sequences(SequenceState.WAITING):
-            if self._pool.num_free < self._tail_blocks(sequence) + len(running):
+        while sequence := self._preempted.oldest():
+            num_running = self._num_sequences - len(self._preempted)
+            if self._pool.num_free < self._tail_blocks(sequence) + num_running:
                 return
+            self._preempted.remove(sequence)
             self._start_tail(sequence)
-            running.append(sequence)
 
     def _admit(self, group: Group) -> bool:
         """Trunk and tail blocks for all sequences, or nothing.
@@ -173,10 +202,9 @@ class Scheduler:
         nothing else runs, with as many tails as there is room for; the others are preempted from the start. Leases and
         pulls may hold blocks even then, and are waited for.
         """
-        running = sum(len(other.sequences) for other in self.running)
-        if running + len(group.sequences) > self._limits.max_num_seqs:
+        if self._num_sequences + len(group.sequences) > self._limits.max_num_seqs or self._preempted:
             return False
-        if self._sequences(SequenceState.WAITING):
+        if self._refused == (group, self._pool.gains):
             return False
         # The last prompt token is always run: its logits are what the first tokens are drawn from.
         usable = (len(group.prompt) - 1) // self._limits.block_size
@@ -185,18 +213,35 @@ class Scheduler:
         tails = [self._tail_blocks(sequence) for sequence in group.sequences]
         room = self._pool.num_free - self._pool.num_idle_among(hits)
         if trunk + sum(tails if self.running else tails[:1]) > room:
+            self._refused = (group, self._pool.gains)
             return False
+        self.waiting.remove(group)
         self._pool.share(hits)
         group.blocks = hits + self._pool.take(trunk, after=hits[-1] if hits else None)
         group.computed, group.published = len(hits) * self._limits.block_size, len(hits)
-        for sequence in group.sequences:
-            if self._tail_blocks(sequence) > self._pool.num_free:
-                break
-            self._start_tail(sequence)
-        self.waiting.remove(group)
-        self.running.append(group)
+        self._enter(group)
         self._count_admission(group)
         return True
+
+    def _enter(self, group: Group) -> None:
+        """A group that has its trunk's blocks runs from now on; its sequences do as far as there is room."""
+        group.admitted = True
+        self.running.add(group)
+        self._num_sequences += len(group.sequences)
+        for sequence in group.sequences:
+            if self._preempted or self._tail_blocks(sequence) > self._pool.num_free:
+                self._preempted.add(sequence)
+            else:
+                self._start_tail(sequence)
+
+    def _leave(self, group: Group) -> None:
+        """It runs no more, whatever blocks it still has."""
+        group.admitted = False
+        self.running.remove(group)
+        self._num_sequences -= len(group.sequences)
+        for sequence in group.sequences:
+            if sequence.state is SequenceState.WAITING:
+                self._preempted.remove(sequence)
 
     def _count_admission(self, group: Group) -> None:
         if group.cached_tokens is not None:
@@ -221,22 +266,19 @@ class Scheduler:
     def _put_back(self, sequence: Sequence) -> None:
         self._free_tail(sequence)
         sequence.state = SequenceState.WAITING
+        self._preempted.add(sequence)
 
     def _suspend(self, group: Group) -> None:
         """Takes the trunk of a group whose sequences hold nothing; what it has written stays known."""
         self._source.give_up(group)
+        self._leave(group)
         self._pool.release(group.blocks)
         group.blocks, group.computed, group.published = [], 0, 0
-        self.running.remove(group)
         self.waiting.add(group)
 
     def _free_tail(self, sequence: Sequence) -> None:
         self._pool.release(sequence.blocks)
         sequence.blocks, sequence.computed = [], 0
-
-    def _sequences(self, state: SequenceState) -> list[Sequence]:
-        """Of the running groups, oldest first."""
-        return [s for group in self.running for s in group.sequences if s.state is state]
 
     def _blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self._limits.block_size)
@@ -244,26 +286,3 @@ class Scheduler:
     def _tail_blocks(self, sequence: Sequence) -> int:
         """What it needs to start: room for all it has written, one block at least."""
         return max(1, self._blocks(len(sequence.written)))
-
-
-class _Draft:
-    """A step plan in the making."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self._tails: dict[Sequence, TailChunk] = {}
-        self._trunks: list[TrunkChunk] = []
-
-    def add_tail(self, sequence: Sequence, count: int) -> None:
-        self._tails[sequence] = TailChunk(sequence, sequence.computed, sequence.computed + count)
-        self.budget -= count
-
-    def add_trunk(self, group: Group) -> None:
-        count = 0 if group.pull is not None else min(group.trunk_pending, self.budget)
-        if count:
-            self._trunks.append(TrunkChunk(group, group.computed, group.computed + count))
-            self.budget -= count
-
-    def finished(self, groups: Iterable[Group]) -> StepPlan:
-        by_group = [self._tails[s] for group in groups for s in group.sequences if s in self._tails]
-        return StepPlan(tuple(by_group), tuple(self._trunks))

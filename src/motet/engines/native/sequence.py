@@ -10,13 +10,17 @@ Running w(k-1) gives w(k), and the trunk's last row gives w0 of every fresh sequ
 migration and one resumed from a preemption differ only in how many tokens are written.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 
 from motet.engines.native.kv.prefix import BlockName
 from motet.engines.native.sample.state import ChoiceSampling
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, TokenLogprob
+
+_RANK = attrgetter("rank")
 
 
 class SequenceState(Enum):
@@ -42,19 +46,17 @@ class Sequence:
     """Tail tokens whose KV is stored."""
     rank: int = field(init=False)
     """Its place among its siblings, the same for life."""
+    age: tuple[int, int, int] = field(init=False)
+    """Smaller is older; the older keeps its blocks when they run short."""
 
     def __post_init__(self) -> None:
         self.rank = self.indices[0]
+        self.age = (*self.group.age, self.rank)
 
     @property
     def pending(self) -> int:
         """Written tokens to run before the next one can be drawn."""
         return len(self.written) - self.computed
-
-    @property
-    def age(self) -> tuple[int, int, int]:
-        """Smaller is older; the older keeps its blocks when they run short."""
-        return (*self.group.age, self.rank)
 
 
 @dataclass(eq=False)
@@ -65,8 +67,12 @@ class Group:
     arrival: int
     names: list[BlockName]
     """Names of the prompt's full blocks; empty when nothing is to be cached."""
+    readers: int = 0
+    """Decode workers that its prompt is prefilled for; 0: its choices are written here."""
     sequences: list[Sequence] = field(default_factory=list)
-    """Unfinished ones only."""
+    """Unfinished ones only, in order of rank."""
+    admitted: bool = False
+    """Whether it holds blocks; else it waits."""
     blocks: list[int] = field(default_factory=list)
     """Table of the trunk, shared by all sequences."""
     computed: int = 0
@@ -79,26 +85,21 @@ class Group:
     """Of the prompt tokens computed so far, when asked for."""
     reported: bool = False
     """Whether the client has the prompt report."""
-    readers: int = 0
-    """Decode workers that its prompt is prefilled for; 0: its choices are written here."""
     ticket: Ticket | None = None
     """Where the KV of its prompt can be fetched, until that is done or has failed."""
     pull: int | None = None
     """Number of the pull that is fetching it; until it ends, nothing of the group is computed."""
 
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        return self.request.prompt
+    prompt: tuple[int, ...] = field(init=False)
+    trunk_tokens: int = field(init=False)
+    """Prompt tokens whose KV is wanted here. The last one of a prefilled prompt is left to its readers: they need
+    its logits, not its KV."""
+    age: tuple[int, int] = field(init=False)
 
-    @property
-    def age(self) -> tuple[int, int]:
-        return self.request.priority, self.arrival
-
-    @property
-    def trunk_tokens(self) -> int:
-        """Prompt tokens whose KV is wanted here. The last one of a prefilled prompt is left to its readers: they need
-        its logits, not its KV."""
-        return len(self.prompt) - bool(self.readers)
+    def __post_init__(self) -> None:
+        self.prompt = self.request.prompt
+        self.trunk_tokens = len(self.prompt) - bool(self.readers)
+        self.age = self.request.priority, self.arrival
 
     @property
     def trunk_pending(self) -> int:
@@ -108,6 +109,24 @@ class Group:
     def fresh(self) -> list[Sequence]:
         """Sequences that take their first token from the trunk's last row."""
         return [sequence for sequence in self.sequences if not sequence.written]
+
+    def drop(self, sequence: Sequence) -> None:
+        """Takes out one that has ended."""
+        del self.sequences[bisect_left(self.sequences, sequence.rank, key=_RANK)]
+
+    def check(self) -> None:
+        """Raises `AssertionError` unless siblings stand in order and the older ones have what the younger ones have,
+        and a group that waits has nothing."""
+        ranks = [sequence.rank for sequence in self.sequences]
+        holding = [bool(sequence.blocks) for sequence in self.sequences]
+        if holding != [sequence.state is SequenceState.RUNNING for sequence in self.sequences]:
+            raise AssertionError(f"sequences of {self.request.request_id} run without blocks, or wait with some")
+        if ranks != sorted(ranks) or holding != sorted(holding, reverse=True):
+            raise AssertionError(f"a sequence of {self.request.request_id} waits for what a younger one holds")
+        if self.admitted and not (self.sequences or self.readers):
+            raise AssertionError(f"group {self.request.request_id} runs for nobody")
+        if not self.admitted and (self.blocks or self.computed or self.published or any(holding)):
+            raise AssertionError(f"group {self.request.request_id} waits, but holds blocks or counts on some")
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

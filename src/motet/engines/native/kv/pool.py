@@ -32,6 +32,8 @@ class BlockPool:
         """`proof`: is told before a block is handed out; one of its own unless others are to read it."""
         self.num_blocks = num_blocks
         self.proof = proof or Proof(num_blocks)
+        self.gains = 0
+        """Rises whenever blocks may have become free or findable; `take` never finds more than before without that."""
         self._changes: dict[BlockName, bool] = {}
         self._count = [0] * num_blocks
         self._free = FreeRuns(num_blocks)
@@ -79,6 +81,7 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """One holder less for each. Call it in table order: later blocks become idle first and are evicted first,
         because a block is of no use without those before it."""
+        self.gains += 1
         for block in reversed(blocks):
             if self._count[block] == 0:
                 raise ValueError(f"block {block} is not held")
@@ -97,6 +100,7 @@ class BlockPool:
         if name not in self._block_of and block not in self._name_of:
             self._block_of[name] = block
             self._name_of[block] = name
+            self.gains += 1
             self._changes[name] = True
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
