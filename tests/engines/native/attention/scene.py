@@ -6,14 +6,16 @@ names. All other memory holds garbage.
 """
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 
 from motet.engines.native.attention.group import Scores, StepAttention
-from motet.engines.native.inputs import build_inputs
+from motet.engines.native.inputs import StepInputs, build_inputs
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
 from motet.engines.native.sequence import Group, Sequence, blocks_for
@@ -48,11 +50,38 @@ class Vectors:
     value: torch.Tensor
 
 
+class LayerAttention(Protocol):
+    """What a model's layers call."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+    ) -> torch.Tensor: ...
+
+
+MakeStep = Callable[[StepInputs, KVStorage], LayerAttention]
+
+
+def torch_step(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
+    """What the CPU runs."""
+    return StepAttention(inputs.attention, torch.tensor(inputs.slots), storage)
+
+
 class Scene:
     """A pool of `blocks` blocks, one layer."""
 
-    def __init__(self, shape: Shape, *, blocks: int = 512, seed: int = 0, garbage: float = 100.0) -> None:
+    def __init__(  # sizes: a test names what it changes
+        self,
+        shape: Shape,
+        *,
+        blocks: int = 512,
+        seed: int = 0,
+        garbage: float = 100.0,
+        make_step: MakeStep = torch_step,
+        device: str = "cpu",
+    ) -> None:
         self.shape = shape
+        self._make_step = make_step
+        self._device = torch.device(device)
         self.scale = shape.head_dim**-0.5
         self._blocks = blocks
         self._garbage = garbage
@@ -92,7 +121,7 @@ class Scene:
         """One step of several layers that differ in their rules alone."""
         chunks: list[Chunk] = [*tails, *trunks]
         inputs = build_inputs(StepPlan(tuple(tails), tuple(trunks)), BLOCK_SIZE)
-        step = StepAttention(inputs.attention, torch.tensor(inputs.slots), self._storage(chunks))
+        step = self._make_step(inputs, self._storage(chunks))
         rows = len(inputs.token_ids)
         query = self._batch([self.vectors[_owner(c)].query[c.begin : c.end] for c in chunks], rows)
         key = self._batch([self.vectors[_owner(c)].key[c.begin : c.end] for c in chunks], rows)
@@ -101,9 +130,9 @@ class Scene:
         outputs = []
         for rule in rules:
             output = step.attend(0, query, key, value, Scores(self.scale, rule.window, rule.softcap))
-            assert output.shape == (1, rows, self.shape.num_heads, self.shape.head_dim)
+            assert output.shape[0] == 1 and output.shape[2:] == (self.shape.num_heads, self.shape.head_dim)
             assert output.dtype is self.shape.dtype
-            outputs.append([output[0, begin:end] for begin, end in pairwise([0, *ends])])
+            outputs.append([output[0, begin:end].cpu() for begin, end in pairwise([0, *ends])])
         return outputs
 
     def definition(self, chunk: Chunk, rule: Rule) -> torch.Tensor:
@@ -157,24 +186,27 @@ class Scene:
         """[1, heads, rows, head_dim]; what pads it must not matter."""
         flat = torch.cat(parts)
         padding = self.random(rows - flat.shape[0], flat.shape[1])
-        return torch.cat([flat, padding]).transpose(0, 1).unsqueeze(0)
+        return torch.cat([flat, padding]).transpose(0, 1).unsqueeze(0).to(self._device)
 
     def _storage(self, chunks: SequenceOf[Chunk]) -> KVStorage:
         """Garbage everywhere but where KV was computed before this step."""
         shape, size = self.shape, BLOCK_SIZE
         layout = KVLayout(1, size, shape.num_kv_heads, shape.head_dim, shape.dtype)
-        storage = KVStorage(layout, self._blocks, torch.device("cpu"))
+        storage = KVStorage(layout, self._blocks, self._device)
         slots = self._blocks * size
         noise = (self.random(slots, shape.num_kv_heads).float() * self._garbage).to(shape.dtype)
-        storage.write(0, torch.arange(slots), noise, noise)
+        noise = noise.to(self._device)
+        storage.write(0, torch.arange(slots, device=self._device), noise, noise)
         for chunk in chunks:
             owner = _owner(chunk)
             computed = [(owner, chunk.begin)]
             if isinstance(owner, Sequence):
                 computed.append((owner.group, len(owner.group.prompt)))
             for one, count in computed:
-                where = torch.tensor([one.blocks[p // size] * size + p % size for p in range(count)], dtype=torch.int64)
-                storage.write(0, where, self.vectors[one].key[:count], self.vectors[one].value[:count])
+                places = [one.blocks[p // size] * size + p % size for p in range(count)]
+                where = torch.tensor(places, dtype=torch.int64, device=self._device)
+                known = self.vectors[one]
+                storage.write(0, where, known.key[:count].to(self._device), known.value[:count].to(self._device))
         return storage
 
 

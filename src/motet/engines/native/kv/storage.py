@@ -44,7 +44,7 @@ class KVStorage:
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.num_blocks = num_blocks
-        self._key_limit = min(KEY_LIMIT, torch.finfo(layout.dtype).max)
+        self.key_limit = min(KEY_LIMIT, torch.finfo(layout.dtype).max)
         self.block_size = layout.block_size
         slots = num_blocks * layout.block_size + KEY_PADDING
         shape = (layout.num_layers, slots, layout.num_kv_heads, layout.head_dim)
@@ -74,7 +74,7 @@ class KVStorage:
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores key, value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] int64."""
-        limit = self._key_limit
+        limit = self.key_limit
         self.keys[layer].index_copy_(0, slots, torch.nan_to_num(key).clamp_(-limit, limit))
         self.values[layer].index_copy_(0, slots, torch.nan_to_num(value))
 
