@@ -4,7 +4,7 @@ import pytest
 
 from motet.engines.native.sequence import SequenceState
 from motet.types import ChoiceStart, SamplingParams
-from tests.engines.native.paper import PaperEngine, answer, chunks, request, states, tables
+from tests.engines.native.paper import PaperEngine, answer, chunks, request, tables
 
 PROMPT = tuple(range(10))
 

@@ -1,7 +1,8 @@
 """Settles a step: what was computed is computed, what was drawn is written, what is done is freed; says what is new."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from motet.engines.native.answers import AnswerCache
 from motet.engines.native.counters import Counters
@@ -13,8 +14,7 @@ from motet.engines.native.sequence import Group, Sequence
 from motet.types import ChoiceDelta, GroupDelta, PromptReport
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     """The next token of one sequence."""
 
     sequence: Sequence
@@ -48,10 +48,7 @@ class Commit:
             if trunk.group.request.ticket is not None:
                 self._counters.recomputed_tokens += trunk.end - trunk.begin
             self._scheduler.publish(trunk.group)
-        for tail in plan.tails:
-            tail.sequence.computed = tail.end
-            self._counters.replayed_tokens += tail.end - tail.begin - tail.draws
-        self._count_reads(plan)
+        self._advance_tails(plan)
 
     def write(self, drawn: Iterable[Drawn]) -> list[GroupDelta]:
         """Writes the drawn tokens; one delta a group."""
@@ -96,7 +93,15 @@ class Commit:
         wanted = group.request.sampling.prompt_logprobs is not None
         return PromptReport(group.cached_tokens or 0, tuple(group.prompt_logprobs) if wanted else None)
 
-    def _count_reads(self, plan: StepPlan) -> None:
-        groups = {chunk.sequence.group for chunk in plan.tails}
-        self._counters.trunk_tokens_read += sum(len(group.prompt) for group in groups)
-        self._counters.trunk_tokens_unshared += sum(len(chunk.sequence.group.prompt) for chunk in plan.tails)
+    def _advance_tails(self, plan: StepPlan) -> None:
+        counters, last = self._counters, None
+        for tail in plan.tails:
+            sequence = tail.sequence
+            sequence.computed = tail.end
+            counters.replayed_tokens += tail.end - tail.begin - tail.draws
+            group = sequence.group
+            prompt_tokens = len(group.prompt)
+            counters.trunk_tokens_unshared += prompt_tokens
+            if group is not last:  # siblings stand side by side
+                counters.trunk_tokens_read += prompt_tokens
+                last = group

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import groupby
 
+import msgspec
+
 from motet.engines.native.sample.edits import has_edits
 from motet.engines.native.sample.state import ChoiceSampling
 from motet.types import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(msgspec.Struct, frozen=True):
     """One draw: the next token of a choice."""
 
     logits_row: int

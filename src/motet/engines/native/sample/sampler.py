@@ -13,8 +13,8 @@ not depend on which path found it. The life of a step:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,8 +32,7 @@ __all__ = ["SampleRow", "Sampled", "Sampler"]
 _WIDTHS = (64, 512, 4096)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """The next token of one choice."""
 
     token_id: int
