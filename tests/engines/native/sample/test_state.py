@@ -1,4 +1,3 @@
-from motet.engines.native.sample.edits import has_edits
 from motet.engines.native.sample.state import ChoiceSampling, TokenCounts
 from motet.types import SamplingParams
 
@@ -57,10 +56,10 @@ def test_ending_tokens_are_forbidden_until_min_tokens_are_written() -> None:
     assert state.forbidden_ids() == (0, 1, 8)
     state.append(4)
     assert state.forbidden_ids() == (0, 1, 8)
-    assert has_edits(state)
+    assert state.has_edits
     state.append(4)
     assert state.forbidden_ids() == ()
-    assert not has_edits(state)
+    assert not state.has_edits
 
 
 def test_with_ignore_eos_only_the_stop_tokens_are_forbidden() -> None:

@@ -12,17 +12,11 @@ import torch
 from motet.engines.native.sample.state import ChoiceSampling
 
 
-def has_edits(state: ChoiceSampling) -> bool:
-    return state.counts is not None or bool(state.params.logit_bias) or bool(state.forbidden_ids())
-
-
 def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
     """Changes the logits `x` [lanes, >= vocab_size] float32 in place; lane i belongs to `states[i]`.
 
     Ids outside the vocabulary (an end-of-sequence id the model has no logit for) cannot be drawn and are passed over.
     """
-    if not any(map(has_edits, states)):
-        return
     _forbid(x, states, vocab_size)
     _bias(x, states, vocab_size)
     _penalise(x, states, vocab_size)

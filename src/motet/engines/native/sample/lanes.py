@@ -6,18 +6,17 @@ on which lanes share a batch.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
-from motet.engines.native.sample.edits import has_edits
 from motet.engines.native.sample.state import ChoiceSampling
 from motet.types import SamplingParams
 
 
-class SampleRow(msgspec.Struct, frozen=True):
+class SampleRow(msgspec.Struct, frozen=True, gc=False):
     """One draw: the next token of a choice."""
 
     logits_row: int
@@ -36,15 +35,12 @@ class Kind(IntEnum):
     """The leaders that top-k, top-p and min-p keep."""
 
 
-@dataclass(slots=True)
-class Lane:
+class Lane(msgspec.Struct, frozen=True, gc=False):
     logits_row: int
     state: ChoiceSampling
     """Of the first choice; those of the others say the same."""
-    kind: Kind
-    leaders: int
-    """How many leaders to look at; 0 where none are needed."""
-    choices: list[int] = field(default_factory=list)
+    has_edits: bool
+    choices: list[int]
     """Places in the step's list of draws."""
 
 
@@ -56,14 +52,10 @@ class Batch:
     leaders: int
     lanes: tuple[Lane, ...]
     vocab_size: int
-
-    @property
-    def choices(self) -> list[int]:
-        return [choice for lane in self.lanes for choice in lane.choices]
-
-    @property
-    def lane_of_choice(self) -> list[int]:
-        return [place for place, lane in enumerate(self.lanes) for _ in lane.choices]
+    choices: tuple[int, ...]
+    """Lane by lane."""
+    lane_of_choice: tuple[int, ...]
+    """One entry for each of `choices`."""
 
 
 def plan_batches(
@@ -73,22 +65,32 @@ def plan_batches(
 
     `widths` are the numbers of leaders to choose from, rising; the last one is the vocabulary's size.
     """
+    by_work: dict[tuple[Kind, int], list[Lane]] = {}
+    by_params: dict[int, list[Lane]] = {}  # the same lists; all choices of a group share their parameters
     lanes: dict[tuple[int, int], Lane] = {}
     for choice in choices:
         row = rows[choice]
-        owner = row.state if has_edits(row.state) else row.state.params
-        key = (row.logits_row, id(owner))
-        if key not in lanes:
-            kind, leaders = _work(row.state.params, vocab_size, widths)
-            lanes[key] = Lane(row.logits_row, row.state, kind, leaders)
-        lanes[key].choices.append(choice)
-    by_work = sorted(lanes.values(), key=_work_order)
-    batches = []
-    for (kind, leaders), same in groupby(by_work, key=_work_order):
-        run = tuple(same)
-        starts = range(0, len(run), max_lanes)
-        batches += [Batch(kind, leaders, run[start : start + max_lanes], vocab_size) for start in starts]
-    return batches
+        state = row.state
+        params, has_edits = state.params, state.has_edits
+        key = row.logits_row, id(state if has_edits else params)
+        if (lane := lanes.get(key)) is not None:
+            lane.choices.append(choice)
+            continue
+        lanes[key] = lane = Lane(row.logits_row, state, has_edits, [choice])
+        if (same := by_params.get(id(params))) is None:
+            same = by_params[id(params)] = by_work.setdefault(_work(params, vocab_size, widths), [])
+        same.append(lane)
+    return [
+        _batch(work, tuple(run[start : start + max_lanes]), vocab_size)
+        for work, run in sorted(by_work.items(), key=itemgetter(0))
+        for start in range(0, len(run), max_lanes)
+    ]
+
+
+def _batch(work: tuple[Kind, int], lanes: tuple[Lane, ...], vocab_size: int) -> Batch:
+    choices = tuple(choice for lane in lanes for choice in lane.choices)
+    lane_of_choice = tuple(place for place, lane in enumerate(lanes) for _ in lane.choices)
+    return Batch(*work, lanes, vocab_size, choices, lane_of_choice)
 
 
 def _work(params: SamplingParams, vocab_size: int, widths: Sequence[int]) -> tuple[Kind, int]:
@@ -98,7 +100,3 @@ def _work(params: SamplingParams, vocab_size: int, widths: Sequence[int]) -> tup
     if top_k == 0 and params.top_p >= 1.0:
         return Kind.OPEN, 0
     return Kind.FILTERED, next(width for width in widths if width >= top_k)
-
-
-def _work_order(lane: Lane) -> tuple[Kind, int]:
-    return lane.kind, lane.leaders

@@ -29,10 +29,11 @@ from motet.types import TokenLogprob
 
 __all__ = ["SampleRow", "Sampled", "Sampler"]
 
+Columns = tuple[list[int], list[bool], list[bool]]
 _WIDTHS = (64, 512, 4096)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """The next token of one choice."""
 
     token_id: int
@@ -55,9 +56,7 @@ class Sampler:
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """One token a row, in their order. `logits` [any, vocabulary] of any float type are left as they are."""
-        seeds = np.array([row.state.seed for row in rows], np.uint64)
-        positions = np.array([row.position for row in rows], np.uint64)
-        uniform = uniforms(seeds, positions)
+        uniform = _uniforms(rows)
         done: dict[int, Sampled] = {}
         for level in range(len(self._widths)):
             pending = [choice for choice in range(len(rows)) if choice not in done]
@@ -84,13 +83,16 @@ class Sampler:
         order = [choice for batch in batches for choice in batch.choices]
         drawn = self._draw(logits, batches, torch.from_numpy(uniform[order]).to(self._device))
         scored = [place for place, choice in enumerate(order) if rows[choice].state.params.logprobs is not None]
-        scores = self._score(logits, [rows[order[place]] for place in scored], drawn[scored, 0].long())
-        drawn_rows, score_rows = _to_host(drawn, scores)
+        if scored:
+            scores = self._score(logits, [rows[order[place]] for place in scored], drawn[scored, 0].long())
+        else:
+            scores = drawn.new_empty(0, 2)
+        (token_ids, finite, enough), score_rows = _to_host(drawn, scores)
         scores_of = dict(zip([order[place] for place in scored], score_rows, strict=True))
         return {
-            choice: _sampled(int(token_id), bool(finite), rows[choice], scores_of.get(choice))
-            for choice, (token_id, finite, enough) in zip(order, drawn_rows, strict=True)
-            if enough or not finite
+            choice: _sampled(token_ids[place], finite[place], rows[choice], scores_of.get(choice))
+            for place, choice in enumerate(order)
+            if enough[place] or not finite[place]
         }
 
     def _draw(self, logits: torch.Tensor, batches: Sequence[Batch], uniform: torch.Tensor) -> torch.Tensor:
@@ -99,7 +101,8 @@ class Sampler:
         first = 0
         for batch in batches:
             x = self._scratch.load(logits, [lane.logits_row for lane in batch.lanes])
-            apply_edits(x, [lane.state for lane in batch.lanes], self._vocab_size)
+            if any(lane.has_edits for lane in batch.lanes):
+                apply_edits(x, [lane.state for lane in batch.lanes], self._vocab_size)
             last = first + len(batch.choices)
             parts.append(draw(batch, x, uniform[first:last], self._scratch.beside(x)).packed())
             first = last
@@ -111,10 +114,20 @@ class Sampler:
         return token_logprobs(self._scratch, logits, [row.logits_row for row in rows], token_ids, k)
 
 
-def _to_host(first: torch.Tensor, second: torch.Tensor) -> tuple[list[list[float]], list[list[float]]]:
-    """Two tables in one copy."""
-    flat = torch.cat([first.flatten(), second.flatten()]).cpu()
-    return flat[: first.numel()].view(first.shape).tolist(), flat[first.numel() :].view(second.shape).tolist()
+def _uniforms(rows: Sequence[SampleRow]) -> npt.NDArray[np.float64]:
+    """One a row; greedy ones need none."""
+    if all(row.state.params.greedy for row in rows):
+        return np.zeros(len(rows))
+    seeds = np.array([row.state.seed for row in rows], np.uint64)
+    return uniforms(seeds, np.array([row.position for row in rows], np.uint64))
+
+
+def _to_host(drawn: torch.Tensor, scores: torch.Tensor) -> tuple[Columns, list[list[float]]]:
+    """Token ids, finite and enough, a list each, and the scores; in one copy."""
+    flat = torch.cat([drawn.flatten(), scores.flatten()]).cpu().numpy()  # whose `tolist` is the faster one
+    token_ids, finite, enough = flat[: drawn.numel()].reshape(drawn.shape).T
+    columns = token_ids.astype(np.int64).tolist(), (finite != 0).tolist(), (enough != 0).tolist()
+    return columns, flat[drawn.numel() :].reshape(scores.shape).tolist()
 
 
 def _sampled(token_id: int, finite: bool, row: SampleRow, scores: Sequence[float] | None) -> Sampled:

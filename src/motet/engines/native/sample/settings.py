@@ -30,6 +30,8 @@ class Settings:
 
 
 def settings_of(params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Settings:
+    """Those of lane i are `params[i]`; the lanes of a group have one and the same."""
+    different = {id(p): p for p in params}
     table = [
         (
             max(p.temperature, _COLDEST),
@@ -37,18 +39,21 @@ def settings_of(params: Sequence[SamplingParams], vocab_size: int, device: torch
             p.top_p,
             math.log(p.min_p) if p.min_p > 0.0 else -math.inf,
         )
-        for p in params
+        for p in different.values()
     ]
-    temperature, top_k, top_p, log_min_p = (
-        torch.tensor(table, dtype=torch.float64, device=device).unsqueeze(1).unbind(2)
-    )
+    columns = torch.tensor(table, dtype=torch.float64, device=device)
+    if len(table) > 1:
+        place = {key: i for i, key in enumerate(different)}
+        columns = columns[torch.tensor([place[id(p)] for p in params], device=device)]
+    temperature, top_k, top_p, log_min_p = columns.unsqueeze(1).unbind(2)
+    lanes = len(params), 1
     return Settings(
-        temperature=temperature.float(),
-        top_k=top_k.long(),
-        top_p=top_p,
-        log_min_p=log_min_p.float(),
-        all_plain=all(p.temperature == 1.0 for p in params),
-        any_min_p=any(p.min_p > 0.0 for p in params),
+        temperature=temperature.float().expand(lanes),
+        top_k=top_k.long().expand(lanes),
+        top_p=top_p.expand(lanes),
+        log_min_p=log_min_p.float().expand(lanes),
+        all_plain=all(p.temperature == 1.0 for p in different.values()),
+        any_min_p=any(p.min_p > 0.0 for p in different.values()),
     )
 
 

@@ -30,6 +30,13 @@ class ChoiceSampling:
         self.counts = _token_counts(params, prompt, written)
         """Only there if a penalty is in use: then the past changes the logits of this choice alone."""
         self._ending_ids = _ending_ids(params, eos_token_ids)
+        self._always_edits = self.counts is not None or bool(params.logit_bias)
+        self._edits_until = params.min_tokens if self._ending_ids else 0
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether anything changes its logits before its next token is drawn."""
+        return self._always_edits or self.num_written < self._edits_until
 
     def append(self, token_id: int) -> None:
         """Call after each token, the last one too."""
