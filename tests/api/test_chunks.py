@@ -40,6 +40,10 @@ USAGE_JSON = {
 }
 
 
+def usage() -> Usage:
+    return USAGE
+
+
 def plan(*, prompts: int = 1, n: int = 2, include: bool = False, continuous: bool = False) -> Plan:
     return Plan(
         head=Head(id='chatcmpl-"1"', created=123, model="a/m\\odel", fingerprint="fp-same"),
@@ -79,10 +83,7 @@ async def test_chat_chunk_is_what_an_encoder_would_write(
 ) -> None:
     writer = ChatChunks(plan(), tokenizer, num_top=None, token_ids=token_ids)
     event = ChoiceEvent(1, text, (8, 9), None, None, finish, None)
-    roles_and_chunk = parsed(writer.feed([step(event)], USAGE))
-    if not (text or token_ids or finish):
-        assert len(roles_and_chunk) == 2  # nothing to show is no chunk
-        return
+    roles_and_chunk = parsed(writer.feed([step(event)], usage))
     *_, chunk = roles_and_chunk
     expected: dict[str, object] = {
         "id": 'chatcmpl-"1"',
@@ -106,11 +107,11 @@ async def test_chat_chunk_is_what_an_encoder_would_write(
 
 
 @pytest.mark.parametrize(
-    ("include", "continuous", "usage"),
+    ("include", "continuous", "expected"),
     [(False, False, "absent"), (True, False, None), (True, True, USAGE_JSON), (False, True, USAGE_JSON)],
 )
 async def test_usage_of_a_chunk_is_as_asked_for(
-    tokenizer: Tokenizer, include: bool, continuous: bool, usage: object
+    tokenizer: Tokenizer, include: bool, continuous: bool, expected: object
 ) -> None:
     wanted = plan(include=include, continuous=continuous)
     event = ChoiceEvent(0, "x", (8,))
@@ -118,8 +119,8 @@ async def test_usage_of_a_chunk_is_as_asked_for(
         ChatChunks(wanted, tokenizer, num_top=None, token_ids=False),
         CompletionChunks(wanted, tokenizer, num_top=None, token_ids=False, echoes=None),
     ):
-        for chunk in parsed(writer.feed([step(event)], USAGE)):
-            assert chunk.get("usage", "absent") == usage
+        for chunk in parsed(writer.feed([step(event)], usage)):
+            assert chunk.get("usage", "absent") == expected
         ending = writer.close(USAGE)
         assert ending.endswith(b"data: [DONE]\n\n")
         assert [(c["choices"], c["usage"]) for c in parsed(ending)] == ([([], USAGE_JSON)] if include else [])
@@ -129,7 +130,7 @@ async def test_stop_reason_is_a_string_or_a_token(tokenizer: Tokenizer) -> None:
     writer = ChatChunks(plan(), tokenizer, num_top=None, token_ids=False)
     a_string = ChoiceEvent(0, "x", (8,), None, None, FinishReason.STOP, '"E"')
     a_token = ChoiceEvent(1, "x", (8,), None, None, FinishReason.STOP, 7)
-    *_, first, second = parsed(writer.feed([step(a_string, a_token)], USAGE))
+    *_, first, second = parsed(writer.feed([step(a_string, a_token)], usage))
     assert choice_of(first)["stop_reason"] == '"E"'
     assert choice_of(second)["stop_reason"] == 7
 
@@ -147,7 +148,7 @@ async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokeni
     writer = CompletionChunks(plan(prompts=2), tokenizer, num_top=1, token_ids=False, echoes=None)
     entry = TokenLogprob(8, -0.25, 1, ((8, -0.25), (9, -1.5)))
     event = ChoiceEvent(1, text, (8,), (entry,), (4,), FinishReason.STOP, None)
-    (chunk,) = parsed(writer.feed([step(event, group=1)], USAGE))
+    (chunk,) = parsed(writer.feed([step(event, group=1)], usage))
     expected: dict[str, object] = {
         "id": 'chatcmpl-"1"',
         "object": "text_completion",
@@ -175,7 +176,7 @@ async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokeni
 
 async def test_token_chunk_is_what_an_encoder_would_write() -> None:
     writer = TokensChunks(plan(), 'id "7"', num_top=None)
-    (chunk,) = parsed(writer.feed([step(ChoiceEvent(1, "x", (8, 9)))], USAGE))
+    (chunk,) = parsed(writer.feed([step(ChoiceEvent(1, "x", (8, 9)))], usage))
     choice = {"index": 1, "logprobs": None, "finish_reason": None, "token_ids": [8, 9]}
     assert chunk == {"request_id": 'id "7"', "choices": [choice], "usage": None}
 

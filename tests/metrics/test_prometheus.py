@@ -9,12 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from motet.deploy.figures import block_size_in, figures_in
 from motet.engines.fake import fake_info
 from motet.metrics.names import ENGINE_COUNTS, ENGINE_FIGURES, ENGINE_HISTOGRAMS, PREFIX
-from motet.metrics.prometheus import Metrics
+from motet.metrics.prometheus import STEP_S, Metrics
 from motet.metrics.record import GroupRecord
 from motet.metrics.scraped import Scrape
 from motet.transfer.base import FailureKind
 from motet.transfer.figures import SECONDS
 from motet.types import EngineStats, FinishReason, Role
+from tests.metrics.shown import ShownChoice
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \| (.+) \|$", re.MULTILINE)
@@ -136,10 +137,10 @@ def test_a_group_leaves_its_times_and_counts() -> None:
     metrics = one_worker()
     record = GroupRecord(num_choices=2, started_s=100.0)
     metrics.group_opened(record, prompt_tokens=7, max_tokens=9)
-    record.step([(0, None)], 101.0)
-    record.step([(0, None), (1, None)], 102.0)
-    record.step([(0, FinishReason.STOP)], 103.0)
-    record.step([(1, FinishReason.LENGTH)], 106.0)
+    record.step([ShownChoice(0, None)], 101.0)
+    record.step([ShownChoice(0, None), ShownChoice(1, None)], 102.0)
+    record.step([ShownChoice(0, FinishReason.STOP)], 103.0)
+    record.step([ShownChoice(1, FinishReason.LENGTH)], 106.0)
     metrics.group_ended(record, status=200, tokens={0: 3, 1: 5}, now_s=107.0)
     samples = exposed(metrics)
     assert samples["motet:time_to_first_token_seconds_sum"] == 1.0
@@ -154,6 +155,17 @@ def test_a_group_leaves_its_times_and_counts() -> None:
     assert samples["motet:request_success_total|finished_reason=stop"] == 1
     assert samples["motet:request_success_total|finished_reason=length"] == 1
     assert samples["motet:groups_total|status=200"] == 1
+
+
+def test_times_between_steps_are_a_histogram() -> None:
+    metrics = one_worker()
+    for since_s in (0.0025, 0.003, 7.0):
+        metrics.step(since_s)
+    samples = exposed(metrics)
+    name = "motet:inter_token_latency_seconds"
+    assert [samples[f"{name}_bucket|le={bound}"] for bound in STEP_S] == [1, *(2 for _ in STEP_S[1:])]
+    assert samples[f"{name}_bucket|le=+Inf"] == samples[f"{name}_count"] == 3
+    assert samples[f"{name}_sum"] == 7.0055
 
 
 def test_a_group_that_ended_early_leaves_no_times_it_does_not_have() -> None:

@@ -2,23 +2,26 @@
 
     1. open the groups                 an error here, or at the first step, still has its HTTP status
     2. wait for the first step         and meanwhile, as all along, for the client to leave
-    3. send headers, then what the writer makes of each step, in one message a step
+    3. send headers, then what the writer makes of each step, in one message a step and straight to the server
     4. close the groups                whatever happened: end, error, client gone, server stopping
 
 It is an object and not a generator, since a generator that was never started never cleans up.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
+from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from motet.api.event_bytes import failure_events
 from motet.api.open_groups import SENT, OpenGroups, Step
 from motet.api.plan import Plan
+from motet.api.request_id import straight_send
 from motet.api.service import Service
 from motet.errors import MotetError
 from motet.text.usage import Usage
@@ -37,7 +40,9 @@ class Writer(Protocol):
         """Whether there are bytes before the end; if not, an error at any time still has its HTTP status."""
         ...
 
-    def feed(self, steps: Sequence[Step], usage: Usage) -> bytes: ...
+    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
+        """`usage`: of the request up to now; asked only where a chunk tells it, since it is summed over all choices."""
+        ...
 
     def close(self, usage: Usage) -> bytes: ...
 
@@ -55,61 +60,75 @@ class Answer(Response):
         )
         self._groups = OpenGroups(service, plan)
         self._writer = writer
-        self._started = False
         self._status = CLIENT_GONE
+        self._failure: Exception | None = None
+        """What went wrong before anything was sent: to be answered with its own status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._sends = Sends(self.headers, send, straight_send(scope))
         try:
-            failure = await self._run(receive, send)
-            if failure is not None:
-                raise failure  # nothing was sent yet: answered with its status
+            await self._run(receive)
+            if self._failure is not None:
+                raise self._failure
         finally:
             with anyio.CancelScope(shield=True):
                 await self._groups.aclose(status=self._status)
 
-    async def _run(self, receive: Receive, send: Send) -> Exception | None:
-        """Answers until the end or until the client leaves; the error if there is one and it can still be answered."""
-        failure: Exception | None = None
+    async def _run(self, receive: Receive) -> None:
+        """Answers until the end or until the client leaves."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_when_client_leaves, receive, tasks.cancel_scope)
-            try:
-                self._groups.open()
-                await self._write(self._groups.steps(tasks), send)
-                self._status = SENT
-            except Exception as error:
-                failure = await self._fail(error, send)
+            # In a task of its own: each time a task wakes, all calls that await in it are gone through, and here those
+            # of the framework would be among them.
+            tasks.start_soon(self._answer, tasks)
+            while (await receive())["type"] != "http.disconnect":
+                pass
             tasks.cancel_scope.cancel()
-        return failure
 
-    async def _write(self, steps: "Steps", send: Send) -> None:
+    async def _answer(self, tasks: TaskGroup) -> None:
+        try:
+            self._groups.open()
+            await self._write(self._groups.steps(tasks))
+            self._status = SENT
+        except Exception as error:
+            self._status = error.status if isinstance(error, MotetError) else 500
+            if self._sends.started and self._writer.streams:
+                await self._break_off(error)
+            else:
+                self._failure = error
+        tasks.cancel_scope.cancel()
+
+    async def _write(self, steps: "Steps") -> None:
+        feed, usage, send = self._writer.feed, self._groups.usage, self._sends.send
         while (batch := await steps.read()) is not None:
-            if data := self._writer.feed(batch, self._groups.usage):
-                await self._send(send, data, more=True)
-        await self._send(send, self._writer.close(self._groups.usage), more=False)
+            if data := feed(batch, usage):
+                await send(data, more=True)
+        await send(self._writer.close(usage()), more=False)
 
-    async def _fail(self, error: Exception, send: Send) -> Exception | None:
-        self._status = error.status if isinstance(error, MotetError) else 500
-        if not (self._started and self._writer.streams):
-            return error
+    async def _break_off(self, error: Exception) -> None:
         if not isinstance(error, MotetError):
             log.error("a stream failed", exc_info=error)
-        await self._send(send, failure_events(error), more=False)
-        return None
-
-    async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
-        if not self._started:
-            self._started = True
-            if not more:
-                self.headers["content-length"] = str(len(data))
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._sends.send(failure_events(error), more=False)
 
 
 class Steps(Protocol):
-    async def read(self) -> list[Step] | None: ...
+    async def read(self) -> Sequence[Step] | None:
+        """What is there to show, at least one step; None after the end."""
+        ...
 
 
-async def _cancel_when_client_leaves(receive: Receive, answering: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    answering.cancel()
+class Sends:
+    """Sends one answer in as many parts as it has; the headers with the first."""
+
+    def __init__(self, headers: MutableHeaders, send: Send, send_body: Send) -> None:
+        self.started = False
+        self._headers = headers
+        self._send = send
+        self._send_body = send_body
+
+    async def send(self, data: bytes, *, more: bool) -> None:
+        if not self.started:
+            self.started = True
+            if not more:
+                self._headers["content-length"] = str(len(data))
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers.raw})
+        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})

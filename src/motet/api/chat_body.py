@@ -1,6 +1,6 @@
 """A chat answered in one piece."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -58,7 +58,7 @@ class ChatBody:
         self._num_top = num_top
         self._token_ids = token_ids
 
-    def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
+    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
         for step in steps:
             self._group.feed(step)
         return b""

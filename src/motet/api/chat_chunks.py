@@ -1,6 +1,6 @@
 """A streamed chat: one choice a chunk, a role chunk for each choice first, all chunks of a step in one piece."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
 
@@ -12,6 +12,7 @@ from motet.text.logprobs import chat_logprobs
 from motet.text.tokenizer import Tokenizer
 from motet.text.usage import Usage
 
+AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]'
 ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
 
 
@@ -27,17 +28,24 @@ class ChatChunks:
         self._num_top = num_top
         self._token_ids = token_ids
         self._begun = False
+        self._plain = num_top is None and not token_ids
+        """Most chunks are text and nothing else."""
+        self._before_text = [b'%b%d,"delta":{"content":' % (self._bytes.opening, i) for i in range(self._size)]
 
-    def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
+    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
         closing = self._bytes.closing(usage)
-        chunks: list[bytes] = []
+        parts: list[bytes] = []
         if not self._begun:
             self._begun = True
-            chunks.extend(self._roles(closing))
+            parts += self._roles(closing)
         for step in steps:
-            ending = ticket_json(step.ticket) + closing
-            chunks.extend(self._chunk(event, ending) for event in step.events.events if self._shows(event))
-        return b"".join(chunks)
+            ending = closing if step.ticket is None else ticket_json(step.ticket) + closing
+            for event in step.events.events:
+                if self._plain and event.finish is None:
+                    parts += (self._before_text[event.index], orjson.dumps(event.text), AFTER_TEXT, ending)
+                else:
+                    parts.append(self._chunk(event, ending))
+        return b"".join(parts)
 
     def close(self, usage: Usage) -> bytes:
         return self._bytes.ending(usage)
@@ -45,9 +53,6 @@ class ChatChunks:
     def _roles(self, closing: bytes) -> list[bytes]:
         prompt = b',"prompt_token_ids":' + orjson.dumps(self._prompt) if self._token_ids else b""
         return [b"%b%d%b%b%b" % (self._bytes.opening, index, ROLE, prompt, closing) for index in range(self._size)]
-
-    def _shows(self, event: ChoiceEvent) -> bool:
-        return bool(event.text or event.finish or event.logprobs or (self._token_ids and event.token_ids))
 
     def _chunk(self, event: ChoiceEvent, closing: bytes) -> bytes:
         return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (

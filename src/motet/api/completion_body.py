@@ -1,6 +1,6 @@
 """Completions answered in one piece; the place where `best_of` chooses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -59,7 +59,7 @@ class CompletionBody:
         self._token_ids = token_ids
         self._echoes = echoes
 
-    def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
+    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
         for step in steps:
             self._groups[step.group].feed(step)
         return b""

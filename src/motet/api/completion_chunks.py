@@ -1,6 +1,6 @@
 """Streamed completions: prompts x n choices numbered prompt-major, one choice a chunk, a step in one piece."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
 
@@ -13,6 +13,8 @@ from motet.text.logprobs import completion_logprobs
 from motet.text.tokenizer import Tokenizer
 from motet.text.usage import Usage
 
+AFTER_TEXT = b',"logprobs":null,"finish_reason":null}]'
+
 
 class CompletionChunks:
     streams = True
@@ -23,23 +25,34 @@ class CompletionChunks:
         """`num_top`: alternatives beside each token, None without log-probabilities. `echoes`: prompts to repeat."""
         self._bytes = EventBytes(plan.head, "text_completion", plan)
         self._plan = plan
+        self._size = plan.group_size
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._token_ids = token_ids
         self._echoes = echoes
+        self._plain = num_top is None and not token_ids
+        """Most chunks are text and nothing else."""
+        self._before_text = [
+            b'%b%d,"text":' % (self._bytes.opening, index) for index in range(len(plan.groups) * plan.group_size)
+        ]
         self._begun: set[int] = set()
         """Prompts whose first step has come."""
 
-    def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
+    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
         closing = self._bytes.closing(usage)
-        chunks: list[bytes] = []
+        parts: list[bytes] = []
         for step in steps:
+            first = step.group * self._size
             if step.group not in self._begun:
                 self._begun.add(step.group)
-                chunks.extend(self._openings(step, closing))
-            ending = ticket_json(step.ticket) + closing
-            chunks.extend(self._chunk(step.group, event, ending) for event in step.events.events if self._shows(event))
-        return b"".join(chunks)
+                parts += self._openings(step, closing)
+            ending = closing if step.ticket is None else ticket_json(step.ticket) + closing
+            for event in step.events.events:
+                if self._plain and event.finish is None:
+                    parts += (self._before_text[first + event.index], orjson.dumps(event.text), AFTER_TEXT, ending)
+                else:
+                    parts.append(self._chunk(step.group, event, ending))
+        return b"".join(parts)
 
     def close(self, usage: Usage) -> bytes:
         return self._bytes.ending(usage)
@@ -61,18 +74,12 @@ class CompletionChunks:
             tail,
             closing,
         )
-        first = step.group * self._plan.group_size
-        return [
-            b"%b%d%b" % (self._bytes.opening, index, constant) for index in range(first, first + self._plan.group_size)
-        ]
-
-    def _shows(self, event: ChoiceEvent) -> bool:
-        return bool(event.text or event.finish or event.logprobs or (self._token_ids and event.token_ids))
+        first = step.group * self._size
+        return [b"%b%d%b" % (self._bytes.opening, index, constant) for index in range(first, first + self._size)]
 
     def _chunk(self, group: int, event: ChoiceEvent, closing: bytes) -> bytes:
-        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
-            self._bytes.opening,
-            group * self._plan.group_size + event.index,
+        return b'%b%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
+            self._before_text[group * self._size + event.index],
             orjson.dumps(event.text),
             self._logprobs(group, event),
             b'"%b","stop_reason":%b' % (event.finish.encode(), orjson.dumps(event.stop_reason))

@@ -6,6 +6,8 @@
 Only strings that change go through a JSON encoder. The order of the keys is that of OpenAI's own chunks.
 """
 
+from collections.abc import Callable
+
 import msgspec
 import orjson
 
@@ -28,9 +30,9 @@ def failure_events(error: Exception) -> bytes:
     return data_event(error_json(error)) + DONE
 
 
-def ticket_json(ticket: Ticket | None) -> bytes:
-    """What stands after the list of choices in the last chunk of a choice, if there is a ticket."""
-    return b"" if ticket is None else b',"kv_transfer_params":' + msgspec.json.encode(ticket)
+def ticket_json(ticket: Ticket) -> bytes:
+    """What stands after the list of choices in the last chunk of a choice that came to a ticket."""
+    return b',"kv_transfer_params":' + msgspec.json.encode(ticket)
 
 
 class EventBytes:
@@ -48,12 +50,11 @@ class EventBytes:
         self.opening = self._constant + b',"choices":[{"index":'
         self._include = plan.include_usage
         self._continuous = plan.continuous_usage
+        self._without_usage = b',"usage":null' + END if plan.include_usage else END
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Callable[[], Usage]) -> bytes:
         """What follows the list of choices: `usage` is null when it will come at the end, and then once."""
-        if self._continuous:
-            return b',"usage":' + usage_json(usage) + END
-        return b',"usage":null' + END if self._include else END
+        return b',"usage":' + usage_json(usage()) + END if self._continuous else self._without_usage
 
     def ending(self, usage: Usage) -> bytes:
         """The chunk without choices that carries the usage, if asked for, and the end of the stream."""

@@ -1,6 +1,6 @@
 """Token ids answered in one piece, in vLLM's shape."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -48,7 +48,7 @@ class TokensBody:
         self._tokenizer = tokenizer
         self._num_top = num_top
 
-    def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
+    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
         for step in steps:
             self._group.feed(step)
         return b""

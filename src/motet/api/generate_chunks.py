@@ -1,6 +1,6 @@
 """Streamed token ids, in vLLM's shape: one choice a chunk, all chunks of a step in one piece."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
 
@@ -23,11 +23,11 @@ class TokensChunks:
         self._continuous = plan.continuous_usage
         self._num_top = num_top
 
-    def feed(self, steps: Sequence[Step], usage: Usage) -> bytes:
-        closing = b',"usage":' + (usage_json(usage) if self._continuous else b"null") + END
+    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
+        closing = b',"usage":' + (usage_json(usage()) if self._continuous else b"null") + END
         chunks: list[bytes] = []
         for step in steps:
-            ending = ticket_json(step.ticket) + closing
+            ending = closing if step.ticket is None else ticket_json(step.ticket) + closing
             chunks.extend(self._chunk(event, ending) for event in step.events.events if event.token_ids or event.finish)
         return b"".join(chunks)
 

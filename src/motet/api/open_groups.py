@@ -1,17 +1,17 @@
 """The groups of one request while they run: opened all or none, read as one stream, closed all together.
 
-With one prompt the stream is the group's own. With several, a task a group puts its steps into a queue, and whatever
-lies there when the reader comes goes out in one piece. The queue has room for a step and the end of each group: a slow
-reader holds the groups' streams back rather than filling memory.
+With one prompt the stream is the group's own, a step at a time. With several, a task a group puts its steps into a
+queue, and whatever lies there when the reader comes goes out in one piece. The queue has room for a step and the end of
+each group: a slow reader holds the groups' streams back rather than filling memory.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from anyio.abc import TaskGroup
 
 from motet.api.admission import Place
@@ -30,8 +30,7 @@ SENT = 200
 log = logging.getLogger("motet.api")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, gc=False):
     """What one step of the engine showed of one group."""
 
     group: int
@@ -57,28 +56,41 @@ class Source(Protocol):
 class OpenGroup:
     """One group, its place at the door and what is known of its course."""
 
-    def __init__(self, service: Service, request: GenerateRequest, source: Source, place: Place) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: GenerateRequest,
+        source: Source,
+        place: Place,
+        *,
+        number: int,
+        prefill: PrefillGroup | None,
+    ) -> None:
+        """`number`: of the prompt inside the request; `prefill`: the source, if that is all the group is for."""
         self._source = source
+        self._prefill = prefill
         self._service = service
         self._request = request
         self._place = place
+        self._number = number
         self._ended = False
         self.record = GroupRecord(num_choices=len(request.choices), started_s=service.clock())
         service.metrics.group_opened(
             self.record, prompt_tokens=len(request.prompt), max_tokens=request.sampling.max_tokens
         )
 
-    async def read(self) -> GroupEvents | None:
-        """What the next step showed; None after the last."""
+    async def read(self) -> tuple[Step] | None:
+        """The next step; None after the last."""
         try:
-            events = await anext(self._source)
+            events = await self._source.__anext__()
         except StopAsyncIteration:
             return None
-        self._place.started()
-        since = self.record.step(((event.index, event.finish) for event in events.events), self._service.clock())
-        if since is not None:
+        since = self.record.step(events.events, self._service.clock())
+        if since is None:
+            self._place.started()
+        else:
             self._service.metrics.step(since)
-        return events
+        return (Step(self._number, events, self._prefill.ticket if self._prefill else None),)
 
     @property
     def usage(self) -> Usage:
@@ -130,20 +142,18 @@ class OpenGroups:
         """Admits and submits all groups; raises `OverloadedError` and the like before the engine has seen any."""
         service, plan = self._service, self._plan
         self._places = service.admission.admit(len(plan.groups))
-        for request, place in zip(plan.groups, self._places, strict=True):
-            self._groups.append(OpenGroup(service, request, self._submit(request), place))
+        for number, (request, place) in enumerate(zip(plan.groups, self._places, strict=True)):
+            source = self._submit(request)
+            self._groups.append(OpenGroup(service, request, source, place, number=number, prefill=self._prefill))
 
-    @property
     def usage(self) -> Usage:
         """Of the whole request, up to now."""
         first, *others = (group.usage for group in self._groups)
         return sum(others, start=first)
 
-    def steps(self, tasks: TaskGroup) -> "OneGroup | ManyGroups":
+    def steps(self, tasks: TaskGroup) -> "OpenGroup | ManyGroups":
         """To be read once; `tasks` is where readers of several groups run."""
-        if len(self._groups) > 1:
-            return ManyGroups(self._groups, tasks)
-        return OneGroup(self._groups[0], self._prefill)
+        return ManyGroups(self._groups, tasks) if len(self._groups) > 1 else self._groups[0]
 
     async def aclose(self, *, status: int) -> None:
         """Ends what still runs. `status`: how the request went, for the log and the metrics."""
@@ -171,29 +181,14 @@ class OpenGroups:
             yield self._prefill.ticket
 
 
-class OneGroup:
-    """`prefill`: if that is all the group is for."""
-
-    def __init__(self, group: OpenGroup, prefill: PrefillGroup | None) -> None:
-        self._group = group
-        self._prefill = prefill
-
-    async def read(self) -> list[Step] | None:
-        """What is there to show, at least one step; None after the end."""
-        events = await self._group.read()
-        if events is None:
-            return None
-        return [Step(0, events, self._prefill.ticket if self._prefill else None)]
-
-
 class ManyGroups:
     """The steps of several groups as they come. The first error of any ends the stream."""
 
     def __init__(self, groups: list[OpenGroup], tasks: TaskGroup) -> None:
         self._queue: asyncio.Queue[Step | Exception | None] = asyncio.Queue(maxsize=2 * len(groups))
         self._unfinished = len(groups)
-        for number, group in enumerate(groups):
-            tasks.start_soon(self._pump, number, group)
+        for group in groups:
+            tasks.start_soon(self._pump, group)
 
     async def read(self) -> list[Step] | None:
         """What is there to show, at least one step; None after the end."""
@@ -208,10 +203,11 @@ class ManyGroups:
                 steps.append(item)
         return steps or None
 
-    async def _pump(self, number: int, group: OpenGroup) -> None:
+    async def _pump(self, group: OpenGroup) -> None:
         try:
-            while (events := await group.read()) is not None:
-                await self._queue.put(Step(number, events))
+            while (steps := await group.read()) is not None:
+                for step in steps:
+                    await self._queue.put(step)
             await self._queue.put(None)
         except Exception as error:  # handed to the reader, who raises it
             await self._queue.put(error)

@@ -35,6 +35,12 @@ def trace_of(request: Request) -> str:
     return trace
 
 
+def straight_send(scope: Scope) -> Send:
+    """Past all layers of the app, for bodies: what lies between looks at the start of a response and nothing else."""
+    send: Send = scope["state"]["send"]
+    return send
+
+
 class RequestIds:
     """ASGI middleware, the outermost one."""
 
@@ -48,7 +54,7 @@ class RequestIds:
             return
         given = Headers(scope=scope).get(HEADER, "")
         trace = given if is_id(given) else new_request_id("req")
-        scope.setdefault("state", {})["trace"] = trace
+        scope.setdefault("state", {}).update(trace=trace, send=send)
         await self._answer(scope, receive, _Tap(send, trace))
 
     async def _answer(self, scope: Scope, receive: Receive, tap: "_Tap") -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from motet.metrics.names import PREFIX
 from motet.metrics.record import GroupRecord
 from motet.metrics.scraped import Scrape, ScrapeCollector
+from motet.metrics.step_times import StepTimes
 from motet.types import EngineInfo
 
 LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
@@ -34,7 +35,10 @@ class Metrics:
         )
         self._spread = self._histogram("finish_spread_seconds", "From the first finished choice to the last.")
         self._latency = self._histogram("e2e_request_latency_seconds", "From the request to the end of its group.")
-        self._step = self._histogram("inter_token_latency_seconds", "From one step of a group to the next.", STEP_S)
+        self._steps = StepTimes(
+            PREFIX + "inter_token_latency_seconds", "From one step of a group to the next.", bounds=STEP_S, model=model
+        )
+        self.registry.register(self._steps)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time a token after the first, once a choice.", STEP_S
         )
@@ -67,7 +71,7 @@ class Metrics:
         self._max_tokens.observe(max_tokens)
 
     def step(self, since_s: float) -> None:
-        self._step.observe(since_s)
+        self._steps.add(since_s)
 
     def group_ended(self, record: GroupRecord, *, status: int, tokens: Mapping[int, int], now_s: float) -> None:
         """`tokens`: how many each choice has written."""

@@ -1,8 +1,19 @@
 """What happened to one group, told step by step; pure, with time as an argument."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Protocol
 
 from motet.types import FinishReason
+
+
+class Shown(Protocol):
+    """What a step showed of one choice."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def finish(self) -> FinishReason | None: ...
 
 
 class GroupRecord:
@@ -16,15 +27,17 @@ class GroupRecord:
         self.finished_s: dict[int, float] = {}
         self.finish_reasons: dict[int, FinishReason] = {}
 
-    def step(self, choices: Iterable[tuple[int, FinishReason | None]], now_s: float) -> float | None:
+    def step(self, choices: Sequence[Shown], now_s: float) -> float | None:
         """Notes what one step brought; the time since the step before, None at the first."""
         since = None if self.last_step_s is None else now_s - self.last_step_s
         self.last_step_s = now_s
-        for index, finish in choices:
-            self.first_seen_s.setdefault(index, now_s)
-            if finish is not None:
-                self.finished_s[index] = now_s
-                self.finish_reasons[index] = finish
+        if len(self.first_seen_s) < self.num_choices:
+            for choice in choices:
+                self.first_seen_s.setdefault(choice.index, now_s)
+        for choice in choices:
+            if choice.finish is not None:
+                self.finished_s[choice.index] = now_s
+                self.finish_reasons[choice.index] = choice.finish
         return since
 
     @property

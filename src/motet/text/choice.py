@@ -35,7 +35,7 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
         return StopStrings(self.stop) if self.stop else None
 
 
-class ChoiceEvent(msgspec.Struct, frozen=True):
+class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
     """What a choice has to show after a step. The texts of all its events, joined, are the answer."""
 
     index: int
@@ -79,6 +79,8 @@ class ChoiceStream:
         past = (*prompt[-LOOK_BACK:], *start.written[max(0, begin - LOOK_BACK) : begin])
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=rules.skip_special_tokens, after=past)
         self._matcher = StopMatcher(stops) if stops else None
+        self._plain = not rules.logprobs
+        """Nobody asks where in the text a token begins."""
         self._pace = TokenPace()
         self._shown = 0
         """Characters of the answer that events have shown."""
@@ -90,7 +92,21 @@ class ChoiceStream:
 
     def feed(self, delta: ChoiceDelta) -> ChoiceEvent | None:
         """Takes what a step added; None if there is nothing to show yet. After the end, all is ignored."""
-        return None if self.ended else self._take(delta)
+        if self.finish is not None:
+            return None
+        if self._plain and delta.finish is None and len(delta.token_ids) == 1 and not self._pace.waiting:
+            return self._take_plain(delta.token_ids)
+        return self._take(delta)
+
+    def _take_plain(self, ids: tuple[int, ...]) -> ChoiceEvent | None:
+        """What `_take` does with most deltas: one token, whose text goes straight through."""
+        self.num_tokens += 1
+        piece = self._detokenizer.feed(ids[0])
+        if piece and (self._matcher is None or self._matcher.passes(piece)):
+            return ChoiceEvent(self.index, piece, ids)
+        self._pace.add(ids[0], None)
+        text = self._show(piece) if piece else ""
+        return self._event(text) if text or self.ended else None
 
     def _take(self, delta: ChoiceDelta) -> ChoiceEvent | None:
         ids, logprobs = delta.token_ids, delta.logprobs

@@ -1,6 +1,7 @@
 """Text from the tokens of one answer, one at a time, however characters are cut into tokens.
 
-`DecodeStream` gives text once the characters are whole. This adds what it lacks: a `close` that gives what is held,
+Most tokens are whole characters, and their text is looked up in a table (`TokenTexts`). Where a character is cut, the
+library's `DecodeStream` gives the text once it is whole. This adds what that lacks: a `close` that gives what is held,
 a start in the middle of a text (also in the middle of a character), and a bound on the work for tokens that never
 become characters.
 
@@ -19,8 +20,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from motet.text.tokenizer import Tokenizer
+from motet.text.vocabulary import REPLACEMENT
 
-REPLACEMENT = "\ufffd"
 LOOK_BACK = 64
 """Ids of the past that are looked at to start in mid-text; a character is 4 tokens at most."""
 CONTEXT = 8
@@ -34,11 +35,13 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> None:
         """`after`: the ids before the first one fed; only the last `LOOK_BACK` of them matter."""
         self._backend: Backend = tokenizer.backend
+        self._texts = tokenizer.texts
         self._skip = skip_special_tokens
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._context, begun = self._split([i for i in after[-LOOK_BACK:] if i not in self._skipped])
+        self._context, begun = self._split(after[-LOOK_BACK:])
         self._held: list[int] = []
-        self._stream = self._new_stream()
+        self._stream: DecodeStream | None = None
+        """Knows the context and what is held; made when it is needed."""
         self._before = ""
         for token_id in begun:
             self.feed(token_id)
@@ -47,10 +50,17 @@ class Detokenizer:
 
     def feed(self, token_id: int) -> str:
         """Takes one token; returns the text that is whole by now, often empty."""
-        if token_id in self._skipped:
-            return ""
+        if self._context and not self._held and (text := self._texts[token_id]):
+            self._context, self._stream = [token_id], None
+            return text
+        return "" if token_id in self._skipped else self._feed_part(token_id)
+
+    def _feed_part(self, token_id: int) -> str:
+        """A token that may be part of a character."""
         held = self._held
         held.append(token_id)
+        if self._stream is None:
+            self._stream = DecodeStream(ids=self._context, skip_special_tokens=self._skip)
         try:
             text = self._stream.step(self._backend, token_id)
         except Exception:  # what the library raises when text given before would now read otherwise
@@ -71,9 +81,6 @@ class Detokenizer:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))
         return text[sum(1 for _ in same) :]
 
-    def _new_stream(self) -> DecodeStream:
-        return DecodeStream(ids=self._context, skip_special_tokens=self._skip)
-
     def _decode(self, ids: list[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=self._skip)
 
@@ -81,11 +88,14 @@ class Detokenizer:
         before, whole = self._decode(context), self._decode(context + ids)
         return whole[len(before) :] if whole.startswith(before) else self._decode(ids)
 
-    def _split(self, past: list[int]) -> tuple[list[int], list[int]]:
+    def _split(self, past: Sequence[int]) -> tuple[list[int], list[int]]:
         """Context that ends in a whole character, and the ids after it, which begin one.
 
         A context that ends in U+FFFD makes `DecodeStream` give the context's text again.
         """
+        if past and self._texts[past[-1]]:
+            return [past[-1]], []
+        past = [token_id for token_id in past if token_id not in self._skipped]
         for end in range(len(past), 0, -1):
             context = past[max(0, end - CONTEXT) : end]
             text = self._decode(context)
@@ -96,8 +106,7 @@ class Detokenizer:
     def _restart(self) -> str:
         """With byte fallback a bad byte spoils the good ones before it in its run; those are given already and stay."""
         text = self._text_after(self._context, self._held)
-        self._context, self._held = self._held, []
-        self._stream = self._new_stream()
+        self._context, self._held, self._stream = self._held, [], None
         return text
 
     def _unstick(self) -> str:
@@ -108,14 +117,12 @@ class Detokenizer:
         """
         held, whole = self._held, self._text_after(self._context, self._held)
         if not whole:
-            self._held = []
-            self._stream = self._new_stream()
+            self._held, self._stream = [], None
             return ""
         for size in range(1, 5):
             head, tail = held[:-size], held[-size:]
             text = self._text_after(self._context, head)
             if text + self._decode(tail) == whole:
-                self._context, self._held = [], []
-                self._stream = self._new_stream()
+                self._context, self._held, self._stream = [], [], None
                 return self._answers(text) + "".join(map(self.feed, tail))
         return ""

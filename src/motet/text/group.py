@@ -6,6 +6,8 @@
 4. When the last choice has ended the engine's stream is closed, before the reader gets the last events.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from motet.engines.base import Engine
@@ -13,10 +15,10 @@ from motet.errors import EngineError
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
 from motet.text.tokenizer import Tokenizer
 from motet.text.usage import Usage
-from motet.types import ChoiceDelta, GenerateRequest, PromptReport
+from motet.types import GenerateRequest, GroupDelta, PromptReport
 
 
-class GroupEvents(msgspec.Struct, frozen=True):
+class GroupEvents(msgspec.Struct, frozen=True, gc=False):
     """What one step has to show, all choices together; never empty."""
 
     events: tuple[ChoiceEvent, ...]
@@ -37,10 +39,11 @@ class TextGroup:
             for start in request.choices
         }
         self._unfinished = set(self._choices)
+        self._ended_before = [index for index, choice in self._choices.items() if choice.ended]
+        """Resumed behind a stop string; the engine is told after its first step."""
         self._request = request
         self._engine = engine
         self._cached_tokens = 0
-        self._completion_tokens = sum(choice.num_tokens for choice in self._choices.values())
         self._stream = engine.generate(request)
 
     def __aiter__(self) -> "TextGroup":
@@ -49,13 +52,21 @@ class TextGroup:
     async def __anext__(self) -> GroupEvents:
         while self._unfinished:
             try:
-                delta = await anext(self._stream)
+                delta = await self._stream.__anext__()
             except StopAsyncIteration:
                 raise self._broken_off() from None
-            events = [event for choice in delta.choices if (event := self._feed(choice)) is not None]
+            events: list[ChoiceEvent] = []
+            ended = self._ended_before
+            for choice in delta.choices:
+                event = self._choices[choice.index].feed(choice)
+                if event is not None:
+                    events.append(event)
+                    if event.finish is not None:
+                        ended = [*ended, event.index]
             if delta.prompt is not None:
                 self._cached_tokens = delta.prompt.cached_tokens
-            await self._stop_ended(delta.choices)
+            if ended:
+                await self._end(ended, delta)
             if events or delta.prompt is not None:
                 return GroupEvents(tuple(events), delta.prompt)
         raise StopAsyncIteration
@@ -67,7 +78,7 @@ class TextGroup:
     @property
     def usage(self) -> Usage:
         """So far."""
-        return self._usage(self._completion_tokens)
+        return self._usage(sum(choice.num_tokens for choice in self._choices.values()))
 
     def usage_of(self, index: int) -> Usage:
         """The prompt and one choice, so far."""
@@ -80,19 +91,14 @@ class TextGroup:
             cached_tokens=self._cached_tokens,
         )
 
-    def _feed(self, delta: ChoiceDelta) -> ChoiceEvent | None:
-        choice = self._choices[delta.index]
-        before = choice.num_tokens
-        event = choice.feed(delta)
-        self._completion_tokens += choice.num_tokens - before
-        return event
-
-    async def _stop_ended(self, deltas: tuple[ChoiceDelta, ...]) -> None:
-        for delta in deltas:
-            if delta.index in self._unfinished and self._choices[delta.index].ended:
-                self._unfinished.remove(delta.index)
-                if delta.finish is None:
-                    await self._engine.stop_choice(self._request.request_id, delta.index)
+    async def _end(self, indices: Sequence[int], delta: GroupDelta) -> None:
+        """Choices that have ended, in `delta` for the engine too or only here."""
+        known = {choice.index for choice in delta.choices if choice.finish is not None}
+        self._ended_before = []
+        self._unfinished.difference_update(indices)
+        for index in indices:
+            if index not in known:
+                await self._engine.stop_choice(self._request.request_id, index)
         if not self._unfinished:
             await self.aclose()
 

@@ -26,19 +26,19 @@ class TokenPace:
     def __init__(self) -> None:
         self.num_chars = 0
         """Of the answer so far, what is held back included."""
-        self._waiting: list[tuple[int, TokenLogprob | None]] = []
+        self.waiting: list[tuple[int, TokenLogprob | None]] = []
         """No text came since these."""
         self._held: deque[PacedToken] = deque()
 
     def add(self, token_id: int, logprob: TokenLogprob | None) -> None:
-        self._waiting.append((token_id, logprob))
+        self.waiting.append((token_id, logprob))
 
     def advance(self, num_chars: int) -> None:
         """The next text has come; it belongs to all tokens that wait."""
         start, self.num_chars = self.num_chars, self.num_chars + num_chars
-        for token_id, logprob in self._waiting:
+        for token_id, logprob in self.waiting:
             self._held.append(PacedToken(token_id, logprob, start, self.num_chars))
-        self._waiting.clear()
+        self.waiting.clear()
 
     def take(self, shown: int) -> list[PacedToken]:
         """The tokens whose text is within the first `shown` characters and that were not taken before."""

@@ -86,15 +86,19 @@ class StopMatcher:
     def num_held(self) -> int:
         return len(self._held)
 
+    def passes(self, piece: str) -> bool:
+        """Whether `feed` would release just this piece: nothing is held, and no stop string begins in it."""
+        return not self._state and self._strings.firsts.isdisjoint(piece)
+
     def feed(self, piece: str, *, may_stop: bool = True) -> Released:
         """Takes the next piece. Stop strings that are complete inside a piece that may not stop are plain text.
 
         With a stop string found, the text released goes up to and including it; the rest of the piece is dropped,
         and nothing may be fed any more.
         """
-        strings, state = self._strings, self._state
-        if not state and strings.firsts.isdisjoint(piece):
+        if self.passes(piece):
             return Released(piece)
+        strings, state = self._strings, self._state
         text = self._held + piece
         for end, char in enumerate(piece, len(self._held) + 1):
             state = strings.step(state, char)

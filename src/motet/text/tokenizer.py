@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from motet.errors import ModelLoadError
-from motet.text.vocabulary import TokenBytes, longest_entry
+from motet.text.vocabulary import TokenBytes, TokenTexts, longest_entry
 
 
 class _Token(msgspec.Struct):
@@ -69,6 +69,7 @@ class Tokenizer:
         """Jinja text, None if the model has none."""
         self._special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         self._bytes = TokenBytes(backend)
+        self._texts = TokenTexts(backend, self._special_ids)
         self._longest = longest_entry(backend)
 
     @classmethod
@@ -97,6 +98,11 @@ class Tokenizer:
     @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
+
+    @property
+    def texts(self) -> TokenTexts:
+        """Of tokens that can be read one by one."""
+        return self._texts
 
     def least_tokens(self, num_chars: int) -> int:
         """A text of so many characters has at least so many tokens, whatever it says."""

@@ -15,6 +15,8 @@ import msgspec
 from tokenizers import Tokenizer
 
 SENTENCEPIECE_SPACE = "\u2581"
+REPLACEMENT = "\ufffd"
+"""What decoders write for bytes that are no character."""
 
 
 class Spelling(Enum):
@@ -62,6 +64,45 @@ def longest_entry(backend: Tokenizer) -> int | None:
     return max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
 
 
+def is_byte(name: str) -> bool:
+    """Whether an entry of a vocabulary with byte fallback is `<0xNN>`."""
+    return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
+
+
+class TokenTexts(dict[int, str]):
+    """Token id -> its text between two other tokens, filled in as ids are asked for.
+
+    Empty for a token whose text also depends on its neighbours (part of a character), and for special ones and those
+    without text. So all that is in here may be shown as it comes, if there is text before it and nothing is held.
+    """
+
+    def __init__(self, backend: Tokenizer, special_ids: frozenset[int]) -> None:
+        super().__init__()
+        self._backend = backend
+        self._special_ids = special_ids
+        plain = backend.encode("a", add_special_tokens=False).ids
+        self._beside = plain[-1:] if spelling_of(backend) is not Spelling.OTHER else []
+        """A token that is text by itself; none where nothing is known about how tokens make up a text."""
+
+    def __missing__(self, token_id: int) -> str:
+        self[token_id] = text = self._read(token_id)
+        return text
+
+    def _read(self, token_id: int) -> str:
+        name = self._backend.id_to_token(token_id)
+        if not self._beside or name is None or token_id in self._special_ids or is_byte(name):
+            return ""
+        before = self._decode(self._beside)
+        after = self._decode(self._beside * 2).removeprefix(before)
+        text = self._decode([*self._beside, token_id, *self._beside])
+        if REPLACEMENT in text or not (text.startswith(before) and text.endswith(after)):
+            return ""
+        return text[len(before) : len(text) - len(after)]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+
 class TokenBytes:
     """Token id -> the bytes it stands for. Ids past the vocabulary (a padded model has some) stand for none."""
 
@@ -89,7 +130,7 @@ class TokenBytes:
                 return name.encode()  # an entry that was put in as plain text; the decoder takes it so too
             return bytes(self._letters[letter] for letter in name)
         if self._spelling is Spelling.BYTE_FALLBACK:
-            if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            if is_byte(name):
                 return bytes.fromhex(name[3:5])
             return name.replace(SENTENCEPIECE_SPACE, " ").encode()
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
