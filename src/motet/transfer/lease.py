@@ -1,6 +1,7 @@
 """The prefill worker's promises: which blocks are kept for whom, and until when. Pure; the clock comes from outside."""
 
 import secrets
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +31,8 @@ class LeaseTable:
     def __init__(self, proof: Proof, *, seconds: float) -> None:
         self.seconds = seconds
         self._proof = proof
-        self._leases: dict[int, Lease] = {}
+        self._leases: OrderedDict[int, Lease] = OrderedDict()
+        """In the order in which they end: all last equally long from their last sign of life."""
         self._of_request: dict[RequestId, int] = {}
 
     def __len__(self) -> int:
@@ -61,6 +63,7 @@ class LeaseTable:
     def reader_waits(self, lease_id: int, now_s: float) -> None:
         if lease := self._leases.get(lease_id):
             lease.ends_s = now_s + self.seconds
+            self._leases.move_to_end(lease_id)
 
     def end(self, lease_id: int) -> Lease | None:
         """Ends a lease at once, whoever still reads."""
@@ -73,11 +76,15 @@ class LeaseTable:
 
     def expired(self, now_s: float) -> list[Lease]:
         """Takes out the leases whose time is up."""
-        return [self._remove(lease) for lease in list(self._leases.values()) if lease.ends_s <= now_s]
+        expired = []
+        while (lease := self._first()) is not None and lease.ends_s <= now_s:
+            expired.append(self._remove(lease))
+        return expired
 
     def next_end_s(self) -> float | None:
         """When `expired` may find something next."""
-        return min((lease.ends_s for lease in self._leases.values()), default=None)
+        first = self._first()
+        return None if first is None else first.ends_s
 
     def oldest_s(self, now_s: float) -> float | None:
         """Age of the oldest lease."""
@@ -94,8 +101,15 @@ class LeaseTable:
             lease.lease_id != lease_id or len(lease.done) >= lease.readers for lease_id, lease in self._leases.items()
         ):
             raise AssertionError("a lease that is over is still held")
+        ends = [lease.ends_s for lease in self._leases.values()]
+        if ends != sorted(ends):
+            raise AssertionError("leases do not stand in the order in which they end")
         if any(self._leases[lease_id].request_id != request_id for request_id, lease_id in self._of_request.items()):
             raise AssertionError("a request is said to hold the lease of another")
+
+    def _first(self) -> Lease | None:
+        """The one that ends first."""
+        return next(iter(self._leases.values()), None)
 
     def _remove(self, lease: Lease) -> Lease:
         del self._leases[lease.lease_id]

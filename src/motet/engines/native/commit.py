@@ -14,7 +14,7 @@ from motet.engines.native.sequence import Group, Sequence
 from motet.types import ChoiceDelta, GroupDelta, PromptReport
 
 
-class Drawn(msgspec.Struct, frozen=True):
+class Drawn(msgspec.Struct, frozen=True, gc=False):
     """The next token of one sequence."""
 
     sequence: Sequence

@@ -8,7 +8,7 @@ submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits �
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
@@ -34,7 +34,7 @@ from motet.transfer.base import Transfers
 from motet.transfer.none import NoTransfers
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest
+from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
 
 class ModelRunner(Protocol):
@@ -126,6 +126,7 @@ class EngineCore:
             group = self._accepted(request)
             sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
             group.sequences = sorted(sequences, key=lambda sequence: sequence.rank)
+            group.answered_by = {index: sequence for sequence in sequences for index in sequence.indices}
             check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
             self._handover.expect(group)
         except RequestError:
@@ -155,12 +156,12 @@ class EngineCore:
     def stop_choice(self, request_id: RequestId, index: int) -> None:
         """Ends one choice; unknown ones are ignored."""
         group = self._groups.get(request_id)
-        if group is None or group.readers:
+        sequence = None if group is None else group.answered_by.pop(index, None)
+        if group is None or sequence is None or sequence.state is SequenceState.FINISHED:
             return
-        for sequence in [s for s in group.sequences if index in s.indices]:
-            sequence.indices.remove(index)
-            if not sequence.indices:
-                self._commit.end(sequence)
+        sequence.indices.remove(index)
+        if not sequence.indices:
+            self._commit.end(sequence)
         if not group.sequences:
             del self._groups[request_id]
 
@@ -172,11 +173,11 @@ class EngineCore:
         for group in arrivals.failed:
             self._scheduler.suspend(group)
         plan = self._scheduler.plan()
-        result = self._run(plan) if plan else StepResult([], {}, ran=False)
+        deltas, failures = self._run(plan) if plan else ([], {})
         tickets = self._hand_over()
-        return replace(result, tickets=tickets, names=self._pool.take_changes(), met=arrivals.met)
+        return StepResult(deltas, failures, tickets, self._pool.take_changes(), arrivals.met, ran=bool(plan))
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan) -> tuple[list[GroupDelta], dict[RequestId, MotetError]]:
         inputs = build_inputs(plan, self.info.block_size)
         try:
             logits = self._runner.run(inputs)
@@ -184,7 +185,7 @@ class EngineCore:
             self._runner.verify()
         except SickRowsError as error:
             # Nothing is settled, so nothing of theirs is published; the other groups run the same step again.
-            return StepResult([], self._fail(plan.groups_of(error.rows)))
+            return [], self._fail(plan.groups_of(error.rows))
         self._commit.advance(plan)
         for rows in inputs.prompt_rows:
             _note(rows, logits[rows.begin : rows.end])
@@ -194,7 +195,7 @@ class EngineCore:
         for delta in deltas:
             if not self._groups[delta.request_id].sequences:
                 del self._groups[delta.request_id]
-        return StepResult(deltas, failures)
+        return deltas, failures
 
     def _hand_over(self) -> dict[RequestId, Ticket]:
         """Tickets for the groups whose prompts are prefilled."""

@@ -71,6 +71,8 @@ class Group:
     """Decode workers that its prompt is prefilled for; 0: its choices are written here."""
     sequences: list[Sequence] = field(default_factory=list)
     """Unfinished ones only, in order of rank."""
+    answered_by: dict[int, Sequence] = field(default_factory=dict)
+    """Which sequence answers which choice; those that were stopped are taken out."""
     admitted: bool = False
     """Whether it holds blocks; else it waits."""
     blocks: list[int] = field(default_factory=list)

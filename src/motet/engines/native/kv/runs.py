@@ -13,7 +13,7 @@ class FreeRuns:
     def __init__(self, num_blocks: int) -> None:
         self._end_of: dict[int, int] = {}
         self._begin_of: dict[int, int] = {}
-        self._by_length: dict[int, set[int]] = {}
+        self._by_length: dict[int, dict[int, None]] = {}  # where runs of a length begin
         self._lengths: list[int] = []  # the keys of _by_length, sorted
         self._count = 0
         if num_blocks:
@@ -49,8 +49,16 @@ class FreeRuns:
             missing = count - len(taken)
             fit = bisect_left(self._lengths, missing)
             length = self._lengths[min(fit, len(self._lengths) - 1)]
-            taken += self._cut(next(iter(self._by_length[length])), min(missing, length))
+            taken += self._cut(self._latest(length), min(missing, length))
         return taken
+
+    def _latest(self, length: int) -> int:
+        """The run of this length that came last: a dict finds its last key at once, but walks over all that was deleted
+        before its first."""
+        same = self._by_length[length]
+        begin, _ = same.popitem()
+        same[begin] = None
+        return begin
 
     def _cut(self, begin: int, count: int) -> list[int]:
         end = self._end_of[begin]
@@ -63,9 +71,9 @@ class FreeRuns:
         length = end - begin
         self._end_of[begin], self._begin_of[end] = end, begin
         if length not in self._by_length:
-            self._by_length[length] = set()
+            self._by_length[length] = {}
             insort(self._lengths, length)
-        self._by_length[length].add(begin)
+        self._by_length[length][begin] = None
         self._count += length
 
     def _remove(self, begin: int) -> None:
@@ -73,7 +81,7 @@ class FreeRuns:
         del self._begin_of[end]
         length = end - begin
         same = self._by_length[length]
-        same.remove(begin)
+        del same[begin]
         if not same:
             del self._by_length[length]
             del self._lengths[bisect_left(self._lengths, length)]
