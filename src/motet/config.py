@@ -57,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Choices that run at once; also the largest group."""
     max_num_batched_tokens: int = 512
     """Tokens of one step: choices being written first, the rest for prompts."""
+    kernels: str = "auto"
+    """`compiled` (C++, for bfloat16 on processors with AVX-512), `torch`, or `auto`: the first that can."""
     prefix_cache: bool = True
     cache_answers: bool = False
     """Let answers into the prefix cache too: saves prefill in conversations, at the price of sameness."""

@@ -27,7 +27,7 @@ LEASE_S = 0.5
 def core(folder: Path, role: Role, network: LocalNetwork) -> Iterator[EngineCore]:
     parts = build_parts(engine_config(folder, role=role, lease_s=LEASE_S))
     proof = Proof(parts.info.num_blocks)
-    memory = parts.runner.storage.memory(proof)
+    memory = parts.storage.memory(proof)
     name = new_engine_id(role)
     settings = TransferSettings(host="127.0.0.1", port=0, cluster_key="", pull_timeout_s=5.0, engine_id=name)
     transfers = TransferThread(settings, parts.facts, memory, lambda: network.join(name, memory))

@@ -130,6 +130,7 @@ def test_defaults_give_way_to_what_was_set() -> None:
         ({"num_threads": 0}, "--threads 0"),
         ({"device": "tpu"}, "--device tpu"),
         ({"dtype": "int8"}, "--dtype int8"),
+        ({"kernels": "cuda"}, "--kernels cuda"),
         ({"log_level": "loud"}, "--log-level loud"),
         ({"api_keys": [""]}, "--api-key 1 given"),
         ({"model": " "}, "MODEL"),

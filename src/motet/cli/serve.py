@@ -43,6 +43,9 @@ def serve(  # sizes: one parameter a flag
     ] = None,
     device: Annotated[str | None, option("device", ENGINE, "auto, cpu, cuda or cuda:K.")] = None,
     dtype: Annotated[str | None, option("dtype", ENGINE, "auto, bfloat16, float16 or float32.")] = None,
+    kernels: Annotated[
+        str | None, option("kernels", ENGINE, "What computes on the CPU: auto, compiled or torch.")
+    ] = None,
     max_model_len: Annotated[
         int | None, option("max_model_len", ENGINE, "Prompt and answer together, in tokens; the model's own if unset.")
     ] = None,

@@ -14,6 +14,7 @@ from motet.settings.record import DEFAULT, Setting, Settings, flag_of
 from motet.types import Role
 
 DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+")
+KERNELS = ("auto", "compiled", "torch")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_BLOCK_SIZE = 256
@@ -44,6 +45,7 @@ RULES = (
     Rule(("model",), "must be a folder or the name of a model", lambda p: bool(p.model.model.strip())),
     Rule(("served_model_name",), "must be not empty", lambda p: p.model.served_model_name != ""),
     Rule(("device",), "must be auto, cpu, cuda or cuda:K", lambda p: DEVICE.fullmatch(p.engine.device) is not None),
+    Rule(("kernels",), f"must be one of {', '.join(KERNELS)}", lambda p: p.engine.kernels in KERNELS),
     Rule(("dtype",), f"must be one of {', '.join(DTYPES)}", lambda p: p.engine.dtype in DTYPES),
     Rule(
         ("max_model_len",), "must be at least 2: a prompt and an answer", lambda p: (p.engine.max_model_len or 2) >= 2

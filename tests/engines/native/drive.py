@@ -45,7 +45,7 @@ def make_core(
     folder: Path, *, blocks: int = 512, budget: int = 512, dtype: str = "float32", **changes: object
 ) -> EngineCore:
     """A core over a tiny model with exactly `blocks` blocks of 8 tokens and `budget` tokens a step."""
-    bytes_per_token = 2 * 3 * 2 * 16 * (4 if dtype == "float32" else 2)  # K and V, layers, kv heads, head_dim
+    bytes_per_token = 2 * 3 * 2 * 32 * (4 if dtype == "float32" else 2)  # K and V, layers, kv heads, head_dim
     kv_cache_gb = blocks * BLOCK_SIZE * bytes_per_token / 2**30
     return build_core(
         engine_config(folder, dtype=dtype, kv_cache_gb=kv_cache_gb, max_num_batched_tokens=budget, **changes)

@@ -17,7 +17,7 @@ from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import GenerateRequest, Role
 from tests.engines.native.drive import Outcome, engine_config, make_core, run, take_step
 
-BLOCK_BYTES_PER_TOKEN = 2 * 3 * 2 * 16  # K and V, layers, kv heads, head_dim
+BLOCK_BYTES_PER_TOKEN = 2 * 3 * 2 * 32  # K and V, layers, kv heads, head_dim
 
 
 class CountingRunner:
@@ -142,7 +142,7 @@ class Pair:
         kv_cache_gb = blocks * 8 * BLOCK_BYTES_PER_TOKEN * itemsize / 2**30
         parts = build_parts(engine_config(folder, role=role, kv_cache_gb=kv_cache_gb, lease_s=self.lease_s, **fields))
         proof = Proof(parts.info.num_blocks)
-        transfers = ScriptedTransfers(name, parts.runner.storage.memory(proof))
+        transfers = ScriptedTransfers(name, parts.storage.memory(proof))
         runner = CountingRunner(parts.runner)
         self.runners[name] = runner
         core = EngineCore(parts.info, runner, parts.options, proof=proof, transfers=transfers, clock=lambda: self.now_s)

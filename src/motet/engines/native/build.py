@@ -8,13 +8,12 @@ import torch
 from transformers import PreTrainedConfig
 
 from motet.config import EngineConfig
-from motet.engines.native.core import CoreOptions, EngineCore
-from motet.engines.native.fingerprint import fingerprint
+from motet.engines.native.backend import choose_backend
+from motet.engines.native.core import CoreOptions, EngineCore, ModelRunner
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.memory import num_blocks_for
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.reach import facts_of, start_transfers
-from motet.engines.native.runner import Runner
 from motet.errors import ConfigError, KVMemoryError
 from motet.ids import ModelName
 from motet.transfer.layout import KVFacts
@@ -29,7 +28,8 @@ class Parts:
     """What a core is made of."""
 
     info: EngineInfo
-    runner: Runner
+    runner: ModelRunner
+    storage: KVStorage
     options: CoreOptions
     facts: KVFacts
     """What another worker's KV must be like to be of use here."""
@@ -41,7 +41,7 @@ def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
     if config.role is Role.BOTH:
         return EngineCore(parts.info, parts.runner, parts.options)
     proof = Proof(parts.info.num_blocks)
-    transfers = start_transfers(config, parts.facts, parts.runner.storage, proof)
+    transfers = start_transfers(config, parts.facts, parts.storage, proof)
     info = msgspec.structs.replace(parts.info, transfer=transfers.address)
     return EngineCore(info, parts.runner, parts.options, proof=proof, transfers=transfers)
 
@@ -58,7 +58,9 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         config.kv_cache_gb, layout.bytes_per_block, max_model_len=max_model_len, block_size=config.block_size
     )
     model = load_model(folder, hf_config, dtype=dtype, device=device)
+    facts = facts_of(model, layout)
     storage = _allocated(layout, num_blocks, device)
+    backend = choose_backend(model, storage, kernels=config.kernels, max_model_len=max_model_len)
     info = EngineInfo(
         model=ModelName(config.model_name),
         max_model_len=max_model_len,
@@ -71,13 +73,13 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         eos_token_ids=shape.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        fingerprint=fingerprint(model, head_dim=shape.head_dim, dtype=dtype, device=device),
+        fingerprint=backend.fingerprint,
         pid=pid,
     )
     options = CoreOptions(
         config.max_num_batched_tokens, config.prefix_cache, config.cache_answers, lease_s=config.lease_s
     )
-    return Parts(info, Runner(model, storage), options, facts_of(model, layout))
+    return Parts(info, backend.runner, storage, options, facts)
 
 
 def _checked(config: EngineConfig) -> PreTrainedConfig:

@@ -19,16 +19,25 @@ from motet.engines.native.attention.plan import padded_keys, pieces
 SAME, NOT_SAME = "same", "similar"
 
 
-def fingerprint(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Such as `motet-0.1.0_torch-2.13.0_AVX512_bfloat16-same`. Two engines with one fingerprint that ends in `-same`
-    give a choice the same tokens."""
+def fingerprint(operators: str, same: bool, dtype: torch.dtype, device: torch.device) -> str:
+    """Such as `motet-0.1.0_torch-2.13.0_x86_64-AVX512_bfloat16-same`. Two engines with one fingerprint that ends in
+    `-same` give a choice the same tokens."""
     if device.type == "cpu":
         where = torch.backends.cpu.get_cpu_capability()
-        same = linears_agree(model, dtype) and prompts_agree(head_dim, dtype) and trunks_agree(head_dim, dtype)
     else:
-        where, same = torch.cuda.get_device_name(device).replace(" ", "-"), False
+        where = torch.cuda.get_device_name(device).replace(" ", "-")
     kind = f"{platform.machine()}-{where}_{str(dtype).removeprefix('torch.')}"
-    return f"motet-{motet.__version__}_torch-{torch.__version__}_{kind}-{SAME if same else NOT_SAME}"
+    return f"motet-{motet.__version__}_{operators}_{kind}-{SAME if same else NOT_SAME}"
+
+
+def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch's operators do; on a GPU they are not asked."""
+    return (
+        device.type == "cpu"
+        and linears_agree(model, dtype)
+        and prompts_agree(head_dim, dtype)
+        and trunks_agree(head_dim, dtype)
+    )
 
 
 @torch.inference_mode()

@@ -67,6 +67,8 @@ class StepInputs:
     """Where KV goes; not padded."""
     logit_rows: list[int]
     """Rows of the batch whose logits are wanted; padded with row 0."""
+    num_logits: int
+    """How many of them are no padding."""
     draws: list[Draw]
     prompt_rows: list[PromptRows]
     attention: AttentionPlan
@@ -87,6 +89,7 @@ def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
         positions=builder.positions + padding,
         slots=builder.slots,
         logit_rows=builder.logit_rows + [0] * (-len(builder.logit_rows) % ROW_MULTIPLE),
+        num_logits=len(builder.logit_rows),
         draws=builder.draws,
         prompt_rows=builder.prompt_rows,
         attention=AttentionPlan(num_tail_rows, tuple(builder.prompts), tuple(builder.trunks), builder.tails.finished()),

@@ -1,0 +1,292 @@
+#include "attention.h"
+
+#include <algorithm>
+
+#include "pack.h"
+
+namespace motet {
+namespace {
+
+constexpr std::size_t kMaxSharedBytes = 64 << 20;
+
+// The state of a line over the keys read so far: sum of values [head_dim] under weights 2^(score - best), then best,
+// then the sum of the weights.
+int state_size(const Model& model) { return model.head_dim + 2; }
+int group_size(const Model& model) { return model.heads / model.kv_heads; }
+int stretches_of(int keys) { return (keys + kStretch - 1) / kStretch; }
+
+// Vector lanes that lie in [begin, end) of a row, for the vector that starts at `at`.
+__mmask16 lanes_in(int begin, int end, int at) {
+  const auto below = [](int lane) { return __mmask16((1u << std::clamp(lane, 0, kLanes)) - 1); };
+  return below(end - at) & ~below(begin - at);
+}
+
+// Weights 2^(score - best) of scores [begin, end), zero elsewhere up to `width`; returns best and their sum.
+struct Weighed {
+  float best, mass;
+};
+
+Weighed weigh(const float* scores, int begin, int end, int width, bf16* weights) {
+  __m512 best = _mm512_set1_ps(-kInfinity);
+  for (int at = 0; at < width; at += kLanes)
+    best = _mm512_mask_max_ps(best, lanes_in(begin, end, at), _mm512_loadu_ps(scores + at), best);
+  const float top = _mm512_reduce_max_ps(best);
+  __m512 mass = _mm512_setzero_ps();
+  for (int at = 0; at < width; at += kLanes) {
+    const __m512 below = _mm512_sub_ps(_mm512_loadu_ps(scores + at), _mm512_set1_ps(top));
+    const __m512 weight = _mm512_maskz_mov_ps(lanes_in(begin, end, at), exp2_of_negative(below));
+    mass = _mm512_add_ps(mass, weight);
+    store_bf16(weights + at, weight);
+  }
+  return {top, _mm512_reduce_add_ps(mass)};
+}
+
+float exp2_of_difference(float x, float y) {
+  return _mm512_cvtss_f32(exp2_of_negative(_mm512_set1_ps(x - y)));
+}
+
+// Adds what a line saw in one stretch to what it saw before.
+void merge(float* total, const float* fresh, int head_dim) {
+  float &best = total[head_dim], &mass = total[head_dim + 1];
+  const float fresh_best = fresh[head_dim], fresh_mass = fresh[head_dim + 1];
+  if (fresh_best == -kInfinity) return;  // saw nothing
+  if (best == -kInfinity) {
+    std::copy(fresh, fresh + head_dim + 2, total);
+    return;
+  }
+  const float top = std::max(best, fresh_best);
+  const float old_weight = exp2_of_difference(best, top), new_weight = exp2_of_difference(fresh_best, top);
+  for (int at = 0; at < head_dim; at += kLanes) {
+    const __m512 fresh_sum = _mm512_mul_ps(_mm512_loadu_ps(fresh + at), _mm512_set1_ps(new_weight));
+    const __m512 old_sum = _mm512_loadu_ps(total + at);
+    _mm512_storeu_ps(total + at, _mm512_fmadd_ps(old_sum, _mm512_set1_ps(old_weight), fresh_sum));
+  }
+  mass = mass * old_weight + fresh_mass * new_weight;
+  best = top;
+}
+
+// Which keys of a table a row sees: [begin, end).
+struct Seen {
+  int begin, end;
+};
+
+}  // namespace
+
+// Reads stretches for one task.
+class Reader {
+ public:
+  Reader(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, const Attention::Task& task,
+         Attention::Workspace& space)
+      : model_(model),
+        layer_(layer),
+        batch_(batch),
+        task_(task),
+        space_(space),
+        queries_(queries + std::size_t(task.kv_head) * batch.num_rows * group_size(model) * model.head_dim) {}
+
+  // Stretch `stretch` of the trunk for all rows of the task, one state after the other into `states`.
+  void trunk(int stretch, float* states) {
+    const Span& span = *task_.span;
+    const int window = layer_.window;
+    const auto seen = [&](int row) {
+      return Seen{window ? std::max(0, batch_.positions[row] + 1 - window) : 0, span.trunk_keys};
+    };
+    read(span.trunk_table, stretch, task_.row_begin, task_.row_end, seen, states);
+  }
+
+  // All that rows [begin, end) of a piece see of their own table, merged into `total`.
+  void piece(const Piece& piece, int begin, int end, float* total) {
+    const int window = layer_.window;
+    const auto seen = [&](int row) {
+      const int last = piece.first + row - piece.row_begin + 1;
+      return Seen{window ? std::max(0, last - window) : 0, last};
+    };
+    for (int stretch = seen(begin).begin / kStretch; stretch < stretches_of(seen(end - 1).end); ++stretch) {
+      read(piece.table, stretch, begin, end, seen, space_.fresh.data());
+      merge_all(space_.fresh.data(), total, end - begin);
+    }
+  }
+
+  void merge_all(const float* fresh, float* total, int rows) {
+    const int size = state_size(model_);
+    for (int line = 0; line < rows * group_size(model_); ++line)
+      merge(total + line * size, fresh + line * size, model_.head_dim);
+  }
+
+ private:
+  // States of rows [row_begin, row_end) over one stretch of a table.
+  template <class See>
+  void read(int table, int stretch, int row_begin, int row_end, See seen, float* states) {
+    const int group = group_size(model_), lines = (row_end - row_begin) * group, size = state_size(model_);
+    const int begin = stretch * kStretch;
+    int end = begin;
+    for (int row = row_begin; row < row_end; ++row)
+      if (const Seen s = seen(row); s.begin < begin + kStretch) end = std::max(end, std::min(s.end, begin + kStretch));
+    if (end > begin) pack(table, begin, end);
+    const int height = even_tile(lines, kMaxRows);
+    for (int line = 0; line < lines; line += height)
+      read_lines(row_begin, line, std::min(height, lines - line), begin, end, seen, states + line * size);
+  }
+
+  // Up to kMaxRows lines, counted from row `row_begin` on, over the packed keys [begin, end).
+  template <class See>
+  void read_lines(int row_begin, int line, int count, int begin, int end, See seen, float* states) {
+    const int group = group_size(model_), dim = model_.head_dim, size = state_size(model_);
+    const int visible = std::min(end, seen(row_begin + (line + count - 1) / group).end) - begin;  // of the last row: most
+    if (visible <= 0) {
+      for (int i = 0; i < count; ++i) states[i * size + dim] = -kInfinity;
+      return;
+    }
+    const int panels = panels_of(visible), width = panels * kPanel;
+    const bf16* lines = queries_ + (std::size_t(row_begin) * group + line) * dim;
+    float* scores = space_.scores.data();
+    bf16* weights = space_.weights.data();
+    product(count, lines, dim, space_.keys.data(), panel_size(dim), panels, dim, nullptr,
+            [&](int row, int panel, __m512 left, __m512 right) {
+              float* to = scores + row * kStretch + panel * kPanel;
+              _mm512_storeu_ps(to, score(left));
+              _mm512_storeu_ps(to + kLanes, score(right));
+            });
+    for (int i = 0; i < count; ++i) {
+      const Seen s = seen(row_begin + (line + i) / group);
+      const Weighed w = weigh(scores + i * kStretch, s.begin - begin, std::min(s.end, end) - begin, width,
+                              weights + i * kStretch);
+      states[i * size + dim] = w.best;
+      states[i * size + dim + 1] = w.mass;
+    }
+    product(count, weights, kStretch, space_.values.data(), panel_size(kStretch), panels_of(dim), width, nullptr,
+            [&](int row, int panel, __m512 left, __m512 right) {
+              float* to = states + row * size + panel * kPanel;
+              _mm512_storeu_ps(to, left);
+              _mm512_storeu_ps(to + kLanes, right);
+            });
+  }
+
+  // In powers of two.
+  __m512 score(__m512 x) const {
+    if (model_.score_softcap == 0) return _mm512_mul_ps(x, _mm512_set1_ps(model_.score_scale * kLog2E));
+    const float cap = model_.score_softcap;
+    return _mm512_mul_ps(tanh(_mm512_mul_ps(x, _mm512_set1_ps(model_.score_scale / cap))), _mm512_set1_ps(cap * kLog2E));
+  }
+
+  // Keys become columns, values stay rows; what fills the last panel up is zero.
+  void pack(int table, int begin, int end) {
+    const int dim = model_.head_dim, panels = panels_of(end - begin);
+    const auto row = [&](const bf16* pool, int key) -> const bf16* {
+      if (key >= end) return nullptr;
+      const int block = batch_.tables[table + key / model_.block_size], slot = key % model_.block_size;
+      return pool + ((std::size_t(block) * model_.block_size + slot) * model_.kv_heads + task_.kv_head) * dim;
+    };
+    for (int columns = 0; columns < 2 * panels; ++columns)
+      pack_columns(space_.keys.data() + columns / 2 * panel_size(dim) + columns % 2 * kPanel, dim,
+                   [&](int i) { return row(layer_.keys, begin + columns * kLanes + i); });
+    for (int pair = 0; pair < panels * kLanes; ++pair) {
+      const bf16 *even = row(layer_.values, begin + 2 * pair), *odd = row(layer_.values, begin + 2 * pair + 1);
+      for (int at = 0; at < dim; at += kPanel)
+        pack_pair(space_.values.data() + at / kPanel * panel_size(kStretch) + std::size_t(pair) * 2 * kPanel,
+                  even ? _mm512_loadu_si512(even + at) : _mm512_setzero_si512(),
+                  odd ? _mm512_loadu_si512(odd + at) : _mm512_setzero_si512());
+    }
+  }
+
+  const Model& model_;
+  const Layer& layer_;
+  const Batch& batch_;
+  const Attention::Task& task_;
+  Attention::Workspace& space_;
+  const bf16* queries_;  // of the task's key head
+};
+
+void Attention::prepare(const Model& model, const Batch& batch, int num_threads) {
+  trunk_tasks_.clear();
+  row_tasks_.clear();
+  trunk_states_.clear();
+  for (int i = 0; i < batch.num_spans; ++i) cut(model, batch.spans[i], num_threads);
+  workspaces_.resize(num_threads);
+  const std::size_t states = std::size_t(std::max(kMaxLines, group_size(model))) * state_size(model);
+  for (auto& space : workspaces_) {
+    space.keys.resize(kStretch * model.head_dim);
+    space.values.resize(kStretch * model.head_dim);
+    space.scores.resize(kMaxRows * kStretch);
+    space.weights.resize(kMaxRows * kStretch);
+    space.fresh.resize(states);
+    space.total.resize(states);
+  }
+}
+
+// Rows are cut into tiles. Where these are too few to keep all threads busy, as for a group that is being written, the
+// stretches of its trunk are tasks of their own, and what they give is merged afterwards, in the same order.
+void Attention::cut(const Model& model, const Span& span, int num_threads) {
+  const int rows = span.row_end - span.row_begin, enough = 4 * num_threads;
+  const auto tiles = [&](std::vector<Task>& tasks, int height, int stretch, std::size_t states) {
+    for (int row = span.row_begin; row < span.row_end; row += height)
+      for (int head = 0; head < model.kv_heads; ++head)
+        tasks.push_back({&span, row, std::min(row + height, span.row_end), head, stretch, states});
+  };
+  const int height = std::max(1, kMaxLines / group_size(model));
+  const std::size_t floats =
+      std::size_t(stretches_of(span.trunk_keys)) * rows * model.heads * state_size(model);
+  const bool few = (rows + height - 1) / height * model.kv_heads < enough;
+  std::size_t states = kOwn;
+  if (span.trunk_keys && few && floats * sizeof(float) <= kMaxSharedBytes) {
+    states = trunk_states_.size();
+    trunk_states_.resize(states + floats);
+    for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch)
+      tiles(trunk_tasks_, height, stretch, states);
+  }
+  const int least = (rows * model.kv_heads + enough - 1) / enough;
+  tiles(row_tasks_, few ? std::clamp(least, 1, height) : height, 0, states);
+}
+
+// Where the state of a row's first line over one stretch of the trunk lies; those of the rows after it follow.
+float* Attention::shared_state(const Model& model, const Task& task, int stretch, int row) {
+  const Span& span = *task.span;
+  const int rows = span.row_end - span.row_begin;
+  const std::size_t place = (std::size_t(task.kv_head) * stretches_of(span.trunk_keys) + stretch) * rows;
+  return trunk_states_.data() + task.states +
+         (place + row - span.row_begin) * group_size(model) * state_size(model);
+}
+
+void Attention::run(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, bf16* output,
+                    Team& team, int thread) {
+  Workspace& space = workspaces_[thread];
+  if (const int count = int(trunk_tasks_.size())) {
+    for (int i; (i = team.next(count)) < count;) {
+      const Task& task = trunk_tasks_[i];
+      Reader(model, layer, batch, queries, task, space)
+          .trunk(task.stretch, shared_state(model, task, task.stretch, task.row_begin));
+    }
+    team.meet();
+  }
+  const int count = int(row_tasks_.size()), group = group_size(model), dim = model.head_dim, size = state_size(model);
+  for (int i; (i = team.next(count)) < count;) {
+    const Task& task = row_tasks_[i];
+    const Span& span = *task.span;
+    Reader reader(model, layer, batch, queries, task, space);
+    const int rows = task.row_end - task.row_begin;
+    float* total = space.total.data();
+    for (int line = 0; line < rows * group; ++line) total[line * size + dim] = -kInfinity;
+    for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch) {
+      const float* fresh = space.fresh.data();
+      if (task.states == kOwn)
+        reader.trunk(stretch, space.fresh.data());
+      else
+        fresh = shared_state(model, task, stretch, task.row_begin);
+      reader.merge_all(fresh, total, rows);
+    }
+    for (int p = span.piece_begin; p < span.piece_end; ++p) {
+      const Piece& piece = batch.pieces[p];
+      const int begin = std::max(piece.row_begin, task.row_begin), end = std::min(piece.row_end, task.row_end);
+      if (begin < end) reader.piece(piece, begin, end, total + (begin - task.row_begin) * group * size);
+    }
+    for (int line = 0; line < rows * group; ++line) {
+      const std::size_t row = task.row_begin + line / group, head = task.kv_head * group + line % group;
+      const float* state = total + line * size;
+      const __m512 mass = _mm512_set1_ps(state[dim + 1]);  // 0 only if no score was a number: the row becomes NaN
+      for (int at = 0; at < dim; at += kLanes)
+        store_bf16(output + (row * model.heads + head) * dim + at, _mm512_div_ps(_mm512_loadu_ps(state + at), mass));
+    }
+  }
+}
+
+}  // namespace motet

@@ -1,0 +1,56 @@
+// Attention of one layer over paged keys and values: a trunk once for all its siblings, then each one's own tail.
+//
+// A stretch of a table is read at once: packed for the matrix unit, multiplied with the queries of up to kMaxLines
+// lines, weighed. What it gives is merged into what the stretches before it gave (online softmax, as in
+// FlashAttention). Stretches are cut at fixed places of a table and merged in their order, so a row's bits depend on its
+// own keys alone, whichever thread read what.
+#pragma once
+
+#include <vector>
+
+#include "model.h"
+#include "team.h"
+
+namespace motet {
+
+constexpr int kStretch = 256;
+constexpr int kMaxLines = 96;  // a line is one query head of one row
+
+class Attention {
+ public:
+  // Cuts a step into tasks; called by one thread before the others start.
+  void prepare(const Model& model, const Batch& batch, int num_threads);
+
+  // queries [kv_heads][rows][heads / kv_heads][head_dim] -> output [rows][heads * head_dim]; called by every thread.
+  void run(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, bf16* output, Team& team,
+           int thread);
+
+ private:
+  friend class Reader;
+
+  // Rows of a span, for one key head.
+  struct Task {
+    const Span* span;
+    int row_begin, row_end, kv_head;
+    int stretch;          // of the trunk: what a trunk task reads
+    std::size_t states;   // where the span's shared trunk states begin; kOwn: a row task reads the trunk itself
+  };
+  static constexpr std::size_t kOwn = ~std::size_t(0);
+
+  struct Workspace {
+    std::vector<bf16> keys, values;  // a packed stretch
+    std::vector<float> scores;       // [kMaxRows][kStretch]
+    std::vector<bf16> weights;       // the same, as factors of the values
+    std::vector<float> fresh, total; // states of kMaxLines lines
+  };
+
+  void cut(const Model& model, const Span& span, int num_threads);
+  float* shared_state(const Model& model, const Task& task, int stretch, int row);
+
+  std::vector<Task> trunk_tasks_;  // stretches of trunks that threads read for each other
+  std::vector<Task> row_tasks_;    // the rest: rows that become output
+  std::vector<Workspace> workspaces_;
+  std::vector<float> trunk_states_;
+};
+
+}  // namespace motet

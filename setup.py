@@ -1,0 +1,32 @@
+"""The C++ kernels. Everything else is in pyproject.toml.
+
+They are optional: without a compiler, or on another kind of processor, torch's operators do their work, more slowly.
+Whether the processor has the instructions is asked when they are loaded, not here: a wheel may be built elsewhere.
+"""
+
+import platform
+from glob import glob
+
+from setuptools import Extension, setup
+
+KERNELS = Extension(
+    "motet.engines.native.cpu.compiled",
+    sources=sorted(glob("csrc/*.cpp")),
+    depends=sorted(glob("csrc/*.h")),
+    language="c++",
+    extra_compile_args=[
+        "-std=c++20",
+        "-O3",
+        "-pthread",
+        *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "bf16")),
+        "-fvisibility=hidden",
+        "-Wall",
+        # gcc 12 finds its own intrinsics uninitialized, and attributes of vectors ignored in templates.
+        *("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-ignored-attributes"),
+    ],
+    extra_link_args=["-pthread"],
+    optional=True,
+)
+
+built_here = platform.system() == "Linux" and platform.machine() == "x86_64"
+setup(ext_modules=[KERNELS] if built_here else [])

@@ -1,0 +1,89 @@
+"""The compiled kernels, as `csrc/model.h` and `csrc/api.cpp` declare them; built at install, if a compiler is there."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from functools import cache
+from hashlib import blake2b
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+
+class Linear(Structure):
+    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("columns", c_int32), ("depth", c_int32))
+
+
+class Layer(Structure):
+    _fields_ = (
+        *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
+        *((name, c_void_p) for name in ("query_norm", "key_norm", "cosines", "sines", "keys", "values")),
+        ("window", c_int32),
+    )
+
+
+class Model(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        *((name, c_int32) for name in ("vocab", "block_size", "activation")),
+        *((name, c_float) for name in ("epsilon", "score_scale", "score_softcap", "logit_softcap", "embedding_scale")),
+        ("layers", POINTER(Layer)),
+        ("embedding", c_void_p),
+        ("head", Linear),
+        ("final_norm", c_void_p),
+    )
+
+
+class Batch(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("num_rows", "num_spans", "num_logits")),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "spans", "pieces", "tables")),
+        *((name, c_void_p) for name in ("logit_rows", "logits", "sick")),
+    )
+
+
+PIECE_INTS = 4
+"""row_begin, row_end, first, table"""
+SPAN_INTS = 6
+"""row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table"""
+
+SILU, GELU_TANH = 0, 1
+PANEL = 32
+"""Columns of a packed panel; every dimension of a model must be a multiple of it."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None: they were not built, or this processor lacks an instruction they need."""
+    if (path := _path()) is None:
+        return None
+    found = _declared(ctypes.CDLL(str(path)))
+    return found if found.motet_supported() else None
+
+
+def digest() -> str:
+    """Of the kernels as they were built here: another compiler may round elsewhere."""
+    path = _path()
+    return "" if path is None else blake2b(path.read_bytes(), digest_size=4).hexdigest()
+
+
+def _path() -> Path | None:
+    paths = (Path(__file__).with_name(f"compiled{suffix}") for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    found.motet_supported.restype = c_int32
+    found.motet_pack.argtypes = (c_void_p, c_void_p, c_void_p, c_int32, c_int32)
+    found.motet_pack.restype = None
+    found.motet_open.argtypes = (POINTER(Model), c_int32)
+    found.motet_open.restype = c_void_p
+    found.motet_run.argtypes = (c_void_p, POINTER(Batch))
+    found.motet_run.restype = None
+    found.motet_close.argtypes = (c_void_p,)
+    found.motet_close.restype = None
+    sizes = (c_int32 * 6)()
+    found.motet_sizes(sizes)
+    ours = [*map(ctypes.sizeof, (Linear, Layer, Model, Batch)), 4 * PIECE_INTS, 4 * SPAN_INTS]
+    if list(sizes) != ours:
+        raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {ours})")
+    return found
