@@ -248,44 +248,45 @@ float* Attention::shared_state(const Model& model, const Task& task, int stretch
 }
 
 void Attention::run(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, bf16* output,
-                    Team& team, int thread) {
-  Workspace& space = workspaces_[thread];
-  if (const int count = int(trunk_tasks_.size())) {
-    for (int i; (i = team.next(count)) < count;) {
-      const Task& task = trunk_tasks_[i];
-      Reader(model, layer, batch, queries, task, space)
-          .trunk(task.stretch, shared_state(model, task, task.stretch, task.row_begin));
-    }
-    team.meet();
+                    Team& team) {
+  team.share(int(trunk_tasks_.size()), [&](int i, int thread) {
+    const Task& task = trunk_tasks_[i];
+    Reader(model, layer, batch, queries, task, workspaces_[thread])
+        .trunk(task.stretch, shared_state(model, task, task.stretch, task.row_begin));
+  });
+  team.share(int(row_tasks_.size()), [&](int i, int thread) {
+    finish(model, layer, batch, queries, row_tasks_[i], workspaces_[thread], output);
+  });
+}
+
+// All that the rows of a task see, and what comes of it.
+void Attention::finish(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries,
+                       const Task& task, Workspace& space, bf16* output) {
+  const int group = group_size(model), dim = model.head_dim, size = state_size(model);
+  const int rows = task.row_end - task.row_begin;
+  const Span& span = *task.span;
+  Reader reader(model, layer, batch, queries, task, space);
+  float* total = space.total.data();
+  for (int line = 0; line < rows * group; ++line) total[line * size + dim] = -kInfinity;
+  for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch) {
+    const float* fresh = space.fresh.data();
+    if (task.states == kOwn)
+      reader.trunk(stretch, space.fresh.data());
+    else
+      fresh = shared_state(model, task, stretch, task.row_begin);
+    reader.merge_all(fresh, total, rows);
   }
-  const int count = int(row_tasks_.size()), group = group_size(model), dim = model.head_dim, size = state_size(model);
-  for (int i; (i = team.next(count)) < count;) {
-    const Task& task = row_tasks_[i];
-    const Span& span = *task.span;
-    Reader reader(model, layer, batch, queries, task, space);
-    const int rows = task.row_end - task.row_begin;
-    float* total = space.total.data();
-    for (int line = 0; line < rows * group; ++line) total[line * size + dim] = -kInfinity;
-    for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch) {
-      const float* fresh = space.fresh.data();
-      if (task.states == kOwn)
-        reader.trunk(stretch, space.fresh.data());
-      else
-        fresh = shared_state(model, task, stretch, task.row_begin);
-      reader.merge_all(fresh, total, rows);
-    }
-    for (int p = span.piece_begin; p < span.piece_end; ++p) {
-      const Piece& piece = batch.pieces[p];
-      const int begin = std::max(piece.row_begin, task.row_begin), end = std::min(piece.row_end, task.row_end);
-      if (begin < end) reader.piece(piece, begin, end, total + (begin - task.row_begin) * group * size);
-    }
-    for (int line = 0; line < rows * group; ++line) {
-      const std::size_t row = task.row_begin + line / group, head = task.kv_head * group + line % group;
-      const float* state = total + line * size;
-      const __m512 mass = _mm512_set1_ps(state[dim + 1]);  // 0 only if no score was a number: the row becomes NaN
-      for (int at = 0; at < dim; at += kLanes)
-        store_bf16(output + (row * model.heads + head) * dim + at, _mm512_div_ps(_mm512_loadu_ps(state + at), mass));
-    }
+  for (int p = span.piece_begin; p < span.piece_end; ++p) {
+    const Piece& piece = batch.pieces[p];
+    const int begin = std::max(piece.row_begin, task.row_begin), end = std::min(piece.row_end, task.row_end);
+    if (begin < end) reader.piece(piece, begin, end, total + (begin - task.row_begin) * group * size);
+  }
+  for (int line = 0; line < rows * group; ++line) {
+    const std::size_t row = task.row_begin + line / group, head = task.kv_head * group + line % group;
+    const float* state = total + line * size;
+    const __m512 mass = _mm512_set1_ps(state[dim + 1]);  // 0 only if no score was a number: the row becomes NaN
+    for (int at = 0; at < dim; at += kLanes)
+      store_bf16(output + (row * model.heads + head) * dim + at, _mm512_div_ps(_mm512_loadu_ps(state + at), mass));
   }
 }
 

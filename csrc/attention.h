@@ -18,12 +18,11 @@ constexpr int kMaxLines = 96;  // a line is one query head of one row
 
 class Attention {
  public:
-  // Cuts a step into tasks; called by one thread before the others start.
+  // Cuts a step into tasks; before the first layer.
   void prepare(const Model& model, const Batch& batch, int num_threads);
 
-  // queries [kv_heads][rows][heads / kv_heads][head_dim] -> output [rows][heads * head_dim]; called by every thread.
-  void run(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, bf16* output, Team& team,
-           int thread);
+  // queries [kv_heads][rows][heads / kv_heads][head_dim] -> output [rows][heads * head_dim]
+  void run(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, bf16* output, Team& team);
 
  private:
   friend class Reader;
@@ -44,6 +43,8 @@ class Attention {
     std::vector<float> fresh, total; // states of kMaxLines lines
   };
 
+  void finish(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, const Task& task,
+              Workspace& space, bf16* output);
   void cut(const Model& model, const Span& span, int num_threads);
   float* shared_state(const Model& model, const Task& task, int stretch, int row);
 

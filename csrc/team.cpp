@@ -7,59 +7,71 @@ namespace {
 
 constexpr int kSpins = 2000;  // some 20 to 50 microseconds
 
-void wait_until_changed(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
+template <class T>
+void wait_while(const std::atomic<T>& value, T old) {
   for (int spin = 0; spin < kSpins; ++spin) {
     if (value.load(std::memory_order_acquire) != old) return;
     _mm_pause();
   }
-  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+  value.wait(old, std::memory_order_acquire);
 }
 
 }  // namespace
 
-Team::Team(int num_threads) : size_(num_threads), missing_(num_threads) {
-  for (int thread = 1; thread < size_; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
+Team::Team(int num_threads) {
+  for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
 }
 
 Team::~Team() {
   ending_ = true;
-  orders_.fetch_add(1, std::memory_order_release);
-  orders_.notify_all();
+  ++news_;
+  news_.notify_all();
   for (auto& thread : threads_) thread.join();
 }
 
-void Team::run(const std::function<void(int)>& work) {
-  work_ = &work;
-  if (size_ > 1) {
-    orders_.fetch_add(1, std::memory_order_release);
-    orders_.notify_all();
+void Team::share(int count, Call call, void* context) {
+  if (threads_.empty() || count == 1) {
+    for (int piece = 0; piece < count; ++piece) call(context, piece, 0);
+    return;
   }
-  work(0);
-  meet();
+  const std::uint64_t number = (next_.load(std::memory_order_relaxed) >> 32) + 1;
+  Job& job = jobs_[number % 2];
+  job.call.store(call, std::memory_order_relaxed);
+  job.context.store(context, std::memory_order_relaxed);
+  job.count.store(count, std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
+  next_.store(number << 32, std::memory_order_release);
+  news_.fetch_add(1, std::memory_order_release);
+  news_.notify_all();
+  while (take(0)) {
+  }
+  for (int done; (done = done_.load(std::memory_order_acquire)) < count;) wait_while(done_, done);
+}
+
+// Does one piece, if there is one.
+bool Team::take(int thread) {
+  std::uint64_t next = next_.load(std::memory_order_acquire);
+  for (;;) {
+    const Job& job = jobs_[(next >> 32) % 2];
+    const Call call = job.call.load(std::memory_order_relaxed);
+    void* const context = job.context.load(std::memory_order_relaxed);
+    const int count = job.count.load(std::memory_order_relaxed), piece = int(next & 0xffffffff);
+    if (piece >= count) return false;
+    if (next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) {
+      call(context, piece, thread);
+      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();
+      return true;
+    }
+  }
 }
 
 void Team::serve(int thread) {
-  for (std::uint32_t done = 0;; ++done) {
-    wait_until_changed(orders_, done);
+  for (;;) {
+    const std::uint32_t news = news_.load(std::memory_order_acquire);
     if (ending_) return;
-    (*work_)(thread);
-    meet();
-  }
-}
-
-void Team::meet() {
-  if (size_ == 1) {
-    next_.store(0, std::memory_order_relaxed);
-    return;
-  }
-  const std::uint32_t meeting = meetings_.load(std::memory_order_relaxed);
-  if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    missing_.store(size_, std::memory_order_relaxed);
-    next_.store(0, std::memory_order_relaxed);
-    meetings_.fetch_add(1, std::memory_order_release);
-    meetings_.notify_all();
-  } else {
-    wait_until_changed(meetings_, meeting);
+    while (take(thread)) {
+    }
+    wait_while(news_, news);
   }
 }
 

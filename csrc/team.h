@@ -1,16 +1,17 @@
-// Threads that work on one forward pass together: all run the same function and meet at barriers.
+// Threads that share the pieces of one job after another.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace motet {
 
-// A decode step passes some two hundred barriers, each microseconds after the last, so who waits spins first. It does
-// not spin for long: where another process wants the core, the thread waited for may be the one that has none.
+// A decode step is some two hundred jobs of microseconds each. The caller waits for pieces, not for threads: where a
+// thread has lost its core to somebody else, the others take its share, and it joins in again whenever it is back.
+// Idle threads spin before they sleep, but not for long, or they would keep others from their core in turn.
 class Team {
  public:
   explicit Team(int num_threads);
@@ -18,31 +19,38 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  int size() const { return size_; }
+  int size() const { return int(threads_.size()) + 1; }
 
-  // Calls work(thread) on every thread, 0 being the caller's, and returns when all have returned.
-  void run(const std::function<void(int)>& work);
-
-  // Inside `work`: returns when every thread has come here; what they wrote before is visible after.
-  void meet();
-
-  // Inside `work`: the next of `count` pieces of work since the last meeting, or `count` when none is left.
-  int next(int count) {
-    const int piece = next_.fetch_add(1, std::memory_order_relaxed);
-    return piece < count ? piece : count;
+  // Calls work(piece, thread) once for every piece from 0 to `count`, on whichever threads are free; returns when all
+  // are done. What pieces wrote is visible then.
+  template <class Work>
+  void share(int count, Work&& work) {
+    using Type = std::remove_reference_t<Work>;
+    share(count, [](void* context, int piece, int thread) { (*static_cast<Type*>(context))(piece, thread); },
+          const_cast<void*>(static_cast<const void*>(&work)));
   }
 
  private:
-  void serve(int thread);
+  using Call = void (*)(void*, int, int);
 
-  const int size_;
+  // Two take turns, so that a late reader of the one before finds numbers that were true of it. What it read counts
+  // only if `next_` still names its job.
+  struct Job {
+    std::atomic<Call> call{nullptr};
+    std::atomic<void*> context{nullptr};
+    std::atomic<int> count{0};
+  };
+
+  void share(int count, Call call, void* context);
+  void serve(int thread);
+  bool take(int thread);
+
   std::vector<std::thread> threads_;
-  const std::function<void(int)>* work_ = nullptr;
-  bool ending_ = false;
-  alignas(64) std::atomic<std::uint32_t> orders_{0};    // rises when there is work, or the end
-  alignas(64) std::atomic<std::uint32_t> meetings_{0};  // rises when all have met
-  alignas(64) std::atomic<int> missing_;
-  alignas(64) std::atomic<int> next_{0};
+  Job jobs_[2];
+  std::atomic<bool> ending_{false};
+  alignas(64) std::atomic<std::uint64_t> next_{0};  // number of the job, then (lower half) its next piece
+  alignas(64) std::atomic<std::uint32_t> news_{0};  // rises with every job, and at the end
+  alignas(64) std::atomic<int> done_{0};
 };
 
 }  // namespace motet
