@@ -1,6 +1,7 @@
 """What passes between the parts: a request, what a step produced, facts and figures of an engine.
 
-Everything here is frozen, knows no torch, and travels as msgspec messages unchanged.
+Everything here is frozen, knows no torch, and travels as msgspec messages unchanged. What there is one of for each
+token is not tracked by the garbage collector (`gc=False`): nothing in it can point back to it.
 """
 
 from enum import StrEnum
@@ -88,7 +89,7 @@ def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
     return tuple(ChoiceStart(i, (seed + i) % 2**64) for i in range(n))
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of one token under the model itself, before temperature and filters."""
 
     token_id: int
@@ -99,7 +100,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """(token id, logprob) of the most likely tokens, best first."""
 
 
-class Finish(msgspec.Struct, frozen=True, array_like=True):
+class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of a choice."""
 
     reason: FinishReason
@@ -107,7 +108,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     """The token of `stop_token_ids` that ended it; None for end-of-sequence."""
 
 
-class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True):
+class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one step added to one choice. The token that ends a choice is among `token_ids`."""
 
     index: int
