@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": ("engines.native", "models.convert"),
     "transformers": ("engines.native", "models.convert"),
+    "triton": ("engines.native.cuda.kernels",),
     "zmq": ("engines.native", "transfer"),
     "nixl": ("transfer",),
     "ray": ("deploy",),

@@ -1,5 +1,7 @@
 """Runs the model on one step's flat batch. The only place where plan numbers become tensors."""
 
+from typing import Protocol
+
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -10,6 +12,17 @@ from motet.engines.native.kv.storage import KVStorage
 ATTENTION_NAME = "motet"
 
 
+class LayerAttention(Protocol):
+    """One step's attention, called by every layer in turn."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        """Stores key and value [1, kv_heads, rows, head_dim]; output [1, rows, heads, head_dim] of the query
+        [1, heads, rows, head_dim]."""
+        ...
+
+
 def attend(  # sizes: the signature is transformers'
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -18,7 +31,7 @@ def attend(  # sizes: the signature is transformers'
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    step: StepAttention,
+    step: LayerAttention,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: object,

@@ -1,0 +1,53 @@
+"""The GPU's runner on the CPU: all of it but the device. Kernels are plain torch, and a graph is work that is done
+again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from motet.engines.native.build import Parts, build_parts
+from motet.engines.native.cuda.graphs import Replay
+from motet.engines.native.cuda.runner import CudaRunner, CudaSettings
+from motet.engines.native.cuda.step import Operators
+from motet.engines.native.cuda.work import Geometry
+from motet.engines.native.model import load_model, read_config
+from tests.engines.native.cuda.plain_operators import PlainOperators
+from tests.engines.native.drive import engine_config
+
+HEADS, KV_HEADS, MULTIPROCESSORS = 4, 2, 3
+
+
+class Again:
+    """A recorder whose replays do the work again, on the memory it was recorded on; counts them."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.replayed = 0
+
+    def record(self, work: Callable[[], None]) -> Replay:
+        self.recorded += 1
+        work()
+
+        def replay() -> None:
+            self.replayed += 1
+            work()
+
+        return replay
+
+
+def cuda_parts(
+    folder: Path, *, recorder: Again | None, operators: Operators | None = None, max_rows: int = 24, **changes: object
+) -> Parts:
+    """Parts of a core over a tiny model whose runner is the GPU's."""
+    parts = build_parts(engine_config(folder, kernels="torch", **changes))
+    model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
+    settings = CudaSettings(
+        geometry=Geometry(HEADS, KV_HEADS, MULTIPROCESSORS),
+        operators=operators or PlainOperators(),
+        recorder=recorder,
+        max_rows=max_rows,
+        max_tables=4096,
+    )
+    return replace(parts, runner=CudaRunner(model, parts.storage, settings))

@@ -1,0 +1,65 @@
+"""What the kernels do, in plain torch: reads the same items and tables, one after the other, in float32.
+
+With it everything around the kernels (how work is cut, laid out, padded, replayed) is tested without a GPU; and it is
+what the kernels are held against.
+"""
+
+import torch
+
+from motet.engines.native.attention.group import Scores
+from motet.engines.native.cuda.step import Step
+
+
+class PlainOperators:
+    """See `motet.engines.native.cuda.step.Operators`."""
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: Step) -> None:
+        slots = step.tensors.slots.long()
+        real = (slots >= 0).nonzero().flatten()
+        step.storage.write(layer, slots[real], key[real], value[real])
+        if layer == step.storage.num_layers - 1:
+            sick = ~value[real].isfinite().flatten(1).all(1)
+            step.scratch.sick[real[sick]] = 1
+
+    def attend(self, layer: int, query: torch.Tensor, step: Step, scores: Scores) -> torch.Tensor:
+        tensors, scratch = step.tensors, step.scratch
+        output = torch.full(query.shape, torch.nan, dtype=query.dtype, device=query.device)
+        first = tensors.first_part.long()
+        scratch.parts.fill_(torch.nan)
+        for item in [*tensors.narrow.tolist(), *tensors.wide.tolist()]:
+            first_row, num_rows, part = item[0], item[1], item[6]
+            if num_rows:
+                where = first[first_row : first_row + num_rows] + part
+                rows = query[first_row : first_row + num_rows]
+                scratch.parts[where], scratch.lse[where] = _attend_item(layer, rows, item, step, scores)
+        for row, (begin, end) in enumerate(zip(first.tolist(), first[1:].tolist(), strict=False)):
+            weight = torch.softmax(scratch.lse[begin:end] * torch.log(torch.tensor(2.0)), dim=0).nan_to_num()
+            output[row] = (scratch.parts[begin:end] * weight.unsqueeze(-1)).sum(0).to(query.dtype)
+        for item in tensors.whole.tolist():
+            rows = query[item[0] : item[0] + item[1]]
+            output[item[0] : item[0] + item[1]] = _attend_item(layer, rows, item, step, scores)[0].to(query.dtype)
+        return output
+
+
+def _attend_item(
+    layer: int, rows: torch.Tensor, item: list[int], step: Step, scores: Scores
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [rows, heads, head_dim] float32 and log-sum-exp [rows, heads], base 2, of one item."""
+    first_row, num_rows, shift, table, begin, end, *_ = item
+    size, device = step.storage.block_size, rows.device
+    places = torch.arange(begin, end, device=device)
+    slots = step.tensors.tables.long()[table + places // size] * size + places % size
+    siblings = step.geometry.siblings
+    keys = step.storage.keys[layer][slots].float().repeat_interleave(siblings, dim=1)
+    values = step.storage.values[layer][slots].float().repeat_interleave(siblings, dim=1)
+    weighed = torch.einsum("rhd,khd->rhk", rows.float(), keys) * scores.scale
+    if scores.softcap is not None:
+        weighed = scores.softcap * torch.tanh(weighed / scores.softcap)
+    own = (step.tensors.positions[first_row : first_row + num_rows] - shift)[:, None]
+    seen = places[None, :] <= own
+    if scores.window is not None:
+        seen &= places[None, :] > own - scores.window
+    weighed = weighed.masked_fill(~seen[:, None, :], -torch.inf)
+    lse = torch.logsumexp(weighed, dim=-1)
+    weights = torch.exp(weighed - lse.unsqueeze(-1)).nan_to_num()
+    return torch.einsum("rhk,khd->rhd", weights, values), lse / torch.log(torch.tensor(2.0))

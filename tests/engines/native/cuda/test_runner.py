@@ -1,0 +1,100 @@
+"""The GPU's runner, all but its device: what a step's layout, buckets, padding and replays bring equals what the CPU's
+runner brings, and `transformers.generate`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from motet.engines.native.core import EngineCore
+from motet.engines.native.cuda.runner import CudaRunner
+from motet.errors import EngineError
+from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
+from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal
+
+Tiny = Callable[[str], Path]
+SIZES = {5: 1, 64: 5, 33: 2, 130: 3}
+"""Prompt length: choices."""
+NEW_TOKENS = 40
+KV = {"kv_cache_gb": 70 * 8 * 2 * 3 * 2 * 16 * 4 / 2**30, "max_model_len": 256}
+"""70 blocks: groups preempt each other."""
+
+
+def core_over(folder: Path, recorder: Again | None, **changes: object) -> EngineCore:
+    parts = cuda_parts(folder, recorder=recorder, **changes)
+    return EngineCore(parts.info, parts.runner, parts.options)
+
+
+def requests(**sampling: object) -> list:  # type: ignore[type-arg]
+    return [
+        group(f"{length}", prompt_of(length, length), n=n, max_tokens=NEW_TOKENS, **sampling)
+        for length, n in SIZES.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    "family", [f if f in ("llama", "gemma2") else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+)
+def test_ragged_groups_with_preemption_chunks_and_graphs_equal_generate(
+    family: str, tiny: Tiny, reference: Callable[[str], Reference]
+) -> None:
+    recorder = Again()
+    core = core_over(tiny(family), recorder, max_num_batched_tokens=48, max_num_seqs=24, **KV)
+    outcomes = run(core, requests(top_k=1), stagger=3)
+    assert core.counters.preemptions > 0 and core.counters.replayed_tokens > 0
+    assert 20 < recorder.replayed < core.counters.steps, "some steps had prompts"
+    for length, n in SIZES.items():
+        prompt = prompt_of(length, length)
+        expected = reference(family).greedy(prompt, NEW_TOKENS)
+        assert sorted(outcomes[f"{length}"].tokens) == list(range(n))
+        for tokens in outcomes[f"{length}"].tokens.values():
+            assert_greedy_equal(reference(family), prompt, tokens, expected)
+
+
+def test_a_replay_gives_what_the_launches_give(tiny: Tiny) -> None:
+    recorder = Again()
+    replayed = run(core_over(tiny("llama"), recorder), requests())
+    launched = run(core_over(tiny("llama"), None), requests())
+    assert recorder.replayed >= NEW_TOKENS - 1
+    assert {name: one.tokens for name, one in replayed.items()} == {name: one.tokens for name, one in launched.items()}
+
+
+def test_a_step_wider_than_every_graph_is_launched(tiny: Tiny) -> None:
+    recorder = Again()
+    core = core_over(tiny("llama"), recorder, max_rows=4)
+    assert recorder.recorded == 3, "for 1, 2 and 4 rows"
+    outcome = run(core, [group("wide", prompt_of(20), n=9, max_tokens=5), group("one", prompt_of(9), max_tokens=30)])
+    assert len(outcome["wide"].tokens) == 9
+    assert 20 <= recorder.replayed <= 25, "once the wide group has ended"
+
+
+@pytest.mark.parametrize("recorder", [Again(), None], ids=["graphs", "launches"])
+def test_rows_that_are_not_finite_fail_their_group_alone(recorder: Again | None, tiny: Tiny) -> None:
+    parts = cuda_parts(tiny("llama"), recorder=recorder)
+    core = EngineCore(parts.info, parts.runner, parts.options)
+    well = group("well", prompt_of(40), n=2, seed=3, logit_bias={7: -100.0})
+    alone = run(core, [well])["well"].tokens
+    assert isinstance(parts.runner, CudaRunner)
+    embeddings = parts.runner.model.get_input_embeddings()
+    assert isinstance(embeddings, torch.nn.Embedding)
+    with torch.no_grad():
+        embeddings.weight[7] = float("inf")
+    clean = [8 if token == 7 else token for token in prompt_of(40)]
+    sick = group("sick", clean, n=2, logit_bias={7: 100.0})
+    outcomes = run(core, [group("well", clean, n=2, seed=3, logit_bias={7: -100.0}), sick])
+    assert isinstance(outcomes["sick"].error, EngineError)
+    expected = run(make_core(tiny("llama")), [group("well", clean, n=2, seed=3, logit_bias={7: -100.0})])["well"]
+    assert outcomes["well"].tokens == expected.tokens
+    assert alone
+
+
+def test_answers_are_copied_into_the_prefix_cache(tiny: Tiny) -> None:
+    core = core_over(tiny("llama"), None, cache_answers=True)
+    prompt = prompt_of(83)
+    answer = run(core, [group("ask", prompt, max_tokens=30)])["ask"].tokens[0]
+    again = run(core, [group("again", [*prompt, *answer, 5, 6, 7], max_tokens=30, temperature=0.0)])["again"]
+    assert again.prompt is not None and again.prompt.cached_tokens == 112
+    fresh = run(make_core(tiny("llama")), [group("f", [*prompt, *answer, 5, 6, 7], max_tokens=30, temperature=0.0)])
+    assert again.tokens == fresh["f"].tokens

@@ -1,0 +1,103 @@
+"""How a step's attention is cut: every row sees every key it should exactly once, and the cut gives what is right."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.engines.native.cuda.layout import bucket_sizes, sizes_of
+from motet.engines.native.cuda.work import Geometry, Work, plan_work
+from motet.engines.native.inputs import build_inputs
+from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
+from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, Scene, Shape
+from tests.engines.native.cuda.plain_operators import PlainOperators
+from tests.engines.native.cuda.scenes import RULES, TOLERANCE, decoding, reading, steps_with
+
+H100 = Geometry(num_heads=32, num_kv_heads=8, multiprocessors=132)
+SHAPES = [Shape(4, 4, 16), Shape(6, 2, 16), Shape(9, 1, 16)]
+
+
+def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry = H100) -> Work:
+    return plan_work(build_inputs(StepPlan(tuple(tails), tuple(trunks)), BLOCK_SIZE), geometry)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_work_cut_for_a_device_gives_what_the_definition_gives(shape: Shape, data: st.DataObject) -> None:
+    multiprocessors = data.draw(st.sampled_from([1, 4, 60]))
+    shared = data.draw(st.booleans())
+    scene = Scene(
+        shape,
+        blocks=1200,
+        seed=data.draw(st.integers(0, 1000)),
+        make_step=steps_with(PlainOperators(), shape, multiprocessors=multiprocessors, shared=shared),
+    )
+    tails, trunks = data.draw(decoding(scene)), data.draw(reading(scene))
+    rule = data.draw(st.sampled_from(RULES))
+    chunks: list[Chunk] = [*tails, *trunks]
+    tolerance = TOLERANCE[shape.dtype]
+    for chunk, output in zip(chunks, scene.attend(tails, trunks, rule), strict=True):
+        torch.testing.assert_close(output.double(), scene.definition(chunk, rule), atol=tolerance, rtol=tolerance)
+
+
+def test_a_trunk_is_read_once_a_tile_and_not_once_a_choice() -> None:
+    tails = list(Scene(Shape(), blocks=4096).decoding(4096, [(5, 6)] * 32))
+    work = work_of(tails, [])
+    # 32 rows x 4 heads fill two tiles of 64; 33 items keep 132 multiprocessors busy with 8 key heads.
+    assert len(work.narrow) == 32, "each tail by itself"
+    assert len(work.wide) == 2 * 16
+    assert {tuple(item[4:6]) for item in work.wide.tolist()} == {(b, b + 256) for b in range(0, 4096, 256)}
+    alone = work_of(tails, [], Geometry(32, 8, 132, share_trunks=False))
+    assert (len(alone.wide), len(alone.narrow)) == (0, 32 + 32)
+
+
+def test_a_lone_choice_over_a_long_trunk_is_cut_until_the_device_is_busy() -> None:
+    work = work_of(list(Scene(Shape(), blocks=4096).decoding(8192, [(5, 6)])), [])
+    assert len(work.narrow) == 32 + 1, "of 256 keys each, and the tail"
+    assert work.first_part.tolist() == [0, 33]
+    assert [item[6] for item in work.narrow.tolist()] == list(range(33)), "the trunk's parts, then the tail's"
+
+
+def test_a_prompt_in_one_piece_needs_no_merging() -> None:
+    trunk = Scene(Shape(), blocks=1024).reading(2000, 1000, 1600)
+    work = work_of([], [trunk])
+    assert len(work.whole) == -(-600 // 16), "16 rows x 4 heads a tile"
+    assert (len(work.narrow), len(work.wide), work.first_part.max()) == (0, 0, 0)
+    assert work.whole[0].tolist()[:6] == [0, 16, 0, 0, 0, 1016], "its last row sees 1016 keys"
+    assert work.whole[-1].tolist()[:6] == [592, 8, 0, 0, 0, 1600]
+
+
+def test_the_last_tokens_of_a_long_prompt_are_cut_too() -> None:
+    work = work_of([], [Scene(Shape(), blocks=4096).reading(8000, 7999, 8000)])
+    assert (len(work.narrow), len(work.whole)) == (25, 0), "31 would be 258 keys each; a span is a multiple of 64"
+    wide = work_of([], [Scene(Shape(), blocks=4096).reading(8000, 7990, 8000)])
+    assert (len(wide.wide), len(wide.whole)) == (25, 0)
+
+
+def test_tables_that_several_read_stand_there_once() -> None:
+    tails = list(Scene(Shape(), blocks=512).decoding(800, [(5, 6)] * 20))
+    assert len(work_of(tails, [], Geometry(32, 8, 132, share_trunks=False)).tables) == 100 + 20
+
+
+GEOMETRIES = st.builds(
+    lambda siblings, kv_heads, processors: Geometry(siblings * kv_heads, kv_heads, processors),
+    st.sampled_from([1, 2, 3, 4, 5, 7, 8, 16, 24]),
+    st.sampled_from([1, 2, 8, 32]),
+    st.sampled_from([1, 84, 132]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    GEOMETRIES,
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 2000), st.integers(0, 700)), min_size=1, max_size=8),
+)
+def test_every_step_of_one_token_a_choice_fits_its_bucket(
+    geometry: Geometry, groups: list[tuple[int, int, int]]
+) -> None:
+    scene = Scene(Shape(1, 1, 1), blocks=110_000)
+    tails = [tail for n, prompt, written in groups for tail in scene.decoding(prompt, [(written, written + 1)] * n)]
+    inputs = build_inputs(StepPlan(tuple(tails), ()), BLOCK_SIZE)
+    work = plan_work(inputs, geometry)
+    assert bucket_sizes(len(tails), geometry, tables=len(work.tables)).holds(sizes_of(inputs, work))
