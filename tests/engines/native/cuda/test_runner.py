@@ -10,6 +10,7 @@ import torch
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cuda.runner import CudaRunner
 from motet.errors import EngineError
+from motet.types import GenerateRequest
 from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal
@@ -18,18 +19,19 @@ Tiny = Callable[[str], Path]
 SIZES = {5: 1, 64: 5, 33: 2, 130: 3}
 """Prompt length: choices."""
 NEW_TOKENS = 40
-KV = {"kv_cache_gb": 70 * 8 * 2 * 3 * 2 * 16 * 4 / 2**30, "max_model_len": 256}
-"""70 blocks: groups preempt each other."""
+SICK_TOKEN = 7
+SEVENTY_BLOCKS_GB = 70 * 8 * 2 * 3 * 2 * 16 * 4 / 2**30
+"""Groups preempt each other."""
 
 
-def core_over(folder: Path, recorder: Again | None, **changes: object) -> EngineCore:
-    parts = cuda_parts(folder, recorder=recorder, **changes)
+def core_over(folder: Path, recorder: Again | None, *, max_rows: int = 24, **changes: object) -> EngineCore:
+    parts = cuda_parts(folder, recorder=recorder, max_rows=max_rows, **changes)
     return EngineCore(parts.info, parts.runner, parts.options)
 
 
-def requests(**sampling: object) -> list:  # type: ignore[type-arg]
+def requests(top_k: int = 0) -> list[GenerateRequest]:
     return [
-        group(f"{length}", prompt_of(length, length), n=n, max_tokens=NEW_TOKENS, **sampling)
+        group(f"{length}", prompt_of(length, length), n=n, max_tokens=NEW_TOKENS, top_k=top_k)
         for length, n in SIZES.items()
     ]
 
@@ -41,7 +43,14 @@ def test_ragged_groups_with_preemption_chunks_and_graphs_equal_generate(
     family: str, tiny: Tiny, reference: Callable[[str], Reference]
 ) -> None:
     recorder = Again()
-    core = core_over(tiny(family), recorder, max_num_batched_tokens=48, max_num_seqs=24, **KV)
+    core = core_over(
+        tiny(family),
+        recorder,
+        max_num_batched_tokens=48,
+        max_num_seqs=24,
+        max_model_len=256,
+        kv_cache_gb=SEVENTY_BLOCKS_GB,
+    )
     outcomes = run(core, requests(top_k=1), stagger=3)
     assert core.counters.preemptions > 0 and core.counters.replayed_tokens > 0
     assert 20 < recorder.replayed < core.counters.steps, "some steps had prompts"
@@ -73,21 +82,17 @@ def test_a_step_wider_than_every_graph_is_launched(tiny: Tiny) -> None:
 @pytest.mark.parametrize("recorder", [Again(), None], ids=["graphs", "launches"])
 def test_rows_that_are_not_finite_fail_their_group_alone(recorder: Again | None, tiny: Tiny) -> None:
     parts = cuda_parts(tiny("llama"), recorder=recorder)
-    core = EngineCore(parts.info, parts.runner, parts.options)
-    well = group("well", prompt_of(40), n=2, seed=3, logit_bias={7: -100.0})
-    alone = run(core, [well])["well"].tokens
     assert isinstance(parts.runner, CudaRunner)
     embeddings = parts.runner.model.get_input_embeddings()
     assert isinstance(embeddings, torch.nn.Embedding)
     with torch.no_grad():
-        embeddings.weight[7] = float("inf")
-    clean = [8 if token == 7 else token for token in prompt_of(40)]
-    sick = group("sick", clean, n=2, logit_bias={7: 100.0})
-    outcomes = run(core, [group("well", clean, n=2, seed=3, logit_bias={7: -100.0}), sick])
-    assert isinstance(outcomes["sick"].error, EngineError)
-    expected = run(make_core(tiny("llama")), [group("well", clean, n=2, seed=3, logit_bias={7: -100.0})])["well"]
-    assert outcomes["well"].tokens == expected.tokens
-    assert alone
+        embeddings.weight[SICK_TOKEN] = float("inf")
+    prompt = [8 if token == SICK_TOKEN else token for token in prompt_of(40)]
+    well = group("well", prompt, n=2, seed=3, logit_bias={SICK_TOKEN: -100.0})
+    drawn, read = group("drawn", prompt, n=2, logit_bias={SICK_TOKEN: 100.0}), group("read", [*prompt, SICK_TOKEN, 9])
+    outcomes = run(EngineCore(parts.info, parts.runner, parts.options), [well, drawn, read])
+    assert [type(outcomes[name].error) for name in ("drawn", "read")] == [EngineError, EngineError]
+    assert outcomes["well"].tokens == run(make_core(tiny("llama")), [well])["well"].tokens
 
 
 def test_answers_are_copied_into_the_prefix_cache(tiny: Tiny) -> None:
