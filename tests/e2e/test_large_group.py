@@ -1,0 +1,44 @@
+"""A group as large as an engine runs choices at once: one prompt, 256 answers, through every layer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI
+
+from motet.config import environment
+from motet.deploy.child import ChildServer
+from motet.deploy.figures import read_figures
+from tests.e2e.asking import TOKENS, chat, streamed_chat
+
+pytestmark = pytest.mark.slow
+
+N = 256
+SEED = 2**63
+"""Choices of a group have the seeds that follow."""
+
+
+@pytest.fixture
+def server(model: Path, tmp_path: Path) -> Iterator[ChildServer]:
+    """All settings but the limit on n as they are by default."""
+    arguments = [str(model), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--max-n", str(N)]
+    with ChildServer(arguments, environ={**environment(), "TMPDIR": str(tmp_path)}) as running:
+        yield running
+
+
+def test_256_choices_of_one_prompt_are_256_single_answers_and_one_prefill(server: ChildServer) -> None:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client, httpx.Client(base_url=server.url) as http:
+        before = read_figures(http)
+        streamed = streamed_chat(client, n=N, seed=SEED)
+        spent = read_figures(http) - before
+        assert spent.prefill_tokens == spent.prompt_tokens
+        assert spent.forks == N - 1
+        assert spent.generation_tokens == N * TOKENS
+        assert spent.trunk_tokens_unshared == N * spent.trunk_tokens_read
+        assert len(set(streamed)) == N
+        assert chat(client, n=N, seed=SEED) == streamed
+        for i in (0, 127, 255):
+            assert chat(client, n=1, seed=SEED + i) == [streamed[i]], f"choice {i}"
+        with pytest.raises(BadRequestError, match="256"):
+            chat(client, n=N + 1, seed=SEED)
