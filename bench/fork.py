@@ -90,6 +90,7 @@ def server(model: str, *more: str) -> ChildServer:
 
 def measure(setup: Setup, arguments: argparse.Namespace) -> Report:
     """Both halves, one after the other, each with the machine to itself."""
+    at_start = machine()
     with ExitStack() as stack:
         url = arguments.url or stack.enter_context(server(arguments.model)).url
         groups = asyncio.run(measure_groups(url, setup))
@@ -99,7 +100,7 @@ def measure(setup: Setup, arguments: argparse.Namespace) -> Report:
             url = arguments.separate_url or stack.enter_context(server(arguments.model, "--no-prefix-cache")).url
             separate = asyncio.run(measure_separate(url, setup))
     rows = [Row(n, timing, spent, separate.get(n)) for n, (timing, spent) in groups.items()]
-    return Report(machine(), setup.prompt_tokens, setup.max_tokens, rows, floors(rows))
+    return Report(at_start, setup.prompt_tokens, setup.max_tokens, rows, floors(rows))
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -67,10 +67,9 @@ def processes_at(url: str) -> ServerProcesses | None:
 
 
 def high_water_bytes(pid: int) -> int:
-    """Of resident memory, since the start of the process or the last reset."""
+    """Of resident memory, since the start of the process or the last reset; a zombie has none."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (mark,) = (line for line in lines if line.startswith("VmHWM:"))
-    return int(mark.split()[1]) * KIB
+    return sum(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:"))
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ class Row:
 async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> dict[int, tuple[Timing, VLLMCounters]]:
     found = {}
     async with pair.prefill, pair.decode:
-        load = Load(pair.decode, setup.max_tokens, prepare=pair.prepare, count_blocks=False)
+        load = Load(pair.decode, setup.max_tokens, prepare=pair.prepare, count_blocks=False, seeded=False)
         fresh = FreshPrompts(tokens, seed=seed_of_this_run())
         await load.group(fresh.next(setup.prompt_tokens), 1, seed=0)  # warm-up
         for n in setup.ns:
@@ -154,9 +154,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     setup = Setup(arguments.ns, (), arguments.prompt_tokens, arguments.max_tokens, arguments.repeats)
+    at_start = machine()
     rows = measure(setup, arguments)
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for name, value in machine().items():
+    for name, value in at_start.items():
         console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
     console.print(table_of(rows))
     wrong = [line for row in rows for line in row.wrong]

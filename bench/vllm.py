@@ -11,8 +11,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import httpx
+import psutil
 
 from motet.config import environment
 from motet.deploy.listen import listen, port_of
@@ -21,6 +23,8 @@ from motet.errors import StartupError
 START_S = 300.0
 POLL_S = 0.5
 STOP_S = 30.0
+ORPHANS_S = 2.0
+SHOWN_LOG_LINES = 20
 MODEL_NAME = "vllm"
 
 
@@ -60,17 +64,22 @@ class VLLMServer:
 
     url: str
     process: subprocess.Popen[bytes]
+    log: IO[bytes]
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if (code := self.process.poll()) is not None:
-                raise StartupError(f"vLLM ended with exit code {code} before it was ready")
+                raise StartupError(f"vLLM ended with exit code {code} before it was ready:\n{self._last_lines()}")
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health").status_code == httpx.codes.OK:
                     return
             time.sleep(POLL_S)
-        raise StartupError(f"vLLM was not ready after {START_S:.0f} s")
+        raise StartupError(f"vLLM was not ready after {START_S:.0f} s:\n{self._last_lines()}")
+
+    def _last_lines(self) -> str:
+        self.log.seek(0)
+        return "\n".join(self.log.read().decode(errors="replace").splitlines()[-SHOWN_LOG_LINES:])
 
 
 @contextlib.contextmanager
@@ -80,18 +89,25 @@ def vllm_server(setup: VLLMSetup) -> Iterator[VLLMServer]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(setup.command(port), env=setup.environment(), stdout=log, stderr=log)
         try:
-            yield VLLMServer(f"http://127.0.0.1:{port}", process)
+            yield VLLMServer(f"http://127.0.0.1:{port}", process, log)
         finally:
             end(process)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
+    """With its engine and workers, which outlive a server that had to be killed."""
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    for orphan in psutil.wait_procs(family, timeout=ORPHANS_S)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            orphan.kill()
 
 
 def free_port() -> int:

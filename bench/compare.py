@@ -1,0 +1,158 @@
+"""Motet and another OpenAI-compatible server under the same load, in turn.
+
+Each cell is one kind of request: so many choices (n) of a prompt of so many tokens, so many tokens a choice. Both
+servers get the same prompts, which no cache knows, one request after the other: ours, peer, ours, peer. Figures are
+medians over the repeats; what each server takes while the other is timed is measured and told.
+
+Both draw at temperature 1 and go on to max_tokens. No seeds are sent (--seeded sends them): vLLM 0.32's CPU build dies
+of one when it computes a prompt in pieces.
+
+With --rate, requests come by themselves instead, as a Poisson process of mixed n and lengths, the same to both.
+
+Prints a table, and JSON on the last line.
+
+Floors (--check fails when one is missed), for 1340 tokens of prompt and 64 a choice: decode tokens/s at least 1.2
+times the peer's at n = 1 and 1.4 times at n = 8 and 32; at n = 32 the first token of the last choice within half of the
+peer's time and 1.1 times our own at n = 1, and the total within 0.65 of the peer's.
+
+Run: python -m bench.compare --ours URL --peer URL [--quick] [--ns 1,32] [--repeats 3] [--check] [--plot FILE.png]
+     python -m bench.compare --start-ours --start-peer VENV_WITH_VLLM --rate 0.5 [--duration 60]
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from bench.compare_grid import QUICK, Grid, GridBench, Row, floors
+from bench.compare_rate import Mix, measure_rate, schedule
+from bench.compare_report import Conditions, GridReport, RateReport, ServerFacts
+from bench.contender import Contender, Manner, contender
+from bench.fork import numbers
+from bench.machine import machine
+from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
+from bench.vllm import VLLMSetup, all_cores, vllm_server
+from motet.config import cache_folder, environment
+from motet.deploy.child import ChildServer
+from motet.models import resolve
+from motet.models.smollm2 import DEFAULT_MODEL
+
+TABLE_WIDTH = 150
+MIX = {1: 6.0, 8: 3.0, 32: 1.0}
+
+
+async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> GridReport | RateReport:
+    at_start = machine()
+    manner = Manner(arguments.seeded, arguments.settle)
+    async with contender("ours", urls[0], manner) as ours, contender("peer", urls[1], manner) as peer:
+        fresh = FreshPrompts(await ours.load(1).tokens_of(TEXT), seed=arguments.seed)
+        grid = grid_of(arguments)
+        bench = GridBench(ours, peer, arguments.repeats, fresh)
+        await bench.warm_up(grid)
+        facts = [await facts_of(server, arguments.idle) for server in (ours, peer)]
+        conditions = Conditions(at_start, facts[0], facts[1], arguments.repeats, arguments.seed)
+        if arguments.rate is None:
+            rows = await bench.measure(grid)
+            return GridReport(conditions, rows, floors(rows) if arguments.check else [])
+        mix = Mix(arguments.mix, grid.prompt_tokens, grid.max_tokens)
+        arrivals = schedule(arguments.rate, arguments.duration, mix, seed=arguments.seed)
+        versus = await measure_rate(ours, peer, arrivals, repeats=arguments.repeats, fresh=fresh)
+        return RateReport(conditions, arguments.rate, arrivals, versus)
+
+
+async def facts_of(server: Contender, idle_s: float) -> ServerFacts:
+    return ServerFacts(str(server.client.base_url), server.model, server.version, await server.idle_percent(idle_s))
+
+
+def grid_of(arguments: argparse.Namespace) -> Grid:
+    """What the flags narrow of the whole, or of the quick part."""
+    base = QUICK if arguments.quick else Grid()
+    return Grid(
+        arguments.prompt_tokens or base.prompt_tokens, arguments.max_tokens or base.max_tokens, arguments.ns or base.ns
+    )
+
+
+def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
+    """Where both are; those started here end with `stack`."""
+    ours, peer = arguments.ours, arguments.peer
+    if arguments.start_ours is not None:
+        ours = stack.enter_context(ChildServer([arguments.model, *shlex.split(arguments.start_ours)])).url
+    if arguments.start_peer is not None:
+        model = resolve(arguments.model, cache=cache_folder(environment()), say=print)
+        started = stack.enter_context(vllm_server(VLLMSetup(arguments.start_peer, model.path, all_cores())))
+        started.wait_until_ready()
+        peer = started.url
+    return ours, peer
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Total time against n: a panel for each prompt and length of answers."""
+    from bench.plot import Curve, Panel, save  # matplotlib is an extra
+
+    panels = []
+    for prompt_tokens, max_tokens in dict.fromkeys((row.cell.prompt_tokens, row.cell.max_tokens) for row in rows):
+        own = [row for row in rows if (row.cell.prompt_tokens, row.cell.max_tokens) == (prompt_tokens, max_tokens)]
+        curves = [
+            Curve("ours", [(r.cell.n, s) for r in own if (s := r.versus.ours.get("total_s")) is not None]),
+            Curve("peer", [(r.cell.n, s) for r in own if (s := r.versus.peer.get("total_s")) is not None]),
+        ]
+        title = f"prompt {prompt_tokens}, {max_tokens} tokens a choice"
+        panels.append(Panel(title, "choices (n)", "total, s", curves))
+    save(panels, path)
+
+
+def mix(text: str) -> Mapping[int, float]:
+    """`1:6,8:3,32:1`: n and how often it comes."""
+    pairs = (part.split(":") for part in text.split(","))
+    return {int(n): float(weight) for n, weight in pairs}
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ours, peer = (parser.add_mutually_exclusive_group(required=True) for _ in range(2))
+    ours.add_argument("--ours", metavar="URL", help="a running Motet")
+    ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start one; --start-ours=--max-n=256")
+    peer.add_argument("--peer", metavar="URL", help="a running server of the same model")
+    peer.add_argument("--start-peer", type=Path, metavar="VENV", help="start vLLM out of its virtual environment")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="what is started")
+    parser.add_argument("--ns", type=numbers, help="numbers of choices, e.g. 1,8,32")
+    parser.add_argument("--prompt-tokens", type=numbers, help="lengths of prompts, e.g. 140,1340")
+    parser.add_argument("--max-tokens", type=numbers, help="tokens of a choice, e.g. 64,256")
+    parser.add_argument("--quick", action="store_true", help="only the part with the floors, unless flags say more")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="of prompts and arrivals")
+    parser.add_argument("--seeded", action="store_true", help="send each request a seed too")
+    parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
+    parser.add_argument("--idle", type=float, default=3.0, help="seconds for which it is seen what idle servers take")
+    parser.add_argument("--check", "--floors", action="store_true", help="fail when a floor is missed")
+    parser.add_argument("--rate", type=float, help="requests a second that come by themselves")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds in which they come")
+    parser.add_argument("--mix", type=mix, default=MIX, help="how often each n comes then: 1:6,8:3,32:1")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw total time against n")
+    arguments = parser.parse_args(argv)
+    if arguments.plot and not find_spec("matplotlib"):
+        parser.error("--plot needs matplotlib: pip install 'motet[bench]'")
+    if arguments.rate is not None and (arguments.plot or arguments.check):
+        parser.error("--plot and --check belong to the grid, not to --rate")
+    return arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    with ExitStack() as stack:
+        report = uvloop.run(compare(servers(arguments, stack), arguments))
+    report.print(Console(width=None if sys.stdout.isatty() else TABLE_WIDTH))
+    if isinstance(report, GridReport) and arguments.plot:
+        plot(report.rows, arguments.plot)
+    print(report.json())
+    return 0 if isinstance(report, RateReport) or report.all_floors_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""Requests that come as users do, whether or not the server keeps up: the same arrivals to two servers.
+
+Arrivals are a Poisson process (exponential gaps). Times count from when a request was due, so a client that was late,
+because the server took its cores, makes no figure better.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.contender import Contender
+from bench.fork import progress
+from bench.prompt import FreshPrompts
+from bench.versus import Figures, Versus
+from motet.errors import EngineError
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What is asked for."""
+
+    ns: Mapping[int, float]
+    """How often each n comes, beside the others."""
+    prompt_tokens: tuple[int, ...]
+    max_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    due_s: float
+    n: int
+    prompt_tokens: int
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one request; seconds since it was due."""
+
+    first_s: float
+    last_first_s: float
+    total_s: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Play:
+    """What became of a schedule. `None`: a request that failed."""
+
+    outcomes: Sequence[Outcome | None]
+    span_s: float
+    """From the start of the schedule to the end of the last answer."""
+    peak_mib: float | None
+
+
+def schedule(rate: float, duration_s: float, mix: Mix, *, seed: int) -> list[Arrival]:
+    """`rate` arrivals a second; always the same for a seed."""
+    dice, due_s = random.Random(seed), 0.0
+    arrivals: list[Arrival] = []
+    while (due_s := due_s + dice.expovariate(rate)) < duration_s:
+        (n,) = dice.choices([*mix.ns], [*mix.ns.values()])
+        prompt_tokens, max_tokens = dice.choice(mix.prompt_tokens), dice.choice(mix.max_tokens)
+        arrivals.append(Arrival(due_s, n, prompt_tokens, max_tokens, dice.getrandbits(31)))
+    return arrivals
+
+
+async def measure_rate(
+    ours: Contender, peer: Contender, arrivals: Sequence[Arrival], *, repeats: int, fresh: FreshPrompts
+) -> Versus:
+    """The whole schedule to ours, to the peer, to ours ...; all repeats are one sample."""
+    plays: dict[str, list[Play]] = {ours.name: [], peer.name: []}
+    for _ in range(repeats):
+        prompts = [fresh.next(arrival.prompt_tokens) for arrival in arrivals]
+        for server in (ours, peer):
+            plays[server.name].append(await play(server, arrivals, prompts))
+            progress(f"{server.name}: {len(arrivals)} requests in {plays[server.name][-1].span_s:.1f} s")
+    return Versus(figures_of(plays[ours.name]), figures_of(plays[peer.name]))
+
+
+async def play(server: Contender, arrivals: Sequence[Arrival], prompts: Sequence[list[int]]) -> Play:
+    loop = asyncio.get_running_loop()
+    server.forget_peak()
+    start_s = loop.time()
+    async with asyncio.TaskGroup() as tasks:
+        sent = []
+        for arrival, prompt in zip(arrivals, prompts, strict=True):
+            await asyncio.sleep(start_s + arrival.due_s - loop.time())
+            sent.append(tasks.create_task(ask(server, arrival, prompt, due_s=start_s + arrival.due_s)))
+    return Play([task.result() for task in sent], loop.time() - start_s, server.peak_mib())
+
+
+async def ask(server: Contender, arrival: Arrival, prompt: list[int], *, due_s: float) -> Outcome | None:
+    late_s = asyncio.get_running_loop().time() - due_s
+    try:
+        timing = await server.load(arrival.max_tokens).group(prompt, arrival.n, seed=arrival.seed)
+    except (EngineError, OSError) as error:
+        progress(f"{server.name}: {arrival} failed: {error!r}")
+        return None
+    return Outcome(late_s + timing.first_s, late_s + timing.last_first_s, late_s + timing.total_s, timing.tokens)
+
+
+def figures_of(plays: Sequence[Play]) -> Figures:
+    outcomes = [outcome for play in plays for outcome in play.outcomes]
+    answered = [outcome for outcome in outcomes if outcome is not None]
+    figures: dict[str, float | None] = {
+        "tokens_per_s": sum(outcome.tokens for outcome in answered) / sum(play.span_s for play in plays)
+    }
+    for percent in (50, 99):
+        figures[f"first_p{percent}_s"] = percentile([outcome.first_s for outcome in answered], percent)
+        figures[f"last_first_p{percent}_s"] = percentile([outcome.last_first_s for outcome in answered], percent)
+        figures[f"total_p{percent}_s"] = percentile([outcome.total_s for outcome in answered], percent)
+    figures["requests"] = float(len(outcomes))
+    figures["failed"] = float(len(outcomes) - len(answered))
+    figures["peak_mib"] = max((play.peak_mib for play in plays if play.peak_mib is not None), default=None)
+    return figures
+
+
+def percentile(values: Sequence[float], percent: int) -> float | None:
+    """The nearest rank: the smallest value that so many percent of them do not exceed."""
+    ranked = sorted(values)
+    return ranked[math.ceil(percent / 100 * len(ranked)) - 1] if ranked else None

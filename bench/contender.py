@@ -1,0 +1,119 @@
+"""A running OpenAI-compatible server in a comparison: asked in the same way whoever it is."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+
+from bench.fork import connected
+from bench.load import Load, Timing, middle
+from bench.memory import ServerProcesses, processes_at
+from motet.errors import EngineError
+
+MIB = 2**20
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    timing: Timing
+    peak_mib: float | None
+    """None where the server's processes cannot be seen."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How every server is asked."""
+
+    seeded: bool = False
+    """Whether it is sent seeds."""
+    settle_s: float = 0.5
+    """Quiet before a request is timed: the threads of whoever was asked before spin for a while."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    client: httpx.AsyncClient
+    model: str
+    version: str
+    processes: ServerProcesses | None
+    manner: Manner
+
+    def load(self, max_tokens: int) -> Load:
+        return Load(self.client, max_tokens, model=self.model, count_blocks=False, seeded=self.manner.seeded)
+
+    async def timed(self, prompts: Sequence[list[int]], n: int, *, max_tokens: int, seed: int) -> Sample:
+        """A request with n choices for each prompt, at once, when all is quiet."""
+        await asyncio.sleep(self.manner.settle_s)
+        self.forget_peak()
+        load = self.load(max_tokens)
+        if len(prompts) == 1:
+            timing = await load.group(prompts[0], n, seed=seed)
+        else:
+            timing = await load.groups(prompts, n, seed=seed)
+        return Sample(timing, self.peak_mib())
+
+    def forget_peak(self) -> None:
+        if self.processes:
+            self.processes.forget_peak()
+
+    def peak_mib(self) -> float | None:
+        return self.processes.peak_bytes() / MIB if self.processes else None
+
+    async def idle_percent(self, over_s: float) -> float | None:
+        """What it takes of one core while it has nothing to do: that is missing where others are timed."""
+        if not self.processes:
+            return None
+        await asyncio.sleep(self.manner.settle_s)
+        before_s = self.processes.cpu_s()
+        await asyncio.sleep(over_s)
+        return 100 * (self.processes.cpu_s() - before_s) / over_s
+
+
+@asynccontextmanager
+async def contender(name: str, url: str, manner: Manner) -> AsyncIterator[Contender]:
+    """The server at `url`, with or without `/v1` at its end."""
+    root = url.rstrip("/").removesuffix("/v1")
+    async with connected(root) as client:
+        model, version = await model_of(client), await version_of(client)
+        yield Contender(name, client, model, version, processes_at(root), manner)
+
+
+async def model_of(client: httpx.AsyncClient) -> str:
+    """The first it names: some servers want to be told which of theirs is meant."""
+    response = await client.get("/v1/models")
+    response.raise_for_status()
+    models = msgspec.json.decode(response.content, type=_Models).data
+    if not models:
+        raise EngineError(f"{client.base_url} serves no model")
+    return models[0].id
+
+
+async def version_of(client: httpx.AsyncClient) -> str:
+    """What it says at /version, as Motet and vLLM do; a question mark where there is none."""
+    response = await client.get("/version")
+    try:
+        return msgspec.json.decode(response.content, type=_Version).version
+    except msgspec.DecodeError:
+        return "?"
+
+
+def middle_of(samples: Sequence[Sample]) -> Sample:
+    """Medians of the times, and the highest peak."""
+    peaks = [sample.peak_mib for sample in samples if sample.peak_mib is not None]
+    return Sample(middle([sample.timing for sample in samples]), max(peaks, default=None))

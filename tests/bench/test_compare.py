@@ -1,0 +1,170 @@
+"""The comparison with a peer: figures side by side, floors that can be missed, and both servers asked alike."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.compare import main, mix, parse
+from bench.compare_grid import QUICK, Cell, Grid, Row, figures_of, floors
+from bench.contender import Sample
+from bench.floor import Bound, Floor
+from bench.load import Timing
+from bench.versus import Column, Versus, cells_of
+from motet.types import ChoiceStart, GenerateRequest
+from tests.fake_server import FakeServer
+from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
+
+AT_ONCE = ["--settle", "0", "--idle", "0.02"]
+SMALL = [*AT_ONCE, "--ns", "1,3", "--prompt-tokens", "40", "--max-tokens", "5", "--repeats", "2"]
+PEER = {"last_first_s": 2.0, "total_s": 10.0, "decode_tokens_per_s": 100.0}
+
+
+class Talkative:
+    """A server that says what is asked for, and remembers what that was."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[tuple[tuple[int, ...], int]] = []
+        self.server = FakeServer(folder, self.answer)
+
+    def answer(self, request: GenerateRequest, _: ChoiceStart) -> list[int]:
+        asked = (request.prompt, len(request.choices))
+        if asked not in self.asked:
+            self.asked.append(asked)
+        return fake_answer("and on ", eos=False)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Talkative, Talkative]]:
+    folder = save_tiny_tokenizer(tmp_path)
+    ours, peer = Talkative(folder), Talkative(folder)
+    with ours.server, peer.server:
+        yield ours, peer
+
+
+def urls(pair: tuple[Talkative, Talkative]) -> list[str]:
+    return ["--ours", pair[0].server.url, "--peer", f"{pair[1].server.url}/v1"]
+
+
+def row(n: int, *, peer: Mapping[str, float] = PEER, **ours: float) -> Row:
+    return Row(Cell(1340, 64, n), Versus({**PEER, **ours}, peer))
+
+
+def rows_that_meet() -> list[Row]:
+    return [
+        row(1, decode_tokens_per_s=120.0, last_first_s=1.0),
+        row(8, decode_tokens_per_s=140.0),
+        row(32, decode_tokens_per_s=140.0, last_first_s=1.0, total_s=6.5),
+    ]
+
+
+def test_both_get_the_same_prompts_each_new_and_a_table_and_json_come_out(
+    pair: tuple[Talkative, Talkative], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*urls(pair), *SMALL]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(r["prompt_tokens"], r["max_tokens"], r["n"]) for r in report["rows"]] == [(40, 5, 1), (40, 5, 3)]
+    for each in report["rows"]:
+        assert each["ours"].keys() == each["peer"].keys() == each["ratios"].keys()
+        assert each["ratios"]["total_s"] == each["ours"]["total_s"] / each["peer"]["total_s"]
+        assert each["ours"]["peak_mib"] > 0
+    assert {"cpu", "motet", "command", "load average"} <= report["conditions"]["machine"].keys()
+    assert report["conditions"]["peer"]["version"] == report["conditions"]["machine"]["motet"]
+    assert pair[0].asked == pair[1].asked
+    prompts = [prompt for prompt, _ in pair[0].asked]
+    assert [n for _, n in pair[0].asked] == [3, 1, 1, 3, 3]  # the first to warm up, then two of each
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_a_server_that_refuses_has_no_figures_and_the_comparison_goes_on(
+    pair: tuple[Talkative, Talkative], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*urls(pair), *SMALL, "--ns", "1,200"]) == 0  # more choices than a server allows
+    output = capsys.readouterr()
+    report = json.loads(output.out.splitlines()[-1])
+    assert [bool(r["ours"]) for r in report["rows"]] == [True, False]
+    assert report["rows"][1]["ratios"] == {}
+    assert "peer failed: EngineError('400" in output.err
+
+
+def test_floors_that_were_not_measured_fail_the_check(pair: tuple[Talkative, Talkative]) -> None:
+    assert main([*urls(pair), *SMALL, "--check"]) == 1
+
+
+def test_a_picture_of_the_totals_is_drawn(pair: tuple[Talkative, Talkative], tmp_path: Path) -> None:
+    picture = tmp_path / "out" / "totals.png"
+    assert main([*urls(pair), *SMALL, "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_floors_are_met_at_their_limits() -> None:
+    assert [floor.met for floor in floors(rows_that_meet())] == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("n", "worse"),
+    [
+        (1, {"decode_tokens_per_s": 119.0}),
+        (8, {"decode_tokens_per_s": 139.0}),
+        (32, {"decode_tokens_per_s": 139.0}),
+        (32, {"total_s": 6.6}),
+    ],
+)
+def test_each_floor_can_be_missed_alone(n: int, worse: dict[str, float]) -> None:
+    rows = [
+        replace(r, versus=Versus({**r.versus.ours, **worse}, PEER)) if r.cell.n == n else r for r in rows_that_meet()
+    ]
+    assert sum(not floor.met for floor in floors(rows)) == 1
+
+
+def test_the_last_first_token_has_a_floor_against_the_peer_and_one_against_our_own() -> None:
+    one, eight, many = rows_that_meet()
+    late = replace(many, versus=Versus({**many.versus.ours, "last_first_s": 1.05}, PEER))
+    assert [floor.what for floor in floors([one, eight, late]) if not floor.met] == ["last first token of peer's, n=32"]
+    quick = replace(one, versus=Versus({**one.versus.ours, "last_first_s": 0.9}, PEER))
+    missed = [floor.what for floor in floors([quick, eight, many]) if not floor.met]
+    assert missed == ["last first token of our own at n=1, n=32"]
+
+
+def test_rows_of_other_prompts_and_lengths_have_no_floors() -> None:
+    others = [replace(r, cell=replace(r.cell, max_tokens=256)) for r in rows_that_meet()]
+    assert [floor.value for floor in floors(others)] == [None] * 6
+
+
+def test_a_bound_from_below_and_one_from_above_are_told_apart() -> None:
+    assert Floor("x", 1.2, 1.2, Bound.AT_LEAST).met and not Floor("x", 1.19, 1.2, Bound.AT_LEAST).met
+    assert Floor("x", 1.2, 1.2).met and not Floor("x", 1.21, 1.2).met
+    assert Floor("x", None, 1.2).line() == "MISSED x: not measured, at most 1.20"
+
+
+def test_figures_are_medians_and_the_highest_peak() -> None:
+    times = [(1.0, 5.0, 9.0), (2.0, 4.0, 8.0), (3.0, 6.0, 7.0)]
+    samples = [Sample(Timing(*t, tokens=60), peak) for t, peak in zip(times, (7.0, 9.0, None), strict=True)]
+    assert figures_of(samples) == {
+        "first_s": 2.0,
+        "last_first_s": 5.0,
+        "total_s": 8.0,
+        "decode_tokens_per_s": 20.0,
+        "peak_mib": 9.0,
+    }
+    assert figures_of([*samples, None]) == {}
+
+
+def test_ratios_stand_where_both_have_a_figure() -> None:
+    versus = Versus({"a": 1.0, "b": 2.0, "c": None, "d": 3.0}, {"a": 4.0, "b": 0.0, "c": 1.0})
+    assert [versus.ratio(name) for name in "abcde"] == [0.25, None, None, None, None]
+    assert cells_of(versus, [Column("a", "", 1), Column("d", "", 0)]) == ["1.0 / 4.0", "0.25", "3 / -", "-"]
+
+
+def test_the_quick_grid_has_the_floors_and_flags_narrow_the_whole() -> None:
+    assert Grid((1340,), (64,), (1, 8, 32)) == QUICK
+    assert len(list(Grid().cells())) == 24
+    assert mix("1:6,8:0.5") == {1: 6.0, 8: 0.5}
+
+
+def test_both_servers_must_be_named() -> None:
+    for argv in (["--ours", "x"], ["--ours", "x", "--start-ours", "--peer", "y"]):
+        with pytest.raises(SystemExit, match="2"):
+            parse(argv)

@@ -1,0 +1,83 @@
+"""Whether a cost grows faster than the work is told rightly."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.load import Timing
+from bench.scale import main
+from bench.scale_report import OF_CHOICES, OF_GROUPS, Point, Series, growth
+from motet.types import ChoiceStart, GenerateRequest
+from tests.fake_server import FakeServer
+from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
+
+WORKS = (1, 2, 4, 8)
+
+
+def talkative(_: GenerateRequest, __: ChoiceStart) -> list[int]:
+    return fake_answer("and on ", eos=False)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with FakeServer(save_tiny_tokenizer(tmp_path), talkative) as server:
+        yield server.url
+
+
+def point(work: int, total_s: float, *, peak_mib: float | None = None) -> Point:
+    """The first tokens come after a second, 10 more each."""
+    return Point(work, 11, Timing(1.0, 1.0, total_s, work * 11), peak_mib)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_is_found_between_all_rows_and_over_them(power: float) -> None:
+    found = growth("time", WORKS, [3.0 * work**power for work in WORKS])
+    assert found.exponents == pytest.approx([power] * 3)
+    assert found.fit == pytest.approx(power)
+    assert found.worst == pytest.approx(power)
+
+
+def test_one_steep_row_is_not_hidden_by_the_others() -> None:
+    found = growth("time", WORKS, [1.0, 1.0, 1.0, 4.0])
+    assert found.exponents == pytest.approx([0.0, 0.0, 2.0])
+    assert found.worst == pytest.approx(2.0)
+    assert found.fit < 1
+
+
+def test_a_cost_that_grows_as_the_work_meets_its_limit_and_a_faster_one_misses() -> None:
+    fair = Series("choices", OF_CHOICES, [point(work, 1.0 + work) for work in WORKS])
+    assert [floor.met for floor in fair.floors()] == [True, True, True]  # a step, the total, the first token
+    greedy = Series("choices", OF_CHOICES, [point(work, 1.0 + work**2) for work in WORKS])
+    assert [floor.met for floor in greedy.floors()] == [False, False, True]
+
+
+def test_memory_is_compared_where_it_was_measured() -> None:
+    points = [point(work, 2.0, peak_mib=100.0 * work**2) for work in WORKS]
+    assert [g.cost for g in Series("groups", OF_GROUPS, points).growths()] == ["total", "peak memory"]
+    assert [floor.met for floor in Series("groups", OF_GROUPS, points).floors()] == [True, False]
+    blind = [*points[:-1], point(8, 2.0)]
+    assert [g.cost for g in Series("groups", OF_GROUPS, blind).growths()] == ["total"]
+
+
+def test_a_single_row_has_no_growth() -> None:
+    assert Series("choices", OF_CHOICES, [point(1, 2.0)]).floors() == []
+
+
+def test_a_step_is_one_more_token_of_every_choice() -> None:
+    assert point(4, 2.0).step_ms == pytest.approx(100.0)
+    assert point(4, 2.2).ms_per_token == pytest.approx(50.0)
+
+
+def test_it_prints_tables_and_json_and_draws(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--ns", "1,3", "--groups", "1,2", "--choices-of-a-group", "2", "--repeats", "2", "--max-tokens", "6"]
+    lengths = ["--prompt-tokens", "40", "--group-prompt-tokens", "20", "--settle", "0"]
+    assert main(["--url", url, *small, *lengths, "--plot", str(tmp_path / "out")]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    choices, groups = report["series"]
+    assert [(p["work"], p["timing"]["tokens"]) for p in choices["points"]] == [(1, 6), (3, 18)]
+    assert [(p["work"], p["timing"]["tokens"]) for p in groups["points"]] == [(1, 12), (2, 24)]
+    assert {"command", "load", "load average"} <= report["conditions"].keys()
+    for picture in ("scale-choices.png", "scale-groups.png"):
+        assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,66 @@
+"""How vLLM is started and ended: a script stands for it."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.vllm import VLLMSetup, vllm_server
+from motet.errors import StartupError
+
+HEALTHY = """\
+#!/usr/bin/env python3
+import http.server, subprocess, sys
+
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+subprocess.Popen(["sleep", "1000"])
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
+"""
+BROKEN = """\
+#!/bin/sh
+echo no model at "$2" >&2
+exit 3
+"""
+
+
+def setup_of(tmp_path: Path, script: str) -> VLLMSetup:
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text(script)
+    program.chmod(0o755)
+    return VLLMSetup(tmp_path, Path("/models/small"), cores=(0,))
+
+
+def test_its_threads_and_its_processes_have_the_same_cores() -> None:
+    setup = VLLMSetup(Path("/venv"), Path("/models/small"), cores=(0, 1), arguments=("--seed", "1"), environ={"A": "b"})
+    command = setup.command(8001)
+    assert command[:6] == ["taskset", "-c", "0,1", "/venv/bin/vllm", "serve", "/models/small"]
+    assert command[command.index("--port") + 1] == "8001"
+    assert command[-2:] == ["--seed", "1"]
+    assert {"VLLM_CPU_OMP_THREADS_BIND": "0,1", "A": "b"}.items() <= setup.environment().items()
+
+
+@pytest.mark.slow
+def test_nothing_of_it_is_left_when_it_ends(tmp_path: Path) -> None:
+    with vllm_server(setup_of(tmp_path, HEALTHY)) as server:
+        server.wait_until_ready()
+        (child,) = psutil.Process(server.process.pid).children(recursive=True)
+    assert server.process.returncode is not None
+    psutil.wait_procs([child], timeout=5)
+    assert not child.is_running()
+
+
+def test_one_that_does_not_start_says_what_it_logged(tmp_path: Path) -> None:
+    with (
+        vllm_server(setup_of(tmp_path, BROKEN)) as server,
+        pytest.raises(StartupError, match=r"exit code 3 .*\n.*no model at /models/small"),
+    ):
+        server.wait_until_ready()
