@@ -52,6 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: the model's own length."""
     kv_cache_gb: float = 2.0
     """Memory for KV blocks, in 2^30 bytes."""
+    gpu_memory_utilization: float | None = None
+    """In place of it: which part of a GPU's memory the engine may fill, the weights included."""
     block_size: int = 16
     max_num_seqs: int = 256
     """Choices that run at once; also the largest group."""
@@ -64,6 +66,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Let answers into the prefix cache too: saves prefill in conversations, at the price of sameness."""
     num_threads: int | None = None
     """Threads of one engine on the CPU; None: all cores, shared evenly by the engines of a cell."""
+    enforce_eager: bool = False
+    """On a GPU, launch every operator by itself: no CUDA graphs."""
     role: Role = Role.BOTH
     """`both` keeps its KV to itself; `prefill` and `decode` hand it over and fetch it."""
     side_channel_host: str = "127.0.0.1"

@@ -50,6 +50,10 @@ def serve(  # sizes: one parameter a flag
         int | None, option("max_model_len", ENGINE, "Prompt and answer together, in tokens; the model's own if unset.")
     ] = None,
     kv_cache_gb: Annotated[float | None, option("kv_cache_gb", ENGINE, "Memory for KV blocks, in GiB.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        option("gpu_memory_utilization", ENGINE, "In place of it, the part of a GPU's memory that may be filled."),
+    ] = None,
     block_size: Annotated[int | None, option("block_size", ENGINE, "Tokens of a KV block.")] = None,
     max_num_seqs: Annotated[
         int | None, option("max_num_seqs", ENGINE, "Choices that run at once; also the largest group.")
@@ -72,6 +76,9 @@ def serve(  # sizes: one parameter a flag
     num_threads: Annotated[
         int | None,
         option("num_threads", ENGINE, "CPU threads of an engine; if unset, all cores, or an even share in a cell."),
+    ] = None,
+    enforce_eager: Annotated[
+        bool | None, option("enforce_eager", ENGINE, "On a GPU, launch every operator by itself: no CUDA graphs.")
     ] = None,
     prefill: Annotated[int | None, option("prefill", CELL, "Prefill engines of a cell on this machine.")] = None,
     decode: Annotated[int | None, option("decode", CELL, "Decode engines of a cell on this machine.")] = None,

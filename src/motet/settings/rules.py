@@ -52,6 +52,21 @@ RULES = (
     ),
     Rule(("kv_cache_gb",), "must be above 0", lambda p: 0 < p.engine.kv_cache_gb < math.inf),
     Rule(
+        ("gpu_memory_utilization",),
+        "must be above 0 and at most 1",
+        lambda p: p.engine.gpu_memory_utilization is None or 0 < p.engine.gpu_memory_utilization <= 1,
+    ),
+    Rule(
+        ("gpu_memory_utilization", "device"),
+        "there is no GPU to fill: give --kv-cache-gb",
+        lambda p: p.engine.gpu_memory_utilization is None or p.engine.device != "cpu",
+    ),
+    Rule(
+        ("gpu_memory_utilization", "prefill"),
+        "the engines of a cell would each take what is free: give --kv-cache-gb",
+        lambda p: p.engine.gpu_memory_utilization is None or p.cell.prefill == 0,
+    ),
+    Rule(
         ("block_size",),
         f"must be a power of two, at most {MAX_BLOCK_SIZE}",
         lambda p: 0 < p.engine.block_size <= MAX_BLOCK_SIZE and p.engine.block_size.bit_count() == 1,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.engines.native.memory import num_blocks_for
+from motet.engines.native.memory import kv_cache_gb_for, num_blocks_for
 from motet.engines.native.sequence import blocks_for
 from motet.errors import KVMemoryError
 
@@ -33,6 +33,17 @@ def test_the_error_says_what_would_fit_and_that_fits() -> None:
 def test_no_memory_at_all_is_said_as_such() -> None:
     with pytest.raises(KVMemoryError, match="hold 0 blocks"):
         num_blocks_for(0.0, MB, max_model_len=100, block_size=16)
+
+
+def test_a_part_of_a_gpu_is_filled_with_what_the_weights_leave() -> None:
+    total = 80 * 2**30
+    assert kv_cache_gb_for(0.9, total_bytes=total, free_bytes=total - 16 * 2**30) == pytest.approx(72 - 16)
+    assert kv_cache_gb_for(1.0, total_bytes=total, free_bytes=total) == 80
+
+
+def test_a_gpu_that_is_full_already_is_said_as_such() -> None:
+    with pytest.raises(KVMemoryError, match=r"0\.9 of 80\.0 GB leaves no room .* 75\.0 GB are taken"):
+        kv_cache_gb_for(0.9, total_bytes=80 * 2**30, free_bytes=5 * 2**30)
 
 
 @settings(max_examples=200, deadline=None)

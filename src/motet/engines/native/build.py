@@ -1,6 +1,7 @@
 """From a config to an engine core: model, memory, fingerprint."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,9 @@ from transformers import PreTrainedConfig
 from motet.config import EngineConfig
 from motet.engines.native.backend import choose_backend
 from motet.engines.native.core import CoreOptions, EngineCore, ModelRunner
+from motet.engines.native.cuda.backend import cuda_backend
 from motet.engines.native.kv.storage import KVLayout, KVStorage
-from motet.engines.native.memory import num_blocks_for
+from motet.engines.native.memory import kv_cache_gb_for, num_blocks_for
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.reach import facts_of, start_transfers
 from motet.errors import ConfigError, KVMemoryError
@@ -54,13 +56,22 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     shape = read_shape(folder, hf_config)
     max_model_len = _max_model_len(config.max_model_len, shape.max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
-    num_blocks = num_blocks_for(
-        config.kv_cache_gb, layout.bytes_per_block, max_model_len=max_model_len, block_size=config.block_size
+    blocks_in = partial(
+        num_blocks_for,
+        bytes_per_block=layout.bytes_per_block,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
     )
+    if config.gpu_memory_utilization is None:
+        blocks_in(config.kv_cache_gb)
     model = load_model(folder, hf_config, dtype=dtype, device=device)
+    num_blocks = blocks_in(_kv_cache_gb(config, device))
     facts = facts_of(model, layout)
     storage = _allocated(layout, num_blocks, device)
-    backend = choose_backend(model, storage, kernels=config.kernels, max_model_len=max_model_len)
+    if device.type == "cuda" and config.kernels == "auto":
+        backend = cuda_backend(model, storage, config, max_model_len=max_model_len)
+    else:
+        backend = choose_backend(model, storage, kernels=config.kernels, max_model_len=max_model_len)
     info = EngineInfo(
         model=ModelName(config.model_name),
         max_model_len=max_model_len,
@@ -93,6 +104,17 @@ def _checked(config: EngineConfig) -> PreTrainedConfig:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     return read_config(Path(config.model_path))
+
+
+def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
+    """Asked once the weights are loaded."""
+    if config.gpu_memory_utilization is None:
+        return config.kv_cache_gb
+    if device.type != "cuda":
+        raise ConfigError(f"--gpu-memory-utilization: the device is {device}; give --kv-cache-gb")
+    torch.cuda.empty_cache()
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return kv_cache_gb_for(config.gpu_memory_utilization, total_bytes=total_bytes, free_bytes=free_bytes)
 
 
 def _allocated(layout: KVLayout, num_blocks: int, device: torch.device) -> KVStorage:

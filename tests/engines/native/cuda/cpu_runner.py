@@ -16,6 +16,7 @@ from motet.engines.native.model import load_model, read_config
 from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.drive import engine_config
 
+PLAIN = PlainOperators()
 HEADS, KV_HEADS, MULTIPROCESSORS = 4, 2, 3
 
 
@@ -38,14 +39,14 @@ class Again:
 
 
 def cuda_parts(
-    folder: Path, *, recorder: Again | None, operators: Operators | None = None, max_rows: int = 24, **changes: object
+    folder: Path, *, recorder: Again | None, operators: Operators = PLAIN, max_rows: int = 24, **changes: object
 ) -> Parts:
     """Parts of a core over a tiny model whose runner is the GPU's."""
     parts = build_parts(engine_config(folder, kernels="torch", **changes))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
     settings = CudaSettings(
         geometry=Geometry(HEADS, KV_HEADS, MULTIPROCESSORS),
-        operators=operators or PlainOperators(),
+        operators=operators,
         recorder=recorder,
         max_rows=max_rows,
         max_tables=4096,

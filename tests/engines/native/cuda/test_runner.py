@@ -11,7 +11,7 @@ from motet.engines.native.core import EngineCore
 from motet.engines.native.cuda.runner import CudaRunner
 from motet.errors import EngineError
 from motet.types import GenerateRequest
-from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
+from tests.engines.native.cuda.cpu_runner import PLAIN, Again, cuda_parts
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal
 
@@ -25,7 +25,7 @@ SEVENTY_BLOCKS_GB = 70 * 8 * 2 * 3 * 2 * 16 * 4 / 2**30
 
 
 def core_over(folder: Path, recorder: Again | None, *, max_rows: int = 24, **changes: object) -> EngineCore:
-    parts = cuda_parts(folder, recorder=recorder, max_rows=max_rows, **changes)
+    parts = cuda_parts(folder, recorder=recorder, operators=PLAIN, max_rows=max_rows, **changes)
     return EngineCore(parts.info, parts.runner, parts.options)
 
 
