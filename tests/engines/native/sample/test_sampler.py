@@ -244,3 +244,13 @@ def test_the_position_changes_the_draw_and_nothing_else_of_the_past_does() -> No
     assert len(set(by_position)) > 20
     other_words = draws(logits, params, [Past(1, prompt=(2,), written=(3,) * length) for length in range(59)])
     assert np.array_equal(by_position, other_words)
+
+
+def test_a_sampler_draws_for_a_group_what_a_new_one_would_whoever_it_drew_for_before() -> None:
+    """It remembers the settings of the last group."""
+    sampler, logits = Sampler(VOCAB, CPU), logits_of(13, rows=8)
+    kinds = [EACH_RULE["cold"], EACH_RULE["hot"], EACH_RULE["all filters"], EACH_RULE["min_p"]]
+    steps = [(kind, n) for n in (1, 8, 3) for kind in (*kinds, kinds[0], kinds[0])]
+    for kind, n in steps:
+        rows = [Past(row).sample_row(row, kind) for row in range(n)]
+        assert sampler.sample(logits, rows) == Sampler(VOCAB, CPU).sample(logits, rows)

@@ -8,7 +8,7 @@ from motet.engines.native.sample.filters import Candidates, Leaders, candidates
 from motet.engines.native.sample.inverse_cdf import draw_dense, invert, total_weight
 from motet.engines.native.sample.lanes import Batch, Kind
 from motet.engines.native.sample.leaders import leaders, leaders_surely
-from motet.engines.native.sample.settings import Settings, settings_of, softmax
+from motet.engines.native.sample.settings import Settings, softmax
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Drawn:
         return torch.stack([self.token_ids.double(), self.finite.double(), self.enough.double()], dim=1)
 
 
-def draw(batch: Batch, x: torch.Tensor, uniform: torch.Tensor, spare: torch.Tensor) -> Drawn:
+def draw(batch: Batch, settings: Settings, x: torch.Tensor, *, uniform: torch.Tensor, spare: torch.Tensor) -> Drawn:
     """One token for each of the batch's choices.
 
     `x` [lanes, padded vocabulary] float32 are its logits after edits, and are overwritten; `uniform` [choices] float64;
@@ -38,7 +38,6 @@ def draw(batch: Batch, x: torch.Tensor, uniform: torch.Tensor, spare: torch.Tens
     enough = torch.ones_like(finite)
     if batch.kind is Kind.GREEDY:
         return Drawn(leaders(x, 1).squeeze(1)[lane_of_choice], finite, enough)
-    settings = settings_of([lane.state.params for lane in batch.lanes], batch.vocab_size, x.device)
     if batch.kind is Kind.OPEN:
         weights = softmax(x, settings, with_min_p=True, out=spare)
         return Drawn(draw_dense(weights, lane_of_choice, uniform), finite, enough)

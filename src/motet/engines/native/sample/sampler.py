@@ -25,6 +25,7 @@ from motet.engines.native.sample.lanes import Batch, SampleRow, plan_batches
 from motet.engines.native.sample.logprobs import token_logprobs, unpack
 from motet.engines.native.sample.philox import uniforms
 from motet.engines.native.sample.scratch import Scratch
+from motet.engines.native.sample.settings import SettingsMaker
 from motet.types import TokenLogprob
 
 __all__ = ["SampleRow", "Sampled", "Sampler"]
@@ -44,7 +45,7 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sampler:
-    """Draws tokens on one device. Keeps nothing between steps but scratch memory."""
+    """Draws tokens on one device. Keeps nothing between steps but scratch memory and the last group's settings."""
 
     def __init__(self, vocab_size: int, device: torch.device, *, widths: Sequence[int] = _WIDTHS) -> None:
         """`widths`, rising: how many leaders of a filtered lane to look at, first and then on demand."""
@@ -52,6 +53,7 @@ class Sampler:
         self._device = device
         self._widths = (*(width for width in widths if width < vocab_size), vocab_size)
         self._scratch = Scratch(vocab_size, device)
+        self._settings = SettingsMaker(vocab_size, device)
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
@@ -104,7 +106,9 @@ class Sampler:
             if any(lane.has_edits for lane in batch.lanes):
                 apply_edits(x, [lane.state for lane in batch.lanes], self._vocab_size)
             last = first + len(batch.choices)
-            parts.append(draw(batch, x, uniform[first:last], self._scratch.beside(x)).packed())
+            settings = self._settings.make([lane.state.params for lane in batch.lanes])
+            drawn = draw(batch, settings, x, uniform=uniform[first:last], spare=self._scratch.beside(x))
+            parts.append(drawn.packed())
             first = last
         return torch.cat(parts)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from motet.types import SamplingParams
@@ -29,32 +30,44 @@ class Settings:
     any_min_p: bool
 
 
-def settings_of(params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Settings:
-    """Those of lane i are `params[i]`; the lanes of a group have one and the same."""
-    different = {id(p): p for p in params}
-    table = [
-        (
-            max(p.temperature, _COLDEST),
-            p.top_k if 0 < p.top_k < vocab_size else vocab_size,
-            p.top_p,
-            math.log(p.min_p) if p.min_p > 0.0 else -math.inf,
-        )
-        for p in different.values()
-    ]
-    columns = torch.tensor(table, dtype=torch.float64, device=device)
-    if len(table) > 1:
+class SettingsMaker:
+    """Remembers those of the last batch that was of one group, as most are: every copy to a device costs."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._last: tuple[SamplingParams, int, Settings] | None = None
+
+    def make(self, params: Sequence[SamplingParams]) -> Settings:
+        """Those of lane i are `params[i]`; the lanes of a group have one and the same."""
+        first, lanes = params[0], len(params)
+        if any(p is not first for p in params):
+            return self._made(params)
+        if self._last is None or self._last[0] is not first or self._last[1] != lanes:
+            self._last = first, lanes, self._made(params)
+        return self._last[2]
+
+    def _made(self, params: Sequence[SamplingParams]) -> Settings:
+        different = {id(p): p for p in params}
         place = {key: i for i, key in enumerate(different)}
-        columns = columns[torch.tensor([place[id(p)] for p in params], device=device)]
-    temperature, top_k, top_p, log_min_p = columns.unsqueeze(1).unbind(2)
-    lanes = len(params), 1
-    return Settings(
-        temperature=temperature.float().expand(lanes),
-        top_k=top_k.long().expand(lanes),
-        top_p=top_p.expand(lanes),
-        log_min_p=log_min_p.float().expand(lanes),
-        all_plain=all(p.temperature == 1.0 for p in different.values()),
-        any_min_p=any(p.min_p > 0.0 for p in different.values()),
-    )
+        rows = np.array([self._row(p) for p in different.values()])[[place[id(p)] for p in params]]  # [lanes, 4]
+        temperature, top_k, top_p, log_min_p = torch.from_numpy(rows).to(self._device).unsqueeze(1).unbind(2)
+        return Settings(
+            temperature=temperature.float(),
+            top_k=top_k.long(),
+            top_p=top_p,
+            log_min_p=log_min_p.float(),
+            all_plain=all(p.temperature == 1.0 for p in different.values()),
+            any_min_p=any(p.min_p > 0.0 for p in different.values()),
+        )
+
+    def _row(self, params: SamplingParams) -> tuple[float, float, float, float]:
+        return (
+            max(params.temperature, _COLDEST),
+            params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size,
+            params.top_p,
+            math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+        )
 
 
 def softmax(x: torch.Tensor, settings: Settings, *, with_min_p: bool, out: torch.Tensor) -> torch.Tensor:
