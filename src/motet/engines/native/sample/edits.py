@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from motet.engines.native.sample.state import ChoiceSampling
+from motet.engines.native.sample.upload import uploaded
 
 
 def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
@@ -30,7 +31,7 @@ def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) 
         if token_id < vocab_size
     ]
     if entries:
-        lanes, ids = torch.tensor(entries, device=x.device).unbind(1)
+        lanes, ids = uploaded(np.array(entries, np.int64), x.device).unbind(1)
         x[lanes, ids] = -torch.inf
 
 
@@ -42,7 +43,7 @@ def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) ->
         if token_id < vocab_size
     ]
     if entries:
-        lanes, ids, bias = torch.tensor(entries, dtype=torch.float64, device=x.device).unbind(1)
+        lanes, ids, bias = uploaded(np.array(entries, np.float64), x.device).unbind(1)
         lanes, ids = lanes.long(), ids.long()
         x[lanes, ids] = x[lanes, ids] + bias.float()
 
@@ -52,9 +53,9 @@ def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int
     table = _penalty_table(states)
     if table is None:
         return
-    lanes, ids, counts = torch.from_numpy(table[:, table[1] < vocab_size]).to(x.device).unbind(0)
+    lanes, ids, counts = uploaded(table[:, table[1] < vocab_size], x.device).unbind(0)
     strengths = [(s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty) for s in states]
-    repetition, frequency, presence = torch.tensor(strengths, device=x.device)[lanes].unbind(1)
+    repetition, frequency, presence = uploaded(np.array(strengths, np.float32), x.device)[lanes].unbind(1)
     value = x[lanes, ids]
     value = torch.where(value > 0, value / repetition, value * repetition)
     x[lanes, ids] = value - frequency * counts - presence * (counts > 0)

@@ -6,6 +6,7 @@ import torch
 
 from motet.engines.native.sample.leaders import leaders
 from motet.engines.native.sample.scratch import Scratch
+from motet.engines.native.sample.upload import uploaded_ids
 from motet.types import TokenLogprob
 
 
@@ -13,7 +14,7 @@ from motet.types import TokenLogprob
 def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], k: int) -> list[TokenLogprob]:
     """Scores `target_ids[i]` under row i of `logits` [rows, vocabulary], with the best `k` tokens of each row."""
     scratch = Scratch(logits.shape[1], logits.device, max_rows=len(target_ids))
-    targets = torch.tensor(target_ids, dtype=torch.int64, device=logits.device)
+    targets = uploaded_ids(target_ids, logits.device)
     packed = token_logprobs(scratch, logits, range(len(target_ids)), targets, k)
     return [unpack(token_id, row, k) for token_id, row in zip(target_ids, packed.tolist(), strict=True)]
 
@@ -32,7 +33,7 @@ def token_logprobs(
         some = rows[start : start + scratch.capacity]
         places = {row: place for place, row in enumerate(dict.fromkeys(some))}
         x = scratch.load(logits, list(places))
-        place_of_token = torch.tensor([places[row] for row in some], device=x.device)
+        place_of_token = uploaded_ids([places[row] for row in some], x.device)
         tokens = token_ids[start : start + scratch.capacity]
         parts.append(_score(x, place_of_token, tokens, k, scratch.beside(x)))
     return torch.cat(parts)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from motet.engines.native.sample.inverse_cdf import BLOCK
+from motet.engines.native.sample.upload import uploaded_ids
 
 _CPU_ELEMENTS = 2**21  # 8 MB: 42 rows of a vocabulary of 49,152
 _GPU_ELEMENTS = 2**25
@@ -33,7 +34,7 @@ class Scratch:
         if list(rows) == list(range(first, last + 1)):
             source = logits[first : last + 1]
         else:
-            source = logits[torch.tensor(rows, device=logits.device)]
+            source = logits[uploaded_ids(rows, logits.device)]
         x[:, : self._vocab_size].copy_(source)
         x[:, self._vocab_size :].fill_(-torch.inf)
         return x
