@@ -14,7 +14,6 @@ from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
-from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -60,12 +59,13 @@ class Answer(Response):
         )
         self._groups = OpenGroups(service, plan)
         self._writer = writer
+        self._started = False
         self._status = CLIENT_GONE
         self._failure: Exception | None = None
         """What went wrong before anything was sent: to be answered with its own status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._sends = Sends(self.headers, send, straight_send(scope))
+        self._send_start, self._send = send, straight_send(scope)
         try:
             await self._run(receive)
             if self._failure is not None:
@@ -91,44 +91,36 @@ class Answer(Response):
             self._status = SENT
         except Exception as error:
             self._status = error.status if isinstance(error, MotetError) else 500
-            if self._sends.started and self._writer.streams:
+            if self._started and self._writer.streams:
                 await self._break_off(error)
             else:
                 self._failure = error
         tasks.cancel_scope.cancel()
 
     async def _write(self, steps: "Steps") -> None:
-        feed, usage, send = self._writer.feed, self._groups.usage, self._sends.send
+        feed, usage, send = self._writer.feed, self._groups.usage, self._send
         while (batch := await steps.read()) is not None:
             if data := feed(batch, usage):
-                await send(data, more=True)
-        await send(self._writer.close(usage()), more=False)
+                if not self._started:
+                    await self._start()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        data = self._writer.close(usage())
+        if not self._started:
+            self.headers["content-length"] = str(len(data))
+            await self._start()
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _start(self) -> None:
+        self._started = True
+        await self._send_start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
     async def _break_off(self, error: Exception) -> None:
         if not isinstance(error, MotetError):
             log.error("a stream failed", exc_info=error)
-        await self._sends.send(failure_events(error), more=False)
+        await self._send({"type": "http.response.body", "body": failure_events(error), "more_body": False})
 
 
 class Steps(Protocol):
     async def read(self) -> Sequence[Step] | None:
         """What is there to show, at least one step; None after the end."""
         ...
-
-
-class Sends:
-    """Sends one answer in as many parts as it has; the headers with the first."""
-
-    def __init__(self, headers: MutableHeaders, send: Send, send_body: Send) -> None:
-        self.started = False
-        self._headers = headers
-        self._send = send
-        self._send_body = send_body
-
-    async def send(self, data: bytes, *, more: bool) -> None:
-        if not self.started:
-            self.started = True
-            if not more:
-                self._headers["content-length"] = str(len(data))
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers.raw})
-        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})

@@ -89,7 +89,7 @@ class OpenGroup:
         if since is None:
             self._place.started()
         else:
-            self._service.metrics.step(since)
+            self._service.metrics.steps.add(since)
         return (Step(self._number, events, self._prefill.ticket if self._prefill else None),)
 
     @property

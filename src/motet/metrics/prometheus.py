@@ -35,10 +35,10 @@ class Metrics:
         )
         self._spread = self._histogram("finish_spread_seconds", "From the first finished choice to the last.")
         self._latency = self._histogram("e2e_request_latency_seconds", "From the request to the end of its group.")
-        self._steps = StepTimes(
+        self.steps = StepTimes(
             PREFIX + "inter_token_latency_seconds", "From one step of a group to the next.", bounds=STEP_S, model=model
         )
-        self.registry.register(self._steps)
+        self.registry.register(self.steps)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time a token after the first, once a choice.", STEP_S
         )
@@ -69,9 +69,6 @@ class Metrics:
         self._n.observe(record.num_choices)
         self._prompt_tokens.observe(prompt_tokens)
         self._max_tokens.observe(max_tokens)
-
-    def step(self, since_s: float) -> None:
-        self._steps.add(since_s)
 
     def group_ended(self, record: GroupRecord, *, status: int, tokens: Mapping[int, int], now_s: float) -> None:
         """`tokens`: how many each choice has written."""

@@ -29,8 +29,7 @@ class GroupRecord:
 
     def step(self, choices: Sequence[Shown], now_s: float) -> float | None:
         """Notes what one step brought; the time since the step before, None at the first."""
-        since = None if self.last_step_s is None else now_s - self.last_step_s
-        self.last_step_s = now_s
+        last_s, self.last_step_s = self.last_step_s, now_s
         if len(self.first_seen_s) < self.num_choices:
             for choice in choices:
                 self.first_seen_s.setdefault(choice.index, now_s)
@@ -38,7 +37,7 @@ class GroupRecord:
             if choice.finish is not None:
                 self.finished_s[choice.index] = now_s
                 self.finish_reasons[choice.index] = choice.finish
-        return since
+        return None if last_s is None else now_s - last_s
 
     @property
     def all_finished(self) -> bool:
