@@ -9,6 +9,7 @@ from motet.engines.native.sample.inverse_cdf import draw_dense, invert, total_we
 from motet.engines.native.sample.lanes import Batch, Kind
 from motet.engines.native.sample.leaders import leaders, leaders_surely
 from motet.engines.native.sample.settings import Settings, softmax
+from motet.engines.native.sample.upload import uploaded_ids
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def draw(batch: Batch, settings: Settings, x: torch.Tensor, *, uniform: torch.Te
     `x` [lanes, padded vocabulary] float32 are its logits after edits, and are overwritten; `uniform` [choices] float64;
     `spare` is memory of the shape of `x`.
     """
-    lane_of_choice = torch.tensor(batch.lane_of_choice, device=x.device)
+    lane_of_choice = uploaded_ids(batch.lane_of_choice, x.device)
     finite = x.amax(-1).isfinite()[lane_of_choice]
     enough = torch.ones_like(finite)
     if batch.kind is Kind.GREEDY:

@@ -26,6 +26,7 @@ from motet.engines.native.sample.logprobs import token_logprobs, unpack
 from motet.engines.native.sample.philox import uniforms
 from motet.engines.native.sample.scratch import Scratch
 from motet.engines.native.sample.settings import SettingsMaker
+from motet.engines.native.sample.upload import uploaded, uploaded_ids
 from motet.types import TokenLogprob
 
 __all__ = ["SampleRow", "Sampled", "Sampler"]
@@ -83,10 +84,12 @@ class Sampler:
     ) -> dict[int, Sampled]:
         """Draws all choices of `batches`; gives those for which enough leaders were looked at."""
         order = [choice for batch in batches for choice in batch.choices]
-        drawn = self._draw(logits, batches, torch.from_numpy(uniform[order]).to(self._device))
+        drawn = self._draw(logits, batches, uploaded(uniform[order], self._device))
         scored = [place for place, choice in enumerate(order) if rows[choice].state.params.logprobs is not None]
         if scored:
-            scores = self._score(logits, [rows[order[place]] for place in scored], drawn[scored, 0].long())
+            scores = self._score(
+                logits, [rows[order[place]] for place in scored], drawn[uploaded_ids(scored, self._device), 0].long()
+            )
         else:
             scores = drawn.new_empty(0, 2)
         (token_ids, finite, enough), score_rows = _to_host(drawn, scores)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from motet.engines.native.sample.upload import uploaded
 from motet.types import SamplingParams
 
 _COLDEST = torch.finfo(torch.float32).tiny
@@ -51,7 +52,7 @@ class SettingsMaker:
         different = {id(p): p for p in params}
         place = {key: i for i, key in enumerate(different)}
         rows = np.array([self._row(p) for p in different.values()])[[place[id(p)] for p in params]]  # [lanes, 4]
-        temperature, top_k, top_p, log_min_p = torch.from_numpy(rows).to(self._device).unsqueeze(1).unbind(2)
+        temperature, top_k, top_p, log_min_p = uploaded(rows, self._device).unsqueeze(1).unbind(2)
         return Settings(
             temperature=temperature.float(),
             top_k=top_k.long(),
