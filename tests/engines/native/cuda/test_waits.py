@@ -1,0 +1,66 @@
+"""Nothing between a step's inputs and its tokens asks the device for a value."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from motet.engines.native.core import EngineCore
+from motet.engines.native.inputs import StepInputs
+from motet.engines.native.sample.sampler import Sampler
+from motet.types import SamplingParams
+from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
+from tests.engines.native.cuda.plain_operators import PlainOperators
+from tests.engines.native.cuda.waits import Waits
+from tests.engines.native.drive import group, prompt_of, run
+from tests.engines.native.sample.reference import Past
+from tests.engines.native.sample.ways import WAYS
+from tests.tiny_models import FAMILIES
+
+
+def test_what_would_wait_is_found() -> None:
+    x = torch.arange(4.0)
+    with Waits() as waits:
+        assert x[1] > 0
+        x[x > 2] = 0
+        x.nonzero()
+        assert x[torch.tensor([1, 2])].sum().item() > 0
+    assert len(waits.found) == 4
+
+
+@pytest.mark.parametrize("params", WAYS.values(), ids=WAYS.keys())
+def test_sampling_asks_for_nothing_before_its_tokens(params: SamplingParams) -> None:
+    logits = 3 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
+    rows = [Past(seed, prompt=range(100), written=(7, 7, 900)).sample_row(seed % 8, params) for seed in range(32)]
+    with Waits() as waits:
+        Sampler(1000, torch.device("cpu")).sample(logits, rows)
+    assert waits.found == []
+
+
+class Unwaited(PlainOperators):
+    """Operators are no matter of this test."""
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: object) -> None:
+        pass
+
+    def attend(self, layer: int, query: torch.Tensor, step: object, scores: object) -> torch.Tensor:
+        return query.contiguous()
+
+
+@pytest.mark.parametrize("recorder", [Again(), None], ids=["graphs", "launches"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forward_pass_asks_for_nothing(family: str, recorder: Again | None, tiny: Callable[[str], Path]) -> None:
+    parts = cuda_parts(tiny(family), recorder=recorder, operators=Unwaited())
+    runner, waits = parts.runner, Waits()
+
+    class Watched:
+        device = runner.device
+        verify, copy_slots, settle = runner.verify, runner.copy_slots, runner.settle
+
+        def run(self, inputs: StepInputs) -> torch.Tensor:
+            with waits:
+                return runner.run(inputs)
+
+    run(EngineCore(parts.info, Watched(), parts.options), [group("g", prompt_of(40), n=3, max_tokens=4)])
+    assert waits.found == []
