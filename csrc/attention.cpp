@@ -164,9 +164,9 @@ class Reader {
 
   // In powers of two.
   __m512 score(__m512 x) const {
-    if (model_.score_softcap == 0) return _mm512_mul_ps(x, _mm512_set1_ps(model_.score_scale * kLog2E));
-    const float cap = model_.score_softcap;
-    return _mm512_mul_ps(tanh(_mm512_mul_ps(x, _mm512_set1_ps(model_.score_scale / cap))), _mm512_set1_ps(cap * kLog2E));
+    if (layer_.score_softcap == 0) return _mm512_mul_ps(x, _mm512_set1_ps(layer_.score_scale * kLog2E));
+    const float cap = layer_.score_softcap;
+    return _mm512_mul_ps(tanh(_mm512_mul_ps(x, _mm512_set1_ps(layer_.score_scale / cap))), _mm512_set1_ps(cap * kLog2E));
   }
 
   // Keys become columns, values stay rows; what fills the last panel up is zero.

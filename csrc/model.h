@@ -33,6 +33,8 @@ struct Layer {
   bf16* keys;    // [slots][kv_heads][head_dim]
   bf16* values;
   std::int32_t window;  // keys a query sees, itself included; 0: all before it
+  float score_scale;
+  float score_softcap;  // 0: none
 };
 
 enum Activation : std::int32_t { kSilu = 0, kGeluTanh = 1 };
@@ -41,8 +43,6 @@ struct Model {
   std::int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size;
   std::int32_t activation;
   float epsilon;          // of the norms
-  float score_scale;
-  float score_softcap;    // 0: none
   float logit_softcap;    // 0: none
   float embedding_scale;
   const Layer* layers;

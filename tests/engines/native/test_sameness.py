@@ -11,59 +11,30 @@ from typing import Any
 import pytest
 import torch
 
-from motet.config import EngineConfig
-from motet.engines.native.build import build_parts
-from motet.engines.native.core import EngineCore, ModelRunner
-from motet.engines.native.inputs import StepInputs
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.drive import Outcome, engine_config, group, make_core, prompt_of, run
+from tests.engines.native.recorder import RowKey, recorded
 
 Tiny = Callable[[str], Path]
-RowKey = tuple[int, int]
-"""(seed, position): in these tests every choice of every group has a seed of its own, whatever its index."""
 
 LENGTH, NEW_TOKENS = 83, 90
 SLOW = pytest.mark.slow
 SOME_FAMILIES = ("llama", *(pytest.param(family, marks=SLOW) for family in ("qwen3", "mistral", "gemma2", "gemma3")))
-DTYPES = (pytest.param("float32", marks=SLOW), "bfloat16")
+NUMBERS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16 by torch": {"dtype": "bfloat16", "kernels": "torch"},
+}
+BY_NUMBERS = pytest.mark.parametrize(
+    "numbers",
+    [fields if name == "bfloat16" else pytest.param(fields, marks=SLOW) for name, fields in NUMBERS.items()],
+    ids=NUMBERS,
+)
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
     "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
 }
-
-
-class Recorder:
-    """A runner that keeps every row of logits a token is drawn from."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self.rows: dict[RowKey, torch.Tensor] = {}
-        self._runner = runner
-
-    @property
-    def device(self) -> torch.device:
-        return self._runner.device
-
-    def run(self, inputs: StepInputs) -> torch.Tensor:
-        logits = self._runner.run(inputs)
-        for draw in inputs.draws:
-            self.rows[draw.sequence.sampling.seed, draw.position] = logits[draw.row].clone()
-        return logits
-
-    def verify(self) -> None:
-        self._runner.verify()
-
-    def copy_slots(self, source: list[int], target: list[int]) -> None:
-        self._runner.copy_slots(source, target)
-
-    def settle(self) -> None:
-        self._runner.settle()
-
-
-def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
-    parts = build_parts(core_config)
-    recorder = Recorder(parts.runner)
-    return EngineCore(parts.info, recorder, parts.options), recorder
 
 
 def one(seed: int, way: str = "plain", *, name: str = "one", prompt: tuple[int, ...] | None = None) -> GenerateRequest:
@@ -91,10 +62,10 @@ def assert_same_rows(
         assert not different, f"{len(different)} of {len(keys)} rows of seed {seed} differ, the first {different[0]}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BY_NUMBERS
 @pytest.mark.parametrize("family", SOME_FAMILIES)
-def test_logits_are_the_same_bits_in_every_company(family: str, dtype: str, tiny: Tiny) -> None:
-    core, alone = recorded(engine_config(tiny(family), dtype=dtype))
+def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
+    core, alone = recorded(engine_config(tiny(family), **numbers))
     seeds = [100, 101, 104, 106]
     singles = {seed: run(core, [one(seed)])["one"].tokens[0] for seed in seeds}
     core.check()
@@ -109,20 +80,20 @@ def test_logits_are_the_same_bits_in_every_company(family: str, dtype: str, tiny
         ),
     }
     for name, (changes, requests) in companies.items():
-        other, rows = recorded(engine_config(tiny(family), dtype=dtype, **changes))
+        other, rows = recorded(engine_config(tiny(family), **numbers, **changes))
         outcome = run(other, requests)["g"]
         assert (other.counters.preemptions > 0) == (name == "preempted"), name
         assert {seed: outcome.tokens[seed - 100] for seed in seeds} == singles, name
         assert_same_rows(rows.rows, alone.rows, seeds)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BY_NUMBERS
 @pytest.mark.parametrize("family", SOME_FAMILIES)
-def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, dtype: str, tiny: Tiny) -> None:
-    core, whole = recorded(engine_config(tiny(family), dtype=dtype))
+def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
+    core, whole = recorded(engine_config(tiny(family), **numbers))
     undisturbed = run(core, [group("g", prompt_of(LENGTH), n=4, seed=5, max_tokens=NEW_TOKENS)])["g"].tokens
     for written in (1, 17, 64, 71):
-        resumed, rows = recorded(engine_config(tiny(family), dtype=dtype))
+        resumed, rows = recorded(engine_config(tiny(family), **numbers))
         starts = [
             ChoiceStart(0, 5, tuple(undisturbed[0][:written])),
             ChoiceStart(2, 7, tuple(undisturbed[2][: written + 3])),
@@ -136,11 +107,13 @@ def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, dtype:
         assert resumed.counters.replayed_tokens > 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BY_NUMBERS
 @pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW) if way != "plain" else way for way in WAYS])
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=SLOW) for n in (1, 2, 7)), 32])
-def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(n: int, way: str, dtype: str, tiny: Tiny) -> None:
-    core = make_core(tiny("llama"), dtype=dtype)
+def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(
+    n: int, way: str, numbers: dict[str, Any], tiny: Tiny
+) -> None:
+    core = make_core(tiny("llama"), **numbers)
     outcome = run(core, [group("g", prompt_of(LENGTH), n=n, seed=2**64 - 2, max_tokens=NEW_TOKENS, **WAYS[way])])["g"]
     for i in sorted({0, 1, 2, n // 2, n - 1} & set(range(n))):
         seed = (2**64 - 2 + i) % 2**64
@@ -148,11 +121,11 @@ def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(n: int, wa
     assert len({tuple(tokens) for tokens in outcome.tokens.values()}) == n, "seeds that differ give answers that differ"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prefix_hit_gives_the_same_bits(dtype: str, tiny: Tiny) -> None:
-    cold, cold_rows = recorded(engine_config(tiny("llama"), dtype=dtype, prefix_cache=False))
+@BY_NUMBERS
+def test_a_prefix_hit_gives_the_same_bits(numbers: dict[str, Any], tiny: Tiny) -> None:
+    cold, cold_rows = recorded(engine_config(tiny("llama"), **numbers, prefix_cache=False))
     expected = run(cold, [one(77)])["one"]
-    warm, warm_rows = recorded(engine_config(tiny("llama"), dtype=dtype, max_num_batched_tokens=64))
+    warm, warm_rows = recorded(engine_config(tiny("llama"), **numbers, max_num_batched_tokens=64))
     # Three ways to have met the prefix: a shorter prompt, a longer one with another end, and an answer in between.
     run(warm, [group("short", prompt_of(LENGTH)[:41], max_tokens=30), *strangers()])
     run(warm, [group("long", prompt_of(LENGTH)[:60] + prompt_of(90, 4), n=2, max_tokens=3)])

@@ -18,6 +18,8 @@ class Layer(Structure):
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, c_void_p) for name in ("query_norm", "key_norm", "cosines", "sines", "keys", "values")),
         ("window", c_int32),
+        ("score_scale", c_float),
+        ("score_softcap", c_float),
     )
 
 
@@ -25,7 +27,7 @@ class Model(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
         *((name, c_int32) for name in ("vocab", "block_size", "activation")),
-        *((name, c_float) for name in ("epsilon", "score_scale", "score_softcap", "logit_softcap", "embedding_scale")),
+        *((name, c_float) for name in ("epsilon", "logit_softcap", "embedding_scale")),
         ("layers", POINTER(Layer)),
         ("embedding", c_void_p),
         ("head", Linear),

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from motet.engines.native.attention.group import Scores
 from motet.engines.native.cpu import library as c
+from motet.engines.native.cpu.asked import scores_asked
 from motet.engines.native.cpu.turns import Turns
 from motet.engines.native.kv.storage import KVStorage
 
@@ -49,7 +51,11 @@ class PackedModel:
         self._storage = storage
         self._centre = 1.0 if "Gemma" in type(model).__name__ else 0.0  # Gemma's norms multiply with 1 + weight
         self._turns = Turns(body.rotary_emb, max_positions)
-        self._layers = (c.Layer * len(body.layers))(*(self._layer(layer, i) for i, layer in enumerate(body.layers)))
+        asked = scores_asked(model)
+        layers = [
+            self._layer(layer, i, scores) for i, (layer, scores) in enumerate(zip(body.layers, asked, strict=True))
+        ]
+        self._layers = (c.Layer * len(layers))(*layers)
         embedding = body.embed_tokens.weight.detach()
         tied = model.lm_head.weight.data_ptr() == embedding.data_ptr()
         self.vocab_size: int = config.vocab_size
@@ -64,8 +70,6 @@ class PackedModel:
             block_size=storage.block_size,
             activation=ACTIVATIONS[activation_of(config)],
             epsilon=config.rms_norm_eps,
-            score_scale=body.layers[0].self_attn.scaling,
-            score_softcap=getattr(config, "attn_logit_softcapping", None) or 0.0,
             logit_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
             embedding_scale=_embedding_scale(body.embed_tokens),
             layers=self._layers,
@@ -75,7 +79,7 @@ class PackedModel:
         )
         _empty(body.embed_tokens)
 
-    def _layer(self, layer: Any, index: int) -> c.Layer:
+    def _layer(self, layer: Any, index: int, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms_twice = hasattr(layer, "pre_feedforward_layernorm")  # Gemma 2 and 3: what is added is normed too
         cosines, sines = self._turns.of(attention)
@@ -94,7 +98,9 @@ class PackedModel:
             sines=self._keep(sines),
             keys=self._storage.keys[index].data_ptr(),
             values=self._storage.values[index].data_ptr(),
-            window=getattr(attention, "sliding_window", None) or 0,
+            window=scores.window or 0,
+            score_scale=scores.scale,
+            score_softcap=scores.softcap or 0.0,
         )
 
     def _linear(self, *parts: nn.Linear) -> c.Linear:

@@ -1,0 +1,137 @@
+"""The compiled kernels compute what transformers computes, more exactly than torch's bf16 operators do, and the same
+bits on any number of threads."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+
+from motet.engines.native.build import build_core, build_parts
+from motet.engines.native.core import EngineCore
+from motet.errors import ConfigError
+from motet.types import ChoiceStart, TokenLogprob
+from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
+from tests.engines.native.recorder import recorded
+from tests.tiny_models import FAMILIES, config_of
+
+Made = Callable[[str], Path]
+SLOW_FAMILIES = [
+    family if family in ("qwen2", "qwen3", "gemma2", "gemma3") else pytest.param(family, marks=pytest.mark.slow)
+    for family in FAMILIES
+]
+ODD = (
+    "tied",
+    "biased",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("deep", "odd vocabulary", "one key head")),
+)
+NAMES = (*SLOW_FAMILIES, *ODD)
+LENGTH = 600
+"""More than two of the stretches in which the kernels read keys."""
+WRITTEN = 300
+
+
+def odd_configs() -> dict[str, PreTrainedConfig]:
+    """Models with what the families' tiny ones lack."""
+    sizes = config_of("llama").to_dict()
+    return {
+        "tied": LlamaConfig(**{**sizes, "tie_word_embeddings": True}),
+        "biased": LlamaConfig(**{**sizes, "attention_bias": True, "mlp_bias": True}),
+        "deep": LlamaConfig(**{**sizes, "intermediate_size": 2080}),
+        "odd vocabulary": LlamaConfig(**{**sizes, "vocab_size": 333}),
+        "one key head": LlamaConfig(**{**sizes, "num_attention_heads": 8, "num_key_value_heads": 1}),
+    }
+
+
+@pytest.fixture(scope="session")
+def made(tiny: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Folder of a family's tiny model, or of an odd one."""
+    folders: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name in FAMILIES:
+            return tiny(name)
+        if name not in folders:
+            torch.manual_seed(3)
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                odd_configs()[name], dtype=torch.float32
+            )
+            for parameter in model.parameters():
+                if parameter.dim() == 1:  # biases begin as zeros, norms as ones
+                    parameter.data.uniform_(0.5, 1.5)
+            folders[name] = tmp_path_factory.mktemp("odd")
+            model.save_pretrained(folders[name])
+        return folders[name]
+
+    return folder
+
+
+def truth(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
+    """Log-probabilities [tokens, vocabulary] by transformers: weights rounded to bf16, computed in float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+    with torch.inference_mode():
+        logits: torch.Tensor = model.to(torch.float32)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return logits.log_softmax(-1)
+
+
+def of_tokens(logprobs: Sequence[TokenLogprob | None]) -> torch.Tensor:
+    return torch.tensor([entry.logprob for entry in logprobs if entry is not None])
+
+
+def errors(folder: Path, kernels: str) -> tuple[float, float]:
+    """Mean distance to the truth of the log-probabilities of a long prompt, and of three answers that go on."""
+    prompt = prompt_of(LENGTH, 5)
+    core = bf16_core(folder, kernels=kernels)
+    report = run(core, [group("p", prompt, prompt_logprobs=0, max_tokens=1)])["p"].prompt
+    assert report is not None and report.logprobs is not None
+    expected = truth(folder, prompt)[torch.arange(LENGTH - 1), list(prompt[1:])]
+    of_prompt = (of_tokens(report.logprobs) - expected).abs().mean().item()
+    starts = [ChoiceStart(i, 50 + i, prompt_of(WRITTEN - i, 60 + i)) for i in range(3)]
+    outcome = run(core, [group("g", prompt, starts=starts, max_tokens=WRITTEN + 12, logprobs=0)])["g"]
+    distances = []
+    for start in starts:
+        tokens = [*prompt, *start.written, *outcome.tokens[start.index]]
+        rows = torch.arange(len(prompt) + len(start.written) - 1, len(tokens) - 1)
+        expected = truth(folder, tokens)[rows, tokens[len(prompt) + len(start.written) :]]
+        distances.append((of_tokens(outcome.logprobs[start.index]) - expected).abs())
+    return of_prompt, torch.cat(distances).mean().item()
+
+
+def bf16_core(folder: Path, **changes: Any) -> EngineCore:
+    return build_core(engine_config(folder, dtype="bfloat16", max_model_len=1000, kv_cache_gb=0.05, **changes))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(name: str, made: Made) -> None:
+    ours, theirs = errors(made(name), "compiled"), errors(made(name), "torch")
+    assert ours[0] < theirs[0] and ours[1] < theirs[1]
+    assert max(ours) < 0.2, "and near in themselves"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "deep", "one key head"])
+def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> None:
+    """With more threads a trunk is read in other pieces, by several; with more threads than cores they take turns."""
+    request = group("g", prompt_of(LENGTH, 5), n=5, seed=9, max_tokens=12)
+    rows = []
+    for num_threads in (1, 2, 3, 8):
+        core, recorder = recorded(
+            engine_config(made(name), dtype="bfloat16", max_model_len=1000, kv_cache_gb=0.05, num_threads=num_threads)
+        )
+        run(core, [request])
+        rows.append(recorder.rows)
+    assert len(rows[0]) == 5 * 12
+    for other in rows[1:]:
+        assert all(torch.equal(other[key], row) for key, row in rows[0].items())
+
+
+def test_compiled_kernels_can_be_insisted_on_and_refused(tiny: Made) -> None:
+    with pytest.raises(ConfigError, match="--kernels compiled: they compute in bfloat16 on the CPU, not in float32"):
+        build_parts(engine_config(tiny("llama"), kernels="compiled"))
+    compiled = make_core(tiny("llama"), dtype="bfloat16", kernels="compiled").info.fingerprint
+    plain = make_core(tiny("llama"), dtype="bfloat16", kernels="torch").info.fingerprint
+    assert "_kernels-" in compiled and compiled.endswith("-same")
+    assert f"_torch-{torch.__version__}_" in plain and plain.endswith("-same")
+    assert make_core(tiny("llama"), dtype="bfloat16").info.fingerprint == compiled, "they are the default"
+    assert make_core(tiny("llama"), dtype="float32").info.fingerprint.endswith("float32-same")

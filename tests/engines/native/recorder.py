@@ -1,0 +1,44 @@
+"""Keeps what a core drew its tokens from, so that two runs are compared bit for bit."""
+
+import torch
+
+from motet.config import EngineConfig
+from motet.engines.native.build import build_parts
+from motet.engines.native.core import EngineCore, ModelRunner
+from motet.engines.native.inputs import StepInputs
+
+RowKey = tuple[int, int]
+"""(seed, position): where every choice of every group has a seed of its own, whatever its index."""
+
+
+class Recorder:
+    """A runner that keeps every row of logits a token is drawn from."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.rows: dict[RowKey, torch.Tensor] = {}
+        self._runner = runner
+
+    @property
+    def device(self) -> torch.device:
+        return self._runner.device
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        logits = self._runner.run(inputs)
+        for draw in inputs.draws:
+            self.rows[draw.sequence.sampling.seed, draw.position] = logits[draw.row].clone()
+        return logits
+
+    def verify(self) -> None:
+        self._runner.verify()
+
+    def copy_slots(self, source: list[int], target: list[int]) -> None:
+        self._runner.copy_slots(source, target)
+
+    def settle(self) -> None:
+        self._runner.settle()
+
+
+def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
+    parts = build_parts(core_config)
+    recorder = Recorder(parts.runner)
+    return EngineCore(parts.info, recorder, parts.options), recorder
