@@ -71,8 +71,9 @@ def made(tiny: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
 def truth(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
     """Log-probabilities [tokens, vocabulary] by transformers: weights rounded to bf16, computed in float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+    torch.nn.Module.to(model, torch.float32)
     with torch.inference_mode():
-        logits: torch.Tensor = model.to(torch.float32)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        logits: torch.Tensor = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return logits.log_softmax(-1)
 
 
