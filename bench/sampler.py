@@ -18,11 +18,12 @@ import torch
 
 from bench.machine import machine
 from motet.engines.native.sample.sampler import Sampler, SampleRow
-from motet.engines.native.sample.state import ChoiceSampling
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.types import SamplingParams
 
 VOCAB = 49_152
 PROMPT = [token_id % 500 for token_id in range(1340)]
+PROMPT_TOKENS = PromptTokens(PROMPT)
 WRITTEN = list(range(400, 600))
 WAYS = {
     "temperature 1": SamplingParams(max_tokens=999),
@@ -60,7 +61,7 @@ def sample_rows(params: SamplingParams, rows: int, *, fork: bool) -> list[Sample
     return [
         SampleRow(
             logits_row=0 if fork else row,
-            state=ChoiceSampling(params, seed=row, prompt=PROMPT, eos_token_ids=(0,), written=WRITTEN),
+            state=ChoiceSampling(params, seed=row, prompt=PROMPT_TOKENS, eos_token_ids=(0,), written=WRITTEN),
             position=len(PROMPT) + len(WRITTEN),
         )
         for row in range(rows)

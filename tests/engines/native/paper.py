@@ -19,7 +19,7 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.kv.prefix import block_names
 from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.sampler import Sampled
-from motet.engines.native.sample.state import ChoiceSampling
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.engines.native.scheduler import Scheduler, SchedulerLimits
 from motet.engines.native.sequence import Group, Sequence
 from motet.ids import RequestId
@@ -60,13 +60,12 @@ def request(
 def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
     """A group that waits, one sequence a choice."""
     group = Group(request, arrival, block_names(request.prompt, BLOCK_SIZE, request.cache_salt))
+    prompt = PromptTokens(request.prompt)
     group.sequences = [
         Sequence(
             group,
             [start.index],
-            ChoiceSampling(
-                request.sampling, seed=start.seed, prompt=request.prompt, eos_token_ids=(), written=start.written
-            ),
+            ChoiceSampling(request.sampling, seed=start.seed, prompt=prompt, eos_token_ids=(), written=start.written),
             list(start.written),
         )
         for start in sorted(request.choices, key=lambda start: start.index)

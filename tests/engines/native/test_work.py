@@ -60,10 +60,12 @@ class Engine:
         options = CoreOptions(budget, prefix_cache=True, cache_answers=False)
         self.core = EngineCore(info, BlankRunner(max_num_seqs), options)
 
-    def submit(self, name: str, *, n: int = 1, prompt: int = 64, max_tokens: int = 10_000) -> None:
+    def submit(
+        self, name: str, *, n: int = 1, prompt: int = 64, max_tokens: int = 10_000, repetition_penalty: float = 1.0
+    ) -> None:
         """Prompts of different names begin differently."""
         tokens = WatchedTuple((*name.encode(), *range(prompt - len(name))))
-        sampling = SamplingParams(max_tokens=max_tokens)
+        sampling = SamplingParams(max_tokens=max_tokens, repetition_penalty=repetition_penalty)
         starts = choice_starts(n, seed=0)
         self.core.submit(GenerateRequest(request_id=RequestId(name), prompt=tokens, choices=starts, sampling=sampling))
 
@@ -140,6 +142,18 @@ def test_a_token_costs_the_same_whoever_waits(scarce: str) -> None:
         return engine.decode_cost()
 
     assert cost(500, 400) == pytest.approx(cost(1, 200), rel=0.01)
+
+
+@pytest.mark.parametrize("repetition_penalty", [1.0, 1.1])
+def test_another_choice_of_a_request_costs_the_same_behind_any_prompt(repetition_penalty: float) -> None:
+    def cost(prompt: int) -> int:
+        one, many = (
+            bytecodes(partial(Engine().submit, "g", n=n, prompt=prompt, repetition_penalty=repetition_penalty))
+            for n in (1, 65)
+        )
+        return many - one
+
+    assert cost(16_000) == pytest.approx(cost(64), rel=0.01)
 
 
 def test_choices_that_end_together_cost_the_same_each() -> None:

@@ -24,7 +24,7 @@ from motet.engines.native.kv.prefix import block_names
 from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler, SampleRow
-from motet.engines.native.sample.state import ChoiceSampling
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.engines.native.scheduler import Scheduler, SchedulerLimits
 from motet.engines.native.sequence import Group, Sequence, SequenceState
 from motet.engines.native.step_result import StepResult
@@ -124,7 +124,8 @@ class EngineCore:
         """Queues a group. RequestError if it can never run here; then its ticket is given back."""
         try:
             group = self._accepted(request)
-            sequences = [self._sequence(group, starts) for starts in _shared_starts(request)]
+            prompt = PromptTokens(request.prompt)
+            sequences = [self._sequence(group, prompt, starts) for starts in _shared_starts(request)]
             group.sequences = sorted(sequences, key=lambda sequence: sequence.rank)
             group.answered_by = {index: sequence for sequence in sequences for index in sequence.indices}
             check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
@@ -253,12 +254,12 @@ class EngineCore:
         self._groups[group.request.request_id] = group
         self._scheduler.add(group)
 
-    def _sequence(self, group: Group, starts: list[ChoiceStart]) -> Sequence:
+    def _sequence(self, group: Group, prompt: PromptTokens, starts: list[ChoiceStart]) -> Sequence:
         first, request = starts[0], group.request
         sampling = ChoiceSampling(
             request.sampling,
             seed=first.seed,
-            prompt=request.prompt,
+            prompt=prompt,
             eos_token_ids=self.info.eos_token_ids,
             written=first.written,
         )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from motet.engines.native.sample.philox import uniforms
 from motet.engines.native.sample.sampler import SampleRow
-from motet.engines.native.sample.state import ChoiceSampling
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.types import SamplingParams
 
 Row = npt.NDArray[np.float64]
@@ -34,7 +34,11 @@ class Past:
 
     def sample_row(self, logits_row: int, params: SamplingParams) -> SampleRow:
         state = ChoiceSampling(
-            params, seed=self.seed, prompt=self.prompt, eos_token_ids=self.eos_token_ids, written=self.written
+            params,
+            seed=self.seed,
+            prompt=PromptTokens(self.prompt),
+            eos_token_ids=self.eos_token_ids,
+            written=self.written,
         )
         return SampleRow(logits_row, state, self.position)
 

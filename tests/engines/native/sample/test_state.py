@@ -1,4 +1,4 @@
-from motet.engines.native.sample.state import ChoiceSampling, TokenCounts
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenCounts
 from motet.types import SamplingParams
 
 
@@ -9,20 +9,28 @@ def counted(counts: TokenCounts) -> dict[int, int]:
 def choice(
     params: SamplingParams, written: tuple[int, ...] = (), prompt: tuple[int, ...] = (5, 6, 5)
 ) -> ChoiceSampling:
-    return ChoiceSampling(params, seed=3, prompt=prompt, eos_token_ids=(0, 1), written=written)
+    return ChoiceSampling(params, seed=3, prompt=PromptTokens(prompt), eos_token_ids=(0, 1), written=written)
 
 
 def test_written_tokens_are_counted_and_prompt_tokens_are_known_with_count_zero() -> None:
-    counts = TokenCounts(prompt=(5, 6, 5), written=(7, 6, 7))
+    counts = TokenCounts(PromptTokens((5, 6, 5)), written=(7, 6, 7))
     assert counted(counts) == {5: 0, 6: 1, 7: 2}
 
 
 def test_counts_grow_beyond_their_first_room() -> None:
-    counts = TokenCounts(prompt=range(70), written=())
+    counts = TokenCounts(PromptTokens(range(70)), written=())
     for token_id in range(500):
         counts.add(token_id)
         counts.add(token_id)
     assert counted(counts) == dict.fromkeys(range(500), 2)
+
+
+def test_choices_of_one_prompt_count_apart() -> None:
+    prompt = PromptTokens((5, 6, 5))
+    one, other = TokenCounts(prompt, written=(7, 5)), TokenCounts(prompt, written=(8,))
+    other.add(6)
+    assert counted(one) == {5: 1, 6: 0, 7: 1}
+    assert counted(other) == {5: 0, 6: 1, 8: 1}
 
 
 def test_a_resumed_choice_equals_one_that_wrote_the_tokens_itself() -> None:

@@ -5,11 +5,31 @@ builds it anew from the tokens written so far and goes on as if it had never sto
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from motet.types import SamplingParams
+
+_ROOM = 64
+"""For tokens that are not in the prompt, at first."""
+
+
+class PromptTokens:
+    """The tokens of a prompt, each once: found when a choice needs them, and shared by all choices of a group."""
+
+    def __init__(self, prompt: Sequence[int] = ()) -> None:
+        self._prompt = prompt
+
+    @cached_property
+    def slots(self) -> dict[int, int]:
+        """Where each stands in `ids`."""
+        return {token_id: slot for slot, token_id in enumerate(dict.fromkeys(self._prompt))}
+
+    @cached_property
+    def ids(self) -> npt.NDArray[np.int64]:
+        return np.fromiter(self.slots, np.int64, len(self.slots))
 
 
 class ChoiceSampling:
@@ -20,7 +40,7 @@ class ChoiceSampling:
         params: SamplingParams,
         *,
         seed: int,
-        prompt: Sequence[int],
+        prompt: PromptTokens,
         eos_token_ids: tuple[int, ...],
         written: Sequence[int] = (),
     ) -> None:
@@ -55,38 +75,45 @@ class TokenCounts:
     The arrays grow by doubling and are handed out as views, so that a step costs no pass over the past.
     """
 
-    def __init__(self, prompt: Sequence[int], written: Sequence[int]) -> None:
-        self._slots = {token_id: slot for slot, token_id in enumerate(dict.fromkeys(prompt))}
-        capacity = max(64, 2 * len(self._slots))
-        self._ids = np.zeros(capacity, np.int64)
-        self._counts = np.zeros(capacity, np.int64)
-        self._ids[: len(self._slots)] = list(self._slots)
+    def __init__(self, prompt: PromptTokens, written: Sequence[int]) -> None:
+        self._prompt_slots = prompt.slots
+        self._slots: dict[int, int] = {}  # of tokens that are not in the prompt
+        self._size = len(prompt.ids)
+        self._ids = np.concatenate([prompt.ids, np.zeros(_ROOM, np.int64)])
+        self._counts = np.zeros_like(self._ids)
         for token_id in written:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
-        slot = self._slots.setdefault(token_id, len(self._slots))
-        if slot == len(self._ids):
+        slot = self._prompt_slots.get(token_id)
+        if slot is None:
+            slot = self._slots.setdefault(token_id, self._size)
+        if slot == self._size:
+            self._append(token_id)
+        self._counts[slot] += 1
+
+    def _append(self, token_id: int) -> None:
+        if self._size == len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-        self._ids[slot] = token_id
-        self._counts[slot] += 1
+        self._ids[self._size] = token_id
+        self._size += 1
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
         """Each token once."""
-        return self._ids[: len(self._slots)]
+        return self._ids[: self._size]
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        return self._counts[: len(self._slots)]
+        return self._counts[: self._size]
 
 
-def _token_counts(params: SamplingParams, prompt: Sequence[int], written: Sequence[int]) -> TokenCounts | None:
+def _token_counts(params: SamplingParams, prompt: PromptTokens, written: Sequence[int]) -> TokenCounts | None:
     repetition = params.repetition_penalty != 1.0
     if not repetition and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
         return None
-    return TokenCounts(prompt if repetition else (), written)
+    return TokenCounts(prompt if repetition else PromptTokens(), written)
 
 
 def _ending_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
