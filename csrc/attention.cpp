@@ -171,22 +171,41 @@ class Reader {
 
   // Keys become columns, values stay rows; what fills the last panel up is zero.
   void pack(int table, int begin, int end) {
-    const int dim = model_.head_dim, panels = panels_of(end - begin);
-    const auto row = [&](const bf16* pool, int key) -> const bf16* {
-      if (key >= end) return nullptr;
-      const int block = batch_.tables[table + key / model_.block_size], slot = key % model_.block_size;
-      return pool + ((std::size_t(block) * model_.block_size + slot) * model_.kv_heads + task_.kv_head) * dim;
-    };
-    for (int columns = 0; columns < 2 * panels; ++columns)
-      pack_columns(space_.keys.data() + columns / 2 * panel_size(dim) + columns % 2 * kPanel, dim,
-                   [&](int i) { return row(layer_.keys, begin + columns * kLanes + i); });
-    for (int pair = 0; pair < panels * kLanes; ++pair) {
-      const bf16 *even = row(layer_.values, begin + 2 * pair), *odd = row(layer_.values, begin + 2 * pair + 1);
-      for (int at = 0; at < dim; at += kPanel)
-        pack_pair(space_.values.data() + at / kPanel * panel_size(kStretch) + std::size_t(pair) * 2 * kPanel,
-                  even ? _mm512_loadu_si512(even + at) : _mm512_setzero_si512(),
-                  odd ? _mm512_loadu_si512(odd + at) : _mm512_setzero_si512());
+    const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
+    const std::size_t* offsets = locate(table, begin, end);
+    const auto row = [&](const bf16* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
+    for (int key = 0; key < columns; key += kLanes) {
+      for (int next = key + kLanes; next < std::min(key + 2 * kLanes, end - begin); ++next)
+        for (int at = 0; at < dim; at += kPanel) {  // what comes next is on its way while this is packed
+          _mm_prefetch((const char*)(layer_.keys + offsets[next] + at), _MM_HINT_T0);
+          _mm_prefetch((const char*)(layer_.values + offsets[next] + at), _MM_HINT_T0);
+        }
+      pack_columns(space_.keys.data() + key / kPanel * panel_size(dim) + key % kPanel * 2, dim,
+                   [&](int i) { return row(layer_.keys, key + i); });
+      for (int even = key; even < key + kLanes; even += 2)
+        pack_values(even, row(layer_.values, even), row(layer_.values, even + 1));
     }
+  }
+
+  void pack_values(int key, const bf16* even, const bf16* odd) {
+    for (int at = 0; at < model_.head_dim; at += kPanel)
+      pack_pair(space_.values.data() + at / kPanel * panel_size(kStretch) + std::size_t(key) * kPanel,
+                even ? _mm512_loadu_si512(even + at) : _mm512_setzero_si512(),
+                odd ? _mm512_loadu_si512(odd + at) : _mm512_setzero_si512());
+  }
+
+  // Where in the pools the rows of keys [begin, end) lie.
+  const std::size_t* locate(int table, int begin, int end) {
+    const int size = model_.block_size;
+    const std::size_t stride = std::size_t(model_.kv_heads) * model_.head_dim;
+    std::size_t* offsets = space_.offsets.data();
+    for (int key = begin; key < end;) {
+      const std::size_t slot = std::size_t(batch_.tables[table + key / size]) * size + key % size;
+      std::size_t offset = slot * stride + std::size_t(task_.kv_head) * model_.head_dim;
+      for (const int stop = std::min(end, (key / size + 1) * size); key < stop; ++key, offset += stride)
+        offsets[key - begin] = offset;
+    }
+    return offsets;
   }
 
   const Model& model_;
@@ -207,6 +226,7 @@ void Attention::prepare(const Model& model, const Batch& batch, int num_threads)
   for (auto& space : workspaces_) {
     space.keys.resize(kStretch * model.head_dim);
     space.values.resize(kStretch * model.head_dim);
+    space.offsets.resize(kStretch);
     space.scores.resize(kMaxRows * kStretch);
     space.weights.resize(kMaxRows * kStretch);
     space.fresh.resize(states);

@@ -37,10 +37,11 @@ class Attention {
   static constexpr std::size_t kOwn = ~std::size_t(0);
 
   struct Workspace {
-    std::vector<bf16> keys, values;  // a packed stretch
-    std::vector<float> scores;       // [kMaxRows][kStretch]
-    std::vector<bf16> weights;       // the same, as factors of the values
-    std::vector<float> fresh, total; // states of kMaxLines lines
+    std::vector<std::size_t> offsets;  // of a stretch's rows in the pools
+    std::vector<bf16> keys, values;    // the stretch, packed
+    std::vector<float> scores;         // [kMaxRows][kStretch]
+    std::vector<bf16> weights;         // the same, as factors of the values
+    std::vector<float> fresh, total;   // states of kMaxLines lines
   };
 
   void finish(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, const Task& task,
