@@ -52,7 +52,7 @@ class TritonOperators:
             *value.stride()[:2],
             keys.stride(0),
             HEAD_DIM=head_dim,
-            BLOCK_D=_power_of_two(head_dim),
+            BLOCK_D=padded_head_dim(head_dim),
             LAST=layer == storage.num_layers - 1,
             num_warps=1,
         )
@@ -72,7 +72,7 @@ class TritonOperators:
             output,
             heads,
             HEAD_DIM=head_dim,
-            BLOCK_D=_power_of_two(head_dim),
+            BLOCK_D=padded_head_dim(head_dim),
             BLOCK_P=PARTS_AT_ONCE,
             num_warps=4,
         )
@@ -119,7 +119,7 @@ class _Tiles:
             BLOCK_SIZE=storage.block_size,
             BLOCK_M=block_m,
             BLOCK_N=shape.keys,
-            BLOCK_D=_power_of_two(head_dim),
+            BLOCK_D=padded_head_dim(head_dim),
             WINDOWED=scores.window is not None,
             CAPPED=scores.softcap is not None,
             FINAL=final,
@@ -128,6 +128,6 @@ class _Tiles:
         )
 
 
-def _power_of_two(head_dim: int) -> int:
+def padded_head_dim(head_dim: int) -> int:
     """The least that holds a head, and at least what a matrix unit takes."""
     return max(16, 1 << (head_dim - 1).bit_length())
