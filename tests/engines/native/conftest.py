@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices import DEVICES
 from tests.tiny_models import Reference, save_tiny_model
 
 
@@ -19,6 +20,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[family]
 
     return folder
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """A test that asks for it runs on the CPU and on a GPU."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

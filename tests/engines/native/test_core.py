@@ -62,9 +62,9 @@ def test_impossible_settings_name_their_flag(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 12], ids=["queued", "prefilling", "first tokens", "decoding"])
-def test_an_aborted_group_is_gone_within_a_step_and_its_neighbour_unharmed(steps: int, tiny: Tiny) -> None:
-    expected = run(make_core(tiny("llama")), [group("b", prompt_of(30, 2), n=3, seed=9)])["b"].tokens
-    core = make_core(tiny("llama"), budget=64)
+def test_an_aborted_group_is_gone_within_a_step_and_its_neighbour_unharmed(steps: int, device: str, tiny: Tiny) -> None:
+    expected = run(make_core(tiny("llama"), device=device), [group("b", prompt_of(30, 2), n=3, seed=9)])["b"].tokens
+    core = make_core(tiny("llama"), device=device, budget=64)
     outcomes = {"a": Outcome(), "b": Outcome()}
     core.submit(group("a", prompt_of(100), n=4))
     core.submit(group("b", prompt_of(30, 2), n=3, seed=9))
@@ -81,8 +81,8 @@ def test_an_aborted_group_is_gone_within_a_step_and_its_neighbour_unharmed(steps
     assert core.stats().blocks_used == 0
 
 
-def test_a_stopped_choice_ends_alone_and_the_last_one_ends_the_group(tiny: Tiny) -> None:
-    core = make_core(tiny("llama"))
+def test_a_stopped_choice_ends_alone_and_the_last_one_ends_the_group(device: str, tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), device=device)
     outcomes = {"g": Outcome()}
     core.submit(group("g", prompt_of(20), n=3, max_tokens=10))
     take_step(core, outcomes)
@@ -109,8 +109,8 @@ def test_one_choice_of_a_waiting_group_can_be_stopped(tiny: Tiny) -> None:
     assert list(outcomes["g"].tokens) == [1]
 
 
-def test_a_stopped_choice_of_a_greedy_group_leaves_its_siblings(tiny: Tiny) -> None:
-    core = make_core(tiny("llama"))
+def test_a_stopped_choice_of_a_greedy_group_leaves_its_siblings(device: str, tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), device=device)
     outcomes = {"g": Outcome()}
     core.submit(group("g", prompt_of(20), n=3, max_tokens=5, temperature=0.0))
     take_step(core, outcomes)
@@ -149,9 +149,11 @@ class SickRunner:
         self._runner.settle()
 
 
-def test_logits_that_are_not_finite_fail_their_group_alone(tiny: Tiny) -> None:
-    expected = run(make_core(tiny("llama")), [group("well", prompt_of(30, 2), n=2, seed=9)])["well"].tokens
-    parts = build_parts(engine_config(tiny("llama")))
+def test_logits_that_are_not_finite_fail_their_group_alone(device: str, tiny: Tiny) -> None:
+    expected = run(make_core(tiny("llama"), device=device), [group("well", prompt_of(30, 2), n=2, seed=9)])[
+        "well"
+    ].tokens
+    parts = build_parts(engine_config(tiny("llama"), device=device))
     core = EngineCore(parts.info, SickRunner(parts.runner, "sick"), parts.options)
     outcomes = run(core, [group("sick", prompt_of(25), n=3), group("well", prompt_of(30, 2), n=2, seed=9)])
     assert isinstance(outcomes["sick"].error, EngineError)
@@ -159,8 +161,8 @@ def test_logits_that_are_not_finite_fail_their_group_alone(tiny: Tiny) -> None:
     assert outcomes["well"].tokens == expected
 
 
-def test_preempted_choices_count_as_waiting(tiny: Tiny) -> None:
-    core = make_core(tiny("llama"), blocks=40, max_model_len=256)
+def test_preempted_choices_count_as_waiting(device: str, tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), device=device, blocks=40, max_model_len=256)
     core.submit(group("g", prompt_of(64), n=12, max_tokens=60))
     outcomes, seen = {"g": Outcome()}, set[tuple[int, int]]()
     while core.busy:
@@ -171,8 +173,8 @@ def test_preempted_choices_count_as_waiting(tiny: Tiny) -> None:
     assert (12, 0) in seen and any(waiting for _, waiting in seen)
 
 
-def test_choices_end_by_end_of_sequence_stop_token_length_and_model_length(tiny: Tiny) -> None:
-    core = make_core(tiny("llama"), max_model_len=40)
+def test_choices_end_by_end_of_sequence_stop_token_length_and_model_length(device: str, tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), device=device, max_model_len=40)
     answer = run(core, [group("look", prompt_of(20), max_tokens=15, temperature=0.0)])["look"].tokens[0]
     stop = next(token for i, token in enumerate(answer) if i >= 3 and token not in answer[:i])
     ends = run(
@@ -194,12 +196,12 @@ def test_choices_end_by_end_of_sequence_stop_token_length_and_model_length(tiny:
 
 
 def test_prompt_logprobs_are_the_references_and_do_not_depend_on_chunks(
-    tiny: Tiny, reference: Callable[[str], Reference]
+    device: str, tiny: Tiny, reference: Callable[[str], Reference]
 ) -> None:
     prompt = prompt_of(70)
     expected = torch.log_softmax(reference("llama").logits(prompt), dim=-1)
     for budget in (512, 64):
-        core = make_core(tiny("llama"), budget=budget)
+        core = make_core(tiny("llama"), device=device, budget=budget)
         run(core, [group("warm", prompt, max_tokens=1)])
         report = run(core, [group("g", prompt, n=2, max_tokens=2, prompt_logprobs=2)])["g"].prompt
         assert report is not None and report.logprobs is not None
@@ -211,8 +213,8 @@ def test_prompt_logprobs_are_the_references_and_do_not_depend_on_chunks(
             assert len(found.top) == 2
 
 
-def test_forks_share_the_whole_trunk_and_the_trunk_is_read_once_a_step(tiny: Tiny) -> None:
-    core = make_core(tiny("llama"))
+def test_forks_share_the_whole_trunk_and_the_trunk_is_read_once_a_step(device: str, tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), device=device)
     run(core, [group("g", prompt_of(83), n=8, max_tokens=10)])
     counters = core.counters
     assert counters.prefill_tokens == 83, "one prefill"

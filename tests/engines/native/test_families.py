@@ -49,9 +49,9 @@ def test_the_tiny_models_say_many_things(family: str, reference: References) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget", [512, 48], ids=["whole prompts", "chunks"])
 def test_ragged_batches_of_groups_equal_generate(
-    family: str, budget: int, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
+    family: str, budget: int, device: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
 ) -> None:
-    core = make_core(tiny(family), budget=budget, max_num_seqs=24)
+    core = make_core(tiny(family), budget=budget, max_num_seqs=24, device=device)
     sizes = dict(zip(LENGTHS, (1, 5, 2, 3), strict=True))
     requests = [
         group(f"{length}", prompt_of(length, length), n=n, max_tokens=NEW_TOKENS, top_k=1)
@@ -67,24 +67,25 @@ def test_ragged_batches_of_groups_equal_generate(
 
 @pytest.mark.parametrize("family", MOST_SLOW)
 def test_a_prefix_hit_changes_nothing(
-    family: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
+    family: str, device: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
 ) -> None:
-    core = make_core(tiny(family))
+    core = make_core(tiny(family), device=device)
     prompt = prompt_of(130, 130)
     first = run(core, [group("first", prompt, max_tokens=NEW_TOKENS, temperature=0.0)])["first"]
     other = run(core, [group("other", prompt[:70] + prompt_of(9, 5), max_tokens=4, temperature=0.0)])["other"]
     again = run(core, [group("again", prompt, max_tokens=NEW_TOKENS, temperature=0.0)])["again"]
     assert first.prompt is not None and other.prompt is not None and again.prompt is not None
     assert (first.prompt.cached_tokens, other.prompt.cached_tokens, again.prompt.cached_tokens) == (0, 64, 128)
-    assert first.tokens == again.tokens
+    if device == "cpu":
+        assert first.tokens == again.tokens, "on a GPU the two may part where the model is undecided"
     assert_equal(reference(family), 130, again.tokens[0], expected(family, 130))
 
 
 @pytest.mark.parametrize("family", MOST_SLOW)
 def test_preemption_changes_nothing(
-    family: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
+    family: str, device: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
 ) -> None:
-    core = make_core(tiny(family), blocks=40, max_model_len=256)
+    core = make_core(tiny(family), blocks=40, max_model_len=256, device=device)
     requests = [
         group("a", prompt_of(64, 64), n=3, max_tokens=NEW_TOKENS, top_k=1),
         group("b", prompt_of(33, 33), n=3, max_tokens=NEW_TOKENS, top_k=1),
@@ -97,11 +98,12 @@ def test_preemption_changes_nothing(
 
 
 def test_a_greedy_group_is_computed_once_and_answered_n_times(
-    tiny: Tiny, expected: Callable[[str, int], list[int]]
+    device: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
 ) -> None:
-    core = make_core(tiny("llama"))
+    core = make_core(tiny("llama"), device=device)
     outcome = run(core, [group("g", prompt_of(33, 33), n=6, max_tokens=NEW_TOKENS, temperature=0.0)])["g"]
-    assert outcome.tokens == dict.fromkeys(range(6), expected("llama", 33))
+    assert outcome.tokens == dict.fromkeys(range(6), outcome.tokens[0])
+    assert_equal(reference("llama"), 33, outcome.tokens[0], expected("llama", 33))
     assert core.counters.trunk_tokens_read == core.counters.trunk_tokens_unshared, "one sequence, not six"
     assert core.counters.generated_tokens == 6 * NEW_TOKENS
     assert core.counters.greedy_choices_shared == 5

@@ -45,11 +45,11 @@ SICK = {
 
 @pytest.mark.parametrize("sick", SICK.values(), ids=SICK)
 def test_a_group_with_numbers_that_are_not_finite_fails_and_its_neighbours_do_not(
-    folder: Path, sick: GenerateRequest
+    folder: Path, device: str, sick: GenerateRequest
 ) -> None:
     """It used to get an answer made from zeroed KV, with all signs of success."""
-    alone = run(make_core(folder), [WELL])["well"]
-    outcomes = run(make_core(folder, budget=64), [WELL, sick])
+    alone = run(make_core(folder, device=device), [WELL])["well"]
+    outcomes = run(make_core(folder, budget=64, device=device), [WELL, sick])
     assert isinstance(outcomes["sick"].error, EngineError)
     assert outcomes["well"].error is None
     assert outcomes["well"].tokens == alone.tokens
@@ -64,7 +64,7 @@ def test_a_failed_group_leaves_nothing_in_the_prefix_cache(folder: Path) -> None
     assert core.stats().blocks_cached == 0
 
 
-def test_two_groups_may_fail_in_one_step(folder: Path) -> None:
+def test_two_groups_may_fail_in_one_step(folder: Path, device: str) -> None:
     sick = [group(name, with_sick_token(place)) for name, place in (("a", 3), ("b", 30))]
-    outcomes = run(make_core(folder), [sick[0], WELL, sick[1]])
+    outcomes = run(make_core(folder, device=device), [sick[0], WELL, sick[1]])
     assert [type(outcomes[name].error) for name in ("a", "well", "b")] == [EngineError, type(None), EngineError]

@@ -5,6 +5,7 @@ ask for one than the device to do it. A replay asks once. It does to the same ad
 recorded, so all that differs from step to step lies in memory of fixed place (`layout`).
 """
 
+import gc
 from collections.abc import Callable
 from typing import Protocol
 
@@ -25,21 +26,21 @@ class CudaGraphs:
     """All graphs share the memory of what they compute in between: only one runs at a time, and what must outlive it
     is written elsewhere."""
 
-    WARM_UPS = 2
-    """Runs before the recording: kernels are compiled and loaded, and libraries take their memory, at first use, which
-    a recording forbids."""
-
     def __init__(self) -> None:
+        gc.collect()  # once, and not as `torch.cuda.graph` does before every recording, which takes most of its time
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], None]) -> Replay:
+        """Runs the work once before: at first use kernels are compiled and loaded and libraries take their memory, which
+        a recording forbids."""
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for _ in range(self.WARM_UPS):
-                work()
-        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.stream(self._stream):
             work()
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=self._pool)
+            work()
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
         return graph.replay
