@@ -1,0 +1,142 @@
+"""A model of random weights made on the device, and an engine core over it: no files, no network."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from motet.config import EngineConfig
+from motet.engines.native.backend import Backend, choose_backend
+from motet.engines.native.core import CoreOptions, EngineCore, ModelRunner
+from motet.engines.native.cuda.backend import cuda_backend
+from motet.engines.native.inputs import StepInputs
+from motet.engines.native.kv.storage import KVLayout, KVStorage
+from motet.engines.native.memory import num_blocks_for
+from motet.engines.native.runner import ATTENTION_NAME
+from motet.ids import ModelName
+from motet.types import EngineInfo, Role
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+
+    @property
+    def block_weights(self) -> int:
+        """All that a token is multiplied with: layers and head, not the embedding, of which it reads a row."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
+
+    @property
+    def kv_values(self) -> int:
+        """Of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def operations(self, tokens: int, keys_seen: int) -> int:
+        """Multiplications and additions of a pass over `tokens` that see `keys_seen` keys in all."""
+        return 2 * tokens * self.block_weights + 4 * keys_seen * self.layers * self.heads * self.head_dim
+
+
+SHAPES = {
+    "llama-3-8b": Shape(32, 4096, 32, 8, 128, 14336, 128_256),
+    "tiny": Shape(2, 64, 4, 2, 16, 128, 320),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_gb: float
+
+
+class Timed:
+    """A runner that notes how long the device takes for each pass."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.device = runner.device
+        self.verify, self.copy_slots, self.settle = runner.verify, runner.copy_slots, runner.settle
+        self._runner = runner
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        if self.device.type != "cuda":
+            return self._runner.run(inputs)
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record()
+        logits = self._runner.run(inputs)
+        after.record()
+        self._marks.append((before, after))
+        return logits
+
+    def take_ms(self) -> list[float]:
+        """Of the passes since the last call; none on the CPU."""
+        marks, self._marks = self._marks, []
+        return [float(before.elapsed_time(after)) for before, after in marks]
+
+
+def random_model(shape: Shape, dtype: torch.dtype, device: torch.device, *, max_model_len: int) -> PreTrainedModel:
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=max_model_len,
+        tie_word_embeddings=False,
+    )
+    with device:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation=ATTENTION_NAME
+        )
+    torch.nn.Module.eval(model)
+    return model
+
+
+def core_over(
+    model: PreTrainedModel, shape: Shape, limits: Limits, *, share_trunks: bool, enforce_eager: bool
+) -> tuple[EngineCore, Timed]:
+    """The engine's own scheduler, runner and sampler; without a prefix cache, so that every prompt is computed."""
+    device, dtype = model.device, model.dtype
+    layout = KVLayout(shape.layers, BLOCK_SIZE, shape.kv_heads, shape.head_dim, dtype)
+    num_blocks = num_blocks_for(
+        limits.kv_cache_gb, layout.bytes_per_block, max_model_len=limits.max_model_len, block_size=BLOCK_SIZE
+    )
+    storage = KVStorage(layout, num_blocks, device)
+    config = EngineConfig(
+        model_path="", model_name="bench", max_num_seqs=limits.max_num_seqs, enforce_eager=enforce_eager
+    )
+    backend: Backend
+    if device.type == "cuda":
+        backend = cuda_backend(model, storage, config, max_model_len=limits.max_model_len, share_trunks=share_trunks)
+    else:
+        backend = choose_backend(model, storage, kernels="torch", max_model_len=limits.max_model_len)
+    info = EngineInfo(
+        model=ModelName("bench"),
+        max_model_len=limits.max_model_len,
+        vocab_size=shape.vocab,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        bytes_per_block=layout.bytes_per_block,
+        max_num_seqs=limits.max_num_seqs,
+        role=Role.BOTH,
+        eos_token_ids=(),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        fingerprint=backend.fingerprint,
+    )
+    timed = Timed(backend.runner)
+    return EngineCore(info, timed, CoreOptions(limits.max_num_batched_tokens, False, False)), timed
