@@ -32,8 +32,8 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], None]) -> Replay:
-        """Runs the work once before: at first use kernels are compiled and loaded and libraries take their memory, which
-        a recording forbids."""
+        """Does the work once before: at first use kernels are compiled and loaded and libraries take their memory,
+        which a recording forbids."""
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
