@@ -21,20 +21,23 @@ __mmask16 lanes_in(int begin, int end, int at) {
   return below(end - at) & ~below(begin - at);
 }
 
-// Weights 2^(score - best) of scores [begin, end), zero elsewhere up to `width`; returns best and their sum.
 struct Weighed {
   float best, mass;
 };
 
+// Weights 2^(score - best) of scores [begin, end), zero elsewhere up to `width`; returns best and their sum.
 Weighed weigh(const float* scores, int begin, int end, int width, bf16* weights) {
+  const auto lanes_at = [&](int at) {
+    return begin <= at && at + kLanes <= end ? __mmask16(0xffff) : lanes_in(begin, end, at);
+  };
   __m512 best = _mm512_set1_ps(-kInfinity);
   for (int at = 0; at < width; at += kLanes)
-    best = _mm512_mask_max_ps(best, lanes_in(begin, end, at), _mm512_loadu_ps(scores + at), best);
+    best = _mm512_mask_max_ps(best, lanes_at(at), _mm512_loadu_ps(scores + at), best);
   const float top = _mm512_reduce_max_ps(best);
   __m512 mass = _mm512_setzero_ps();
   for (int at = 0; at < width; at += kLanes) {
     const __m512 below = _mm512_sub_ps(_mm512_loadu_ps(scores + at), _mm512_set1_ps(top));
-    const __m512 weight = _mm512_maskz_mov_ps(lanes_in(begin, end, at), exp2_of_negative(below));
+    const __m512 weight = _mm512_maskz_mov_ps(lanes_at(at), exp2_of_negative(below));
     mass = _mm512_add_ps(mass, weight);
     store_bf16(weights + at, weight);
   }

@@ -56,7 +56,7 @@ bool Team::take(int thread) {
     const Call call = job.call.load(std::memory_order_relaxed);
     void* const context = job.context.load(std::memory_order_relaxed);
     const int count = job.count.load(std::memory_order_relaxed), piece = int(next & 0xffffffff);
-    if (piece >= count) return false;
+    if (piece >= count || thread >= count) return false;  // more takers than pieces would only be in each other's way
     if (next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) {
       call(context, piece, thread);
       if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();

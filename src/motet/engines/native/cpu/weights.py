@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.cpu import library as c
+from motet.engines.native.cpu.arena import Arena
 from motet.engines.native.cpu.asked import scores_asked
 from motet.engines.native.cpu.turns import Turns
 from motet.engines.native.kv.storage import KVStorage
@@ -48,6 +49,7 @@ class PackedModel:
         config, body = model.config, model.model
         self._kernels = kernels
         self._kept: list[torch.Tensor] = []
+        self._arena = _arena_for(model)
         self._storage = storage
         self._centre = 1.0 if "Gemma" in type(model).__name__ else 0.0  # Gemma's norms multiply with 1 + weight
         self._turns = Turns(body.rotary_emb, max_positions)
@@ -124,7 +126,7 @@ class PackedModel:
     ) -> c.Linear:
         columns, depth = weight.shape
         all_columns = columns if beside is None else 2 * columns
-        panels = torch.empty(-(-all_columns // c.PANEL), depth, c.PANEL, dtype=torch.bfloat16)
+        panels = self._arena.take((-(-all_columns // c.PANEL), depth, c.PANEL), torch.bfloat16)
         other = None if beside is None else beside.data_ptr()
         self._kernels.motet_pack(self._keep(panels), weight.data_ptr(), other, columns, depth)
         for part in parts:
@@ -138,6 +140,12 @@ class PackedModel:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _arena_for(model: PreTrainedModel) -> Arena:
+    shapes = [module.weight.shape for module in model.modules() if isinstance(module, nn.Linear)]
+    sizes = [-(-columns // c.PANEL) * c.PANEL * depth * torch.bfloat16.itemsize for columns, depth in shapes]
+    return Arena(sum(sizes), len(sizes))
 
 
 def _empty(module: nn.Module) -> None:
