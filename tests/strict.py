@@ -1,7 +1,8 @@
 """Two rules of the test run, loaded by `conftest.py`.
 
-A skip fails the run: a test nobody runs guards nothing. Excepted are tests that need a GPU (`gpu`) or the default
-model's weights (`real`), and those must give their reason. A `slow` test may take 120 s.
+A skip fails the run: a test nobody runs guards nothing. Excepted are tests that need a GPU (`gpu`), the default
+model's weights (`real`) or the compiled kernels (`kernels`), and those must give their reason. A `slow` test may
+take 120 s.
 """
 
 from collections.abc import Generator
@@ -11,14 +12,14 @@ import pytest
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-MAY_SKIP = ("gpu", "real")
+MAY_SKIP = ("gpu", "real", "kernels")
 SLOW_TIMEOUT_S = 120
 
 
 def skip_becomes_failure(report: Report) -> Report:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     report.outcome = "failed"
-    report.longrepr = f"{reason}: a skip fails the run, except for {' and '.join(MAY_SKIP)} with a reason"
+    report.longrepr = f"{reason}: a skip fails the run, except for {', '.join(MAY_SKIP)} with a reason"
     return report
 
 

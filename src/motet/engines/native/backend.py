@@ -29,10 +29,10 @@ def choose_backend(model: PreTrainedModel, storage: KVStorage, *, kernels: str, 
     """`kernels` is `auto`, `compiled` or `torch`; ConfigError where the kernels cannot run what they are asked to.
     Takes the weights out of the model if they can."""
     dtype, device = storage.keys.dtype, storage.keys.device
-    reason = obstacle(model, dtype, device)
+    found = library()
+    reason = obstacle(found, model, dtype, device)
     if kernels == "compiled" and reason is not None:
         raise ConfigError(f"--kernels compiled: {reason}; use auto or torch")
-    found = library()
     if kernels == "torch" or reason is not None or found is None:
         if kernels == "auto" and device.type == "cpu":
             logger.info("torch's operators run the model, not the compiled kernels: %s", reason)

@@ -11,11 +11,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.core import EngineCore
+from motet.engines.native.cpu.library import library
+from motet.engines.native.cpu.weights import obstacle
 from motet.errors import ConfigError
 from motet.types import ChoiceStart, TokenLogprob
 from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
 from tests.engines.native.recorder import recorded
 from tests.tiny_models import FAMILIES, config_of
+
+pytestmark = pytest.mark.kernels
 
 Made = Callable[[str], Path]
 SLOW_FAMILIES = [
@@ -125,6 +129,20 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> N
     assert len(rows[0]) == 5 * 12
     for other in rows[1:]:
         assert all(torch.equal(other[key], row) for key, row in rows[0].items())
+
+
+def test_what_the_kernels_cannot_run_is_said(tiny: Made) -> None:
+    cpu, model = torch.device("cpu"), AutoModelForCausalLM.from_config(config_of("gemma3"))  # type: ignore[no-untyped-call]
+    found = library()
+    assert obstacle(found, model, torch.bfloat16, cpu) is None
+    assert "were not built" in str(obstacle(None, model, torch.bfloat16, cpu))
+    assert "not in float16 on cpu" in str(obstacle(found, model, torch.float16, cpu))
+    assert "on cuda" in str(obstacle(found, model, torch.bfloat16, torch.device("cuda:0")))
+    model.config.hidden_activation = "relu"
+    assert "'relu'" in str(obstacle(found, model, torch.bfloat16, cpu))
+    model.config.hidden_activation = "gelu_pytorch_tanh"
+    model.config.intermediate_size = 100
+    assert "(64, 100, 32)" in str(obstacle(found, model, torch.bfloat16, cpu))
 
 
 def test_compiled_kernels_can_be_insisted_on_and_refused(tiny: Made) -> None:

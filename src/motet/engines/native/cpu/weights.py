@@ -22,9 +22,11 @@ ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
 """By Hugging Face's names."""
 
 
-def obstacle(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernels cannot run a model, or None if they can."""
-    if c.library() is None:
+def obstacle(
+    kernels: ctypes.CDLL | None, model: PreTrainedModel, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Why the kernels, if there are any, cannot run a model; None if they can."""
+    if kernels is None:
         return "the kernels were not built, or this processor has no AVX-512 with bf16"
     if device.type != "cpu" or dtype != torch.bfloat16:
         return f"they compute in bfloat16 on the CPU, not in {str(dtype).removeprefix('torch.')} on {device.type}"
