@@ -1,0 +1,194 @@
+"""What the API process costs a streamed token, beside a bare ASGI application that sends the same bytes.
+
+Three processes: this one is the load client, one serves Motet's API over a scripted engine (`bench.frontend_engine`)
+with the real tokenizer of the default model, one replays what that sent (`bench.frontend_server`). The cost is the CPU
+time of the server process over the tokens, requests included, subtracting nothing. Answers come as fast as they can be
+sent and groups take their steps together, so they end together too, and all clients ask at the same moment: times to
+the first token are those of such a crowd. Medians of the repeats, in which the servers take turns. Prints a table, and
+JSON on the last line.
+
+Floors (`--check` fails when one is missed): at n = 1 and 64 clients at most 1.5 times the bare application; at n = 64
+at most 3 us a token; first token with 16 clients under 15 ms for 99 of 100; no stall between the steps of a burst.
+
+Run: python -m bench.frontend [--ns 1,64] [--clients 1,64] [--repeats 3] [--tokens 60000] [--check]
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Literal
+
+import psutil
+from rich.console import Console
+
+from bench.fork import numbers, progress
+from bench.frontend_client import Clients, Taken, request_bytes
+from bench.frontend_parts import engine_us, pipe_us
+from bench.frontend_report import Cost, Gaps, Report, Row, percentile
+from bench.machine import machine
+
+ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PROMPT = "What is a motet?"
+PRINTED_WIDTH = 120
+BURST = 4
+REST_S = 0.05
+STOP_S = 20.0
+
+Kind = Literal["motet", "bare"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A load: so many clients, each with a request for n choices of `max_tokens`, again and again."""
+
+    route: str
+    n: int
+    clients: int
+    max_tokens: int
+    requests: int
+    stream: bool = True
+
+    @property
+    def tokens(self) -> int:
+        return self.n * self.clients * self.max_tokens * self.requests
+
+    @property
+    def request(self) -> bytes:
+        fields: dict[str, object] = {"n": self.n, "max_tokens": self.max_tokens, "ignore_eos": True, "seed": 1}
+        if self.route == "chat":
+            fields["messages"] = [{"role": "user", "content": PROMPT}]
+        else:
+            fields["prompt"] = PROMPT
+        return request_bytes(ROUTES[self.route], fields | {"stream": self.stream})
+
+    def check(self, taken: Taken) -> None:
+        """Raises unless every token came, in an event of its own (the text is plain English)."""
+        begun = 1 + (self.n if self.route == "chat" else 0)  # [DONE], and in chats the roles
+        expected = self.tokens + self.clients * self.requests * begun if self.stream else 0
+        if taken.events != expected:
+            raise AssertionError(f"{self}: {taken.events} events came, not {expected}")
+
+
+class Server:
+    """One of the two kinds of server, in a process of its own, from `with` to its end."""
+
+    def __init__(self, kind: Kind, *arguments: str) -> None:
+        self._command = [sys.executable, "-m", "bench.frontend_server", kind, *arguments]
+
+    def __enter__(self) -> "Server":
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.url = self._process.stdout.readline().strip() if self._process.stdout else ""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=STOP_S)  # closes its standard input, which ends it
+
+    @property
+    def cpu_s(self) -> float:
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
+
+
+def measure(case: Case, servers: dict[Kind, Server], repeats: int) -> Row:
+    """The servers take turns."""
+    costs: dict[Kind, list[Cost]] = {kind: [] for kind in servers}
+    with ExitStack() as stack:
+        clients = {kind: stack.enter_context(Clients(server.url, case.clients)) for kind, server in servers.items()}
+        for kind in servers:
+            clients[kind].load(case.request, requests=1)  # warm-up; the bare server learns what to send
+        for _ in range(repeats):
+            for kind, server in servers.items():
+                began_s = server.cpu_s
+                taken = clients[kind].load(case.request, requests=case.requests)
+                costs[kind].append(cost_of(case, taken, cpu_s=server.cpu_s - began_s))
+    route = case.route if case.stream else f"{case.route}, whole"
+    bare = middle(costs["bare"]) if "bare" in costs else None
+    row = Row(route, case.n, case.clients, case.max_tokens, middle(costs["motet"]), bare)
+    progress(f"{route}, n = {case.n}, {case.clients} clients: {row.motet.us_per_token:.2f} us a token")
+    return row
+
+
+def cost_of(case: Case, taken: Taken, *, cpu_s: float) -> Cost:
+    case.check(taken)
+    return Cost(
+        us_per_token=cpu_s / case.tokens * 1e6,
+        tokens_per_s=case.tokens / taken.wall_s,
+        first_p50_ms=median(taken.first_s) * 1e3,
+        first_p99_ms=percentile(taken.first_s, 99) * 1e3,
+    )
+
+
+def middle(costs: Sequence[Cost]) -> Cost:
+    """The median of every figure by itself."""
+    return Cost(
+        us_per_token=median(cost.us_per_token for cost in costs),
+        tokens_per_s=median(cost.tokens_per_s for cost in costs),
+        first_p50_ms=median(cost.first_p50_ms for cost in costs),
+        first_p99_ms=median(cost.first_p99_ms for cost in costs),
+    )
+
+
+def long_case(route: str, n: int, clients: int, tokens: int, *, stream: bool = True) -> Case:
+    """Answers so long that requests do not matter, and of them as many as make up `tokens` choice by choice."""
+    max_tokens = max(128, 1024 // n)
+    wanted = tokens * max(1, n // 8)
+    return Case(route, n, clients, max_tokens, max(1, round(wanted / (n * clients * max_tokens))), stream)
+
+
+def measure_bursts() -> Gaps:
+    """Answers of one burst each, over one connection: where question and answer alternate, a kernel delays its
+    acknowledgements, and a server that waits for them stalls."""
+    case = Case("completions", 1, 1, max_tokens=BURST, requests=50)
+    with Server("motet", "--burst", str(BURST), "--rest-s", str(REST_S)) as server, Clients(server.url, 1) as clients:
+        taken = clients.load(case.request, requests=case.requests)
+    case.check(taken)
+    return Gaps.of([(later - earlier) * 1e3 for reads_s in taken.reads_s for earlier, later in pairwise(reads_s)])
+
+
+def report(ns: Sequence[int], clients: Sequence[int], *, tokens: int, repeats: int) -> Report:
+    with Server("bare") as bare, Server("motet") as motet:
+        servers: dict[Kind, Server] = {"bare": bare, "motet": motet}
+        streamed = [
+            measure(long_case(route, n, count, tokens), servers, repeats)
+            for route in ROUTES
+            for n in ns
+            for count in clients
+        ]
+        first = measure(Case("chat", 1, 16, max_tokens=64, requests=20), servers, repeats)
+        alone: dict[Kind, Server] = {"motet": motet}
+        whole = [measure(long_case("chat", n, clients[-1], tokens, stream=False), alone, repeats) for n in ns]
+        one = measure(Case("chat", 1, 16, max_tokens=1, requests=50), alone, repeats)
+    parts = {f"scripted engine, {count} groups of {n}": engine_us(count, n) for n in ns for count in clients[-1:]}
+    parts |= {
+        f"pipe of the real engine, {count} groups of {n}": pipe_us(count, n) for n in ns for count in (1, 64 // n)
+    }
+    return Report(machine(), streamed, whole, first, one.motet.us_per_token, measure_bursts(), parts)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ns", type=numbers, default=(1, 8, 64), help="choices of a request, e.g. 1,64")
+    parser.add_argument("--clients", type=numbers, default=(1, 16, 64), help="how many ask at once, rising")
+    parser.add_argument("--tokens", type=int, default=60_000, help="tokens of a load at n = 1; more for more choices")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--check", action="store_true", help="fail when a floor is missed")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    found = report(arguments.ns, arguments.clients, tokens=arguments.tokens, repeats=arguments.repeats)
+    found.print(Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH))
+    print(found.json())
+    return 1 if arguments.check and not all(floor.met for floor in found.floors) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

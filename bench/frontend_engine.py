@@ -1,0 +1,94 @@
+"""An engine that costs next to nothing, for measuring what stands in front of it: real token ids, all made beforehand.
+
+Groups take their steps together, as in one forward pass: everybody who wants a step waits for the next pulse, and a
+pulse comes as soon as somebody waits, or, in bursts, some pulses at once and then a rest.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from functools import cache
+
+from motet.engines.fake import FakeEngine, FakeGroup, fake_info
+from motet.transfer.ticket import TransferAddress
+from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta, PromptReport
+
+VOCAB_SIZE = 49_152
+STRIDE = 7
+"""Tokens by which a choice is ahead of the one before it, so that no two say the same at the same time."""
+
+
+class Pulse:
+    """When steps are taken. With a `burst`, so many pulses come at once, then none for `rest_s`."""
+
+    def __init__(self, *, burst: int = 0, rest_s: float = 0.0) -> None:
+        self._burst = burst
+        self._rest_s = rest_s
+        self._taken = 0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def next(self) -> None:
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(mine)
+        if len(self._waiting) == 1:
+            if self._burst and self._taken % self._burst == 0:
+                loop.call_later(self._rest_s, self._beat)
+            else:
+                loop.call_soon(self._beat)
+        await mine
+
+    def _beat(self) -> None:
+        self._taken += 1
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():  # its client may have left
+                one.set_result(None)
+
+
+class PulsedEngine(FakeEngine):
+    """Every choice writes `tokens` over and over, each from another place on, to its `max_tokens`."""
+
+    def __init__(self, tokens: Sequence[int], pulse: Pulse) -> None:
+        super().__init__(lambda request, start: tokens, info=fake_info(vocab_size=VOCAB_SIZE))
+        self.died = asyncio.Event()
+        self.pulse = pulse
+        self.steps = cache(lambda n, max_tokens: scripted(tokens, n, max_tokens))
+
+    def generate(self, request: GenerateRequest) -> "PulsedGroup":
+        group = PulsedGroup(self, request)
+        self.open[request.request_id] = group
+        return group
+
+    async def connect(self, address: TransferAddress) -> None:
+        """It fetches nothing."""
+
+
+class PulsedGroup(FakeGroup):
+    def __init__(self, engine: PulsedEngine, request: GenerateRequest) -> None:
+        super().__init__(engine, request)
+        self._pulse = engine.pulse
+        self._request_id = request.request_id
+        self._steps = iter(engine.steps(len(request.choices), request.sampling.max_tokens))
+        self._told: PromptReport | None = PromptReport(cached_tokens=0)
+
+    async def __anext__(self) -> GroupDelta:
+        await self._pulse.next()
+        step = next(self._steps, None)
+        if step is None:
+            raise StopAsyncIteration
+        told, self._told = self._told, None
+        return GroupDelta(self._request_id, step, told)
+
+
+def scripted(tokens: Sequence[int], n: int, max_tokens: int) -> list[tuple[ChoiceDelta, ...]]:
+    """What each step brings for all choices."""
+    ids = list(itertools.islice(itertools.cycle(tokens), n * STRIDE + max_tokens))
+    end = Finish(FinishReason.LENGTH)
+    return [
+        tuple(
+            ChoiceDelta(index, (ids[index * STRIDE + step],), None, end if step == max_tokens - 1 else None)
+            for index in range(n)
+        )
+        for step in range(max_tokens)
+    ]

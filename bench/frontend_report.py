@@ -1,0 +1,128 @@
+"""What `bench.frontend` found: a table for people, a record for machines, and the floors."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.floor import Floor
+
+MOST_CLIENTS = 64
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one server took for one load."""
+
+    us_per_token: float
+    """CPU, user and system, of the API process."""
+    tokens_per_s: float
+    first_p50_ms: float
+    first_p99_ms: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A load, on Motet and, where it streams, on the bare application that sends the same."""
+
+    route: str
+    n: int
+    clients: int
+    max_tokens: int
+    motet: Cost
+    bare: Cost | None
+
+    @property
+    def ratio(self) -> float | None:
+        """None where the bare one took too little to tell."""
+        return self.motet.us_per_token / self.bare.us_per_token if self.bare and self.bare.us_per_token else None
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Milliseconds between two parts of a burst, as a client sees them arrive."""
+
+    number: int
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+
+    @classmethod
+    def of(cls, gaps_ms: Sequence[float]) -> "Gaps":
+        return cls(len(gaps_ms), percentile(gaps_ms, 50), percentile(gaps_ms, 99), max(gaps_ms))
+
+
+@dataclass(frozen=True)
+class Report:
+    machine: Mapping[str, str]
+    streamed: Sequence[Row]
+    whole: Sequence[Row]
+    """Not streamed."""
+    first: Row
+    """Short answers, for the time to the first token."""
+    request_us: float
+    """CPU of a request for one token."""
+    burst: Gaps
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """CPU microseconds a token of parts by themselves."""
+
+    @property
+    def floors(self) -> list[Floor]:
+        found = [
+            Floor(f"CPU a token to that of bare ASGI, n=1, {row.clients} clients, {row.route}", row.ratio, 1.5)
+            for row in self.streamed
+            if (row.n, row.clients) == (1, MOST_CLIENTS)
+        ]
+        many = [row.motet.us_per_token for row in self.streamed if row.n == 64]
+        found.append(Floor("CPU microseconds a token, n=64", max(many, default=None), 3.0))
+        found.append(
+            Floor(f"first token with {self.first.clients} clients, p99, ms", self.first.motet.first_p99_ms, 15.0)
+        )
+        found.append(Floor("gap between two parts of a burst, p99, ms", self.burst.p99_ms, 20.0))
+        return found
+
+    def json(self) -> str:
+        return json.dumps(asdict(self) | {"floors": [floor.record() for floor in self.floors]})
+
+    def print(self, console: Console) -> None:
+        for name, value in self.machine.items():
+            console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
+        console.print(table_of([*self.streamed, *self.whole, self.first]))
+        console.print(f"a request for one token: {self.request_us:.0f} us", highlight=False)
+        console.print(
+            f"longest of {self.burst.number} gaps inside bursts: {self.burst.longest_ms:.2f} ms", highlight=False
+        )
+        for part, cost_us in self.parts.items():
+            console.print(f"{part}: {cost_us:.2f} us a token", highlight=False)
+        for floor in self.floors:
+            console.print(floor.line(), highlight=False)
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    heads = ("n", "clients", "tokens", "us a token", "bare", "ratio", "tokens/s", "first p50 ms", "p99", "bare p99")
+    table.add_column("route")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(
+            row.route,
+            str(row.n),
+            str(row.clients),
+            str(row.max_tokens),
+            f"{row.motet.us_per_token:.2f}",
+            f"{row.bare.us_per_token:.2f}" if row.bare else "",
+            f"{row.ratio:.2f}" if row.ratio else "",
+            f"{row.motet.tokens_per_s:,.0f}",
+            f"{row.motet.first_p50_ms:.1f}",
+            f"{row.motet.first_p99_ms:.1f}",
+            f"{row.bare.first_p99_ms:.1f}" if row.bare else "",
+        )
+    return table
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The least of the values that so many of a hundred do not exceed."""
+    return sorted(values)[-(-percent * len(values) // 100) - 1]

@@ -1,0 +1,160 @@
+"""The server that `bench.frontend` measures: Motet's API process over a scripted engine, or the floor beneath it.
+
+    motet   the server as `motet serve` runs it, with the scripted engine in place of the engine process
+    bare    a bare ASGI application under the same uvicorn, which sends again, message by message and at the same pace,
+            what Motet sent for the first request with this body
+
+Prints its URL, and ends with whoever started it.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bench.frontend_engine import Pulse, PulsedEngine
+from bench.prompt import TEXT
+from motet.api.app import create_app
+from motet.api.service import Service
+from motet.config import EngineConfig, ServerConfig, cache_folder, environment
+from motet.deploy.cell import Cell
+from motet.deploy.http import KEEP_ALIVE_S, LINGER_S
+from motet.deploy.listen import listen, url_of
+from motet.deploy.plan import ServerPlan
+from motet.deploy.server import run_server
+from motet.deploy.stop import StopSignals
+from motet.log import setup_logging
+from motet.models import resolve
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+
+MODEL = "smollm2"
+
+
+class Replay:
+    """A bare ASGI application that knows what to send before it is asked."""
+
+    def __init__(self, original: ASGIApp, pulse: Pulse) -> None:
+        self._original = original
+        self._pulse = pulse
+        self._known: dict[bytes, list[Message]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await body_of(receive)
+        if body not in self._known:
+            self._known[body] = await recorded(self._original, scope, body)
+        start, *parts, last = self._known[body]
+        await self._pulse.next()
+        await send(start)
+        for number, part in enumerate(parts):
+            if number:
+                await self._pulse.next()
+            await send(part)
+        await send(last)
+
+
+async def body_of(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message["body"]
+        more = message["more_body"]
+    return body
+
+
+async def recorded(app: ASGIApp, scope: Scope, body: bytes) -> list[Message]:
+    """What an app sends for a request."""
+    messages: list[Message] = []
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if not unread:
+            await asyncio.Event().wait()  # until the answer has ended, and then it is cancelled
+        return unread.pop()
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    await app(scope, receive, send)
+    return messages
+
+
+async def serve_motet(plan: ServerPlan, engine: PulsedEngine) -> None:
+    async def start(_: EngineConfig) -> PulsedEngine:
+        return engine
+
+    def on_ready(url: str, _: Cell) -> None:
+        print(url, flush=True)
+
+    with StopSignals() as signals:
+        signals.watch_stdin(sys.stdin)
+        await run_server(plan, start_engine=start, on_ready=on_ready, signals=signals)
+
+
+async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
+    tokenizer = Tokenizer.load(plan.tokenizer_path)
+    app = create_app(Service(engine, tokenizer, ChatTemplate.of(tokenizer), plan.server))
+    with listen(plan.server.host, plan.server.port) as listener, StopSignals() as signals:
+        signals.watch_stdin(sys.stdin)
+        server = BareServer(Replay(app, engine.pulse))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        print(url_of(listener), flush=True)
+        await signals.drain.wait()
+        server.should_exit = True
+        await serving
+
+
+class BareServer(uvicorn.Server):
+    """With the settings of `motet.deploy.http`."""
+
+    def __init__(self, app: Replay) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LINGER_S,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(kind: str, *, burst: int, rest_s: float) -> None:
+    folder = Path(resolve(MODEL, cache=cache_folder(environment()), say=lambda _: None).path)
+    engine = PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse(burst=burst, rest_s=rest_s))
+    plan = ServerPlan(
+        EngineConfig(model_path=str(folder), model_name=MODEL),
+        ServerConfig(port=0, served_model_name=MODEL),
+        tokenizer_path=folder,
+        chat_template=None,
+    )
+    await (serve_bare if kind == "bare" else serve_motet)(plan, engine)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("motet", "bare"))
+    parser.add_argument("--burst", type=int, default=0, help="steps taken at once before a rest; 0: no rest")
+    parser.add_argument("--rest-s", type=float, default=0.0)
+    arguments = parser.parse_args(argv)
+    setup_logging(level=logging.INFO)
+    uvloop.run(serve(arguments.kind, burst=arguments.burst, rest_s=arguments.rest_s))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

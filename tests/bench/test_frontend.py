@@ -1,0 +1,160 @@
+"""The front end's benchmark: a client that counts right, an engine whose steps are taken together, floors that bite."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bench.frontend import Case, main, middle
+from bench.frontend_client import Clients, Taken, request_bytes
+from bench.frontend_engine import Pulse, PulsedEngine, scripted
+from bench.frontend_parts import engine_us, group, pipe_us
+from bench.frontend_report import Cost, Gaps, Report, Row, percentile
+from motet.config import cache_folder, environment
+from motet.models.smollm2 import Smollm2
+from motet.types import Finish, FinishReason
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+QUICK = Cost(us_per_token=2.0, tokens_per_s=1.0, first_p50_ms=1.0, first_p99_ms=15.0)
+
+
+def row(n: int, motet: Cost, bare_us: float) -> Row:
+    return Row("chat", n, 64, 128, motet, replace(QUICK, us_per_token=bare_us))
+
+
+def report(*, ratio: float = 1.5, many_us: float = 3.0, first_ms: float = 15.0, gap_ms: float = 20.0) -> Report:
+    one = row(1, replace(QUICK, us_per_token=2.0 * ratio), 2.0)
+    many = row(64, replace(QUICK, us_per_token=many_us), 1.0)
+    first = row(1, replace(QUICK, first_p99_ms=first_ms), 2.0)
+    return Report({}, [one, many], [], first, 1.0, Gaps.of([gap_ms]))
+
+
+def test_each_floor_can_be_met_and_missed() -> None:
+    assert [floor.met for floor in report().floors] == [True] * 4
+    missed = [report(ratio=1.51), report(many_us=3.01), report(first_ms=15.01), report(gap_ms=20.01)]
+    assert [[floor.met for floor in one.floors].index(False) for one in missed] == [0, 1, 2, 3]
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert [percentile(values, percent) for percent in (50, 99, 100)] == [50.0, 99.0, 100.0]
+    assert percentile([7.0], 99) == 7.0
+
+
+def test_medians_are_taken_figure_by_figure() -> None:
+    costs = [Cost(1, 5, 9, 7), Cost(2, 4, 8, 6), Cost(3, 6, 7, 5)]
+    assert middle(costs) == Cost(2, 5, 8, 6)
+
+
+@pytest.fixture
+def answering() -> Iterator[tuple[str, list[bytes]]]:
+    """A server that answers one connection: every request with all pieces of the list, sent one by one."""
+    pieces: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while connection.recv(1 << 16):
+                for piece in pieces:
+                    connection.sendall(piece)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", pieces
+        thread.join()
+
+
+@pytest.mark.parametrize("cut", range(len(HEAD) + 40, len(HEAD) + 80))
+def test_events_are_counted_wherever_reads_cut_them(answering: tuple[str, list[bytes]], cut: int) -> None:
+    url, pieces = answering
+    whole = HEAD + b"transfer-encoding: chunked\r\n\r\n" + b'data: {"a"}\n\ndata: {}\n\ndata: [DONE]\n\n' + b"0\r\n\r\n"
+    pieces += [whole[:cut], whole[cut:]]
+    with Clients(url, 1) as clients:
+        taken = clients.load(request_bytes("/", {}), requests=2)
+    assert taken.events == 6
+    assert len(taken.first_s) == 2
+
+
+def test_an_answer_of_known_length_ends_with_its_last_byte(answering: tuple[str, list[bytes]]) -> None:
+    url, pieces = answering
+    pieces += [HEAD + b"content-length: 4\r\n\r\n", b"ab", b"cd"]
+    with Clients(url, 1) as clients:
+        taken = clients.load(request_bytes("/", {}), requests=3)
+    assert (taken.events, len(taken.first_s)) == (0, 3)
+    assert [sorted(reads_s) for reads_s in taken.reads_s] == taken.reads_s
+    assert len(taken.reads_s) == 3
+
+
+def test_an_error_is_no_answer(answering: tuple[str, list[bytes]]) -> None:
+    url, pieces = answering
+    pieces.append(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+    with Clients(url, 1) as clients, pytest.raises(ConnectionError, match="503"):
+        clients.load(request_bytes("/", {}), requests=1)
+
+
+def test_a_token_that_did_not_come_is_noticed() -> None:
+    case = Case("chat", n=2, clients=3, max_tokens=5, requests=1)
+    case.check(Taken(events=3 * (2 + 2 * 5 + 1)))
+    with pytest.raises(AssertionError, match="38 events came, not 39"):
+        case.check(Taken(events=38))
+
+
+def test_choices_begin_in_different_places_and_end_together() -> None:
+    steps = scripted(range(10), n=2, max_tokens=3)
+    assert [[delta.token_ids for delta in step] for step in steps] == [[(0,), (7,)], [(1,), (8,)], [(2,), (9,)]]
+    assert [[delta.finish for delta in step] for step in steps] == [
+        [None, None],
+        [None, None],
+        [Finish(FinishReason.LENGTH)] * 2,
+    ]
+
+
+@pytest.mark.anyio
+async def test_groups_take_their_steps_together() -> None:
+    engine, taken = PulsedEngine((5, 6), Pulse()), list[int]()
+
+    async def read(number: int) -> None:
+        stream = engine.generate(group(number, 1))
+        for _ in range(3):
+            await anext(stream)
+            taken.append(number)
+        await stream.aclose()
+
+    await asyncio.gather(read(0), read(1))
+    assert taken == [0, 1] * 3
+    engine.check()
+
+
+@pytest.mark.anyio
+async def test_after_a_burst_pulses_rest() -> None:
+    pulse, loop = Pulse(burst=3, rest_s=0.02), asyncio.get_running_loop()
+    came_s = []
+    for _ in range(4):
+        await pulse.next()
+        came_s.append(loop.time())
+    assert came_s[3] - came_s[2] >= 0.019  # the loop's clock is coarser than its timers
+
+
+def test_parts_cost_something() -> None:
+    assert pipe_us(1, 64) > 0
+    assert engine_us(4, 1) < 100
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_it_prints_a_table_and_json_on_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    if not Smollm2(cache_folder(environment()), say=lambda _: None).is_there:
+        pytest.skip("the default model is not here: motet models pull")
+    assert main(["--ns", "1,8", "--clients", "2", "--repeats", "1", "--tokens", "2000"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(r["route"], r["n"], r["clients"]) for r in found["streamed"]] == [
+        (route, n, 2) for route in ("chat", "completions") for n in (1, 8)
+    ]
+    assert found["burst"]["number"] >= 50
+    assert {"cpu", "motet", "command"} <= found["machine"].keys()
