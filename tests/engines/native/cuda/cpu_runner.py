@@ -9,6 +9,7 @@ import torch
 
 from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.cuda.graphs import Replay
+from motet.engines.native.cuda.layers import fuse
 from motet.engines.native.cuda.runner import CudaRunner, CudaSettings
 from motet.engines.native.cuda.step import Operators
 from motet.engines.native.cuda.work import Geometry
@@ -44,6 +45,7 @@ def cuda_parts(
     """Parts of a core over a tiny model whose runner is the GPU's."""
     parts = build_parts(engine_config(folder, kernels="torch", **changes))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
+    fuse(model, operators)
     settings = CudaSettings(
         geometry=Geometry(HEADS, KV_HEADS, MULTIPROCESSORS),
         operators=operators,

@@ -5,21 +5,39 @@ what the kernels are held against.
 """
 
 import torch
+import torch.nn.functional as F
 
 from motet.engines.native.attention.group import Scores
-from motet.engines.native.cuda.step import Step
+from motet.engines.native.cuda.step import Activation, Norms, Step, Turns
 
 
 class PlainOperators:
     """See `motet.engines.native.cuda.step.Operators`."""
 
-    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: Step) -> None:
+    def turn(self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: Step) -> torch.Tensor:
+        heads, (_, kv_heads, head_dim) = step.geometry.num_heads, step.storage.keys[layer].shape
+        split = projected.view(len(projected), -1, head_dim)  # heads, kv heads, kv heads
+        query, key = split[:, :heads].float(), split[:, heads : heads + kv_heads].float()
+        value = split[:, heads + kv_heads :]
+        if norms is not None:
+            query, key = self.norm(query, norms.query, norms.epsilon), self.norm(key, norms.key, norms.epsilon)
+        query, key = _turned(query, turns), _turned(key, turns).to(projected.dtype)
         slots = step.tensors.slots.long()
         real = (slots >= 0).nonzero().flatten()
         step.storage.write(layer, slots[real], key[real], value[real])
         if layer == step.storage.num_layers - 1:
             sick = ~value[real].isfinite().flatten(1).all(1)
             step.scratch.sick[real[sick]] = 1
+        return query.to(projected.dtype)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * weight).to(x.dtype)
+
+    def gate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        gate, up = x.float().chunk(2, dim=1)
+        bent = F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
+        return (bent * up).to(x.dtype)
 
     def attend(self, layer: int, query: torch.Tensor, step: Step, scores: Scores) -> torch.Tensor:
         tensors, scratch = step.tensors, step.scratch
@@ -39,6 +57,13 @@ class PlainOperators:
             rows = query[item[0] : item[0] + item[1]]
             output[item[0] : item[0] + item[1]] = _attend_item(layer, rows, item, step, scores)[0].to(query.dtype)
         return output
+
+
+def _turned(x: torch.Tensor, turns: Turns) -> torch.Tensor:
+    """x [rows, heads, head_dim] float32, each half of a head by the other."""
+    one, other = x.chunk(2, dim=-1)
+    cosines, sines = turns.cosines.float().unsqueeze(1), turns.sines.float().unsqueeze(1)
+    return x * cosines + torch.cat([-other, one], dim=-1) * sines
 
 
 def _attend_item(

@@ -5,8 +5,9 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 
+from motet.engines.native.attention.group import Scores
 from motet.engines.native.cuda.layout import bucket_sizes, fill, most_parts, sizes_of
-from motet.engines.native.cuda.step import Operators, Scratch, Step, StepTensors
+from motet.engines.native.cuda.step import Operators, Scratch, Step, StepTensors, Turns
 from motet.engines.native.cuda.work import Geometry, plan_work
 from motet.engines.native.inputs import StepInputs
 from motet.engines.native.kv.storage import KVStorage
@@ -34,9 +35,25 @@ def steps_with(
         assert fill(ints.numpy(), inputs, work, sizes) <= sizes.ints
         device = storage.keys.device
         scratch = Scratch.empty(sizes.rows, most_parts(sizes, geometry), storage, geometry)
-        return Step(StepTensors.over(ints.to(device), sizes), scratch, storage, geometry, operators)
+        return Unturned(Step(StepTensors.over(ints.to(device), sizes), scratch, storage, geometry, operators))
 
     return make
+
+
+class Unturned:
+    """A scene's layers, whose queries and keys are what they should be already: turned by nothing."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        operators, rows, head_dim = self._step.operators, query.shape[2], query.shape[3]
+        projected = torch.cat([x[0].transpose(0, 1) for x in (query, key, value)], dim=1).flatten(1)
+        ones = torch.ones(rows, head_dim, dtype=query.dtype, device=query.device)
+        turned = operators.turn(layer, projected, Turns(ones, torch.zeros_like(ones)), None, self._step)
+        return operators.attend(layer, turned, self._step, scores).unsqueeze(0)
 
 
 @st.composite

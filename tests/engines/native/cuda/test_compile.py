@@ -1,5 +1,8 @@
 """Every shape of tile compiles for an H100 and fits it. Triton's compiler needs no GPU for that: `make kernels`."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,7 +18,7 @@ pytestmark = [
 SHARED_BYTES = 227 * 1024
 """That a multiprocessor of an H100 gives one program."""
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-POINTERS_16 = ("query", "keys", "values", "output", "items", "tables", "slot_stride", "query_row", "query_head")
+BY_16 = ("query", "keys", "values", "output", "items", "tables", "slot_stride")
 """Divisible by 16, which is what lets memory be read 16 bytes at a time."""
 
 
@@ -41,12 +44,28 @@ def test_float32_tiles_compile_and_fit(head_dim: int) -> None:
     assert "mma" not in assembly, "float32 is summed exactly, not in the matrix units' shorter form of it"
 
 
-def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, bool]) -> tuple[str, int]:
-    """PTX for an H100, and the bytes of shared memory."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("name", ["turn_rows", "merge_parts", "norm_rows", "gate_rows"])
+def test_the_other_kernels_compile(name: str, normed: bool) -> None:
+    from motet.engines.native.cuda import kernels
 
+    constants = {
+        "turn_rows": {"HEAD_DIM": 128, "BLOCK_D": 128, "NORMED": normed, "LAST": True},
+        "merge_parts": {"HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_P": 16},
+        "norm_rows": {"BLOCK": 4096},
+        "gate_rows": {"BLOCK": 1024, "GELU": normed},
+    }
+    floats = dict.fromkeys(("epsilon", "key_limit", "value_limit"), "fp32")
+    pointers = dict.fromkeys(("query_norm", "key_norm", "parts", "lse", "weight"), "*fp32")
+    pointers |= dict.fromkeys(("slots", "sick", "first_part"), "*i32")
+    halves = ("projected", "cosines", "sines", "query", "keys", "values", "output", "x")
+    pointers |= dict.fromkeys(halves, "*bf16")
+    kernel = getattr(kernels, name)
+    assert built(kernel, constants[name], floats | pointers, num_warps=4, num_stages=1)[1] <= SHARED_BYTES
+
+
+def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, bool]) -> tuple[str, int]:
+    """A tile's PTX for an H100, and the bytes of shared memory."""
     from motet.engines.native.cuda.kernels import attend_tiles
     from motet.engines.native.cuda.launch import padded_head_dim, tile_shape
 
@@ -63,9 +82,18 @@ def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, b
     types = {"scale": "fp32", "softcap": "fp32", "output": f"*{name if flags['FINAL'] else 'fp32'}", "lse": "*fp32"}
     types |= dict.fromkeys(("query", "keys", "values"), f"*{name}")
     types |= dict.fromkeys(("items", "tables", "positions", "first_part"), "*i32")
-    signature = {arg: types.get(arg, "constexpr" if arg in constants else "i32") for arg in attend_tiles.arg_names}
-    places = [(attend_tiles.arg_names.index(arg),) for arg in POINTERS_16]
-    source = ASTSource(attend_tiles, signature, constants, {place: [["tt.divisibility", 16]] for place in places})
-    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
-    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return kernel.asm["ptx"], kernel.metadata.shared
+    return built(attend_tiles, constants, types, num_warps=shape.num_warps, num_stages=shape.num_stages)
+
+
+def built(kernel: Any, constants: Mapping[str, int], types: Mapping[str, str], **options: int) -> tuple[str, int]:
+    """PTX and shared bytes; every argument that is neither a constant nor named in `types` is an int32."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = list(kernel.arg_names)
+    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in names}
+    by_16 = {(names.index(name),): [["tt.divisibility", 16]] for name in BY_16 if name in names}
+    source = ASTSource(kernel, signature, dict(constants), by_16)
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return found.asm["ptx"], found.metadata.shared

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cuda.layout import Sizes
-from motet.engines.native.cuda.step import Operators, Scratch, Step, StepTensors
+from motet.engines.native.cuda.step import Activation, Norms, Operators, Scratch, Step, StepTensors, Turns
 from motet.engines.native.cuda.work import Geometry
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, LayerAttention, MakeStep, Rule, Scene, Shape
@@ -116,31 +116,75 @@ def test_what_pads_a_bucket_changes_nothing(rule: Rule) -> None:
         assert all(torch.equal(one, other) for one, other in zip(outputs[0], some, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_storing_mends_what_is_not_finite_and_says_which_rows(dtype: torch.dtype) -> None:
-    device = torch.device(DEVICE)
-    key, value = (torch.randn(6, 3, 24, dtype=dtype, device=device) for _ in range(2))
-    key[1, 2, 5], key[2, 0, 0] = torch.nan, -torch.inf
-    value[3, 1, 23], value[4, 0, 1], value[5] = torch.inf, torch.nan, torch.nan
-    slots = torch.tensor([9, 0, 17, 3, 4, -1], dtype=torch.int32, device=device)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_are_normed_turned_and_stored_as_by_definition(dtype: torch.dtype, normed: bool) -> None:
+    """Three heads to one key head of 24: no power of two, so that what pads a head must not count."""
+    kv_heads, head_dim, rows = 2, 24, 5
+    projected = random((rows, 10 * head_dim), dtype, seed=1)
+    turns = Turns(random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
+    norms = Norms(random((head_dim,), seed=4), random((head_dim,), seed=5), 1e-6) if normed else None
+    found = []
+    for operators in (triton_operators(), PlainOperators()):
+        step = storing([9, 0, 17, 3, -1], heads=6, storage=storage_of(kv_heads, head_dim, dtype), operators=operators)
+        query = operators.turn(0, projected, turns, norms, step)
+        found.append((query, step.storage.keys, step.storage.values))
+    tolerance = ROUNDING[dtype]
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, atol=tolerance, rtol=tolerance)
+    assert torch.equal(found[0][2], found[1][2]), "values are not touched"
+    assert int((found[0][1][0].abs().sum(-1) > 0).sum()) == 4 * kv_heads, "a row that pads is stored nowhere"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_not_finite_is_mended_and_its_row_told(dtype: torch.dtype) -> None:
+    head_dim, rows = 24, 6
+    projected = random((rows, 9, head_dim), dtype, seed=1)
+    projected[1, 5, 5], projected[2, 3, 0] = torch.nan, -torch.inf  # keys
+    projected[3, 7, 23], projected[4, 6, 1], projected[5] = torch.inf, torch.nan, torch.nan  # values; a row that pads
+    turns = Turns(random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
     stored = []
     for operators in (triton_operators(), PlainOperators()):
-        storage = KVStorage(KVLayout(2, BLOCK_SIZE, 3, 24, dtype), 4, device)
-        step = storing(slots, storage, operators)
-        operators.store(0, key, value, step)
+        step = storing([9, 0, 17, 3, 4, -1], heads=3, storage=storage_of(3, head_dim, dtype), operators=operators)
+        operators.turn(0, projected.flatten(1), turns, None, step)
         assert step.scratch.sick.tolist() == [0] * 6, "only the last layer tells"
-        operators.store(1, key, value, step)
+        operators.turn(1, projected.flatten(1), turns, None, step)
         assert step.scratch.sick.tolist() == [0, 0, 0, 1, 1, 0], "and a row that pads is nobody's"
-        stored.append(torch.stack([storage.keys, storage.values]))
-    assert torch.equal(*stored)
+        stored.append(torch.stack([step.storage.keys, step.storage.values]))
+    assert stored[0].isfinite().all()
+    torch.testing.assert_close(stored[0], stored[1], atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
 
 
-def storing(slots: torch.Tensor, storage: KVStorage, operators: Operators) -> Step:
+@pytest.mark.parametrize("width", [16, 24, 576, 4096])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_and_gates_are_those_of_the_definition(dtype: torch.dtype, width: int) -> None:
+    x, weight = random((3, 2 * width), dtype, seed=1), random((2 * width,), seed=2)
+    ours, plain, tolerance = triton_operators(), PlainOperators(), ROUNDING[dtype]
+    for one, other in (
+        (ours.norm(x, weight, 1e-5), plain.norm(x, weight, 1e-5)),
+        *((ours.gate(x, activation), plain.gate(x, activation)) for activation in Activation),
+    ):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def storage_of(kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVStorage:
+    return KVStorage(KVLayout(2, BLOCK_SIZE, kv_heads, head_dim, dtype), 4, torch.device(DEVICE))
+
+
+def storing(slots: list[int], *, heads: int, storage: KVStorage, operators: Operators) -> Step:
     """A step that has rows to store and nothing else."""
     sizes = Sizes(rows=len(slots), logits=0, narrow=0, wide=0, whole=0, tables=0)
-    tensors = StepTensors.over(torch.zeros(sizes.ints, dtype=torch.int32, device=slots.device), sizes)
-    tensors.slots.copy_(slots)
-    geometry = Geometry(3, 3, 1)
+    tensors = StepTensors.over(torch.zeros(sizes.ints, dtype=torch.int32, device=DEVICE), sizes)
+    tensors.slots.copy_(torch.tensor(slots, dtype=torch.int32))
+    geometry = Geometry(heads, storage.keys.shape[2], 1)
     return Step(tensors, Scratch.empty(len(slots), 0, storage, geometry), storage, geometry, operators)
 
 

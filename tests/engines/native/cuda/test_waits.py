@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from motet.engines.native.attention.group import Scores
 from motet.engines.native.core import EngineCore
+from motet.engines.native.cuda.step import Norms, Step, Turns
 from motet.engines.native.inputs import StepInputs
 from motet.engines.native.sample.sampler import Sampler
 from motet.types import SamplingParams
@@ -39,13 +41,14 @@ def test_sampling_asks_for_nothing_before_its_tokens(params: SamplingParams) -> 
 
 
 class Unwaited(PlainOperators):
-    """Operators are no matter of this test."""
+    """Attention is no matter of this test: in plain torch it asks for much."""
 
-    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: object) -> None:
-        pass
+    def turn(self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: Step) -> torch.Tensor:
+        heads, head_dim = step.geometry.num_heads, step.storage.keys.shape[-1]
+        return projected.view(len(projected), -1, head_dim)[:, :heads]
 
-    def attend(self, layer: int, query: torch.Tensor, step: object, scores: object) -> torch.Tensor:
-        return query.contiguous()
+    def attend(self, layer: int, query: torch.Tensor, step: Step, scores: Scores) -> torch.Tensor:
+        return query
 
 
 @pytest.mark.parametrize("recorder", [Again(), None], ids=["graphs", "launches"])

@@ -14,7 +14,7 @@ from motet.engines.native.attention.group import Scores
 def scores_asked(model: PreTrainedModel) -> list[Scores]:
     """One entry a layer."""
     probe = _Probe()
-    token = torch.zeros(1, 1, dtype=torch.int64)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1, step=probe)
     return [probe.asked[layer] for layer in range(len(probe.asked))]
 

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 from motet.config import EngineConfig
 from motet.engines.native.backend import Backend
 from motet.engines.native.cuda.graphs import CudaGraphs
+from motet.engines.native.cuda.layers import fuse
 from motet.engines.native.cuda.runner import CudaRunner, CudaSettings
 from motet.engines.native.cuda.work import NARROW, WIDE, Geometry
 from motet.engines.native.fingerprint import fingerprint
@@ -30,9 +31,11 @@ def cuda_backend(
         widest=NARROW if dtype is torch.float32 else WIDE,
         share_trunks=share_trunks,
     )
+    operators = TritonOperators()
+    fuse(model, operators)
     settings = CudaSettings(
         geometry=geometry,
-        operators=TritonOperators(),
+        operators=operators,
         recorder=None if config.enforce_eager else CudaGraphs(),
         max_rows=config.max_num_seqs,
         max_tables=config.max_num_seqs * (blocks_for(max_model_len, storage.block_size) + 2),

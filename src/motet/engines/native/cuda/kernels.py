@@ -1,8 +1,10 @@
 """The kernels of a step, in Triton's language. What they are handed is laid out by `work` and launched by `launch`.
 
-    store_rows      a step's keys and values into the paged memory, made finite, and which rows were not
+    turn_rows       queries and keys turned by their position; keys and values into the paged memory
     attend_tiles    one tile of query rows against one span of keys: an output, or a part of one with its log-sum-exp
     merge_parts     the parts of every row into its output
+    norm_rows       root mean square norm
+    gate_rows       the middle of a gated MLP
 
 A tile packs rows x the query heads that share a key head, so a key is read once for all of them. That is what makes n
 choices of one prompt cheap: the trunk is read once a tile, not once a choice. The online softmax is that of
@@ -19,47 +21,73 @@ ITEM_INTS = tl.constexpr(8)
 
 
 @triton.jit
-def store_rows(  # sizes: the memory layouts of five tensors
-    key,  # [rows, kv_heads, HEAD_DIM], any strides but the last
-    value,
+def turn_rows(  # sizes: the memory layouts of a layer
+    projected,  # [rows, heads + 2 * kv_heads, HEAD_DIM]: queries, keys, values
+    cosines,  # [rows, HEAD_DIM]
+    sines,
+    query_norm,  # [HEAD_DIM] float32; unused if not NORMED
+    key_norm,
+    query,  # [rows, heads, HEAD_DIM]
     keys,  # [slots, kv_heads, HEAD_DIM]
     values,
     slots,  # [rows] int32; -1: a row that pads the batch
     sick,  # [rows] int32
+    epsilon,
     key_limit,
     value_limit,
-    key_row,
-    key_head,
-    value_row,
-    value_head,
+    num_heads,
+    num_kv_heads,
     slot_stride,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    NORMED: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """One program a row and key head. `LAST`: rows that reach the last layer as NaN or infinity are marked; once a row
-    is, it stays so."""
+    """One program a row and query or key head: its norm, if the model has one; its turn by the row's position (RoPE, Su
+    et al., 2021); a key, with its value, goes into the paged memory, made finite. `LAST`: rows that reach the last
+    layer as NaN or infinity are marked; once a row is, it stays so."""
     row, head = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(slots + row).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
-    real = d < tl.where(slot >= 0, HEAD_DIM, 0)
-    k = tl.load(key + row * key_row + head * key_head + d, mask=real, other=0.0).to(tl.float32)
-    v = tl.load(value + row * value_row + head * value_head + d, mask=real, other=0.0).to(tl.float32)
-    if LAST:
-        broken = (v != v) | (tl.abs(v) == float("inf"))
-        tl.store(sick + row, 1, mask=tl.max(broken.to(tl.int32), axis=0) > 0)
-    k = tl.where(k != k, 0.0, k)
-    v = tl.where(v != v, 0.0, v)
-    k = tl.minimum(tl.maximum(k, -key_limit), key_limit)
-    v = tl.minimum(tl.maximum(v, -value_limit), value_limit)
-    where = slot * slot_stride + head * HEAD_DIM + d
-    tl.store(keys + where, k.to(keys.dtype.element_ty), mask=real)
-    tl.store(values + where, v.to(values.dtype.element_ty), mask=real)
+    first_half = d < HEAD_DIM // 2
+    partner = tl.where(first_half, d + HEAD_DIM // 2, d - HEAD_DIM // 2)
+    inside = d < HEAD_DIM
+    is_key = head >= num_heads
+    base = projected + (row * (num_heads + 2 * num_kv_heads) + head) * HEAD_DIM
+    x = tl.load(base + d, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(base + partner, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / HEAD_DIM + epsilon)
+        weight = tl.load(query_norm + d, mask=inside, other=0.0)
+        weight = tl.where(is_key, tl.load(key_norm + d, mask=inside, other=0.0), weight)
+        other_weight = tl.load(query_norm + partner, mask=inside, other=0.0)
+        other_weight = tl.where(is_key, tl.load(key_norm + partner, mask=inside, other=0.0), other_weight)
+        x = x * scale * weight
+        other = other * scale * other_weight
+    cosine = tl.load(cosines + row * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
+    sine = tl.load(sines + row * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
+    x = x * cosine + tl.where(first_half, -other, other) * sine
+    if is_key:
+        slot = tl.load(slots + row).to(tl.int64)
+        real = d < tl.where(slot >= 0, HEAD_DIM, 0)
+        v = tl.load(base + num_kv_heads * HEAD_DIM + d, mask=real, other=0.0).to(tl.float32)
+        if LAST:
+            broken = (v != v) | (tl.abs(v) == float("inf"))
+            tl.store(sick + row, 1, mask=tl.max(broken.to(tl.int32), axis=0) > 0)
+        x = tl.where(x != x, 0.0, x)
+        v = tl.where(v != v, 0.0, v)
+        x = tl.minimum(tl.maximum(x, -key_limit), key_limit)
+        v = tl.minimum(tl.maximum(v, -value_limit), value_limit)
+        where = slot * slot_stride + (head - num_heads) * HEAD_DIM + d
+        tl.store(keys + where, x.to(keys.dtype.element_ty), mask=real)
+        tl.store(values + where, v.to(values.dtype.element_ty), mask=real)
+    else:
+        out = query + (row * num_heads + head) * HEAD_DIM + d
+        tl.store(out, x.to(query.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def attend_tiles(  # sizes: the memory layouts of a step
-    query,  # [rows, heads, HEAD_DIM], any strides but the last
+    query,  # [rows, heads, HEAD_DIM]
     keys,  # [slots, kv_heads, HEAD_DIM]
     values,
     output,  # FINAL: [rows, heads, HEAD_DIM]; else parts [parts, heads, HEAD_DIM] float32
@@ -71,8 +99,6 @@ def attend_tiles(  # sizes: the memory layouts of a step
     scale,
     window,
     softcap,
-    query_row,
-    query_head,
     slot_stride,
     num_heads,
     HEAD_DIM: tl.constexpr,
@@ -98,7 +124,8 @@ def attend_tiles(  # sizes: the memory layouts of a step
     row = tl.where(valid, first_row + m // SIBLINGS, first_row)
     head = kv_head * SIBLINGS + m % SIBLINGS
     inside = valid[:, None] & (d < HEAD_DIM)[None, :]
-    q = tl.load(query + row[:, None] * query_row + head[:, None] * query_head + d[None, :], mask=inside, other=0.0)
+    in_rows = (row * num_heads + head)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(query + in_rows, mask=inside, other=0.0)
     # Where a row stands, counted as the keys of this table are.
     place = tl.load(positions + row) - shift
     if WINDOWED:
@@ -138,8 +165,7 @@ def attend_tiles(  # sizes: the memory layouts of a step
     total = tl.where(total == 0.0, 1.0, total)  # a row that saw nothing: output 0, log-sum-exp minus infinity
     acc = acc / total[:, None]
     if FINAL:
-        out = output + (row[:, None] * num_heads + head[:, None]) * HEAD_DIM + d[None, :]
-        tl.store(out, acc.to(output.dtype.element_ty), mask=inside)
+        tl.store(output + in_rows, acc.to(output.dtype.element_ty), mask=inside)
     else:
         place_of_part = (tl.load(first_part + row) + part).to(tl.int64) * num_heads + head
         tl.store(output + place_of_part[:, None] * HEAD_DIM + d[None, :], acc, mask=inside)
@@ -182,3 +208,28 @@ def merge_parts(  # sizes: the memory layouts of two tensors
     acc = acc / tl.where(whole == 0.0, 1.0, whole)
     out = output + (row * num_heads + head) * HEAD_DIM + d
     tl.store(out, acc.to(output.dtype.element_ty), mask=d < HEAD_DIM)
+
+
+@triton.jit
+def norm_rows(x, weight, output, width, epsilon, BLOCK: tl.constexpr):  # sizes: a kernel's memory and what is in it
+    """One program a row of x [rows, width]; `weight` [width] float32."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    v = tl.load(x + row * width + i, mask=i < width, other=0.0).to(tl.float32)
+    v = v * tl.rsqrt(tl.sum(v * v, axis=0) / width + epsilon) * tl.load(weight + i, mask=i < width, other=0.0)
+    tl.store(output + row * width + i, v.to(output.dtype.element_ty), mask=i < width)
+
+
+@triton.jit
+def gate_rows(x, output, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """activation(gate) * up of x [rows, 2 * width], gate first; one program a row and `BLOCK` columns. The tanh form of
+    GELU is a sigmoid: (1 + tanh(z)) / 2 = sigmoid(2 z)."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(x + row * 2 * width + i, mask=i < width, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * width + width + i, mask=i < width, other=0.0).to(tl.float32)
+    z = gate
+    if GELU:
+        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 * sqrt(2 / pi)
+    out = gate / (1.0 + tl.exp2(z * -LOG2_E)) * up
+    tl.store(output + row * width + i, out.to(output.dtype.element_ty), mask=i < width)

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 import torch
 
 from motet.engines.native.attention.group import Scores
-from motet.engines.native.cuda.kernels import attend_tiles, merge_parts, store_rows
-from motet.engines.native.cuda.step import Step
+from motet.engines.native.cuda.kernels import attend_tiles, gate_rows, merge_parts, norm_rows, turn_rows
+from motet.engines.native.cuda.step import Activation, Norms, Step, Turns
 from motet.engines.native.kv.storage import KVStorage
 
 PARTS_AT_ONCE = 16
 """Parts of a row that are merged at a time."""
+COLUMNS_AT_ONCE = 1024
+NORM_OF_4_WARPS = 2048
+"""Columns; wider rows take 8."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +39,36 @@ def tile_shape(rows: int, head_dim: int, dtype: torch.dtype) -> TileShape:
 class TritonOperators:
     """See `step.Operators`."""
 
-    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: Step) -> None:
-        storage, head_dim = step.storage, key.shape[-1]
+    def turn(self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: Step) -> torch.Tensor:
+        storage, heads = step.storage, step.geometry.num_heads
         keys, values = storage.keys[layer], storage.values[layer]
-        store_rows[(key.shape[0], key.shape[1])](
-            key,
-            value,
+        _, num_kv_heads, head_dim = keys.shape
+        rows = len(projected)
+        query = torch.empty(rows, heads, head_dim, dtype=projected.dtype, device=projected.device)
+        turn_rows[(rows, heads + num_kv_heads)](
+            projected,
+            turns.cosines,
+            turns.sines,
+            norms.query if norms else turns.cosines,
+            norms.key if norms else turns.cosines,
+            query,
             keys,
             values,
             step.tensors.slots,
             step.scratch.sick,
+            norms.epsilon if norms else 0.0,
             storage.key_limit,
             torch.finfo(values.dtype).max,
-            *key.stride()[:2],
-            *value.stride()[:2],
+            heads,
+            num_kv_heads,
             keys.stride(0),
             HEAD_DIM=head_dim,
             BLOCK_D=padded_head_dim(head_dim),
+            NORMED=norms is not None,
             LAST=layer == storage.num_layers - 1,
             num_warps=1,
         )
+        return query
 
     def attend(self, layer: int, query: torch.Tensor, step: Step, scores: Scores) -> torch.Tensor:
         """Rows without parts are zeroed by the merge, so whole tiles, which have none, come after it."""
@@ -77,6 +90,21 @@ class TritonOperators:
             num_warps=4,
         )
         tiles.attend(tensors.whole, geometry.wide, output, final=True)
+        return output
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        output, width = torch.empty_like(x), x.shape[-1]
+        block = 1 << (width - 1).bit_length()
+        norm_rows[(x.numel() // width,)](
+            x, weight, output, width, epsilon, BLOCK=block, num_warps=8 if block > NORM_OF_4_WARPS else 4
+        )
+        return output
+
+    def gate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        rows, width = x.shape[0], x.shape[1] // 2
+        output = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+        gelu = activation is Activation.GELU_TANH
+        gate_rows[(rows, -(-width // COLUMNS_AT_ONCE))](x, output, width, GELU=gelu, BLOCK=COLUMNS_AT_ONCE, num_warps=4)
         return output
 
 
@@ -111,7 +139,6 @@ class _Tiles:
             scores.scale,
             scores.window or 0,
             scores.softcap or 1.0,
-            *query.stride()[:2],
             keys.stride(0),
             query.shape[1],
             HEAD_DIM=head_dim,

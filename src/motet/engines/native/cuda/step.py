@@ -1,10 +1,11 @@
-"""One step on the device: views of the array of integers, and the attention every layer calls.
+"""One step on the device: views of the array of integers, and what every layer is handed.
 
 operators   store keys and values, attend, merge: Triton's kernels, or in tests plain torch on the CPU
 scratch     the parts of rows that are read in several spans, and which rows are not finite
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
@@ -79,37 +80,62 @@ class StepTensors:
         )
 
 
-class Operators(Protocol):
-    """What a step does to the paged memory, one layer at a time."""
+class Activation(Enum):
+    """Of a gated MLP, by Hugging Face's names."""
 
-    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: "Step") -> None:
-        """Keeps key, value [rows, kv_heads, head_dim] at the step's slots; with the last layer, marks rows that are
-        not finite."""
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """By how much each row's queries and keys are turned (RoPE), both halves of a head."""
+
+    cosines: torch.Tensor
+    """[rows, head_dim]"""
+    sines: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Of every query and key head, before they are turned."""
+
+    query: torch.Tensor
+    """[head_dim] float32"""
+    key: torch.Tensor
+    epsilon: float
+
+
+class Operators(Protocol):
+    """What a layer does besides products of matrices."""
+
+    def turn(
+        self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: "Step"
+    ) -> torch.Tensor:
+        """Queries [rows, heads, head_dim], normed and turned, of the projections [rows, (heads + 2 * kv_heads) *
+        head_dim]; keeps the step's keys, normed and turned, and values at its slots. With the last layer, marks rows
+        that are not finite."""
         ...
 
     def attend(self, layer: int, query: torch.Tensor, step: "Step", scores: Scores) -> torch.Tensor:
         """[rows, heads, head_dim] of query [rows, heads, head_dim]."""
         ...
 
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Root mean square norm of x [.., width] with `weight` [width] float32."""
+        ...
+
+    def gate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(gate) * up [rows, width] of x [rows, 2 * width], gate first."""
+        ...
+
 
 @dataclass(frozen=True)
 class Step:
-    """What the model's layers are handed; see `runner.attend`."""
+    """What the model's layers are handed; see `layers.Attention`."""
 
     tensors: StepTensors
     scratch: Scratch
     storage: KVStorage
     geometry: Geometry
     operators: Operators
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,  # [1, num_heads, rows, head_dim]
-        key: torch.Tensor,  # [1, num_kv_heads, rows, head_dim]
-        value: torch.Tensor,
-        scores: Scores,
-    ) -> torch.Tensor:
-        """Stores the step's keys and values, then returns the output [1, rows, num_heads, head_dim]."""
-        self.operators.store(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), self)
-        return self.operators.attend(layer, query[0].transpose(0, 1), self, scores).unsqueeze(0)
