@@ -12,6 +12,7 @@ On the CPU, `--shape tiny --device cpu` shows that it runs, and no more.
 """
 
 import argparse
+import gc
 import json
 import platform
 import random
@@ -126,9 +127,8 @@ def measure_all(options: argparse.Namespace) -> Iterator[Figures | Ceilings]:
     ns, prompts = numbers(options.ns), numbers(options.prompts)
     longest = -(-(max(prompts) + WARM_UP + options.steps + 2) // BLOCK_SIZE) * BLOCK_SIZE
     limits = Limits(longest, max(ns), options.max_num_batched_tokens, options.kv_cache_gb)
-    with torch.inference_mode():
-        model = random_model(shape, dtype, device, max_model_len=longest)
     for shared in (True, False):
+        model = random_model(shape, dtype, device, max_model_len=longest)
         core, timed = core_over(model, shape, limits, share_trunks=shared, enforce_eager=options.enforce_eager)
         bench = Bench(core, timed, shape, best, options.steps)
         for prompt in prompts:
@@ -136,7 +136,8 @@ def measure_all(options: argparse.Namespace) -> Iterator[Figures | Ceilings]:
             for n in ns:
                 if time.monotonic() < deadline:
                     yield bench.measure(Case(prompt, n, shared))
-        del bench, core, timed
+        del bench, core, timed, model
+        gc.collect()  # before the next model takes its memory
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ SIZES = {5: 1, 64: 5, 33: 2, 130: 3}
 """Prompt length: choices."""
 NEW_TOKENS = 40
 SICK_TOKEN = 7
-SEVENTY_BLOCKS_GB = 70 * 8 * 2 * 3 * 2 * 16 * 4 / 2**30
+SEVENTY_BLOCKS_GB = 70 * 8 * 2 * 3 * 2 * 32 * 4 / 2**30
 """Groups preempt each other."""
 
 
