@@ -5,6 +5,7 @@ group figures       observed here when a step of a group comes in and when the g
 HTTP figures        counted when a response has been sent
 """
 
+import collections
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -81,8 +82,9 @@ class Metrics:
         ):
             if value is not None:
                 histogram.observe(value)
-        for index, reason in record.finish_reasons.items():
-            self._success.labels(self._model, reason.value).inc()
+        for reason, number in collections.Counter(record.finish_reasons.values()).items():
+            self._success.labels(self._model, reason.value).inc(number)
+        for index in record.finish_reasons:
             count, decode_s = tokens.get(index, 0), record.decode_s(index)
             self._generation_tokens.observe(count)
             if decode_s is not None and count > 1:
