@@ -98,7 +98,7 @@ def random_model(shape: Shape, dtype: torch.dtype, device: torch.device, *, max_
         max_position_embeddings=max_model_len,
         tie_word_embeddings=False,
     )
-    with torch.inference_mode(), device:
+    with device:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype, attn_implementation=ATTENTION_NAME
         )
