@@ -12,7 +12,7 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 # One thread for each of two workers: more would only wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
 
-.PHONY: setup model demo serve check test bench clean
+.PHONY: setup model demo serve check test triton bench clean
 
 setup: $(READY)
 
@@ -44,6 +44,12 @@ check: $(READY)
 # Everything: real processes, faults, reference models and the default model's weights too.
 test: $(READY) model
 	$(PYTEST) $(ARGS)
+
+# The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. 290 MB more, so no part of `test`.
+triton: $(READY)
+	$(BIN)/python -m pip install --quiet --editable ".[triton]"
+	TRITON_INTERPRET=1 $(PYTEST) -m gpu tests/engines/native/cuda $(ARGS)
+	$(PYTEST) -m gpu tests/engines/native/cuda $(ARGS)
 
 bench: $(READY) model
 	$(BIN)/python -m bench.fork $(ARGS)

@@ -1,4 +1,4 @@
-"""Every shape of tile compiles for an H100 and fits it. Triton's compiler needs no GPU for that: `make kernels`."""
+"""Every shape of tile compiles for an H100 and fits it. Triton's compiler needs no GPU for that: `make triton`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from tests.engines.native.cuda.where import INTERPRETED, TRITON
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not TRITON, reason="needs Triton: make kernels"),
+    pytest.mark.skipif(not TRITON, reason="needs Triton: make triton"),
     pytest.mark.skipif(INTERPRETED, reason="the interpreter has no compiler: run it without TRITON_INTERPRET"),
 ]
 

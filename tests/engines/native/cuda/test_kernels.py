@@ -1,5 +1,5 @@
 """Triton's kernels against the definition and against plain torch: on a GPU, or on the CPU in Triton's interpreter
-(`make kernels`), which knows no bfloat16 products."""
+(`make triton`), which knows no bfloat16 products."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -11,4 +11,4 @@ INTERPRETED = environment().get("TRITON_INTERPRET") == "1"
 TRITON = find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda:0"
 RUNS = TRITON and (INTERPRETED or torch.cuda.is_available())
-REASON = "needs a CUDA device, or Triton and its interpreter: make kernels"
+REASON = "needs a CUDA device, or Triton and its interpreter: make triton"

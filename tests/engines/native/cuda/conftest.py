@@ -1,0 +1,9 @@
+"""One thread: more would wait for each other longer than they work."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
