@@ -25,6 +25,7 @@ from motet.api.app import create_app
 from motet.api.service import Service
 from motet.config import EngineConfig, ServerConfig, cache_folder, environment
 from motet.deploy.cell import Cell
+from motet.deploy.heap import freeze_heap
 from motet.deploy.http import KEEP_ALIVE_S, LINGER_S
 from motet.deploy.listen import listen, url_of
 from motet.deploy.plan import ServerPlan
@@ -91,6 +92,7 @@ async def serve_motet(plan: ServerPlan, engine: PulsedEngine) -> None:
         return engine
 
     def on_ready(url: str, _: Cell) -> None:
+        freeze_heap()
         print(url, flush=True)
 
     with StopSignals() as signals:
@@ -105,6 +107,7 @@ async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
         signals.watch_stdin(sys.stdin)
         server = BareServer(Replay(app, engine.pulse))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        freeze_heap()
         print(url_of(listener), flush=True)
         await signals.drain.wait()
         server.should_exit = True

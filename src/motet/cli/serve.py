@@ -14,6 +14,7 @@ from rich.table import Table
 from motet.cli.options import CELL, ENGINE, HTTP, LIMITS, MODEL, PROCESS, given, option
 from motet.config import cache_folder, environment
 from motet.deploy.cell import Cell
+from motet.deploy.heap import freeze_heap
 from motet.deploy.plan import ServerPlan
 from motet.deploy.ready import ready_line
 from motet.deploy.server import Outcome, run_server
@@ -178,6 +179,7 @@ def read_template(file: str | None) -> str | None:
 
 async def run(plan: ServerPlan, *, stop_with_stdin: bool) -> Outcome:
     def on_ready(url: str, cell: Cell) -> None:
+        freeze_heap()
         typer.echo(ready_line(url, [worker for worker in cell.workers if worker.local]))
 
     with StopSignals() as signals:
