@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.cuda.layout import bucket_sizes, fill, most_parts, sizes_of
 from motet.engines.native.cuda.step import Operators, Scratch, Step, StepTensors, Turns
-from motet.engines.native.cuda.work import Geometry, plan_work
+from motet.engines.native.cuda.work import WIDE, Geometry, plan_work
 from motet.engines.native.inputs import StepInputs
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.plan import TailChunk, TrunkChunk
@@ -19,10 +19,16 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 5e-6}
 
 
 def steps_with(
-    operators: Operators, shape: Shape, *, multiprocessors: int = 4, bucket: int | None = None, shared: bool = True
+    operators: Operators,
+    shape: Shape,
+    *,
+    multiprocessors: int = 4,
+    widest: int = WIDE,
+    bucket: int | None = None,
+    shared: bool = True,
 ) -> MakeStep:
     """What makes a scene's attention run on `operators`; with `bucket`, over the room of a graph for so many rows."""
-    geometry = Geometry(shape.num_heads, shape.num_kv_heads, multiprocessors, share_trunks=shared)
+    geometry = Geometry(shape.num_heads, shape.num_kv_heads, multiprocessors, widest, share_trunks=shared)
 
     def make(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
         work = plan_work(inputs, geometry)

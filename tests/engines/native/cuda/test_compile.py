@@ -23,7 +23,11 @@ BY_16 = ("query", "keys", "values", "output", "items", "tables", "slot_stride")
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize(("block_m", "final"), [(16, False), (64, False), (64, True)], ids=["narrow", "wide", "whole"])
+@pytest.mark.parametrize(
+    ("block_m", "final"),
+    [(16, False), (32, False), (64, False), (64, True)],
+    ids=["narrow", "many siblings", "wide", "whole"],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("windowed", "capped"), [(False, False), (True, True)], ids=["plain", "window and cap"])
 def test_tiles_compile_and_fit(

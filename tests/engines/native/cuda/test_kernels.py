@@ -14,7 +14,7 @@ from motet.engines.native.attention.group import Scores
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cuda.layout import Sizes
 from motet.engines.native.cuda.step import Activation, Norms, Operators, Scratch, Step, StepTensors, Turns
-from motet.engines.native.cuda.work import Geometry
+from motet.engines.native.cuda.work import NARROW, WIDE, Geometry
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, LayerAttention, MakeStep, Rule, Scene, Shape
 from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
@@ -47,6 +47,11 @@ def triton_operators() -> Operators:
     return TritonOperators()
 
 
+def kernel_steps(shape: Shape, *, multiprocessors: int = 4, bucket: int | None = None) -> MakeStep:
+    widest = NARROW if shape.dtype is torch.float32 else WIDE
+    return steps_with(triton_operators(), shape, multiprocessors=multiprocessors, widest=widest, bucket=bucket)
+
+
 def assert_right(scene: Scene, chunk: Chunk, output: torch.Tensor, rule: Rule) -> None:
     tolerance = TOLERANCE[scene.shape.dtype]
     torch.testing.assert_close(output.double(), scene.definition(chunk, rule), atol=tolerance, rtol=tolerance)
@@ -56,7 +61,7 @@ def assert_right(scene: Scene, chunk: Chunk, output: torch.Tensor, rule: Rule) -
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_random_steps_equal_the_definition(shape: Shape, data: st.DataObject) -> None:
-    make = steps_with(triton_operators(), shape, multiprocessors=data.draw(st.sampled_from([2, 20])))
+    make = kernel_steps(shape, multiprocessors=data.draw(st.sampled_from([2, 20])))
     scene = Scene(shape, blocks=1200, seed=data.draw(st.integers(0, 1000)), make_step=make, device=DEVICE)
     tails, trunks = data.draw(decoding(scene)), data.draw(reading(scene))
     rule = data.draw(st.sampled_from(RULES))
@@ -68,7 +73,7 @@ def test_random_steps_equal_the_definition(shape: Shape, data: st.DataObject) ->
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[5]], ids=str)
 def test_a_group_over_a_long_trunk_in_several_spans(shape: Shape, rule: Rule) -> None:
-    scene = Scene(shape, blocks=1024, make_step=steps_with(triton_operators(), shape, multiprocessors=8), device=DEVICE)
+    scene = Scene(shape, blocks=1024, make_step=kernel_steps(shape, multiprocessors=8), device=DEVICE)
     tails = scene.decoding(1100, [(i, i + 1) for i in range(19)])
     outputs = scene.attend(tails, [], rule)
     for i in (0, 7, 18):
@@ -78,7 +83,7 @@ def test_a_group_over_a_long_trunk_in_several_spans(shape: Shape, rule: Rule) ->
 @pytest.mark.parametrize("window", [1, 2, 8, 20])
 def test_rows_whose_window_leaves_the_trunk_behind(window: int) -> None:
     shape = Shape()
-    scene = Scene(shape, make_step=steps_with(triton_operators(), shape), device=DEVICE)
+    scene = Scene(shape, make_step=kernel_steps(shape), device=DEVICE)
     tails = scene.decoding(30, [(0, 1), (6, 7), (7, 8), (18, 19), (19, 22), (45, 46)])
     trunk = scene.reading(100, 70, 90)
     chunks: list[Chunk] = [*tails, trunk]
@@ -109,7 +114,7 @@ def padded(make: MakeStep, rows: int) -> MakeStep:
 def test_what_pads_a_bucket_changes_nothing(rule: Rule) -> None:
     shape, outputs = Shape(), []
     for bucket in (None, 8, 24):
-        make = padded(steps_with(triton_operators(), shape, bucket=bucket), bucket or 8)
+        make = padded(kernel_steps(shape, bucket=bucket), bucket or 8)
         scene = Scene(shape, make_step=make, device=DEVICE)
         outputs.append(scene.attend(scene.decoding(70, [(i, i + 1) for i in range(8)]), [], rule))
     for some in outputs[1:]:

@@ -12,7 +12,7 @@ from motet.engines.native.cuda.runner import CudaRunner
 from motet.errors import EngineError
 from motet.types import GenerateRequest
 from tests.engines.native.cuda.cpu_runner import PLAIN, Again, cuda_parts
-from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal
 
 Tiny = Callable[[str], Path]
@@ -20,7 +20,7 @@ SIZES = {5: 1, 64: 5, 33: 2, 130: 3}
 """Prompt length: choices."""
 NEW_TOKENS = 40
 SICK_TOKEN = 7
-SEVENTY_BLOCKS_GB = 70 * 8 * 2 * 3 * 2 * 32 * 4 / 2**30
+SEVENTY_BLOCKS_GB = gb_of(70)
 """Groups preempt each other."""
 
 
