@@ -38,6 +38,8 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+KV_NUMBERS_PER_TOKEN = 2 * 3 * 2 * 32
+"""K and V, layers, kv heads, head_dim."""
 _WINDOWED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 

@@ -12,7 +12,7 @@ from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
 from motet.routing.routed import Routed
 from motet.types import GenerateRequest
-from tests.engines.native.drive import group, prompt_of
+from tests.engines.native.drive import gb_of, group, prompt_of
 from tests.fault.worker_pair import WorkerPair, answer, kill, undisturbed, until, worker_pair
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -43,7 +43,7 @@ async def test_decode_killed_after_the_pull(folder: Path) -> None:
 
 
 async def test_decode_killed_before_the_pull(folder: Path) -> None:
-    memory = 66 * 8 * 768 / 2**30  # room for one prompt of the greatest length
+    memory = gb_of(66)  # room for one prompt of the greatest length
     async with cell(folder, kv_cache_gb=memory) as (pair, engine):
         first = engine.generate(request("first", length=450, max_tokens=60))
         await anext(first)

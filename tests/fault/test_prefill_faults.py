@@ -11,7 +11,7 @@ import pytest
 from motet.transfer.base import FailureKind, TransferError
 from motet.transfer.ticket import prompt_digest
 from motet.types import GenerateRequest, Role
-from tests.engines.native.drive import group, prompt_of
+from tests.engines.native.drive import gb_of, group, prompt_of
 from tests.fault.worker_pair import answer, kill, send, stop, ticket_of, undisturbed, until, worker_pair
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -103,7 +103,7 @@ async def test_a_ticket_that_was_altered_for_another_prompt_brings_no_kv_of_the_
 
 
 async def test_blocks_given_to_others_after_expiry_never_reach_a_late_reader(folder: Path) -> None:
-    memory = 70 * 8 * 768 / 2**30  # 70 blocks, a little more than one prompt of the greatest length needs
+    memory = gb_of(70)  # a little more than one prompt of the greatest length needs
     async with worker_pair(folder, prefill={"lease_s": 0.2, "kv_cache_gb": memory}) as pair:
         await pair.meet()
         late = [await pair.ticket(request(f"late{i}", length=250, seed=i)) for i in range(2)]
@@ -118,7 +118,7 @@ async def test_blocks_given_to_others_after_expiry_never_reach_a_late_reader(fol
 
 @pytest.mark.usefixtures("over_tcp")
 async def test_prefill_stopped_during_a_pull_whose_client_leaves_and_going_on_later(folder: Path) -> None:
-    memory = 80 * 8 * 768 / 2**30
+    memory = gb_of(80)
     async with worker_pair(folder, decode={"kv_cache_gb": memory}) as pair:
         await pair.meet()
         left = await pair.ticket(request("left"))

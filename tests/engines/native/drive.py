@@ -19,7 +19,7 @@ from motet.types import (
     TokenLogprob,
     choice_starts,
 )
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_models import KV_NUMBERS_PER_TOKEN, VOCAB_SIZE
 
 BLOCK_SIZE = 8
 
@@ -45,11 +45,15 @@ def make_core(
     folder: Path, *, blocks: int = 512, budget: int = 512, dtype: str = "float32", **changes: object
 ) -> EngineCore:
     """A core over a tiny model with exactly `blocks` blocks of 8 tokens and `budget` tokens a step."""
-    bytes_per_token = 2 * 3 * 2 * 32 * (4 if dtype == "float32" else 2)  # K and V, layers, kv heads, head_dim
-    kv_cache_gb = blocks * BLOCK_SIZE * bytes_per_token / 2**30
+    kv_cache_gb = gb_of(blocks, 4 if dtype == "float32" else 2)
     return build_core(
         engine_config(folder, dtype=dtype, kv_cache_gb=kv_cache_gb, max_num_batched_tokens=budget, **changes)
     )
+
+
+def gb_of(blocks: int, itemsize: int = 4) -> float:
+    """Memory for so many blocks of a tiny model's KV, whose numbers take `itemsize` bytes each."""
+    return blocks * BLOCK_SIZE * KV_NUMBERS_PER_TOKEN * itemsize / 2**30
 
 
 def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:

@@ -15,9 +15,7 @@ from motet.transfer.layout import Memory, merged
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import GenerateRequest, Role
-from tests.engines.native.drive import Outcome, engine_config, make_core, run, take_step
-
-BLOCK_BYTES_PER_TOKEN = 2 * 3 * 2 * 32  # K and V, layers, kv heads, head_dim
+from tests.engines.native.drive import Outcome, engine_config, gb_of, make_core, run, take_step
 
 
 class CountingRunner:
@@ -139,7 +137,7 @@ class Pair:
     ) -> tuple[EngineCore, ScriptedTransfers]:
         fields = {"block_size": 8, "dtype": "float32", "max_num_batched_tokens": 128, **changes}
         itemsize = 4 if fields["dtype"] == "float32" else 2
-        kv_cache_gb = blocks * 8 * BLOCK_BYTES_PER_TOKEN * itemsize / 2**30
+        kv_cache_gb = gb_of(blocks, itemsize)
         parts = build_parts(engine_config(folder, role=role, kv_cache_gb=kv_cache_gb, lease_s=self.lease_s, **fields))
         proof = Proof(parts.info.num_blocks)
         transfers = ScriptedTransfers(name, parts.storage.memory(proof))
