@@ -10,7 +10,7 @@ JSON on the last line.
 Floors (`--check` fails when one is missed): at n = 1 and 64 clients at most 1.5 times the bare application; at n = 64
 at most 3 us a token; first token with 16 clients under 15 ms for 99 of 100; no stall between the steps of a burst.
 
-Run: python -m bench.frontend [--ns 1,64] [--clients 1,64] [--repeats 3] [--tokens 60000] [--check]
+Run: python -m bench.frontend [--ns 1,64] [--clients 1,64] [--repeats 3] [--tokens 100000] [--check]
 """
 
 import argparse
@@ -31,6 +31,7 @@ from bench.frontend_client import Clients, Taken, request_bytes
 from bench.frontend_parts import engine_us, pipe_us
 from bench.frontend_report import Cost, Gaps, Report, Row, percentile
 from bench.machine import machine
+from motet.errors import StartupError
 
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 PROMPT = "What is a motet?"
@@ -85,6 +86,8 @@ class Server:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self.url = self._process.stdout.readline().strip() if self._process.stdout else ""
+        if not self.url:
+            raise StartupError(f"the server ended before it was ready; see {' '.join(self._command)}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -176,7 +179,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ns", type=numbers, default=(1, 8, 64), help="choices of a request, e.g. 1,64")
     parser.add_argument("--clients", type=numbers, default=(1, 16, 64), help="how many ask at once, rising")
-    parser.add_argument("--tokens", type=int, default=60_000, help="tokens of a load at n = 1; more for more choices")
+    parser.add_argument("--tokens", type=int, default=100_000, help="tokens of a load at n = 1; more for more choices")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--check", action="store_true", help="fail when a floor is missed")
     return parser.parse_args(argv)

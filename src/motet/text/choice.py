@@ -94,12 +94,10 @@ class ChoiceStream:
         """Takes what a step added; None if there is nothing to show yet. After the end, all is ignored."""
         if self.finish is not None:
             return None
-        if self._plain and delta.finish is None and len(delta.token_ids) == 1 and not self._pace.waiting:
-            return self._take_plain(delta.token_ids)
-        return self._take(delta)
-
-    def _take_plain(self, ids: tuple[int, ...]) -> ChoiceEvent | None:
-        """What `_take` does with most deltas: one token, whose text goes straight through."""
+        ids = delta.token_ids
+        if len(ids) != 1 or delta.finish is not None or not self._plain or self._pace.waiting:
+            return self._take(delta)
+        # What `_take` does with most deltas: one token, whose text goes straight through.
         self.num_tokens += 1
         piece = self._detokenizer.feed(ids[0])
         if piece and (self._matcher is None or self._matcher.passes(piece)):
