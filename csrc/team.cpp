@@ -5,7 +5,7 @@
 namespace motet {
 namespace {
 
-constexpr int kSpins = 2000;  // some 20 to 50 microseconds
+constexpr int kSpins = 300;  // some 10 microseconds
 
 template <class T>
 void wait_while(const std::atomic<T>& value, T old) {
