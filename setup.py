@@ -21,6 +21,7 @@ KERNELS = Extension(
         *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "bf16")),
         "-fvisibility=hidden",
         "-Wall",
+        "-g0",  # the interpreter's own -g would make it fifteen times as large
         # gcc 12 finds its own intrinsics uninitialized, and attributes of vectors ignored in templates.
         *("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-ignored-attributes"),
     ],

@@ -43,6 +43,9 @@ MOTET_EXPORT void motet_pack(bf16* panels, const bf16* weight, const bf16* other
 
 MOTET_EXPORT void* motet_open(const Model* model, std::int32_t num_threads) { return new Forward(*model, num_threads); }
 MOTET_EXPORT void motet_run(void* forward, const Batch* batch) { static_cast<Forward*>(forward)->run(*batch); }
+MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const bf16* input, std::int32_t rows, float* output) {
+  static_cast<Forward*>(forward)->multiply(*linear, input, rows, output);
+}
 MOTET_EXPORT void motet_close(void* forward) { delete static_cast<Forward*>(forward); }
 
 }  // extern "C"

@@ -11,7 +11,35 @@ namespace {
 constexpr float kKeyLimit = 1e20f;       // a score is then finite for any query a sound model has
 constexpr float kValueLimit = 3.38e38f;  // nearly the greatest bf16
 constexpr int kFewRows = 4;              // cost less than to tell another thread of them
-constexpr int kMaxStrip = 4;             // panels that a thread takes at once
+constexpr int kMaxStrip = 8;             // panels that a thread takes at once, at most
+
+template <class Memory>
+void grow(Memory& memory, std::size_t size) {
+  if (memory.size() < size) memory.resize(size);
+}
+
+// How many of a product's panels a thread takes at once: many, but all threads are done at the same time, and there are
+// three pieces for each of them, so that one that loses its core holds up little.
+int strip_of(int panels, int threads) {
+  int best = 1, least = panels;
+  for (int strip = 1; strip <= std::clamp(panels / (3 * threads), 1, kMaxStrip); ++strip) {
+    const int pieces = (panels + strip - 1) / strip, of_one_thread = (pieces + threads - 1) / threads * strip;
+    if (of_one_thread > least) continue;
+    best = strip;
+    least = of_one_thread;
+  }
+  return best;
+}
+
+// A column of packed weights, times `scale`.
+template <class Weight>
+void unpack_column(const Weight* panels, int column, int depth, float scale, float* to) {
+  const Weight* from = panels + column / kPanel * panel_size(depth) + place_of<Weight>(column % kPanel);
+  for (int at = 0; at < depth; at += 2, from += kPair) {
+    to[at] = to_float(from[0]) * scale;
+    to[at + 1] = to_float(from[1]) * scale;
+  }
+}
 
 }  // namespace
 
@@ -28,17 +56,18 @@ void Forward::run(const Batch& batch) {
 void Forward::prepare(const Batch& batch) {
   const std::size_t rows = batch.num_rows, most = std::max(batch.num_rows, batch.num_logits);
   const int query_size = model_.heads * model_.head_dim;
-  const auto grow = [](auto& memory, std::size_t size) {
-    if (memory.size() < size) memory.resize(size);
-  };
   grow(residual_, rows * model_.hidden);
   grow(projected_, rows * std::max(model_.layers[0].qkv.columns, model_.hidden));
   grow(input_, most * std::max(query_size, model_.hidden));
   grow(gated_, rows * model_.intermediate);
   grow(queries_, rows * query_size);
-  sums_.resize(team_.size());
-  for (auto& sums : sums_) grow(sums, most * kMaxStrip * kPanel);
+  prepare_sums(most);
   attention_.prepare(model_, batch, team_.size());
+}
+
+void Forward::prepare_sums(std::size_t rows) {
+  sums_.resize(team_.size());
+  for (auto& sums : sums_) grow(sums, rows * kMaxStrip * kPanel);
 }
 
 void Forward::embed(const Batch& batch) {
@@ -52,13 +81,11 @@ void Forward::embed(const Batch& batch) {
       for (int at = 0; at < hidden; at += kLanes) _mm512_storeu_ps(to + at, _mm512_mul_ps(load_bf16(from + at), scale));
       return;
     }
-    // The token's column of the head: a pair every 128 bytes.
-    const bf16* from = model_.head.panels + token / kPanel * panel_size(hidden) + token % kPanel * 2;
-    for (int at = 0; at < hidden; at += kLanes) {
-      alignas(32) bf16 values[kLanes];
-      for (int i = 0; i < kLanes; i += 2) std::memcpy(values + i, from + std::size_t(at + i) * kPanel, 2 * sizeof(bf16));
-      _mm512_storeu_ps(to + at, _mm512_mul_ps(load_bf16(values), scale));
-    }
+    if (const float* scales = model_.head.scales)
+      unpack_column(static_cast<const std::int8_t*>(model_.head.panels), token, hidden,
+                    scales[token] * model_.embedding_scale, to);
+    else
+      unpack_column(static_cast<const bf16*>(model_.head.panels), token, hidden, model_.embedding_scale, to);
   });
 }
 
@@ -164,23 +191,42 @@ void Forward::each_row(int rows, Work work) {
   });
 }
 
+void Forward::multiply(const Linear& linear, const bf16* input, int rows, float* output) {
+  prepare_sums(rows);
+  multiply(linear, input, rows, [&](int row, int column, __m512 left, __m512 right) {
+    float* to = output + std::size_t(row) * linear.columns + column;
+    _mm512_storeu_ps(to, left);
+    _mm512_storeu_ps(to + kLanes, right);
+  });
+}
+
 // Calls done(row, column, 16 results, the next 16).
 template <class Done>
 void Forward::multiply(const Linear& linear, const bf16* input, int rows, Done done) {
   const int panels = panels_of(linear.columns), depth = linear.depth;
-  const int strip = std::clamp(panels / (4 * team_.size()), 1, kMaxStrip);
-  team_.share((panels + strip - 1) / strip, [&](int piece, int thread) {
-    const int begin = piece * strip, count = std::min(strip, panels - begin);
-    product(rows, input, depth, linear.panels + begin * panel_size(depth), panel_size(depth), count, depth,
-            sums_[thread].data(), [&](int row, int panel, __m512 left, __m512 right) {
-              const int column = (begin + panel) * kPanel;
-              if (linear.bias) {
-                left = _mm512_add_ps(left, _mm512_loadu_ps(linear.bias + column));
-                right = _mm512_add_ps(right, _mm512_loadu_ps(linear.bias + column + kLanes));
-              }
-              done(row, column, left, right);
-            });
-  });
+  const int strip = strip_of(panels, team_.size());
+  const auto scaled = [&](__m512 sum, int column) {
+    const __m512 bias = linear.bias ? _mm512_loadu_ps(linear.bias + column) : _mm512_setzero_ps();
+    if (linear.scales) {
+      const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(linear.scales + column), _mm512_set1_ps(kInt8Unit));
+      return _mm512_fmadd_ps(sum, scale, bias);
+    }
+    return linear.bias ? _mm512_add_ps(sum, bias) : sum;
+  };
+  const auto share = [&](const auto* weights) {
+    team_.share((panels + strip - 1) / strip, [&](int piece, int thread) {
+      const int begin = piece * strip, count = std::min(strip, panels - begin);
+      product(rows, input, depth, weights + begin * panel_size(depth), panel_size(depth), count, depth,
+              sums_[thread].data(), [&](int row, int panel, __m512 left, __m512 right) {
+                const int column = (begin + panel) * kPanel;
+                done(row, column, scaled(left, column), scaled(right, column + kLanes));
+              });
+    });
+  };
+  if (linear.scales)
+    share(static_cast<const std::int8_t*>(linear.panels));
+  else
+    share(static_cast<const bf16*>(linear.panels));
 }
 
 }  // namespace motet

@@ -15,8 +15,12 @@ class Forward {
 
   void run(const Batch& batch);
 
+  // One product by itself: output [rows][columns], which must be a multiple of 32.
+  void multiply(const Linear& linear, const bf16* input, int rows, float* output);
+
  private:
   void prepare(const Batch& batch);
+  void prepare_sums(std::size_t rows);
   void embed(const Batch& batch);
   void attend(const Layer& layer, const Batch& batch);
   void place(const Layer& layer, const Batch& batch, int row, bool last);

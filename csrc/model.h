@@ -9,10 +9,11 @@
 
 namespace motet {
 
-// y = x * weight^T + bias; the weight is packed by `motet_pack`.
+// y = x * weight^T + bias, the weight in panels (see gemm.h).
 struct Linear {
-  const bf16* panels;  // see gemm.h
-  const float* bias;   // [columns] or null
+  const void* panels;   // bf16, or int8 where there are scales
+  const float* scales;  // [columns] or null: what an int8 weight is a multiple of
+  const float* bias;    // [columns] or null
   std::int32_t columns;
   std::int32_t depth;
 };

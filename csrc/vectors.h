@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -17,6 +18,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline __m512 load_bf16(const bf16* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16));
 }
+
+inline float to_float(std::int8_t x) { return x; }
+inline float to_float(bf16 x) { return std::bit_cast<float>(std::uint32_t(x) << 16); }
 
 // Rounds to nearest even, as torch does.
 inline void store_bf16(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }

@@ -61,6 +61,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one step: choices being written first, the rest for prompts."""
     kernels: str = "auto"
     """`compiled` (C++, for bfloat16 on processors with AVX-512), `torch`, or `auto`: the first that can."""
+    quantization: str = "none"
+    """`int8`: weights are rounded to 8 bits, a scale a column, where the compiled kernels run."""
     prefix_cache: bool = True
     cache_answers: bool = False
     """Let answers into the prefix cache too: saves prefill in conversations, at the price of sameness."""

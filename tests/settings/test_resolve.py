@@ -134,6 +134,8 @@ def test_defaults_give_way_to_what_was_set() -> None:
         ({"device": "tpu"}, "--device tpu"),
         ({"dtype": "int8"}, "--dtype int8"),
         ({"kernels": "cuda"}, "--kernels cuda"),
+        ({"quantization": "int4"}, "--quantization int4"),
+        ({"quantization": "int8", "kernels": "torch"}, "--quantization int8 with --kernels torch"),
         ({"log_level": "loud"}, "--log-level loud"),
         ({"api_keys": [""]}, "--api-key 1 given"),
         ({"model": " "}, "MODEL"),

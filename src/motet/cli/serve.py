@@ -47,6 +47,9 @@ def serve(  # sizes: one parameter a flag
     kernels: Annotated[
         str | None, option("kernels", ENGINE, "What computes on the CPU: auto, compiled or torch.")
     ] = None,
+    quantization: Annotated[
+        str | None, option("quantization", ENGINE, "Weights of the compiled kernels: none (bfloat16) or int8.")
+    ] = None,
     max_model_len: Annotated[
         int | None, option("max_model_len", ENGINE, "Prompt and answer together, in tokens; the model's own if unset.")
     ] = None,

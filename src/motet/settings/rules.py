@@ -15,6 +15,7 @@ from motet.types import Role
 
 DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+")
 KERNELS = ("auto", "compiled", "torch")
+QUANTIZATIONS = ("none", "int8")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_BLOCK_SIZE = 256
@@ -46,6 +47,16 @@ RULES = (
     Rule(("served_model_name",), "must be not empty", lambda p: p.model.served_model_name != ""),
     Rule(("device",), "must be auto, cpu, cuda or cuda:K", lambda p: DEVICE.fullmatch(p.engine.device) is not None),
     Rule(("kernels",), f"must be one of {', '.join(KERNELS)}", lambda p: p.engine.kernels in KERNELS),
+    Rule(
+        ("quantization",),
+        f"must be one of {', '.join(QUANTIZATIONS)}",
+        lambda p: p.engine.quantization in QUANTIZATIONS,
+    ),
+    Rule(
+        ("quantization", "kernels"),
+        "int8 weights are for the compiled kernels: --kernels auto or compiled",
+        lambda p: p.engine.quantization == "none" or p.engine.kernels != "torch",
+    ),
     Rule(("dtype",), f"must be one of {', '.join(DTYPES)}", lambda p: p.engine.dtype in DTYPES),
     Rule(
         ("max_model_len",), "must be at least 2: a prompt and an answer", lambda p: (p.engine.max_model_len or 2) >= 2

@@ -13,7 +13,9 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What two workers must have in common for the KV of one to mean anything to the other."""
 
     model_digest: str
-    """Of the weights."""
+    """Of the weights, as they were saved."""
+    quantization: str = "none"
+    """Rounded weights are another model: a choice would depend on which worker had computed its prompt."""
     dtype: str
     block_size: int
     num_layers: int

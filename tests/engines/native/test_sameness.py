@@ -24,6 +24,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16 by torch": {"dtype": "bfloat16", "kernels": "torch"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
 BY_NUMBERS = pytest.mark.parametrize(
     "numbers",

@@ -66,12 +66,18 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         blocks_in(config.kv_cache_gb)
     model = load_model(folder, hf_config, dtype=dtype, device=device)
     num_blocks = blocks_in(_kv_cache_gb(config, device))
-    facts = facts_of(model, layout)
+    facts = facts_of(model, layout, config.quantization)
     storage = _allocated(layout, num_blocks, device)
-    if device.type == "cuda" and config.kernels == "auto":
+    if device.type == "cuda" and config.kernels == "auto" and config.quantization == "none":
         backend = cuda_backend(model, storage, config, max_model_len=max_model_len)
     else:
-        backend = choose_backend(model, storage, kernels=config.kernels, max_model_len=max_model_len)
+        backend = choose_backend(
+            model,
+            storage,
+            kernels=config.kernels,
+            max_model_len=max_model_len,
+            quantization=config.quantization,
+        )
     info = EngineInfo(
         model=ModelName(config.model_name),
         max_model_len=max_model_len,

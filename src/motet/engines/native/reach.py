@@ -55,9 +55,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def facts_of(model: PreTrainedModel, layout: KVLayout) -> KVFacts:
+def facts_of(model: PreTrainedModel, layout: KVLayout, quantization: str) -> KVFacts:
     return KVFacts(
         model_digest=model_digest(model),
+        quantization=quantization,
         dtype=str(layout.dtype).removeprefix("torch."),
         block_size=layout.block_size,
         num_layers=layout.num_layers,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Linear(Structure):
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("columns", c_int32), ("depth", c_int32))
+    _fields_ = (*((name, c_void_p) for name in ("panels", "scales", "bias")), ("columns", c_int32), ("depth", c_int32))
 
 
 class Layer(Structure):
@@ -81,6 +81,8 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.motet_open.restype = c_void_p
     found.motet_run.argtypes = (c_void_p, POINTER(Batch))
     found.motet_run.restype = None
+    found.motet_multiply.argtypes = (c_void_p, POINTER(Linear), c_void_p, c_int32, c_void_p)
+    found.motet_multiply.restype = None
     found.motet_close.argtypes = (c_void_p,)
     found.motet_close.restype = None
     sizes = (c_int32 * 6)()

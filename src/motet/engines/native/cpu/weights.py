@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.cpu import library as c
-from motet.engines.native.cpu.arena import Arena
 from motet.engines.native.cpu.asked import scores_asked
+from motet.engines.native.cpu.panels import Packer
 from motet.engines.native.cpu.turns import Turns
 from motet.engines.native.kv.storage import KVStorage
 
@@ -47,11 +47,18 @@ def activation_of(config: Any) -> str:
 class PackedModel:
     """Owns all memory that `struct` points to. The model must be free of obstacles."""
 
-    def __init__(self, model: PreTrainedModel, storage: KVStorage, *, max_positions: int, kernels: ctypes.CDLL) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        storage: KVStorage,
+        *,
+        max_positions: int,
+        kernels: ctypes.CDLL,
+        int8: bool = False,
+    ) -> None:
         config, body = model.config, model.model
-        self._kernels = kernels
         self._kept: list[torch.Tensor] = []
-        self._arena = _arena_for(model)
+        self._packer = Packer(kernels, _shapes_of(model), int8=int8)
         self._storage = storage
         self._centre = 1.0 if "Gemma" in type(model).__name__ else 0.0  # Gemma's norms multiply with 1 + weight
         self._turns = Turns(body.rotary_emb, max_positions)
@@ -126,14 +133,17 @@ class PackedModel:
     def _packed(
         self, weight: torch.Tensor, beside: torch.Tensor | None, bias: torch.Tensor | None, parts: Sequence[nn.Module]
     ) -> c.Linear:
-        columns, depth = weight.shape
-        all_columns = columns if beside is None else 2 * columns
-        panels = self._arena.take((-(-all_columns // c.PANEL), depth, c.PANEL), torch.bfloat16)
-        other = None if beside is None else beside.data_ptr()
-        self._kernels.motet_pack(self._keep(panels), weight.data_ptr(), other, columns, depth)
+        panels = self._packer.pack(weight, beside)
         for part in parts:
             _empty(part)
-        return c.Linear(panels.data_ptr(), None if bias is None else self._keep(bias.float()), all_columns, depth)
+        columns, depth = weight.shape
+        return c.Linear(
+            panels=self._keep(panels.numbers),
+            scales=None if panels.scales is None else self._keep(panels.scales),
+            bias=None if bias is None else self._keep(bias.float()),
+            columns=columns if beside is None else 2 * columns,
+            depth=depth,
+        )
 
     def _norm(self, norm: Any) -> int | None:
         return None if norm is None else self._keep(norm.weight.detach().float() + self._centre)
@@ -144,10 +154,8 @@ class PackedModel:
         return tensor.data_ptr()
 
 
-def _arena_for(model: PreTrainedModel) -> Arena:
-    shapes = [module.weight.shape for module in model.modules() if isinstance(module, nn.Linear)]
-    sizes = [-(-columns // c.PANEL) * c.PANEL * depth * torch.bfloat16.itemsize for columns, depth in shapes]
-    return Arena(sum(sizes), len(sizes))
+def _shapes_of(model: PreTrainedModel) -> list[tuple[int, int]]:
+    return [(module.out_features, module.in_features) for module in model.modules() if isinstance(module, nn.Linear)]
 
 
 def _empty(module: nn.Module) -> None:
