@@ -1,0 +1,108 @@
+"""The ways a matrix product can be done on a CPU: each is handed weights, packs them as it likes, and multiplies.
+
+All take bf16 rows; ours answers in float32, torch's in bf16. Weights of every way lie in several copies, in turns: in a
+decode step they come from memory and not from a cache.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from motet.engines.native.cpu import library as c
+from motet.engines.native.cpu.panels import Packer
+from motet.errors import StartupError
+
+Multiply = Callable[[int, torch.Tensor], object]
+"""The product of rows [rows, depth] with one copy of the weights."""
+INT4_GROUP = 64
+PACK_ONEDNN, ONEDNN, INT8, PACK_INT4, INT4 = (
+    getattr(module, name)  # operators without a public name: what inductor and torchao call
+    for module, name in (
+        (torch.ops.mkldnn, "_reorder_linear_weight"),
+        (torch.ops.mkldnn, "_linear_pointwise"),
+        (torch.ops.aten, "_weight_int8pack_mm"),
+        (torch.ops.aten, "_convert_weight_to_int4pack_for_cpu"),
+        (torch.ops.aten, "_weight_int4pack_mm_for_cpu"),
+    )
+)
+
+
+def by_torch(weights: Sequence[torch.Tensor], _: int) -> Multiply:
+    return lambda copy, x: F.linear(x, weights[copy])
+
+
+def by_onednn(weights: Sequence[torch.Tensor], rows: int) -> Multiply:
+    """Packed for this number of rows."""
+    copies = [PACK_ONEDNN(weight, rows) for weight in weights]
+    return lambda copy, x: ONEDNN(x, copies[copy], None, "none", [], "")
+
+
+def by_torch_int8(weights: Sequence[torch.Tensor], _: int) -> Multiply:
+    scales = [weight.abs().amax(1) / 127 for weight in weights]
+    copies = [
+        (weight.float() / scale[:, None]).round().to(torch.int8) for weight, scale in zip(weights, scales, strict=True)
+    ]
+    return lambda copy, x: INT8(x, copies[copy], scales[copy])
+
+
+def by_torch_int4(weights: Sequence[torch.Tensor], _: int) -> Multiply:
+    """The cost alone: every weight is of one scale."""
+    copies = [PACK_INT4((weight * 2 + 8).clamp(0, 15).to(torch.int32), 1) for weight in weights]
+    columns, depth = weights[0].shape
+    scales = torch.ones(depth // INT4_GROUP, columns, 2, dtype=torch.bfloat16)  # and zeros
+    return lambda copy, x: INT4(x, copies[copy], INT4_GROUP, scales)
+
+
+def by_kernels(weights: Sequence[torch.Tensor], _: int) -> Multiply:
+    return Kernels(weights, int8=False)
+
+
+def by_kernels_int8(weights: Sequence[torch.Tensor], _: int) -> Multiply:
+    return Kernels(weights, int8=True)
+
+
+class Kernels:
+    """Our compiled product."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], *, int8: bool) -> None:
+        if (found := c.library()) is None:
+            raise StartupError("the compiled kernels are not here, or this processor lacks what they need")
+        columns, depth = weights[0].shape
+        packer = Packer(found, [(columns, depth)] * len(weights), int8=int8)
+        self._kernels, self._panels = found, [packer.pack(weight) for weight in weights]
+        self._linears = [
+            c.Linear(
+                panels=panels.numbers.data_ptr(),
+                scales=None if panels.scales is None else panels.scales.data_ptr(),
+                columns=columns,
+                depth=depth,
+            )
+            for panels in self._panels
+        ]
+        self._model = c.Model()
+        self._forward = found.motet_open(ctypes.byref(self._model), torch.get_num_threads())
+        self._output = torch.empty(0, columns)
+
+    def __call__(self, copy: int, x: torch.Tensor) -> torch.Tensor:
+        if len(self._output) != len(x):
+            self._output = torch.empty(len(x), self._output.shape[1])
+        linear = ctypes.byref(self._linears[copy])
+        self._kernels.motet_multiply(self._forward, linear, x.data_ptr(), len(x), self._output.data_ptr())
+        return self._output
+
+    def __del__(self) -> None:
+        self._kernels.motet_close(self._forward)
+
+
+WAYS: dict[str, Callable[[Sequence[torch.Tensor], int], Multiply]] = {
+    "torch bf16": by_torch,
+    "oneDNN packed": by_onednn,
+    "torch int8": by_torch_int8,
+    "torch int4": by_torch_int4,
+    "ours": by_kernels,
+    "ours int8": by_kernels_int8,
+}
+BYTES = {"torch int8": 1.0, "torch int4": 0.5, "ours int8": 1.0}
+"""Of a weight; bf16 has two."""

@@ -1,0 +1,52 @@
+"""The comparison of ways to multiply: figures from seconds, and every way computes the product it is timed for."""
+
+import pytest
+import torch
+
+from bench.kernel_ways import BYTES, WAYS
+from bench.kernels import SHAPES, figures_of, measure, num_copies, parse, parse_shape, table_of
+
+
+def test_figures_follow_from_seconds() -> None:
+    one, half, ours = figures_of("1000x500", 4, {"torch bf16": 2e-3, "torch int4": 1e-3, "ours": 5e-4})
+    assert (one.us, one.gb_per_s, one.gflop_per_s, one.against_ours) == pytest.approx((2000, 0.5, 2.0, 4.0))
+    assert (half.gb_per_s, half.against_ours) == pytest.approx((0.25, 2.0)), "a weight of half a byte"
+    assert ours.against_ours == 1.0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_copies_of_the_weights_outgrow_every_cache(shape: str) -> None:
+    depth, columns = parse_shape(shape)
+    copies = num_copies(depth, columns)
+    assert copies * depth * columns * min(BYTES.values()) >= 2**26
+    assert copies >= 2
+
+
+def test_ours_has_to_be_among_the_ways() -> None:
+    assert parse(["--ways", "ours,torch bf16"]).ways == ("ours", "torch bf16")
+    for ways in ("torch bf16", "ours,cublas"):
+        with pytest.raises(SystemExit):
+            parse(["--ways", ways])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if way != "torch int4"]
+)  # which is timed with weights of no meaning
+@torch.inference_mode()
+def test_every_way_computes_the_product(way: str) -> None:
+    weights = [torch.randn(128, 64, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(2)]
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(9)).bfloat16()
+    multiply = WAYS[way](weights, 4)
+    for copy, weight in enumerate(weights):
+        output = multiply(copy, x)
+        assert isinstance(output, torch.Tensor)
+        assert torch.allclose(output.float(), x.float() @ weight.float().T, atol=0.5)
+
+
+@pytest.mark.kernels
+def test_a_run_measures_every_way_at_every_number_of_rows() -> None:
+    figures = measure("64x4096", (1, 2), tuple(WAYS), repeats=1)
+    assert [(f.rows, f.way) for f in figures] == [(rows, way) for rows in (1, 2) for way in WAYS]
+    assert all(figure.us > 0 for figure in figures)
+    assert table_of(figures).row_count == len(figures)
