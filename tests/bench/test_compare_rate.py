@@ -62,6 +62,7 @@ def test_failed_requests_are_counted_and_bring_no_tokens() -> None:
     assert (figures["first_p50_s"], figures["last_first_p99_s"], figures["total_p99_s"]) == (1.0, 3.0, 4.0)
 
 
+@pytest.mark.slow
 def test_the_same_arrivals_go_to_both_and_json_comes_out(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--rate", "40", "--duration", "0.5", "--prompt-tokens", "20,40", "--max-tokens", "4", "--ns", "3"]
     how = ["--mix", "1:1,3:1", "--repeats", "1", "--seed", "3", "--settle", "0", "--idle", "0.02"]

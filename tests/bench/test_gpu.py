@@ -9,6 +9,7 @@ from bench.gpu import main
 from bench.gpu_model import SHAPES
 
 
+@pytest.mark.slow
 def test_a_tiny_model_on_the_cpu_gives_every_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

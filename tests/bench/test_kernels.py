@@ -44,6 +44,7 @@ def test_every_way_computes_the_product(way: str) -> None:
         assert torch.allclose(output.float(), x.float() @ weight.float().T, atol=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_a_run_measures_every_way_at_every_number_of_rows() -> None:
     figures = measure("64x4096", (1, 2), tuple(WAYS), repeats=1)

@@ -70,6 +70,7 @@ def test_a_step_is_one_more_token_of_every_choice() -> None:
     assert point(4, 2.2).ms_per_token == pytest.approx(50.0)
 
 
+@pytest.mark.slow
 def test_it_prints_tables_and_json_and_draws(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--ns", "1,3", "--groups", "1,2", "--choices-of-a-group", "2", "--repeats", "2", "--max-tokens", "6"]
     lengths = ["--prompt-tokens", "40", "--group-prompt-tokens", "20", "--settle", "0"]

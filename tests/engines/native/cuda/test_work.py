@@ -88,6 +88,7 @@ GEOMETRIES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     GEOMETRIES,
