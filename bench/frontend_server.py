@@ -9,13 +9,11 @@ Prints its URL, and ends with whoever started it.
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,7 +24,7 @@ from motet.api.service import Service
 from motet.config import EngineConfig, ServerConfig, cache_folder, environment
 from motet.deploy.cell import Cell
 from motet.deploy.heap import freeze_heap
-from motet.deploy.http import KEEP_ALIVE_S, LINGER_S
+from motet.deploy.http import HttpServer
 from motet.deploy.listen import listen, url_of
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import run_server
@@ -105,36 +103,13 @@ async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
     app = create_app(Service(engine, tokenizer, ChatTemplate.of(tokenizer), plan.server))
     with listen(plan.server.host, plan.server.port) as listener, StopSignals() as signals:
         signals.watch_stdin(sys.stdin)
-        server = BareServer(Replay(app, engine.pulse))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        server = HttpServer(Replay(app, engine.pulse), listener)
+        serving = asyncio.create_task(server.run_until_stopped())
         freeze_heap()
         print(url_of(listener), flush=True)
         await signals.drain.wait()
-        server.should_exit = True
+        server.stop()
         await serving
-
-
-class BareServer(uvicorn.Server):
-    """With the settings of `motet.deploy.http`."""
-
-    def __init__(self, app: Replay) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=LINGER_S,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def serve(kind: str, *, burst: int, rest_s: float) -> None:

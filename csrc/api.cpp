@@ -21,9 +21,9 @@ MOTET_EXPORT void motet_sizes(std::int32_t sizes[6]) {
   sizes[5] = sizeof(Span);
 }
 
-// Packs weight [columns][depth] from panel `first` on, 32 columns a panel; `interleave`: 16 columns of `weight`, then
-// the same 16 of `other`, and so on.
-MOTET_EXPORT void motet_pack(bf16* panels, const bf16* weight, const bf16* other, std::int32_t columns, std::int32_t depth) {
+// Packs weight [columns][depth] into panels; with `other`, 16 columns of `weight`, the same 16 of `other`, and so on.
+MOTET_EXPORT void motet_pack(bf16* panels, const bf16* weight, const bf16* other, std::int32_t columns,
+                             std::int32_t depth) {
   for (int half = 0; half * kLanes < columns; ++half) {
     const auto pack = [&](const bf16* from, int place) {
       bf16* to = panels + place / 2 * panel_size(depth) + place % 2 * kPanel;
@@ -43,9 +43,13 @@ MOTET_EXPORT void motet_pack(bf16* panels, const bf16* weight, const bf16* other
 
 MOTET_EXPORT void* motet_open(const Model* model, std::int32_t num_threads) { return new Forward(*model, num_threads); }
 MOTET_EXPORT void motet_run(void* forward, const Batch* batch) { static_cast<Forward*>(forward)->run(*batch); }
-MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const bf16* input, std::int32_t rows, float* output) {
+
+// One product by itself, for tests and measurements.
+MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const bf16* input, std::int32_t rows,
+                                 float* output) {
   static_cast<Forward*>(forward)->multiply(*linear, input, rows, output);
 }
+
 MOTET_EXPORT void motet_close(void* forward) { delete static_cast<Forward*>(forward); }
 
 }  // extern "C"

@@ -2,10 +2,9 @@
 
 import contextlib
 import socket
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 
 import uvicorn
-from fastapi import FastAPI
 
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that none is closed while a request is on its way in."""
@@ -16,7 +15,8 @@ LINGER_S = 3
 class HttpServer(uvicorn.Server):
     """Serves one app on one listening socket until `stop`."""
 
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+    def __init__(self, app: Callable[..., Awaitable[None]], listener: socket.socket) -> None:
+        """`app`: any ASGI application."""
         config = uvicorn.Config(
             app,
             http="httptools",

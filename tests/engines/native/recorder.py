@@ -11,11 +11,10 @@ RowKey = tuple[int, int]
 """(seed, position): where every choice of every group has a seed of its own, whatever its index."""
 
 
-class Recorder:
-    """A runner that keeps every row of logits a token is drawn from."""
+class WrappedRunner:
+    """Passes everything on; what a test wants otherwise, it overrides."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.rows: dict[RowKey, torch.Tensor] = {}
         self._runner = runner
 
     @property
@@ -23,10 +22,7 @@ class Recorder:
         return self._runner.device
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        logits = self._runner.run(inputs)
-        for draw in inputs.draws:
-            self.rows[draw.sequence.sampling.seed, draw.position] = logits[draw.row].clone()
-        return logits
+        return self._runner.run(inputs)
 
     def verify(self) -> None:
         self._runner.verify()
@@ -36,6 +32,20 @@ class Recorder:
 
     def settle(self) -> None:
         self._runner.settle()
+
+
+class Recorder(WrappedRunner):
+    """Keeps every row of logits a token is drawn from."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.rows: dict[RowKey, torch.Tensor] = {}
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        logits = super().run(inputs)
+        for draw in inputs.draws:
+            self.rows[draw.sequence.sampling.seed, draw.position] = logits[draw.row].clone()
+        return logits
 
 
 def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:

@@ -13,6 +13,7 @@ from motet.errors import ConfigError, ContextLengthError, EngineError, KVMemoryE
 from motet.ids import RequestId
 from motet.types import ChoiceStart, FinishReason
 from tests.engines.native.drive import Outcome, engine_config, group, make_core, prompt_of, run, take_step
+from tests.engines.native.recorder import WrappedRunner
 from tests.tiny_models import Reference
 
 Tiny = Callable[[str], Path]
@@ -121,32 +122,19 @@ def test_a_stopped_choice_of_a_greedy_group_leaves_its_siblings(device: str, tin
     assert outcomes["g"].tokens[1] == outcomes["g"].tokens[2]
 
 
-class SickRunner:
+class SickRunner(WrappedRunner):
     """Spoils the logits of one group at its third token, as overflowing weights would."""
 
     def __init__(self, runner: ModelRunner, victim: str) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._victim = victim
 
-    @property
-    def device(self) -> torch.device:
-        return self._runner.device
-
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        logits = self._runner.run(inputs).clone()
+        logits = super().run(inputs).clone()
         for draw in inputs.draws:
             if draw.sequence.group.request.request_id == self._victim and len(draw.sequence.written) == 2:
                 logits[draw.row, 7] = float("nan")
         return logits
-
-    def verify(self) -> None:
-        self._runner.verify()
-
-    def copy_slots(self, source: list[int], target: list[int]) -> None:
-        self._runner.copy_slots(source, target)
-
-    def settle(self) -> None:
-        self._runner.settle()
 
 
 def test_logits_that_are_not_finite_fail_their_group_alone(device: str, tiny: Tiny) -> None:
