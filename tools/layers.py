@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
-EVERYBODY_SEES = ("types", "ids", "errors", "config", "settings", "log")
+EVERYBODY_SEES = ("types", "ids", "errors", "config", "settings", "log", "block_names")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "types": ("transfer.ticket",),
@@ -25,7 +25,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "config": (),
     "settings": (),
     "log": (),
+    "block_names": (),
+    "kv_events": (),
     "metrics": ("transfer.figures",),
+    "metrics.routing": (),
     "transfer": (),
     "transfer.ticket": (),
     "transfer.figures": (),
@@ -33,11 +36,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines.base": ("transfer.ticket",),
     "engines.fake": ("engines.base", "transfer.ticket"),
     "engines.remote": ("engines.base", "transfer.ticket"),
-    "engines.native": ("engines.base", "transfer"),
+    "engines.native": ("engines.base", "transfer", "kv_events"),
     "text": ("engines.base",),
-    "routing": ("engines.base", "transfer.ticket"),
+    "routing": ("engines.base", "transfer.ticket", "metrics.routing"),
     "api": ("text", "engines.base", "transfer.ticket", "metrics"),
-    "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models"),
+    "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models", "kv_events"),
     "__main__": ("cli",),
     "cli": ("deploy", "api", "text", "engines", "routing", "transfer", "metrics", "models"),
 }
@@ -46,7 +49,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": ("engines.native", "models.convert"),
     "transformers": ("engines.native", "models.convert"),
     "triton": ("engines.native.cuda.kernels",),
-    "zmq": ("engines.native", "transfer"),
+    "zmq": ("engines.native", "transfer", "kv_events"),
     "nixl": ("transfer",),
     "ray": ("deploy",),
     "fastapi": ("api", "deploy"),

@@ -13,6 +13,9 @@
     │   └── DrainingError              this server takes no new groups any more
     ├── EngineError               500  the engine failed this group
     │   ├── EngineDiedError       503  the engine's process is gone: the group may be resumed elsewhere
+    │   │   ├── EngineSilentError      it lives, and gives no sign of life
+    │   │   └── NoWorkerError          no worker is there that could take the group
+    │   ├── WorkerLeavingError    503  its worker takes part no more: the group may be resumed elsewhere
     │   └── EngineClosedError     503  closed by us (shutting down)
     └── StartupError              --   the server cannot start; the command line prints it and exits with `exit_code`
         ├── ConfigError
@@ -34,6 +37,8 @@ class MotetError(Exception):
     type: ClassVar[str] = "server_error"
     code: str | None = None
     may_retry: ClassVar[bool] = False
+    retry_after_s: int | None = None
+    """Told to the client as `Retry-After`, where trying again may help."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -83,6 +88,7 @@ class RateLimitedError(RequestError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+    retry_after_s = 1
 
 
 class OverloadedError(MotetError):
@@ -109,6 +115,21 @@ class EngineError(MotetError):
 class EngineDiedError(EngineError):
     status = 503
     code = "engine_died"
+    may_retry = True
+
+
+class EngineSilentError(EngineDiedError):
+    code = "engine_silent"
+
+
+class NoWorkerError(EngineDiedError):
+    code = "no_worker"
+    retry_after_s = 2
+
+
+class WorkerLeavingError(EngineError):
+    status = 503
+    code = "worker_leaving"
     may_retry = True
 
 

@@ -21,7 +21,6 @@ from motet.errors import (
     MethodNotAllowedError,
     MotetError,
     NotFoundError,
-    OverloadedError,
     RequestError,
 )
 
@@ -58,7 +57,7 @@ def _encodable(text: str) -> str:
 
 def error_response(error: Exception) -> Response:
     headers = {}
-    if isinstance(error, OverloadedError):
+    if isinstance(error, MotetError) and error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     status = error.status if isinstance(error, MotetError) else 500
     return Response(error_json(error), status, headers, media_type="application/json")

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import TypedDict, Unpack
 
+from motet.block_names import block_names
 from motet.engines.native.answers import AnswerCache
 from motet.engines.native.attention.plan import Table
 from motet.engines.native.commit import Commit, Drawn
 from motet.engines.native.counters import Counters
 from motet.engines.native.inputs import StepInputs, build_inputs
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.kv.prefix import block_names
 from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.sampler import Sampled
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens

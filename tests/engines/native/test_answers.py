@@ -1,6 +1,6 @@
 """Answers in the prefix cache: only with the switch, with the right KV, and never at anybody's cost."""
 
-from motet.engines.native.kv.prefix import block_names
+from motet.block_names import block_names
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
 
 PROMPT = tuple(range(10))

@@ -6,8 +6,8 @@ tokens get as a prompt, so a choice may then depend on what was served before.
 
 from collections.abc import Callable
 
+from motet.block_names import block_names
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.kv.prefix import block_names
 from motet.engines.native.sequence import Sequence
 
 CopySlots = Callable[[list[int], list[int]], None]

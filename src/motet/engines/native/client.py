@@ -14,8 +14,8 @@ from itertools import count, takewhile
 
 import msgspec
 
+from motet.block_names import BlockName, named_blocks
 from motet.config import EngineConfig
-from motet.engines.native.kv.prefix import BlockName, named_blocks
 from motet.engines.native.pipes import Pipes
 from motet.engines.native.protocol import (
     Abort,

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from motet.block_names import block_names
 from motet.engines.native.answers import AnswerCache
 from motet.engines.native.commit import Commit, Drawn
 from motet.engines.native.counters import Counters
@@ -20,7 +21,6 @@ from motet.engines.native.fits import check_fits
 from motet.engines.native.handover import Handover, HandoverTerms
 from motet.engines.native.inputs import PromptRows, SickRowsError, StepInputs, build_inputs
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.kv.prefix import block_names
 from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler, SampleRow

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 
-from motet.engines.native.kv.prefix import BlockName
+from motet.block_names import BlockName
 from motet.engines.native.sample.state import ChoiceSampling
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, TokenLogprob

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from motet.engines.native.kv.prefix import BlockName
+from motet.block_names import BlockName
 from motet.errors import MotetError
 from motet.ids import RequestId
 from motet.transfer.base import Met

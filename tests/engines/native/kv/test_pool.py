@@ -2,8 +2,8 @@
 
 import pytest
 
+from motet.block_names import block_names
 from motet.engines.native.kv.pool import BlockPool, OutOfBlocksError
-from motet.engines.native.kv.prefix import block_names
 
 A, B, C, D = block_names(range(16), 4, "")
 

@@ -16,7 +16,7 @@ A block is named only once its content is complete, and is never written after t
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from motet.engines.native.kv.prefix import BlockName
+from motet.block_names import BlockName
 from motet.engines.native.kv.runs import FreeRuns
 from motet.transfer.proof import Proof
 

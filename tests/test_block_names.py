@@ -1,6 +1,6 @@
 """Names of prompt blocks."""
 
-from motet.engines.native.kv.prefix import block_names
+from motet.block_names import block_names
 
 
 def test_only_full_blocks_have_names() -> None:
