@@ -1,11 +1,13 @@
 """The seam of the system: whatever turns token ids into token ids is an `Engine`, and so is what wraps one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta, Role
 
 
 class GroupStream(Protocol):
@@ -62,9 +64,22 @@ class Engine(Protocol):
         ...
 
 
+class WorkerState(StrEnum):
+    """What can be expected of a worker. Only one that is ready gets new groups."""
+
+    STARTING = "starting"
+    """Never heard of yet, or its process is being started again."""
+    READY = "ready"
+    DRAINING = "draining"
+    """Finishes what it has."""
+    SILENT = "silent"
+    """Gives no sign of life; its groups go on elsewhere."""
+    DEAD = "dead"
+
+
 @dataclass(frozen=True)
 class Worker:
-    """An engine as routing and `/status` know it."""
+    """An engine as routing knows it."""
 
     id: str
     """Such as `prefill-0`, the same for life."""
@@ -73,3 +88,26 @@ class Worker:
     """Where it can be reached: a URL, or the address of its side channel."""
     local: bool = True
     """Whether its figures are this server's to publish."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReport:
+    """A worker as `/status` tells of it; it may be one that nobody has reached yet."""
+
+    id: str
+    address: str
+    state: WorkerState
+    role: Role | None = None
+    """None: not known yet."""
+    worker: Worker | None = None
+    """None: there is no engine to ask."""
+    last_decision: str | None = None
+    """Why it got the last group it was given."""
+
+
+class Workers(Protocol):
+    """The workers behind a server, which join, leave, die and return while it runs."""
+
+    def reports(self) -> Sequence[WorkerReport]:
+        """All of them at this moment, in the order in which they joined."""
+        ...
