@@ -1,42 +1,195 @@
-"""Which worker gets the next group."""
+"""Which worker gets the next group, and why."""
+
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from motet.routing.choose import Candidate, Work, choose
+from motet.errors import ConfigError
+from motet.routing.candidate import has_room
+from motet.routing.choose import Candidate, Policy, Reason, Wanted, Work, choose, policy_named
+from motet.routing.cost import WEIGHTS, cost
+
+GROUP = Wanted(work=Work.GENERATE, choices=8, prompt_tokens=1600, prompt_blocks=100, needs_prompt=True)
+IDLE = Candidate(
+    id="w",
+    cached_tokens=0,
+    queued_tokens=0,
+    open_choices=0,
+    trunk_blocks=0,
+    tail_blocks=0,
+    max_choices=256,
+    num_blocks=10_000,
+)
 
 
-def candidate(
-    waiting_tokens: int = 0, open_choices: int = 0, *, up: bool = True, may_be_tried: bool = True
-) -> Candidate:
-    return Candidate(up=up, may_be_tried=may_be_tried, waiting_tokens=waiting_tokens, open_choices=open_choices)
+def chosen(
+    *candidates: Candidate, wanted: Wanted = GROUP, policy: Policy = Policy.KV, turn: int = 0
+) -> tuple[int, str]:
+    decision = choose(candidates, wanted, policy, turn=turn)
+    assert decision is not None
+    return decision.place, decision.reason
 
 
-def test_prefill_goes_where_the_fewest_prompt_tokens_wait_whatever_is_being_written() -> None:
-    assert choose([candidate(50, 0), candidate(40, 9), candidate(60, 0)], Work.PREFILL) == 1
-
-
-def test_generating_goes_where_the_fewest_choices_are_open_whatever_waits() -> None:
-    assert choose([candidate(0, 5), candidate(0, 4), candidate(99, 3)], Work.GENERATE) == 2
-
-
+@pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("work", Work)
-def test_of_equals_the_first_is_chosen(work: Work) -> None:
-    assert choose([candidate(7, 7), candidate(3, 3), candidate(3, 3)], work) == 1
+def test_of_none_none_is_chosen(policy: Policy, work: Work) -> None:
+    assert choose([], replace(GROUP, work=work), policy, turn=3) is None
 
 
-@pytest.mark.parametrize("work", Work)
-def test_one_that_has_just_died_is_chosen_for_nothing(work: Work) -> None:
-    dead = candidate(0, 0, up=False, may_be_tried=False)
-    assert choose([dead, candidate(9, 9)], work) == 1
-    assert choose([dead], work) is None
+@pytest.mark.parametrize("policy", Policy)
+def test_the_only_one_is_chosen_even_if_it_is_to_be_avoided_and_full(policy: Policy) -> None:
+    assert chosen(replace(IDLE, avoid=True, open_choices=256), policy=policy) == (0, Reason.ONLY_ONE)
 
 
-def test_one_that_died_a_while_ago_is_tried_for_prefill_and_not_for_a_group_that_cannot_be_begun_again() -> None:
-    suspect = candidate(0, 0, up=False)
-    assert choose([suspect, candidate(9, 9)], Work.PREFILL) == 0
-    assert choose([suspect, candidate(9, 9)], Work.GENERATE) == 1
+@pytest.mark.parametrize("policy", Policy)
+def test_one_to_be_avoided_is_taken_only_if_nobody_else_is_there(policy: Policy) -> None:
+    avoided, full = replace(IDLE, avoid=True), replace(IDLE, open_choices=250)
+    assert chosen(avoided, full, policy=policy) == (1, Reason.ROOM)
+    assert chosen(avoided, avoided, policy=policy)[0] == 0
 
 
-@pytest.mark.parametrize("work", Work)
-def test_of_none_none_is_chosen(work: Work) -> None:
-    assert choose([], work) is None
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize(
+    "full",
+    [
+        replace(IDLE, max_choices=7, has_session=True),
+        replace(IDLE, open_choices=249, cached_tokens=1600),
+        replace(IDLE, num_blocks=107),
+        replace(IDLE, trunk_blocks=9_000, tail_blocks=893),
+    ],
+)
+def test_one_without_room_for_all_choices_is_worse_than_the_busiest_with_room(full: Candidate, policy: Policy) -> None:
+    busy = replace(IDLE, open_choices=248, queued_tokens=100_000)
+    assert chosen(full, busy, policy=policy) == (1, Reason.ROOM)
+
+
+def test_blocks_of_the_prompt_that_are_there_take_no_room() -> None:
+    tight = replace(IDLE, trunk_blocks=9_900, num_blocks=10_000)
+    assert not has_room(tight, GROUP)
+    assert has_room(replace(tight, cached_tokens=160), GROUP)
+
+
+def test_a_prefill_needs_blocks_and_no_place_among_the_choices() -> None:
+    prefill = replace(GROUP, work=Work.PREFILL)
+    assert has_room(replace(IDLE, open_choices=256, num_blocks=100), prefill)
+    assert not has_room(replace(IDLE, num_blocks=99), prefill)
+
+
+def test_a_cached_prefix_draws_a_group_and_the_reason_says_so() -> None:
+    assert chosen(IDLE, replace(IDLE, cached_tokens=800)) == (1, Reason.PREFIX)
+
+
+def test_a_cached_prefix_that_would_not_have_been_needed_is_not_the_reason() -> None:
+    busy = replace(IDLE, open_choices=64)
+    assert chosen(busy, replace(IDLE, cached_tokens=800)) == (1, Reason.COST)
+
+
+def test_a_queue_longer_than_the_cached_prefix_drives_a_group_away() -> None:
+    assert chosen(replace(IDLE, cached_tokens=800, queued_tokens=801), IDLE)[0] == 1
+    assert chosen(replace(IDLE, cached_tokens=800, queued_tokens=799), IDLE)[0] == 0
+
+
+def test_a_group_counts_as_its_choices_and_not_as_one() -> None:
+    one_of_32 = replace(IDLE, open_choices=32, trunk_blocks=84, tail_blocks=64)
+    three_of_1 = replace(IDLE, open_choices=3, trunk_blocks=84, tail_blocks=6)
+    assert chosen(one_of_32, three_of_1)[0] == 1
+
+
+def test_a_trunk_counts_once_however_many_choices_read_it() -> None:
+    one_trunk = replace(IDLE, open_choices=8, trunk_blocks=84, tail_blocks=16)
+    eight_trunks = replace(one_trunk, trunk_blocks=8 * 84)
+    assert chosen(eight_trunks, one_trunk)[0] == 1
+
+
+def test_with_a_ticket_a_cached_prompt_weighs_less_than_one_open_choice() -> None:
+    with_ticket = replace(GROUP, needs_prompt=False)
+    has_prompt = replace(IDLE, cached_tokens=1600, open_choices=1)
+    assert chosen(has_prompt, IDLE, wanted=with_ticket)[0] == 1
+    assert chosen(replace(has_prompt, open_choices=0), IDLE, wanted=with_ticket, turn=1) == (0, Reason.PREFIX)
+
+
+def test_a_session_stays_while_its_worker_costs_no_more_than_the_prompt_it_may_have_and_the_slack() -> None:
+    limit = GROUP.prompt_tokens + int(WEIGHTS.session_slack)
+    home = replace(IDLE, has_session=True, queued_tokens=limit)
+    assert chosen(IDLE, home) == (1, Reason.SESSION)
+    assert chosen(IDLE, replace(home, queued_tokens=limit + 1)) == (0, Reason.COST)
+
+
+def test_a_session_whose_prompt_is_known_to_be_cached_is_not_counted_twice() -> None:
+    home = replace(IDLE, has_session=True, cached_tokens=1600, queued_tokens=1600 + int(WEIGHTS.session_slack))
+    assert chosen(IDLE, home) == (1, Reason.SESSION)
+    assert chosen(IDLE, replace(home, queued_tokens=home.queued_tokens + 1))[0] == 0
+
+
+def test_the_session_policy_stays_whatever_it_costs_and_else_takes_the_least_loaded() -> None:
+    home = replace(IDLE, has_session=True, open_choices=200, queued_tokens=10**6)
+    assert chosen(IDLE, home, policy=Policy.SESSION) == (1, Reason.SESSION)
+    assert chosen(replace(IDLE, open_choices=2), replace(IDLE, open_choices=1), policy=Policy.SESSION) == (
+        1,
+        Reason.LOAD,
+    )
+
+
+def test_least_loaded_looks_at_choices_then_blocks_and_for_prefill_at_the_queue_first() -> None:
+    few, many = replace(IDLE, open_choices=1, queued_tokens=50), replace(IDLE, open_choices=2, queued_tokens=40)
+    assert chosen(many, few, policy=Policy.LEAST_LOADED) == (1, Reason.LOAD)
+    assert chosen(few, many, wanted=replace(GROUP, work=Work.PREFILL), policy=Policy.LEAST_LOADED)[0] == 1
+    assert chosen(replace(few, tail_blocks=1), few, policy=Policy.LEAST_LOADED)[0] == 1
+
+
+def test_round_robin_passes_over_those_without_room() -> None:
+    full = replace(IDLE, open_choices=256)
+    places = [chosen(IDLE, full, IDLE, policy=Policy.ROUND_ROBIN, turn=turn)[0] for turn in range(4)]
+    assert places == [0, 2, 2, 0]
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_equal_ones_take_turns(policy: Policy) -> None:
+    assert [chosen(IDLE, IDLE, IDLE, policy=policy, turn=turn)[0] for turn in range(5)] == [0, 1, 2, 0, 1]
+
+
+def test_why_names_the_costs_and_what_they_are_made_of() -> None:
+    decision = choose([replace(IDLE, id="a", queued_tokens=9), replace(IDLE, id="b")], GROUP, Policy.KV, turn=0)
+    assert decision is not None
+    assert decision.why == "least of 2: b 1600 (own 1600, queued 0, load 0), a 1609 (own 1600, queued 9, load 0)"
+
+
+def test_why_names_a_handful_of_a_thousand() -> None:
+    decision = choose([IDLE] * 1000, GROUP, Policy.KV, turn=0)
+    assert decision is not None
+    assert decision.why.count("own") == 4
+
+
+def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
+    assert policy_named("least-loaded") is Policy.LEAST_LOADED
+    with pytest.raises(ConfigError, match="'fastest': it is one of kv, least-loaded, round-robin, session"):
+        policy_named("fastest")
+
+
+CANDIDATES = st.builds(
+    Candidate,
+    id=st.just("w"),
+    cached_tokens=st.integers(0, 1600),
+    queued_tokens=st.integers(0, 5000),
+    open_choices=st.integers(0, 300),
+    trunk_blocks=st.integers(0, 8000),
+    tail_blocks=st.integers(0, 3000),
+    max_choices=st.just(256),
+    num_blocks=st.just(10_000),
+    avoid=st.booleans(),
+)
+
+
+@given(st.lists(CANDIDATES, min_size=2, max_size=8), st.integers(0, 100), st.booleans())
+def test_nobody_who_may_be_taken_is_cheaper_than_the_chosen(
+    candidates: list[Candidate], turn: int, needs_prompt: bool
+) -> None:
+    wanted = replace(GROUP, needs_prompt=needs_prompt)
+    place, _ = chosen(*candidates, wanted=wanted, turn=turn)
+
+    def rank(one: Candidate) -> tuple[bool, bool, float]:
+        return one.avoid, not has_room(one, wanted), cost(one, wanted)
+
+    assert rank(candidates[place]) == min(rank(one) for one in candidates)

@@ -1,0 +1,51 @@
+"""What it costs to put a group on a worker."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.routing.candidate import Candidate, Wanted, Work
+from motet.routing.cost import Weights, cost, explained
+
+WEIGHTS = Weights(choice=100.0, trunk_block=10.0, tail_block=2.0, pulled_token=0.25)
+GROUP = Wanted(work=Work.GENERATE, choices=4, prompt_tokens=400, prompt_blocks=25, needs_prompt=True)
+WORKER = Candidate(
+    id="w3",
+    cached_tokens=80,
+    queued_tokens=1000,
+    open_choices=3,
+    trunk_blocks=7,
+    tail_blocks=5,
+    max_choices=256,
+    num_blocks=1000,
+)
+
+
+def test_cost_is_own_and_queued_tokens_and_each_choice_trunk_block_and_tail_block() -> None:
+    assert cost(WORKER, GROUP, WEIGHTS) == (400 - 80) + 1000 + 3 * 100 + 7 * 10 + 5 * 2
+
+
+def test_with_a_ticket_only_a_pull_is_left_of_the_own_tokens() -> None:
+    assert cost(WORKER, replace(GROUP, needs_prompt=False), WEIGHTS) == (400 - 80) / 4 + 1000 + 380
+
+
+def test_no_worker_has_more_of_a_prompt_than_there_is() -> None:
+    assert cost(replace(WORKER, cached_tokens=999), GROUP, WEIGHTS) == 1000 + 380
+
+
+def test_the_explanation_names_the_worker_and_the_parts() -> None:
+    assert explained(WORKER, GROUP, WEIGHTS) == "w3 1700 (own 320, queued 1000, load 380)"
+
+
+@given(st.sampled_from(["queued_tokens", "open_choices", "trunk_blocks", "tail_blocks"]), st.integers(1, 100))
+def test_whatever_a_worker_has_more_to_do_makes_it_dearer(what: str, more: int) -> None:
+    busier = replace(WORKER, **{what: getattr(WORKER, what) + more})
+    assert cost(busier, GROUP) > cost(WORKER, GROUP)
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.booleans())
+def test_whatever_more_is_cached_makes_it_cheaper(one: int, other: int, needs_prompt: bool) -> None:
+    group = replace(GROUP, needs_prompt=needs_prompt)
+    costs = [cost(replace(WORKER, cached_tokens=tokens), group) for tokens in (one, other)]
+    assert (costs[0] < costs[1]) == (one > other)
