@@ -82,6 +82,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a prefilled prompt is kept without a sign of life from who wants it."""
     pull_timeout_s: float = 10.0
     """After this a prompt whose KV has not come is computed instead."""
+    heartbeat_timeout_s: float = 10.0
+    """An engine process that gives no sign of life for so long is killed."""
+    step_timeout_s: float = 300.0
+    """So is one that has been in one step for so long."""
 
 
 class CellConfig(msgspec.Struct, frozen=True, kw_only=True):

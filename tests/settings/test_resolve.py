@@ -167,6 +167,9 @@ def test_defaults_give_way_to_what_was_set() -> None:
         ({"side_channel_port": 9, "prefill": 1, "decode": 1}, "--side-channel-port 9 with --prefill 1"),
         ({"lease_s": 2.9}, "--lease 2.9"),
         ({"pull_timeout_s": float("inf")}, "--pull-timeout inf"),
+        ({"heartbeat_timeout_s": 0.9}, "--heartbeat-timeout 0.9"),
+        ({"heartbeat_timeout_s": float("nan")}, "--heartbeat-timeout nan"),
+        ({"step_timeout_s": 0.0}, "--step-timeout 0.0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(flags: dict[str, object], names: str) -> None:

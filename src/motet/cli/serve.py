@@ -130,6 +130,13 @@ def serve(  # sizes: one parameter a flag
     cors_origins: Annotated[
         list[str] | None, option("cors_origins", HTTP, "Origin whose pages may call; may be given several times.")
     ] = None,
+    heartbeat_timeout_s: Annotated[
+        float | None,
+        option("heartbeat_timeout_s", PROCESS, "Seconds without a sign of life after which an engine is killed."),
+    ] = None,
+    step_timeout_s: Annotated[
+        float | None, option("step_timeout_s", PROCESS, "Seconds in one step after which an engine is killed.")
+    ] = None,
     drain_timeout_s: Annotated[
         float | None, option("drain_timeout_s", PROCESS, "Seconds that answers under way have when the server stops.")
     ] = None,

@@ -33,6 +33,8 @@ FLAGS: Final[Mapping[str, str]] = {
     "prefill_timeout_s": "--prefill-timeout",
     "pull_timeout_s": "--pull-timeout",
     "lease_s": "--lease",
+    "heartbeat_timeout_s": "--heartbeat-timeout",
+    "step_timeout_s": "--step-timeout",
 }
 """Flags that are not their setting's name with dashes."""
 

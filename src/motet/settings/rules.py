@@ -21,6 +21,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_BLOCK_SIZE = 256
 MAX_PORT = 65535
 LEAST_LEASE_S = 3
+LEAST_HEARTBEAT_TIMEOUT_S = 1
 EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")
 
 
@@ -149,6 +150,12 @@ RULES = (
         lambda p: LEAST_LEASE_S <= p.engine.lease_s < math.inf,
     ),
     Rule(("pull_timeout_s",), "must be above 0", lambda p: 0 < p.engine.pull_timeout_s < math.inf),
+    Rule(
+        ("heartbeat_timeout_s",),
+        f"must be at least {LEAST_HEARTBEAT_TIMEOUT_S}: on a busy machine signs of life come late",
+        lambda p: LEAST_HEARTBEAT_TIMEOUT_S <= p.engine.heartbeat_timeout_s < math.inf,
+    ),
+    Rule(("step_timeout_s",), "must be above 0", lambda p: 0 < p.engine.step_timeout_s < math.inf),
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),

@@ -1,8 +1,9 @@
 """The engine as the API process sees it: a child process behind two pipes.
 
 Who ends what: `close` ends the process, the pipes and their folder, and every open group with EngineClosedError. If the
-process ends by itself, every open group ends with EngineDiedError, and so does every later one. If this process ends,
-however it does, the child sees its standard input end and goes too.
+process ends by itself, every open group ends with EngineDiedError, and so does every later one. If it hangs, it is
+killed, and they end with EngineSilentError. If this process ends, however it does, the child sees its standard input
+end and goes too.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from motet.engines.native.pipes import Pipes
 from motet.engines.native.protocol import (
     Abort,
     AskStats,
+    Beat,
     Close,
     Command,
     Connect,
@@ -33,10 +35,11 @@ from motet.engines.native.protocol import (
     StopChoice,
     Submit,
 )
+from motet.engines.native.pulse import Patience, Pulse
 from motet.engines.native.questions import Questions
 from motet.engines.native.spawn import first_event, spawn
 from motet.engines.native.stream import PipeStream
-from motet.errors import EngineClosedError, EngineDiedError, MotetError
+from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError
 from motet.ids import RequestId
 from motet.transfer.base import TransferError
 from motet.transfer.ticket import Ticket, TransferAddress
@@ -51,12 +54,13 @@ CLOSE_TIMEOUT_S = 10.0
 class NativeEngine:
     """An `Engine` in a process of its own. Made by `start`."""
 
-    def __init__(self, pipes: Pipes, process: asyncio.subprocess.Process, info: EngineInfo) -> None:
+    def __init__(self, pipes: Pipes, process: asyncio.subprocess.Process, info: EngineInfo, patience: Patience) -> None:
         self.died = asyncio.Event()
-        """Set when the process has ended without being asked to."""
+        """Set when the process has ended without being asked to, by itself or because it hung."""
         self._pipes = pipes
         self._process = process
         self._info = info
+        self._pulse = Pulse(patience)
         self._streams: dict[RequestId, PipeStream] = {}
         self._stats: Questions[int, EngineStats] = Questions()
         self._tickets: Questions[RequestId, Ticket] = Questions()
@@ -65,7 +69,9 @@ class NativeEngine:
         self._names: set[BlockName] = set()
         """Of the prompt blocks that the engine's prefix cache can find."""
         self._over: MotetError | None = None
-        self._tasks = [asyncio.create_task(self._read_events()), asyncio.create_task(self._watch_process())]
+        self._tasks = [
+            asyncio.create_task(watch) for watch in (self._read_events(), self._watch_process(), self._watch_pulse())
+        ]
 
     @classmethod
     async def start(cls, config: EngineConfig) -> "NativeEngine":
@@ -75,7 +81,8 @@ class NativeEngine:
         process = None
         try:
             process = await spawn(launch)
-            return cls(pipes, process, await first_event(pipes, process))
+            patience = Patience(config.heartbeat_timeout_s, config.step_timeout_s)
+            return cls(pipes, process, await first_event(pipes, process), patience)
         except BaseException:
             try:
                 if process is not None and process.returncode is None:
@@ -176,6 +183,7 @@ class NativeEngine:
             self._process.kill()
 
     def _take(self, event: Event) -> None:
+        self._pulse.heard(event.busy_s if isinstance(event, Beat) else 0.0)
         match event:
             case Stepped():
                 self._take_step(event)
@@ -206,7 +214,18 @@ class NativeEngine:
         code = await self._process.wait()
         if self._over is None:
             self._end_all(EngineDiedError(f"the engine process {self._process.pid} ended with exit code {code}"))
+        if not isinstance(self._over, EngineClosedError):
             self.died.set()
+
+    async def _watch_pulse(self) -> None:
+        while self._over is None:
+            if (seen := self._pulse.look()) is not None:
+                error = EngineSilentError(f"the engine process {self._process.pid} {seen}; it was killed")
+                logger.error("%s", error)
+                self._end_all(error)
+                self._process.kill()  # ends a stopped process too
+            else:
+                await asyncio.sleep(self._pulse.look_every_s)
 
     def _check_alive(self) -> None:
         if self._over is not None:

@@ -2,7 +2,8 @@
 
     1. one line of JSON on standard input says what to build and where the pipes are
     2. Ready or Unable goes out
-    3. commands are taken between steps; with nothing to do the process sleeps in `poll`
+    3. commands are taken between steps; with nothing to do the process sleeps in `poll`; a second thread sends signs of
+       life (`heart`)
     4. it ends at Close, or when standard input ends: the parent holds the other end, however it dies
 
 SIGINT and SIGTERM are ignored: a terminal and a service manager send them to every process at once, and the parent,
@@ -29,6 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from motet.engines.native.build import build_core
 from motet.engines.native.core import EngineCore
+from motet.engines.native.heart import Heart
 from motet.engines.native.protocol import (
     Abort,
     AskStats,
@@ -49,6 +51,7 @@ from motet.engines.native.protocol import (
     Submit,
     Unable,
 )
+from motet.engines.native.pulse import beat_every_s
 from motet.errors import MotetError, RequestError, StartupError
 from motet.ids import RequestId
 
@@ -58,8 +61,11 @@ logger = logging.getLogger(__name__)
 class EngineLoop:
     """Feeds a core from one pipe and empties it into another."""
 
-    def __init__(self, core: EngineCore, commands: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]") -> None:
+    def __init__(
+        self, core: EngineCore, heart: Heart, commands: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]"
+    ) -> None:
         self._core = core
+        self._heart = heart
         self._commands = commands
         self._events = events
         self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -81,7 +87,9 @@ class EngineLoop:
                 self._step()
 
     def _step(self) -> None:
+        self._heart.work()
         result = self._core.step()
+        self._heart.rest()
         self._idle = not result.ran
         failures = {**self._refused, **result.failures}
         self._refused = {}
@@ -104,7 +112,9 @@ class EngineLoop:
         if self._idle and not self._refused:
             self._anything.poll(self._patience_ms())
         while self._commands.poll(0):
+            self._heart.work()
             self._obey(self._decoder.decode(self._commands.recv()))
+            self._heart.rest()
 
     def _patience_ms(self) -> int | None:
         wake_s = self._core.wake_s
@@ -138,6 +148,7 @@ class EngineLoop:
             self._refused[request_id] = error
 
     def _send(self, event: Event) -> None:
+        self._heart.rest()  # a parent that does not read may hold this up; that is no step of ours
         self._events.send(self._encoder.encode(event))
 
 
@@ -163,8 +174,10 @@ def main() -> int:
         # What the libraries made at import stays for good, and looking through all of it takes a fifth of a second.
         gc.collect()
         gc.freeze()
+        every_s = beat_every_s(launch.config.heartbeat_timeout_s)
         try:
-            EngineLoop(core, commands, events).run()
+            with Heart(context, launch.events_address, every_s=every_s) as heart:
+                EngineLoop(core, heart, commands, events).run()
         finally:
             core.transfers.close()
     return 0

@@ -3,7 +3,8 @@
     API process ── Command ──► engine process        ipc://FOLDER/commands
     API process ◄── Event ───  engine process        ipc://FOLDER/events
 
-Many commands may come between two steps; a step sends one event, whatever the number of groups and choices.
+Many commands may come between two steps; a step sends one event, whatever the number of groups and choices. A second
+thread of the engine process sends a Beat twice a second, through a connection of its own to the same address.
 """
 
 import msgspec
@@ -157,4 +158,11 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-Event = Ready | Unable | Stepped | Connected | Stats
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life. By a connection of its own: it may overtake other events."""
+
+    busy_s: float
+    """How long the process has been in its present step; 0 between two."""
+
+
+Event = Ready | Unable | Stepped | Connected | Stats | Beat

@@ -8,7 +8,7 @@ import msgspec
 
 from motet.config import environment
 from motet.engines.native.pipes import Pipes
-from motet.engines.native.protocol import Launch, Ready, Unable
+from motet.engines.native.protocol import Beat, Event, Launch, Ready, Unable
 from motet.errors import StartupError
 from motet.types import EngineInfo
 
@@ -42,7 +42,7 @@ def with_short_waits(environ: Mapping[str, str]) -> dict[str, str]:
 
 async def first_event(pipes: Pipes, process: asyncio.subprocess.Process) -> EngineInfo:
     """Waits for Ready; whichever comes first of an event and the process's end decides."""
-    event, end = asyncio.ensure_future(pipes.receive()), asyncio.ensure_future(process.wait())
+    event, end = asyncio.ensure_future(_first_but_beats(pipes)), asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait((event, end), return_when=asyncio.FIRST_COMPLETED)
         if not event.done():
@@ -58,3 +58,9 @@ async def first_event(pipes: Pipes, process: asyncio.subprocess.Process) -> Engi
         for future in (event, end):
             future.cancel()
         await asyncio.gather(event, end, return_exceptions=True)
+
+
+async def _first_but_beats(pipes: Pipes) -> Event:
+    while isinstance(event := await pipes.receive(), Beat):
+        pass
+    return event
