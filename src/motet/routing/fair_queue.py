@@ -1,0 +1,94 @@
+"""Groups that wait for room, in an order that lets small ones by and starves no large one. Pure: time is an argument.
+
+    order    priority (lower first), then tag = arrival + choices x PER_CHOICE_S, then arrival
+    room     the first in order that fits goes. One that was passed over because it did not fit is passed over for
+             PATIENCE_S more; then nobody behind it goes, and room comes free for it
+
+It is fair queueing (Demers, Keshav, Shenker, 1989) with arrival in place of virtual time, which gives plain bounds.
+Among equal priorities, a group that came at t with n choices, and did not fit for the first time at f, goes before
+
+  - every group of m choices that comes after t + (n - m) x PER_CHOICE_S, so all after t + (n - 1) x PER_CHOICE_S, if
+    it fits when its turn comes;
+  - every group behind it in order, from f + PATIENCE_S on, whether it fits or not.
+
+A higher priority goes first always, so it can starve lower ones: that is what it says.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+
+PER_CHOICE_S = 0.05
+"""How much later a group stands in the queue for each choice. From `bench.router`: see docs/log.md."""
+PATIENCE_S = 1.0
+"""For how long a group that does not fit is passed over by others that do."""
+
+
+@dataclass(order=True, slots=True)
+class _Waiting(Generic[Item]):
+    priority: int
+    tag_s: float
+    number: int
+    item: Item = field(compare=False)
+    arrival_s: float = field(compare=False)
+    passed_over_s: float | None = field(default=None, compare=False)
+    """When it first did not fit."""
+
+
+class FairQueue(Generic[Item]):
+    """Items are hashable and each is in the queue once."""
+
+    def __init__(
+        self, *, max_wait_s: float, per_choice_s: float = PER_CHOICE_S, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._max_wait_s = max_wait_s
+        self._per_choice_s = per_choice_s
+        self._patience_s = patience_s
+        self._order: list[_Waiting[Item]] = []
+        self._by_item: dict[Item, _Waiting[Item]] = {}
+        """In order of arrival."""
+        self._pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def push(self, item: Item, *, choices: int, priority: int, now_s: float) -> None:
+        """`now_s` never goes back."""
+        if item in self._by_item:
+            raise ValueError(f"{item} is in the queue already")
+        waiting = _Waiting(priority, now_s + choices * self._per_choice_s, self._pushed, item, now_s)
+        self._pushed += 1
+        self._by_item[item] = waiting
+        insort(self._order, waiting)
+
+    def pop(self, fits: Callable[[Item], bool], now_s: float) -> Item | None:
+        """The next one that may go, out of the queue; None: nobody may."""
+        for waiting in self._order:
+            if fits(waiting.item):
+                self.remove(waiting.item)
+                return waiting.item
+            if waiting.passed_over_s is None:
+                waiting.passed_over_s = now_s
+            if now_s >= waiting.passed_over_s + self._patience_s:
+                return None
+        return None
+
+    def remove(self, item: Item) -> None:
+        """Its client has left. One that is not there changes nothing."""
+        waiting = self._by_item.pop(item, None)
+        if waiting is not None:
+            del self._order[bisect_left(self._order, waiting)]
+
+    def expired(self, now_s: float) -> list[Item]:
+        """Those that have waited for `max_wait_s`, out of the queue, the longest wait first."""
+        late = []
+        for item, waiting in self._by_item.items():
+            if now_s < waiting.arrival_s + self._max_wait_s:
+                break
+            late.append(item)
+        for item in late:
+            self.remove(item)
+        return late

@@ -1,0 +1,125 @@
+"""Which worker has which prompt blocks in its KV cache, as their events tell.
+
+A block is known by its name, which stands for everything before it too (`motet.block_names`); so the index is flat, and
+what a worker has of a prompt is found by going along the prompt's names until nobody is left:
+
+    name 0   {a, b, c}      a, b, c have it
+    name 1   {a, b}         c has 1 block
+    name 2   {a}            b has 2
+    name 3   -              a has 3
+
+The holders of a name are the bits of an integer, one a worker, so that a step of that walk is one look-up and one `and`
+whatever the number of workers.
+"""
+
+from collections.abc import Iterable
+from itertools import compress
+
+from motet.block_names import BlockName
+
+FEW = 16
+"""Up to so many workers are taken out of an integer bit by bit; more of them by writing all bits down."""
+BITS = bytes.maketrans(b"01", b"\0\1")
+
+
+class PrefixIndex:
+    """Owned by whoever takes in the events; knows nothing of time."""
+
+    def __init__(self) -> None:
+        self._holders: dict[BlockName, int] = {}
+        self._names: dict[str, set[BlockName]] = {}
+        self._bits: dict[str, int] = {}
+        self._workers: list[str] = []
+        """By number of the bit. A number that is free keeps its last worker's name, which no holder refers to."""
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        """Names somebody has."""
+        return len(self._holders)
+
+    def stored(self, worker: str, names: Iterable[BlockName]) -> None:
+        """It has these blocks now. Twice changes nothing."""
+        bit, known, holders = self._bit(worker), self._names[worker], self._holders
+        for name in names:
+            known.add(name)
+            others = holders.get(name)
+            holders[name] = bit if others is None else others | bit
+
+    def removed(self, worker: str, names: Iterable[BlockName]) -> None:
+        """It has given these blocks to others. Unknown ones change nothing."""
+        known = self._names.get(worker)
+        if known is None:
+            return
+        bit = self._bits[worker]
+        for name in names:
+            if name in known:
+                known.remove(name)
+                self._let_go(name, bit)
+
+    def cleared(self, worker: str) -> None:
+        """Nothing is known of it any more: it is gone, or begins anew."""
+        known = self._names.pop(worker, None)
+        if known is None:
+            return
+        bit = self._bits.pop(worker)
+        for name in known:
+            self._let_go(name, bit)
+        self._free.append(bit.bit_length() - 1)
+
+    def blocks(self, worker: str) -> int:
+        """How many it has."""
+        return len(self._names.get(worker, ()))
+
+    def overlap(self, names: Iterable[BlockName]) -> dict[str, int]:
+        """How many of the leading blocks each worker has; only those that have any. Names are taken one by one and no
+        further than needed."""
+        found: dict[str, int] = {}
+        left = 0
+        count = 0
+        for name in names:
+            still = self._holders.get(name, 0)
+            if count:
+                still &= left
+            if still != left:
+                found.update(dict.fromkeys(self._workers_of(left & ~still), count))
+            left = still
+            if not left:
+                return found
+            count += 1
+        found.update(dict.fromkeys(self._workers_of(left), count))
+        return found
+
+    def check(self) -> None:
+        """Raises unless both directions say the same."""
+        held = sum(holders.bit_count() for holders in self._holders.values())
+        if held != sum(map(len, self._names.values())):
+            raise AssertionError("blocks by name and by worker do not add up")
+        for worker, names in self._names.items():
+            if not all(self._holders.get(name, 0) & self._bits[worker] for name in names):
+                raise AssertionError(f"{worker} has blocks that do not name it")
+
+    def _bit(self, worker: str) -> int:
+        if worker not in self._bits:
+            number = self._free.pop() if self._free else len(self._workers)
+            self._workers[number : number + 1] = [worker]
+            self._bits[worker] = 1 << number
+            self._names[worker] = set()
+        return self._bits[worker]
+
+    def _let_go(self, name: BlockName, bit: int) -> None:
+        others = self._holders[name] ^ bit
+        if others:
+            self._holders[name] = others
+        else:
+            del self._holders[name]
+
+    def _workers_of(self, holders: int) -> Iterable[str]:
+        if holders.bit_count() > FEW:
+            bits = f"{holders:b}"[::-1].encode().translate(BITS)
+            return compress(self._workers, bits)
+        few = []
+        while holders:
+            lowest = holders & -holders
+            few.append(self._workers[lowest.bit_length() - 1])
+            holders ^= lowest
+        return few

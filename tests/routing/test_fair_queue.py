@@ -1,0 +1,182 @@
+"""The order in which waiting groups go, and that none waits for ever."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.routing.fair_queue import FairQueue
+
+PER_CHOICE_S = 1.0
+PATIENCE_S = 5.0
+
+
+def queue(max_wait_s: float = 1000.0) -> FairQueue[str]:
+    return FairQueue(max_wait_s=max_wait_s, per_choice_s=PER_CHOICE_S, patience_s=PATIENCE_S)
+
+
+def anything(_: str) -> bool:
+    return True
+
+
+def nothing(_: str) -> bool:
+    return False
+
+
+def only(*items: str) -> Callable[[str], bool]:
+    return lambda item: item in items
+
+
+def popped(waiting: FairQueue[str], now_s: float = 0.0) -> list[str]:
+    items = []
+    while (item := waiting.pop(anything, now_s)) is not None:
+        items.append(item)
+    return items
+
+
+def test_of_equal_groups_the_first_to_come_goes_first() -> None:
+    waiting = queue()
+    for number in range(4):
+        waiting.push(f"g{number}", choices=3, priority=0, now_s=0.0)
+    assert popped(waiting) == ["g0", "g1", "g2", "g3"]
+    assert len(waiting) == 0
+
+
+def test_a_small_group_overtakes_a_large_one_that_came_a_little_before_and_not_one_that_came_long_before() -> None:
+    waiting = queue()
+    waiting.push("large", choices=8, priority=0, now_s=0.0)
+    waiting.push("small", choices=1, priority=0, now_s=6.9)
+    waiting.push("late", choices=1, priority=0, now_s=7.1)
+    assert popped(waiting) == ["small", "large", "late"]
+
+
+def test_a_lower_priority_number_goes_first_whatever_its_size() -> None:
+    waiting = queue()
+    waiting.push("usual", choices=1, priority=0, now_s=0.0)
+    waiting.push("urgent", choices=64, priority=-1, now_s=9.0)
+    waiting.push("idle", choices=1, priority=1, now_s=0.0)
+    assert popped(waiting) == ["urgent", "usual", "idle"]
+
+
+def test_one_that_does_not_fit_is_passed_over_for_a_while_and_then_room_is_kept_for_it() -> None:
+    waiting = queue()
+    waiting.push("large", choices=2, priority=0, now_s=0.0)
+    for number in range(3):
+        waiting.push(f"small{number}", choices=1, priority=0, now_s=2.0)
+    small = only("small0", "small1", "small2")
+    assert waiting.pop(small, 10.0) == "small0", "patience begins when it does not fit, not when it came"
+    assert waiting.pop(small, 10.0 + PATIENCE_S - 0.1) == "small1"
+    assert waiting.pop(small, 10.0 + PATIENCE_S) is None
+    assert waiting.pop(anything, 99.0) == "large"
+    assert waiting.pop(small, 99.0) == "small2"
+
+
+def test_patience_runs_for_every_group_passed_over_not_for_the_first_alone() -> None:
+    waiting = queue()
+    waiting.push("first", choices=1, priority=0, now_s=0.0)
+    waiting.push("second", choices=1, priority=0, now_s=0.1)
+    waiting.push("small", choices=1, priority=0, now_s=0.2)
+    assert waiting.pop(nothing, 1.0) is None
+    assert waiting.pop(only("first", "small"), 1.0 + PATIENCE_S) == "first"
+    assert waiting.pop(only("small"), 1.0 + PATIENCE_S) is None, "room is kept for the second"
+
+
+def test_a_client_that_left_is_out_of_the_queue_and_leaving_twice_changes_nothing() -> None:
+    waiting = queue()
+    waiting.push("a", choices=1, priority=0, now_s=0.0)
+    waiting.push("b", choices=1, priority=0, now_s=0.0)
+    waiting.remove("a")
+    waiting.remove("a")
+    assert popped(waiting) == ["b"]
+
+
+def test_what_has_waited_too_long_is_handed_out_once_longest_wait_first() -> None:
+    waiting = queue(max_wait_s=10.0)
+    waiting.push("large", choices=50, priority=0, now_s=0.0)
+    waiting.push("small", choices=1, priority=0, now_s=1.0)
+    waiting.push("fresh", choices=1, priority=0, now_s=2.0)
+    assert waiting.expired(9.9) == []
+    assert waiting.expired(11.0) == ["large", "small"]
+    assert waiting.expired(11.0) == []
+    assert popped(waiting) == ["fresh"]
+
+
+def test_an_item_is_in_the_queue_once() -> None:
+    waiting = queue()
+    waiting.push("a", choices=1, priority=0, now_s=0.0)
+    with pytest.raises(ValueError, match="in the queue already"):
+        waiting.push("a", choices=1, priority=0, now_s=0.0)
+
+
+@dataclass(frozen=True)
+class Group:
+    number: int
+    choices: int
+    arrival_s: float
+
+
+ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 64)), min_size=1, max_size=40)
+
+
+@given(ARRIVALS)
+def test_nobody_is_overtaken_by_a_group_that_comes_later_than_its_size_allows(arrivals: list[tuple[int, int]]) -> None:
+    """The first bound of the module: all fit, one goes every second."""
+    waiting: FairQueue[Group] = FairQueue(max_wait_s=1e9, per_choice_s=PER_CHOICE_S, patience_s=PATIENCE_S)
+    groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
+    gone: list[Group] = []
+    for second in range(31 + len(groups)):
+        for group in groups:
+            if group.arrival_s == second:
+                waiting.push(group, choices=group.choices, priority=0, now_s=group.arrival_s)
+        if (group_or_none := waiting.pop(lambda _: True, float(second))) is not None:
+            gone.append(group_or_none)
+    assert sorted(gone, key=lambda group: group.number) == groups
+    for place, group in enumerate(gone):
+        for before in gone[:place]:
+            assert before.arrival_s <= group.arrival_s + max(0, group.choices - before.choices) * PER_CHOICE_S
+
+
+class Room:
+    """A server with room for so many choices, each open for four seconds."""
+
+    def __init__(self, choices: int) -> None:
+        self.choices = choices
+        self.now_s = 0.0
+        self.running: list[tuple[float, Group]] = []
+        self.refused_s: dict[Group, float] = {}
+
+    def fits(self, group: Group) -> bool:
+        taken = sum(other.choices for end_s, other in self.running if end_s > self.now_s)
+        fits = group.choices <= self.choices - taken
+        if not fits:
+            self.refused_s.setdefault(group, self.now_s)
+        return fits
+
+
+@given(ARRIVALS, st.integers(64, 128))
+def test_after_its_patience_nobody_behind_a_group_that_does_not_fit_goes(
+    arrivals: list[tuple[int, int]], choices: int
+) -> None:
+    """The second bound, and that every group has its turn."""
+    waiting: FairQueue[Group] = FairQueue(max_wait_s=1e9, per_choice_s=PER_CHOICE_S, patience_s=PATIENCE_S)
+    groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
+    room = Room(choices)
+    gone: set[Group] = set()
+
+    def tag(group: Group) -> tuple[float, int]:
+        return group.arrival_s + group.choices * PER_CHOICE_S, group.number
+
+    for second in range(40 + 5 * len(groups)):
+        room.now_s = float(second)
+        for group in groups:
+            if group.arrival_s == second:
+                waiting.push(group, choices=group.choices, priority=0, now_s=room.now_s)
+        while (chosen := waiting.pop(room.fits, room.now_s)) is not None:
+            impatient = [one for one, at_s in room.refused_s.items() if room.now_s >= at_s + PATIENCE_S]
+            assert all(tag(chosen) <= tag(group) for group in impatient if group not in gone)
+            gone.add(chosen)
+            room.running.append((room.now_s + 4.0, chosen))
+    assert gone == set(groups)
+    assert len(waiting) == 0
