@@ -18,8 +18,8 @@ GOLDEN = 0.618033988749895
 
 
 def shortlist(ids: Sequence[str], overlap: Mapping[str, int], session: str | None, *, turn: int) -> Sequence[str]:
-    """Of the workers `ids`, those to choose from. `overlap`: cached blocks of the prompt by worker; `session`: where the
-    session was last. Both may name workers that are not among `ids`."""
+    """Of the workers `ids`, those to choose from. `overlap`: cached blocks of the prompt by worker; `session`: where
+    the session was last. Both may name workers that are not among `ids`."""
     if len(ids) <= EVERYBODY:
         return ids
     first = int(turn * GOLDEN % 1.0 * len(ids))
