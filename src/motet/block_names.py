@@ -20,7 +20,16 @@ def block_names(tokens: Sequence[int], block_size: int, salt: str) -> list[Block
 
 def named_blocks(tokens: Sequence[int], block_size: int, salt: str) -> Iterator[BlockName]:
     """The same one by one, for who may need only the first ones."""
-    name = blake2b(salt.encode(), digest_size=16).digest()
+    return names_after(root_name(salt), tokens, block_size)
+
+
+def root_name(salt: str) -> BlockName:
+    """What stands for the blocks before the first one."""
+    return blake2b(salt.encode(), digest_size=16).digest()
+
+
+def names_after(name: BlockName, tokens: Sequence[int], block_size: int) -> Iterator[BlockName]:
+    """Names of the full blocks of `tokens` that come after the block of `name`."""
     for begin in range(0, len(tokens) - block_size + 1, block_size):
         name = blake2b(name + array("I", tokens[begin : begin + block_size]).tobytes(), digest_size=16).digest()
         yield name

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from motet.engines.native.kv.pool import BlockPool, OutOfBlocksError
+from motet.kv_events.changes import Removed, Stored
 
 NAMES = [bytes([i]) for i in range(10)]
 
@@ -22,6 +23,7 @@ class PoolAgainstSets(RuleBasedStateMachine):
         self.free = set(range(num_blocks))
         self.idle: list[int] = []  # least recently used first
         self.block_of: dict[bytes, int] = {}
+        self.told: dict[bytes, tuple[int, ...]] = {}  # tokens of the blocks that changes have told of
 
     @rule(count=st.integers(0, 13), follow=st.booleans())
     def take(self, count: int, follow: bool) -> None:
@@ -73,12 +75,14 @@ class PoolAgainstSets(RuleBasedStateMachine):
                     self.free.add(block)
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), name=st.sampled_from(NAMES))
-    def publish(self, data: st.DataObject, name: bytes) -> None:
-        block = data.draw(st.sampled_from([block for table in self.tables for block in table]))
-        self.pool.publish(block, name)
-        if name not in self.block_of and block not in self.block_of.values():
-            self.block_of[name] = block
+    @rule(data=st.data(), names=st.lists(st.sampled_from(NAMES), min_size=4, max_size=4, unique=True))
+    def publish(self, data: st.DataObject, names: list[bytes]) -> None:
+        blocks = data.draw(st.sampled_from(self.tables))[:4]
+        names = names[: len(blocks)]
+        self.pool.publish(blocks, Stored(tuple(names), b"parent", tuple(name[0] for name in names)))
+        for block, name in zip(blocks, names, strict=True):
+            if name not in self.block_of and block not in self.block_of.values():
+                self.block_of[name] = block
 
     def _forget_name(self, block: int) -> None:
         self.block_of = {name: other for name, other in self.block_of.items() if other != block}
@@ -91,6 +95,19 @@ class PoolAgainstSets(RuleBasedStateMachine):
         assert self.pool.num_held == len(held)
         assert self.pool.num_idle == len(self.idle)
         assert self.pool.num_free == len(self.free) + len(self.idle)
+
+    @rule()
+    def take_changes(self) -> None:
+        for change in self.pool.take_changes():
+            match change:
+                case Stored():
+                    parts = [change.part(i, i + 1) for i in range(len(change.names))]
+                    assert self.told.keys().isdisjoint(change.names)
+                    self.told |= {part.names[0]: part.token_ids for part in parts}
+                case Removed():
+                    for name in change.names:
+                        del self.told[name]
+        assert self.told == {name: (name[0],) for name in self.block_of}
 
 
 TestPool = PoolAgainstSets.TestCase

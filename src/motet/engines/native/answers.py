@@ -9,6 +9,7 @@ from collections.abc import Callable
 from motet.block_names import block_names
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sequence import Sequence
+from motet.kv_events.changes import Stored
 
 CopySlots = Callable[[list[int], list[int]], None]
 """Copies the KV of slots, source to target, in all layers."""
@@ -42,8 +43,11 @@ class AnswerCache:
             [self._slot(sequence, position) for position in positions],
             [block * size + offset for block in blocks for offset in range(size)],
         )
-        for block, name in zip(blocks, names[first:], strict=True):
-            self._pool.publish(block, name)
+        parent = names[first - 1] if first else None
+        salted = bool(group.request.cache_salt)
+        self._pool.publish(
+            blocks, Stored(tuple(names[first:]), parent, known[first * size : len(names) * size], salted)
+        )
         self._pool.release(blocks)
 
     def _slot(self, sequence: Sequence, position: int) -> int:

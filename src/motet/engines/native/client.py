@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from itertools import count, takewhile
 
 import msgspec
@@ -41,6 +42,7 @@ from motet.engines.native.spawn import first_event, spawn
 from motet.engines.native.stream import PipeStream
 from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError
 from motet.ids import RequestId
+from motet.kv_events.changes import BlockChange, BlockListener, Cleared, apply_to
 from motet.transfer.base import TransferError
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest
@@ -68,6 +70,7 @@ class NativeEngine:
         self._numbers = count()
         self._names: set[BlockName] = set()
         """Of the prompt blocks that the engine's prefix cache can find."""
+        self._block_listeners: list[BlockListener] = []
         self._over: MotetError | None = None
         self._tasks = [
             asyncio.create_task(watch) for watch in (self._read_events(), self._watch_process(), self._watch_pulse())
@@ -132,6 +135,14 @@ class NativeEngine:
         names = named_blocks(request.prompt[:-1], size, request.cache_salt)
         return size * sum(1 for _ in takewhile(self._names.__contains__, names))
 
+    def listen_to_blocks(self, listener: BlockListener) -> None:
+        """From now on `listener` is told what becomes of the blocks that the prefix cache can find, and that none can
+        be found any more when the engine ends. Call it before the engine is given a group: of blocks that are there
+        already nothing but their names is known here."""
+        if self._names:
+            raise RuntimeError("the engine has stored blocks already")
+        self._block_listeners.append(listener)
+
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         stream = self._streams.get(request_id)
         if stream is None:
@@ -195,9 +206,14 @@ class NativeEngine:
                 else:
                     self._connections.fail(number, TransferError(failure.message, failure.kind))
 
+    def _tell_of_blocks(self, changes: Sequence[BlockChange]) -> None:
+        apply_to(self._names, changes)
+        for listener in self._block_listeners:
+            listener(changes)
+
     def _take_step(self, step: Stepped) -> None:
-        self._names.update(step.stored)
-        self._names.difference_update(step.removed)
+        if step.blocks:
+            self._tell_of_blocks(step.blocks)
         for delta in step.deltas:
             if stream := self._streams.get(delta.request_id):
                 stream.feed(delta)
@@ -239,3 +255,5 @@ class NativeEngine:
         self._stats.fail_all(error)
         self._tickets.fail_all(error)
         self._connections.fail_all(error)
+        if self._names:
+            self._tell_of_blocks([Cleared()])

@@ -96,14 +96,13 @@ class EngineLoop:
         for met in result.met:
             failure = None if met.error is None else CarriedTransferError(met.error.kind, met.error.message)
             self._send(Connected(met.number, failure))
-        if result.deltas or failures or result.tickets or result.names:
+        if result.deltas or failures or result.tickets or result.blocks:
             self._send(
                 Stepped(
                     result.deltas,
                     {request_id: CarriedError.of(error) for request_id, error in failures.items()},
                     result.tickets,
-                    stored=[name for name, known in result.names.items() if known],
-                    removed=[name for name, known in result.names.items() if not known],
+                    result.blocks,
                 )
             )
 

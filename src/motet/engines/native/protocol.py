@@ -22,6 +22,7 @@ from motet.errors import (
     UnsupportedModelError,
 )
 from motet.ids import RequestId
+from motet.kv_events.changes import BlockChange
 from motet.transfer.base import FailureKind
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
@@ -136,10 +137,8 @@ class Stepped(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     failures: dict[RequestId, CarriedError] = {}
     tickets: dict[RequestId, Ticket] = {}
     """Of groups that were prefilled for others."""
-    stored: list[bytes] = []
-    """Names of prompt blocks that the prefix cache can find from now on."""
-    removed: list[bytes] = []
-    """Names that it cannot find any more."""
+    blocks: list[BlockChange] = []
+    """What the prefix cache can find from now on, and what not any more, in order."""
 
 
 class CarriedTransferError(msgspec.Struct, frozen=True, array_like=True):

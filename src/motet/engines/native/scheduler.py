@@ -129,9 +129,10 @@ class Scheduler:
     def publish(self, group: Group) -> None:
         """Lets the prefix cache know the trunk's blocks that have become complete."""
         complete = min(group.computed // self._limits.block_size, len(group.names))
-        for index in range(group.published, complete):
-            self._pool.publish(group.blocks[index], group.names[index])
-        group.published = max(group.published, complete)
+        if complete > group.published:
+            blocks = group.blocks[group.published : complete]
+            self._pool.publish(blocks, group.content(group.published, complete, self._limits.block_size))
+            group.published = complete
 
     def check(self, others: Iterable[SequenceOf[int]] = ()) -> None:
         """Raises `AssertionError` unless the tables here and those of `others` hold each block exactly as often as the

@@ -17,6 +17,7 @@ from operator import attrgetter
 
 from motet.block_names import BlockName
 from motet.engines.native.sample.state import ChoiceSampling
+from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, TokenLogprob
 
@@ -111,6 +112,15 @@ class Group:
     def fresh(self) -> list[Sequence]:
         """Sequences that take their first token from the trunk's last row."""
         return [sequence for sequence in self.sequences if not sequence.written]
+
+    def content(self, begin: int, end: int, block_size: int) -> Stored:
+        """Full blocks `begin` to `end` of the prompt, not included, as the prefix cache is told of them."""
+        return Stored(
+            tuple(self.names[begin:end]),
+            self.names[begin - 1] if begin else None,
+            self.prompt[begin * block_size : end * block_size],
+            bool(self.request.cache_salt),
+        )
 
     def drop(self, sequence: Sequence) -> None:
         """Takes out one that has ended."""

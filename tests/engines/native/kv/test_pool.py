@@ -4,6 +4,7 @@ import pytest
 
 from motet.block_names import block_names
 from motet.engines.native.kv.pool import BlockPool, OutOfBlocksError
+from motet.kv_events.changes import Removed, Stored
 
 A, B, C, D = block_names(range(16), 4, "")
 
@@ -15,8 +16,12 @@ def counts(pool: BlockPool) -> tuple[int, int, int]:
 
 
 def publish_chain(pool: BlockPool, blocks: list[int], names: list[bytes]) -> None:
-    for block, name in zip(blocks, names, strict=True):
-        pool.publish(block, name)
+    pool.publish(blocks, content(names))
+
+
+def content(names: list[bytes]) -> Stored:
+    """Four tokens a block, the same ones whatever its name."""
+    return Stored(tuple(names), None, (1, 2, 3, 4) * len(names))
 
 
 def test_a_block_is_free_again_only_when_its_last_holder_lets_go() -> None:
@@ -42,7 +47,7 @@ def test_take_is_all_or_nothing() -> None:
 def test_a_named_block_is_idle_when_nobody_holds_it_and_a_nameless_one_free() -> None:
     pool = BlockPool(4)
     blocks = pool.take(2)
-    pool.publish(blocks[0], A)
+    pool.publish([blocks[0]], content([A]))
     pool.release(blocks)
     assert counts(pool) == (4, 1, 0)
     assert pool.find([A]) == [0]
@@ -68,15 +73,15 @@ def test_find_stops_at_the_first_unknown_name() -> None:
     publish_chain(pool, [blocks[0], blocks[2]], [A, C])
     assert pool.find([A, B, C]) == [0]
     assert pool.find([B]) == []
-    pool.publish(blocks[1], B)
+    pool.publish([blocks[1]], content([B]))
     assert pool.find([A, B, C, D]) == [0, 1, 2]
 
 
 def test_the_second_block_of_one_name_stays_nameless() -> None:
     pool = BlockPool(4)
     first, second = pool.take(2)
-    pool.publish(first, A)
-    pool.publish(second, A)
+    pool.publish([first], content([A]))
+    pool.publish([second], content([A]))
     assert pool.find([A]) == [first]
     pool.release([second])
     assert counts(pool) == (3, 0, 1)  # free, not idle: nobody could find it
@@ -87,8 +92,8 @@ def test_the_second_block_of_one_name_stays_nameless() -> None:
 def test_a_block_keeps_its_first_name() -> None:
     pool = BlockPool(4)
     (block,) = pool.take(1)
-    pool.publish(block, A)
-    pool.publish(block, B)
+    pool.publish([block], content([A]))
+    pool.publish([block], content([B]))
     assert pool.find([A]) == [block]
     assert pool.find([B]) == []
     pool.check()
@@ -130,10 +135,10 @@ def test_free_blocks_are_handed_out_before_idle_ones() -> None:
 def test_an_evicted_block_may_take_another_name() -> None:
     pool = BlockPool(1)
     (block,) = pool.take(1)
-    pool.publish(block, A)
+    pool.publish([block], content([A]))
     pool.release([block])
     assert pool.take(1) == [block]
-    pool.publish(block, B)
+    pool.publish([block], content([B]))
     assert pool.find([A]) == []
     assert pool.find([B]) == [block]
     pool.check()
@@ -159,7 +164,38 @@ def test_releasing_or_naming_a_block_that_nobody_holds_is_an_error() -> None:
     with pytest.raises(ValueError, match="block 2 is not held"):
         pool.release([2])
     with pytest.raises(ValueError, match="block 2 is not held"):
-        pool.publish(2, A)
+        pool.publish([2], content([A]))
     with pytest.raises(KeyError):
         pool.share([2])
     assert counts(pool) == (4, 0, 0)
+
+
+def test_a_block_that_is_evicted_and_stored_again_in_one_step_is_there_at_the_end() -> None:
+    pool = BlockPool(1)
+    for _ in range(2):
+        pool.publish(block := pool.take(1), content([A]))
+        pool.release(block)
+    assert pool.take_changes() == [content([A]), Removed((A,)), content([A])]
+    pool.take(1)
+    assert pool.take_changes() == [Removed((A,))]
+    assert pool.take_changes() == []
+
+
+def test_blocks_that_are_known_are_not_told_of_again_and_the_others_come_behind_their_parents() -> None:
+    pool = BlockPool(8)
+    publish_chain(pool, pool.take(1), [A])
+    pool.publish(pool.take(1), content([C]))
+    pool.take_changes()
+    whole = Stored((A, B, C, D), None, tuple(range(16)))
+    pool.publish(pool.take(4), whole)
+    assert pool.take_changes() == [Stored((B,), A, (4, 5, 6, 7)), Stored((D,), C, (12, 13, 14, 15))]
+
+
+def test_evictions_of_one_step_are_told_together() -> None:
+    pool = BlockPool(4)
+    publish_chain(pool, blocks := pool.take(4), [A, B, C, D])
+    pool.release(blocks)
+    pool.take_changes()
+    pool.take(1)
+    pool.take(2)
+    assert pool.take_changes() == [Removed((D, C, B))]

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from motet.block_names import BlockName
 from motet.engines.native.kv.runs import FreeRuns
+from motet.kv_events.changes import BlockChange, Removed, Stored
 from motet.transfer.proof import Proof
 
 
@@ -34,7 +35,9 @@ class BlockPool:
         self.proof = proof or Proof(num_blocks)
         self.gains = 0
         """Rises whenever blocks may have become free or findable; `take` never finds more than before without that."""
-        self._changes: dict[BlockName, bool] = {}
+        self._changes: list[BlockChange] = []
+        self._evicted: list[BlockName] = []
+        """Since the last of the changes."""
         self._count = [0] * num_blocks
         self._free = FreeRuns(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -93,15 +96,14 @@ class BlockPool:
             else:
                 self._free.add(block)
 
-    def publish(self, block: int, name: BlockName) -> None:
-        """Lets a held, complete block be found. If another block has the name already, this one stays nameless."""
-        if self._count[block] == 0:
-            raise ValueError(f"block {block} is not held")
-        if name not in self._block_of and block not in self._name_of:
-            self._block_of[name] = block
-            self._name_of[block] = name
-            self.gains += 1
-            self._changes[name] = True
+    def publish(self, blocks: Sequence[int], content: Stored) -> None:
+        """Lets held, complete blocks be found. One whose name another has already stays nameless."""
+        begin = 0
+        for index, (block, name) in enumerate(zip(blocks, content.names, strict=True)):
+            if not self._give_name(block, name):
+                self._note_stored(content, begin, index)
+                begin = index + 1
+        self._note_stored(content, begin, len(blocks))
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
         """Blocks of the longest known prefix of `names`. The caller shares what it uses before anything is taken."""
@@ -113,9 +115,11 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def take_changes(self) -> dict[BlockName, bool]:
-        """Names whose blocks can be found since the last call (True), and that cannot any more (False)."""
-        changes, self._changes = self._changes, {}
+    def take_changes(self) -> list[BlockChange]:
+        """What can be found and what cannot any more since the last call, in the order in which it came about."""
+        if self._evicted:
+            self._note_evicted()
+        changes, self._changes = self._changes, []
         return changes
 
     def num_idle_among(self, blocks: Sequence[int]) -> int:
@@ -126,8 +130,30 @@ class BlockPool:
         block, _ = self._idle.popitem(last=False)
         name = self._name_of.pop(block)
         del self._block_of[name]
-        self._changes[name] = False
+        self._evicted.append(name)
         self._free.add(block)
+
+    def _give_name(self, block: int, name: BlockName) -> bool:
+        """False if either has been given away."""
+        if self._count[block] == 0:
+            raise ValueError(f"block {block} is not held")
+        if name in self._block_of or block in self._name_of:
+            return False
+        self._block_of[name] = block
+        self._name_of[block] = name
+        self.gains += 1
+        return True
+
+    def _note_stored(self, content: Stored, begin: int, end: int) -> None:
+        if begin == end:
+            return
+        if self._evicted:
+            self._note_evicted()
+        self._changes.append(content if end - begin == len(content.names) else content.part(begin, end))
+
+    def _note_evicted(self) -> None:
+        self._changes.append(Removed(tuple(self._evicted)))
+        self._evicted.clear()
 
     def check(self) -> None:
         """Raises `AssertionError` unless every block is in exactly one place."""
