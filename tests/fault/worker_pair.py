@@ -87,7 +87,9 @@ async def worker_pair(
 
 
 async def start(folder: Path, role: Role, **changes: object) -> NativeEngine:
-    return await NativeEngine.start(engine_config(folder, role=role, **{"pull_timeout_s": 5.0, **changes}))
+    """With more patience than a test takes: what the other worker makes of one that is stopped is asked here."""
+    fields = {"pull_timeout_s": 5.0, "heartbeat_timeout_s": 120.0, **changes}
+    return await NativeEngine.start(engine_config(folder, role=role, **fields))
 
 
 def send(engine: NativeEngine, number: signal.Signals) -> None:

@@ -1,0 +1,148 @@
+"""Engine processes that hang, and some that only seem to: real processes, real signals, a tiny model."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from motet.engines.native.client import NativeEngine
+from motet.errors import EngineDiedError, EngineSilentError
+from motet.types import Role
+from tests.engines.native.drive import engine_config, group, prompt_of
+from tests.engines.native.test_process import engine, idle, pipe_folders, tokens_of
+from tests.tiny_models import save_tiny_model
+
+Tiny = Callable[[str], Path]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+SILENCE_S = 1.0
+LONG_PROMPT = 16_000
+"""Tokens; one step of it takes seconds."""
+
+
+def stop(native: NativeEngine) -> None:
+    """Returns when the process stands still."""
+    assert native.info.pid is not None
+    os.kill(native.info.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, native.info.pid, os.WSTOPPED)
+
+
+@pytest.fixture(scope="session")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that takes long prompts."""
+    folder = save_tiny_model("llama", tmp_path_factory.mktemp("long"))
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"max_position_embeddings": 1024', '"max_position_embeddings": 16384'))
+    return folder
+
+
+@asynccontextmanager
+async def in_one_step(folder: Path, **changes: object) -> AsyncIterator[NativeEngine]:
+    """An engine that runs a long prompt in a single step."""
+    async with engine(
+        folder,
+        max_model_len=16384,
+        max_num_batched_tokens=16384,
+        kv_cache_gb=0.05,
+        kernels="torch",
+        heartbeat_timeout_s=SILENCE_S,
+        **changes,
+    ) as native:
+        yield native
+
+
+async def test_a_stopped_engine_ends_its_groups_and_questions_and_is_killed(
+    tiny: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with engine(tiny("llama"), heartbeat_timeout_s=SILENCE_S, role=Role.PREFILL) as native:
+        stream = native.generate(group("g", prompt_of(20), n=3, max_tokens=450))
+        await anext(stream)
+        stop(native)
+        stopped_s = time.monotonic()
+        questions = [
+            asyncio.ensure_future(native.stats()),
+            asyncio.ensure_future(native.prefill(group("p", prompt_of(40)))),
+        ]
+        with pytest.raises(EngineSilentError, match=f"process {native.info.pid} has given no sign of life for 1"):
+            async for _ in stream:
+                pass
+        assert SILENCE_S / 2 < time.monotonic() - stopped_s < 10
+        for outcome in await asyncio.gather(*questions, return_exceptions=True):
+            assert isinstance(outcome, EngineSilentError)
+        await asyncio.wait_for(native.died.wait(), 5)
+        assert native.info.pid is not None and not psutil.pid_exists(native.info.pid)
+        with pytest.raises(EngineDiedError):
+            await native.stats()
+        (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert str(native.info.pid) in record.getMessage()
+
+
+async def test_an_engine_that_goes_on_in_time_lives(tiny: Tiny) -> None:
+    async with engine(tiny("llama"), heartbeat_timeout_s=60.0) as native:
+        answer = asyncio.ensure_future(tokens_of(native, group("g", prompt_of(20), n=2, max_tokens=400)))
+        stop(native)
+        os.kill(native.info.pid or 0, signal.SIGCONT)
+        assert [len(tokens) for tokens in (await answer).values()] == [400, 400]
+        assert await idle(native)
+
+
+async def test_a_stopped_engine_can_be_closed(tiny: Tiny) -> None:
+    async with engine(tiny("llama"), heartbeat_timeout_s=60.0) as native:
+        stop(native)
+        await native.close()
+        assert not native.died.is_set()
+
+
+async def test_an_engine_in_a_long_step_lives(long_model: Path) -> None:
+    async with in_one_step(long_model) as native:
+        begun_s = time.monotonic()
+        tokens = await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
+        assert time.monotonic() - begun_s > 2 * SILENCE_S, "the step was too short to tell"
+        assert len(tokens[0]) == 2
+
+
+async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path) -> None:
+    async with in_one_step(long_model, step_timeout_s=0.5) as native:
+        with pytest.raises(EngineSilentError, match=r"has been in one step for 0\.8 s"):
+            await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
+        await asyncio.wait_for(native.died.wait(), 5)
+
+
+async def test_a_parent_that_was_busy_or_stopped_kills_nobody(tiny: Tiny) -> None:
+    program = (
+        "import asyncio, sys, time, msgspec\n"
+        "from motet.config import EngineConfig\n"
+        "from motet.engines.native.client import NativeEngine\n"
+        "async def main():\n"
+        "    native = await NativeEngine.start(msgspec.json.decode(sys.argv[1], type=EngineConfig))\n"
+        "    for _ in range(2):\n"
+        "        print(native.info.pid, flush=True)\n"
+        "        time.sleep(2)\n"
+        "        for _ in range(3):\n"
+        "            await native.stats()\n"
+        "            await asyncio.sleep(0.3)\n"
+        "    await native.close()\n"
+        "    print(native.died.is_set())\n"
+        "asyncio.run(main())\n"
+    )
+    config = msgspec.json.encode(engine_config(tiny("llama"), heartbeat_timeout_s=SILENCE_S)).decode()
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, config, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    for _ in range(2):
+        assert psutil.pid_exists(int(await parent.stdout.readline()))
+        parent.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(3 * SILENCE_S)  # time that passes for the engine and not for its parent
+        parent.send_signal(signal.SIGCONT)
+    said, _ = await parent.communicate()
+    assert (said, parent.returncode) == (b"False\n", 0)
+    assert pipe_folders(parent.pid) == []
