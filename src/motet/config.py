@@ -105,6 +105,25 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     """After this a decode worker computes the prompt itself."""
 
 
+class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How groups are given to workers, and what becomes of them when a worker is lost."""
+
+    routing_policy: str = "kv"
+    """What decides who gets a group: `kv`, `least-loaded`, `round-robin` or `session`."""
+    session_expiry_s: float = 600.0
+    """How long it is remembered where a session was."""
+    spread_choices: int = 0
+    """A larger group may be split over several decode workers; 0: never."""
+    migration_limit: int = 3
+    """How often a group may go on elsewhere when its worker is lost; 0: it ends with its worker."""
+    migration_wait_s: float = 15.0
+    """How long a group waits for a worker when all are lost."""
+    queue_timeout_s: float = 60.0
+    """How long a group waits for room on a worker before it is refused."""
+    engine_restarts: int = 5
+    """How often in a row an engine that dies is started again; then the server does without it. 0: never."""
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All the HTTP side needs to know."""
 

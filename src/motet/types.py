@@ -82,6 +82,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The client's `x-request-id`, for log lines and for the next hop."""
     session_id: str = ""
     """The client's `x-session-id`, for the next hop."""
+    straight: bool = False
+    """Straight to decode: prefill has been asked already, or is not to be. Between parts of routing; no engine is told."""
 
 
 def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
@@ -125,6 +127,8 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens whose KV was found in the prefix cache."""
     logprobs: tuple[TokenLogprob | None, ...] | None = None
     """One a prompt token, None for the first, when `prompt_logprobs` was asked for."""
+    worker: str = ""
+    """Who writes the choices, if there are several workers."""
 
 
 class GroupDelta(msgspec.Struct, frozen=True, array_like=True):

@@ -7,6 +7,7 @@ from motet.settings.record import flag_of, setting_fields
 
 MODEL, ENGINE, LIMITS, HTTP, PROCESS = "Model", "Engine", "Limits", "HTTP", "Process"
 CELL = "Prefill and decode"
+ROUTING = "Workers"
 
 
 def option(name: str, panel: str, help: str) -> OptionInfo:

@@ -11,7 +11,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from motet.cli.options import CELL, ENGINE, HTTP, LIMITS, MODEL, PROCESS, given, option
+from motet.cli.options import CELL, ENGINE, HTTP, LIMITS, MODEL, PROCESS, ROUTING, given, option
 from motet.config import cache_folder, environment
 from motet.deploy.cell import Cell
 from motet.deploy.heap import freeze_heap
@@ -116,6 +116,27 @@ def serve(  # sizes: one parameter a flag
     pull_timeout_s: Annotated[
         float | None, option("pull_timeout_s", CELL, "Seconds after which a prompt that has not come is computed.")
     ] = None,
+    routing_policy: Annotated[
+        str | None, option("routing_policy", ROUTING, "Who gets a group: kv, least-loaded, round-robin or session.")
+    ] = None,
+    session_expiry_s: Annotated[
+        float | None, option("session_expiry_s", ROUTING, "Seconds for which the worker of a session is remembered.")
+    ] = None,
+    spread_choices: Annotated[
+        int | None, option("spread_choices", ROUTING, "Larger groups may be split over decode workers; 0: never.")
+    ] = None,
+    migration_limit: Annotated[
+        int | None, option("migration_limit", ROUTING, "How often a group may move when its worker is lost.")
+    ] = None,
+    migration_wait_s: Annotated[
+        float | None, option("migration_wait_s", ROUTING, "Seconds a group waits for a worker when all are lost.")
+    ] = None,
+    queue_timeout_s: Annotated[
+        float | None, option("queue_timeout_s", ROUTING, "Seconds a group waits for room on a worker.")
+    ] = None,
+    engine_restarts: Annotated[
+        int | None, option("engine_restarts", ROUTING, "Times in a row an engine that dies is started again.")
+    ] = None,
     max_n: Annotated[int | None, option("max_n", LIMITS, "Choices of one prompt.")] = None,
     max_choices: Annotated[int | None, option("max_choices", LIMITS, "Prompts x n of one request.")] = None,
     max_waiting_groups: Annotated[
@@ -173,7 +194,7 @@ def make_plan(settings: Settings) -> ServerPlan:
     source = resolve(model.model, cache=cache, revision=model.revision, say=say)
     tokenizer = resolve_tokenizer(model.tokenizer or str(source.path), cache=cache, say=say)
     engine = settings.engine(model_path=source.path, model_name=server.served_model_name)
-    return ServerPlan(engine, server, tokenizer, template, settings.cell)
+    return ServerPlan(engine, server, tokenizer, template, settings.cell, settings.routing)
 
 
 def read_template(file: str | None) -> str | None:

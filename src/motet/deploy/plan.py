@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from motet.config import CellConfig, EngineConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
 from motet.types import Role
 
 SIDE_CHANNEL_PORTS = {Role.PREFILL: 20000, Role.DECODE: 22000, Role.BOTH: 0}
@@ -26,8 +26,14 @@ class ServerPlan:
     chat_template: str | None
     """Jinja text in place of the model's own."""
     cell: CellConfig = field(default=CellConfig())
+    routing: RoutingConfig = field(default=RoutingConfig())
     death_linger_s: float = 2.0
     """A server without an engine answers 503 for so long, for health checks to see and clients to read their error."""
+
+    @property
+    def role(self) -> Role:
+        """Of the server as its clients see it."""
+        return Role.BOTH if self.cell.prefill + self.cell.decode else self.engine.role
 
 
 def cores() -> int:
@@ -42,7 +48,7 @@ def engine_configs(plan: ServerPlan, *, cores: int) -> dict[str, EngineConfig]:
     two cells on one machine cannot meet.
     """
     engine, cell = plan.engine, plan.cell
-    if cell.prefill == 0:
+    if cell.prefill + cell.decode == 0:
         port = engine.side_channel_port
         name = "engine" if engine.role is Role.BOTH else engine.role.value
         alone = replace(engine, side_channel_port=SIDE_CHANNEL_PORTS[engine.role] if port is None else port)
@@ -53,8 +59,7 @@ def engine_configs(plan: ServerPlan, *, cores: int) -> dict[str, EngineConfig]:
         side_channel_port=0,
         cluster_key=engine.cluster_key or secrets.token_hex(CLUSTER_KEY_BYTES),
     )
-    return {
-        f"{role}-{i}": replace(shared, role=role)
-        for role, number in ((Role.PREFILL, cell.prefill), (Role.DECODE, cell.decode))
-        for i in range(number)
-    }
+    # Without prefill engines there is nobody to fetch KV from: those that decode do it all.
+    decode = Role.DECODE if cell.prefill else Role.BOTH
+    named = ((Role.PREFILL, Role.PREFILL, cell.prefill), (Role.DECODE, decode, cell.decode))
+    return {f"{name}-{i}": replace(shared, role=role) for name, role, number in named for i in range(number)}

@@ -59,7 +59,7 @@ async def run_server(
                 return Outcome.STOPPED_BEFORE_READY
             try:
                 service = Service(
-                    cell.engine, tokenizer, template, config, workers=cell.workers, bypasses=cell.bypasses
+                    cell.engine, tokenizer, template, config, workers=cell.router.fleet, figures=cell.router.figures
                 )
                 server = Server(service, cell, HttpServer(create_app(service), listener), signals)
                 return await server.run(lambda: on_ready(url_of(listener), cell), plan.death_linger_s)
@@ -100,10 +100,11 @@ class Server:
                 outcome = Outcome.ENGINE_DIED
                 logger.error("no engine is left to decode; the server ends in %g s", death_linger_s)
                 await first_of(self._signals.drain.wait(), timeout_s=death_linger_s)
+            watching.cancel()
+            await asyncio.wait([watching])  # it would start again what is ended now
             # Before the connections: answers that are still open end with an error event, and close theirs.
             await self._cell.close()
             self._http.stop(at_once=self._signals.at_once.is_set())
-            watching.cancel()
         return outcome
 
     async def _drain(self) -> None:

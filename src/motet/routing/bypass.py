@@ -41,7 +41,8 @@ class Facts:
 
     prompt_tokens: int
     prompt_logprobs: bool
-    prefill: Load
+    prefill: Load | None
+    """None: no prefill worker is up."""
     decode: Load
 
 
@@ -51,6 +52,8 @@ def bypass_reason(facts: Facts, rules: BypassRules) -> BypassReason | None:
         return BypassReason.ONE_TOKEN
     if facts.prompt_logprobs:
         return BypassReason.PROMPT_LOGPROBS
+    if facts.prefill is None:
+        return BypassReason.PREFILL_DOWN
     if rules.bypass_tokens == 0:
         return None
     if facts.decode.own_tokens < rules.bypass_tokens:

@@ -9,18 +9,22 @@ The same class serves a whole cell and a decode server that asks prefill servers
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 
-from motet.errors import EngineClosedError
+from motet.engines.base import GroupStream
+from motet.errors import EngineClosedError, MotetError, RequestError
 from motet.ids import RequestId
-from motet.routing.bypass import BypassReason, BypassRules, Facts, bypass_reason
+from motet.routing.bypass import BypassReason, BypassRules, Facts, bypass_reason, reason_of
 from motet.routing.load import Loaded
 from motet.routing.two_phases import TwoPhaseGroup
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineStats, GenerateRequest, Role
+
+logger = logging.getLogger(__name__)
 
 
 class Disaggregated:
@@ -45,17 +49,35 @@ class Disaggregated:
         """How many groups were not prefilled by a prefill worker, by reason; all reasons are there."""
         return dict(self._bypasses)
 
-    def generate(self, request: GenerateRequest) -> TwoPhaseGroup:
-        group = TwoPhaseGroup(request, self._prefill, self._decode, bypassed=self._bypassed, ended=self._ended)
-        if request.ticket is None and self._asks_prefill(request):
-            group.start_with_prefill(timeout_s=self._rules.prefill_timeout_s)
-        else:
-            group.start()
+    def generate(self, request: GenerateRequest) -> GroupStream:
+        """What does without prefill is decode's, stream and all. Raises NoWorkerError if decode has no worker."""
+        if request.ticket is not None or request.straight or not self.asks_prefill(request):
+            return self._decode.generate(request)
+        group = TwoPhaseGroup(request, self, self._decode, ended=self._ended)
         self._groups[request.request_id] = group
         return group
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         return await self._prefill.prefill(request, readers=readers)
+
+    async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> Ticket | None:
+        """None: prefill failed, which is counted and logged, and decode is to do it by itself.
+
+        Raises RequestError, which is the client's."""
+        timeout_s = self._rules.prefill_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._prefill.prefill(request, readers=readers)
+        except RequestError:
+            raise
+        except TimeoutError:
+            reason, why = BypassReason.PREFILL_LATE, f"no answer within {timeout_s:g} s"
+        except MotetError as error:
+            reason, why = reason_of(error), error.message
+        fields = {"request_id": request.trace, "group": request.request_id, "reason": reason, "error": why}
+        logger.warning("prefill failed; decode computes the prompt", extra={"fields": fields})
+        self._bypassed(reason)
+        return None
 
     async def release(self, ticket: Ticket) -> None:
         await self._prefill.release(ticket)
@@ -66,6 +88,8 @@ class Disaggregated:
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self._groups.get(request_id):
             await group.stop(index)
+        else:
+            await self._decode.stop_choice(request_id, index)
 
     async def stats(self) -> EngineStats:
         """The decode side's."""
@@ -81,12 +105,21 @@ class Disaggregated:
         if self._groups:
             raise AssertionError(f"groups left open: {sorted(self._groups)}")
 
-    def _asks_prefill(self, request: GenerateRequest) -> bool:
+    @property
+    def choices_on_the_way(self) -> int:
+        """Of groups that are being prefilled: no decode worker has them in its books yet."""
+        return sum(group.choices_on_the_way for group in self._groups.values())
+
+    def asks_prefill(self, request: GenerateRequest) -> bool:
+        """Whether this group is for prefill first; counted where it is not. Raises NoWorkerError if decode has none."""
+        decode = self._decode.generate_load(request)
+        if not self._prefill.has_prefill:
+            return False
         facts = Facts(
             prompt_tokens=len(request.prompt),
             prompt_logprobs=request.sampling.prompt_logprobs is not None,
             prefill=self._prefill.prefill_load(request),
-            decode=self._decode.generate_load(request),
+            decode=decode,
         )
         reason = bypass_reason(facts, self._rules)
         if reason is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from motet.engines.base import Engine, Worker
+from motet.engines.base import Engine
 from motet.types import GenerateRequest
 
 LEAST_MEASURED_TOKENS = 128
@@ -34,12 +34,17 @@ class Load:
 class Loaded(Engine, Protocol):
     """An engine that knows how busy it is."""
 
-    def prefill_load(self, request: GenerateRequest) -> Load:
-        """Of the worker that `prefill` would choose."""
+    @property
+    def has_prefill(self) -> bool:
+        """Whether there are prefill workers, up or not."""
+        ...
+
+    def prefill_load(self, request: GenerateRequest) -> Load | None:
+        """Of the worker that `prefill` would choose; None: there is none now."""
         ...
 
     def generate_load(self, request: GenerateRequest) -> Load:
-        """Of the worker that `generate` would choose."""
+        """Of the worker that `generate` would choose. Raises NoWorkerError if there is none now."""
         ...
 
 
@@ -52,7 +57,7 @@ class Reading:
 
 
 class WorkerLoad:
-    """The books of one worker: whether it is up, its open choices, its prompts. Owned by `Routed`.
+    """The books of one start of a worker: its open choices, their blocks, its prompts. Owned by `fleet.Member`.
 
     A prompt takes a worker from when it was given, or from when the one before it was done, to when it is done itself:
 
@@ -61,55 +66,29 @@ class WorkerLoad:
                 seconds of a ───►│ of b ───►│       tokens_per_s = sum of tokens / sum of seconds, old ones fading
     """
 
-    def __init__(self, worker: Worker, *, clock: Callable[[], float]) -> None:
-        self.worker = worker
+    def __init__(self, *, clock: Callable[[], float]) -> None:
         self.open_choices = 0
+        self.trunk_blocks = 0
+        """Of the prompts of open groups, once a group."""
+        self.tail_blocks = 0
+        """Of what their open choices have written."""
+        self.waiting_tokens = 0
         self._clock = clock
-        self._suspect = False
-        self._asked_again_s = clock()
-        self._waiting_tokens = 0
         self._done_s = clock()
         self._tokens = 0.0
         self._seconds = 0.0
 
     @property
-    def up(self) -> bool:
-        """Whether it has given a sign of life since it died."""
-        return not self._suspect
-
-    @property
-    def may_be_tried(self) -> bool:
-        """Whether it is up, or died so long ago that it is worth another try."""
-        return not self._suspect or self._clock() >= self._asked_again_s
-
-    @property
-    def waiting_tokens(self) -> int:
-        return self._waiting_tokens
-
-    def load(self, request: GenerateRequest) -> Load:
-        speed = self._tokens / self._seconds if self._seconds > 0 else None
-        return Load(self.uncached(request), self._waiting_tokens, speed)
-
-    def uncached(self, request: GenerateRequest) -> int:
-        """Prompt tokens to be computed there."""
-        return len(request.prompt) - self.worker.engine.cached_tokens(request)
-
-    def died(self, *, cooldown_s: float) -> None:
-        """It is not tried again before `cooldown_s` have passed."""
-        self._suspect = True
-        self._asked_again_s = self._clock() + cooldown_s
-
-    def answered(self) -> None:
-        self._suspect = False
+    def tokens_per_s(self) -> float | None:
+        return self._tokens / self._seconds if self._seconds > 0 else None
 
     def give(self, tokens: int) -> Reading:
         """A prompt of which so many tokens have to be computed. One `done` or `drop` must follow."""
-        self._waiting_tokens += tokens
+        self.waiting_tokens += tokens
         return Reading(tokens, self._clock())
 
     def done(self, reading: Reading, *, computed_tokens: int) -> None:
         self.drop(reading)
-        self.answered()
         now = self._clock()
         if computed_tokens >= LEAST_MEASURED_TOKENS:
             self._tokens = KEPT * self._tokens + computed_tokens
@@ -118,10 +97,10 @@ class WorkerLoad:
 
     def drop(self, reading: Reading) -> None:
         """It failed, or nobody wants it any more: nothing is learnt from it."""
-        self._waiting_tokens -= reading.tokens
+        self.waiting_tokens -= reading.tokens
 
     def check(self) -> None:
         """Raises unless everything that was given is over."""
-        if self.open_choices or self._waiting_tokens:
-            left = f"{self.open_choices} choices and {self._waiting_tokens} prompt tokens"
-            raise AssertionError(f"{self.worker.id}: {left} left in the books")
+        left = (self.open_choices, self.trunk_blocks, self.tail_blocks, self.waiting_tokens)
+        if any(left):
+            raise AssertionError(f"left in the books: choices, trunk blocks, tail blocks, prompt tokens = {left}")

@@ -1,9 +1,8 @@
-"""Several workers of one role as one engine.
+"""The workers of a fleet as one engine.
 
-    prefill       the worker with the fewest prompt tokens waiting; if it dies, or takes no more, the next one in the
-                  same call; one that died is tried again after a second
-    generate      the worker with the fewest open choices; a group stays where it is. One that died is passed over
-                  until it gives a sign of life
+    prefill       the prefill worker that is done with the prompt first; if it dies, or takes no more, the next one in
+                  the same call
+    generate      the worker that `choose` picks; a group stays where it is until it ends, with its worker or before
     release       the worker whose lease it is, else any: an engine reaches the others' leases through the side channel
     stop_choice   where the group is
 
@@ -11,223 +10,198 @@ Closing it closes the workers.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import count
 
-import msgspec
-
-from motet.engines.base import GroupStream, Worker
-from motet.errors import EngineClosedError, EngineDiedError, MotetError, OverloadedError
+from motet.engines.base import Worker, WorkerState
+from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError
 from motet.ids import RequestId
-from motet.routing.choose import Candidate, Work, choose
-from motet.routing.load import Load, Reading, WorkerLoad
-from motet.routing.totals import total_stats
+from motet.routing.choose import Candidate, Policy, Wanted, Work, choose
+from motet.routing.fleet import ANSWERING, Fleet, Member
+from motet.routing.load import Load
+from motet.routing.routed_group import RoutedGroup
+from motet.routing.totals import common_info, total_stats
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+from motet.types import EngineInfo, EngineStats, GenerateRequest
 
-COOLDOWN_S = 1.0
-MIXED = "mixed"
-"""The fingerprint of workers that differ: nothing is promised of what two of them write."""
+logger = logging.getLogger(__name__)
 
 
 class Routed:
-    """An `Engine` over at least one worker."""
+    """An `Engine` over the workers of a fleet."""
 
-    def __init__(
-        self,
-        workers: Sequence[Worker],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        cooldown_s: float = COOLDOWN_S,
-    ) -> None:
-        self._loads = [WorkerLoad(worker, clock=clock) for worker in workers]
-        self._cooldown_s = cooldown_s
+    def __init__(self, fleet: Fleet, policy: Policy = Policy.KV) -> None:
+        self._fleet = fleet
+        self._policy = policy
         self._groups: dict[RequestId, RoutedGroup] = {}
+        self._turns = count()
+        self._info: EngineInfo | None = None
+        self._decisions = Counter[str]()
+        self.routed_tokens = 0
+        self.overlap_tokens = 0
 
     @property
     def info(self) -> EngineInfo:
-        """The only worker's; of several, what holds for any group on any of them."""
-        return common_info([load.worker.engine.info for load in self._loads])
+        """What holds for any group on any worker that decodes; while none is up, what held last."""
+        infos = [worker.engine.info for _, worker in self._present(Work.GENERATE)]
+        if infos:
+            self._info = common_info(infos)
+        if self._info is None:
+            raise self._none_up(Work.GENERATE)
+        return self._info
 
-    def generate(self, request: GenerateRequest) -> "RoutedGroup":
-        load = self._chosen(Work.GENERATE)
-        group = RoutedGroup(load, request, died=self._died, ended=self._ended)
+    @property
+    def decisions(self) -> Mapping[str, int]:
+        """How often a worker was chosen, by what decided."""
+        return self._decisions
+
+    def generate(self, request: GenerateRequest) -> RoutedGroup:
+        member, worker, load = self._chosen(Work.GENERATE, request)
+        group = RoutedGroup(
+            member,
+            worker,
+            request,
+            uncached_tokens=load.own_tokens,
+            failed=self._failed,
+            ended=self._ended,
+        )
+        member.groups.add(group)
         self._groups[request.request_id] = group
+        self.routed_tokens += len(request.prompt)
+        self.overlap_tokens += len(request.prompt) - load.own_tokens
         return group
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         failures: list[MotetError] = []
-        tried: list[WorkerLoad] = []
-        while (load := self._next(Work.PREFILL, besides=tried)) is not None:
-            tried.append(load)
+        tried: list[str] = []
+        while (chosen := self._next(Work.PREFILL, request, besides=tried)) is not None:
+            member, worker, load = chosen
+            tried.append(member.id)
             try:
-                return await self._prefill(load, request, readers=readers)
-            except EngineDiedError as error:
-                self._died(load)
-                failures.append(error)
-            except OverloadedError as error:
+                return await self._prefill(member, worker, request, load, readers=readers)
+            except (EngineDiedError, OverloadedError) as error:
+                self._failed(member, worker, error)
                 failures.append(error)
         full = [error for error in failures if isinstance(error, OverloadedError)]
-        raise (full or failures or [self._all_down()])[-1]
+        raise (full or failures or [self._none_up(Work.PREFILL)])[-1]
 
     async def release(self, ticket: Ticket) -> None:
-        owners = [load for load in self._loads if _owns(load.worker, ticket)]
-        await (owners or [self._chosen(Work.GENERATE)])[0].worker.engine.release(ticket)
+        members = [member for member in self._fleet.members if member.state in ANSWERING]
+        answering = [member.worker for member in members if member.worker is not None]
+        owners = [worker for worker in answering if _owns(worker, ticket)]
+        for worker in (owners or answering)[:1]:
+            await worker.engine.release(ticket)
 
     def cached_tokens(self, request: GenerateRequest) -> int:
         """On the worker that `generate` would choose."""
-        return self._chosen(Work.GENERATE).worker.engine.cached_tokens(request)
+        return len(request.prompt) - self.generate_load(request).own_tokens
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self._groups.get(request_id):
             await group.stop(index)
 
     async def stats(self) -> EngineStats:
-        """Of all that answer. EngineDiedError if none does."""
-        answers = await asyncio.gather(*(self._stats_if_alive(load) for load in self._loads))
+        """Of all that decode and answer. NoWorkerError if none does."""
+        answers = await asyncio.gather(*(self._stats_if_alive(*one) for one in self._present(Work.GENERATE)))
         alive = [stats for stats in answers if stats is not None]
         if not alive:
-            raise self._all_down()
+            raise self._none_up(Work.GENERATE)
         return total_stats(alive)
 
     async def close(self) -> None:
-        await asyncio.gather(*(load.worker.engine.close() for load in self._loads))
+        workers = [member.worker for member in self._fleet.members if member.worker is not None]
+        await asyncio.gather(*(worker.engine.close() for worker in workers))
 
-    def prefill_load(self, request: GenerateRequest) -> Load:
-        return self._chosen(Work.PREFILL).load(request)
+    @property
+    def has_prefill(self) -> bool:
+        return self._fleet.has_prefill
+
+    def prefill_load(self, request: GenerateRequest) -> Load | None:
+        chosen = self._next(Work.PREFILL, request)
+        return None if chosen is None else chosen[2]
 
     def generate_load(self, request: GenerateRequest) -> Load:
-        return self._chosen(Work.GENERATE).load(request)
+        chosen = self._next(Work.GENERATE, request)
+        if chosen is None:
+            raise self._none_up(Work.GENERATE)
+        return chosen[2]
 
     def check(self) -> None:
         """Raises unless every group has ended and the books are empty."""
         if self._groups:
             raise AssertionError(f"groups left open: {sorted(self._groups)}")
-        for load in self._loads:
-            load.check()
+        self._fleet.check()
 
-    async def _prefill(self, load: WorkerLoad, request: GenerateRequest, *, readers: int) -> Ticket:
-        reading = load.give(load.uncached(request))
+    async def _prefill(
+        self, member: Member, worker: Worker, request: GenerateRequest, load: Load, *, readers: int
+    ) -> Ticket:
+        books = member.books
+        reading = books.give(load.own_tokens)
         try:
-            ticket = await load.worker.engine.prefill(request, readers=readers)
+            ticket = await worker.engine.prefill(request, readers=readers)
         except BaseException:
-            load.drop(reading)
+            books.drop(reading)
             raise
-        load.done(reading, computed_tokens=ticket.num_tokens - ticket.cached_tokens)
+        books.done(reading, computed_tokens=ticket.num_tokens - ticket.cached_tokens)
         return ticket
 
-    def _chosen(self, work: Work) -> WorkerLoad:
-        """If all are down, the first: it says itself what is wrong, if anything still is."""
-        return self._next(work) or self._loads[0]
+    def _present(self, work: Work) -> list[tuple[Member, Worker]]:
+        return [(member, member.worker) for member in self._fleet.ready(work) if member.worker is not None]
 
-    def _next(self, work: Work, *, besides: Sequence[WorkerLoad] = ()) -> WorkerLoad | None:
-        loads = [load for load in self._loads if load not in besides]
-        place = choose([_candidate(load) for load in loads], work)
-        return None if place is None else loads[place]
+    def _chosen(self, work: Work, request: GenerateRequest) -> tuple[Member, Worker, Load]:
+        """Writes down why. Raises NoWorkerError."""
+        chosen = self._next(work, request, decided=True)
+        if chosen is None:
+            raise self._none_up(work)
+        return chosen
 
-    async def _stats_if_alive(self, load: WorkerLoad) -> EngineStats | None:
-        try:
-            stats = await load.worker.engine.stats()
-        except (EngineDiedError, EngineClosedError):
-            self._died(load)
+    def _next(
+        self, work: Work, request: GenerateRequest, *, besides: Sequence[str] = (), decided: bool = False
+    ) -> tuple[Member, Worker, Load] | None:
+        present = [(member, worker) for member, worker in self._present(work) if member.id not in besides]
+        if not present:
             return None
-        load.answered()
-        return stats
+        candidates = [_candidate(member, worker, request) for member, worker in present]
+        wanted = _wanted(work, request, present[0][1].engine.info.block_size)
+        turn = next(self._turns) if decided else 0
+        decision = choose(candidates, wanted, self._policy, turn=turn)
+        if decision is None:
+            return None
+        member, worker = present[decision.place]
+        if decided:
+            self._decisions[decision.reason] += 1
+            member.last_decision = decision.why
+            logger.debug("group %s goes to %s: %s", request.request_id, member.id, decision.why)
+        own_tokens = len(request.prompt) - candidates[decision.place].cached_tokens
+        return member, worker, Load(own_tokens, member.books.waiting_tokens, member.books.tokens_per_s)
 
-    def _died(self, load: WorkerLoad) -> None:
-        load.died(cooldown_s=self._cooldown_s)
-
-    def _ended(self, request_id: RequestId) -> None:
-        self._groups.pop(request_id, None)
-
-    def _all_down(self) -> EngineDiedError:
-        return EngineDiedError(f"no worker is up: {', '.join(load.worker.id for load in self._loads)}")
-
-
-class RoutedGroup:
-    """The stream of one group on the worker it was given to; keeps that worker's books."""
-
-    def __init__(
-        self,
-        load: WorkerLoad,
-        request: GenerateRequest,
-        *,
-        died: Callable[[WorkerLoad], None],
-        ended: Callable[[RequestId], None],
-    ) -> None:
-        self._load = load
-        self._request = request
-        self._died = died
-        self._ended = ended
-        self._stream: GroupStream = load.worker.engine.generate(request)
-        self._unfinished = {start.index for start in request.choices}
-        load.open_choices += len(self._unfinished)
-        self._reading: Reading | None = load.give(0 if request.ticket else load.uncached(request))
-
-    def __aiter__(self) -> "RoutedGroup":
-        return self
-
-    async def __anext__(self) -> GroupDelta:
+    async def _stats_if_alive(self, member: Member, worker: Worker) -> EngineStats | None:
         try:
-            delta = await anext(self._stream)
-        except (StopAsyncIteration, MotetError) as end:
-            if isinstance(end, EngineDiedError):
-                self._died(self._load)
-            self._close_books()
-            raise
-        self._prompt_read(delta)
-        self._finished(choice.index for choice in delta.choices if choice.finish)
-        return delta
+            return await worker.engine.stats()
+        except (EngineDiedError, EngineClosedError) as error:
+            self._failed(member, worker, error)
+            return None
 
-    async def aclose(self) -> None:
-        self._close_books()
-        await self._stream.aclose()
-
-    async def stop(self, index: int) -> None:
-        await self._load.worker.engine.stop_choice(self._request.request_id, index)
-        self._finished([index])
-
-    def _prompt_read(self, delta: GroupDelta) -> None:
-        """The first delta of a group says that its prompt has been computed, or fetched."""
-        if self._reading is None:
+    def _failed(self, member: Member, worker: Worker, error: MotetError) -> None:
+        """What a worker did in a former life says nothing of this one."""
+        if member.worker is not worker or self._fleet.get(member.id) is not member:
             return
-        cached_tokens = delta.prompt.cached_tokens if delta.prompt else 0
-        computed_tokens = 0 if self._request.ticket else len(self._request.prompt) - cached_tokens
-        self._load.done(self._reading, computed_tokens=computed_tokens)
-        self._reading = None
+        if isinstance(error, OverloadedError):
+            member.refuse()
+        else:
+            self._fleet.mark(member.id, WorkerState.DEAD, error.message)
 
-    def _finished(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            if index in self._unfinished:
-                self._unfinished.remove(index)
-                self._load.open_choices -= 1
-        if not self._unfinished:
-            self._close_books()
+    def _ended(self, group: RoutedGroup) -> None:
+        group.member.groups.discard(group)
+        if self._groups.get(group.request.request_id) is group:
+            del self._groups[group.request.request_id]
+        self._fleet.notify()
 
-    def _close_books(self) -> None:
-        """Nothing more comes of this group. Twice changes nothing."""
-        self._load.open_choices -= len(self._unfinished)
-        self._unfinished.clear()
-        if self._reading is not None:
-            self._load.drop(self._reading)
-            self._reading = None
-        self._ended(self._request.request_id)
-
-
-def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """What holds for any group on any of these workers. A group lives on one of them: the smallest room counts."""
-    first = infos[0]
-    if len(infos) == 1:
-        return first
-    return msgspec.structs.replace(
-        first,
-        max_model_len=min(info.max_model_len for info in infos),
-        num_blocks=min(info.num_blocks for info in infos),
-        max_num_seqs=min(info.max_num_seqs for info in infos),
-        fingerprint=first.fingerprint if len({info.fingerprint for info in infos}) == 1 else MIXED,
-        pid=None,
-        transfer=None,
-    )
+    def _none_up(self, work: Work) -> NoWorkerError:
+        known = ", ".join(f"{member.id} is {member.state}" for member in self._fleet.members) or "there is none"
+        return NoWorkerError(f"no worker can {work.name.lower()} now: {known}")
 
 
 def _owns(worker: Worker, ticket: Ticket) -> bool:
@@ -235,10 +209,26 @@ def _owns(worker: Worker, ticket: Ticket) -> bool:
     return address is not None and address.engine_id == ticket.remote_engine_id
 
 
-def _candidate(load: WorkerLoad) -> Candidate:
+def _wanted(work: Work, request: GenerateRequest, block_size: int) -> Wanted:
+    return Wanted(
+        work=work,
+        choices=len(request.choices),
+        prompt_tokens=len(request.prompt),
+        prompt_blocks=-(-len(request.prompt) // block_size),
+        needs_prompt=request.ticket is None,
+    )
+
+
+def _candidate(member: Member, worker: Worker, request: GenerateRequest) -> Candidate:
+    books, info = member.books, worker.engine.info
     return Candidate(
-        up=load.up,
-        may_be_tried=load.may_be_tried,
-        waiting_tokens=load.waiting_tokens,
-        open_choices=load.open_choices,
+        id=member.id,
+        cached_tokens=worker.engine.cached_tokens(request),
+        queued_tokens=books.waiting_tokens,
+        open_choices=books.open_choices,
+        trunk_blocks=books.trunk_blocks,
+        tail_blocks=books.tail_blocks,
+        max_choices=info.max_num_seqs,
+        num_blocks=info.num_blocks,
+        avoid=member.refused,
     )

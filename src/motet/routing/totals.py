@@ -6,7 +6,10 @@ from itertools import zip_longest
 
 import msgspec
 
-from motet.types import EngineStats
+from motet.types import EngineInfo, EngineStats
+
+MIXED = "mixed"
+"""The fingerprint of workers that differ: nothing is promised of what two of them write."""
 
 SUMMED = tuple(field.name for field in msgspec.structs.fields(EngineStats) if field.type is int or field.type is float)
 """All but those below, which are no plain numbers."""
@@ -22,4 +25,20 @@ def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
         oldest_lease_s=max((s.oldest_lease_s for s in stats if s.oldest_lease_s is not None), default=None),
         transfer_seconds=tuple(map(sum, zip_longest(*(s.transfer_seconds for s in stats), fillvalue=0))),
         transfer_failures=dict(failures),
+    )
+
+
+def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:
+    """What holds for any group on any of these workers. A group lives on one of them: the smallest room counts."""
+    first = infos[0]
+    if len(infos) == 1:
+        return first
+    return msgspec.structs.replace(
+        first,
+        max_model_len=min(info.max_model_len for info in infos),
+        num_blocks=min(info.num_blocks for info in infos),
+        max_num_seqs=min(info.max_num_seqs for info in infos),
+        fingerprint=first.fingerprint if len({info.fingerprint for info in infos}) == 1 else MIXED,
+        pid=None,
+        transfer=None,
     )

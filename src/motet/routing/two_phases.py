@@ -1,7 +1,6 @@
 """One group between prefill and decode: the stream that `Disaggregated` hands out.
 
-    1. prefill() ──► ticket ──► decode.generate(request with ticket) ──► deltas
-    2. decode.generate(request) ──► deltas                                       when prefill is passed by
+    ticket() ──► decode.generate(request with ticket, or without if there was none to be had) ──► deltas
 
 Who frees what: from the moment prefill grants the ticket until the first delta, by which decode has read the KV or done
 without it, the ticket is this stream's, and whatever ends the group gives it back. Decode tells the lease too, if it
@@ -9,18 +8,25 @@ still can; giving back twice changes nothing.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from motet.engines.base import Engine, GroupStream
-from motet.errors import MotetError, RequestError
-from motet.routing.bypass import BypassReason, reason_of
+from motet.errors import MotetError
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
 
-logger = logging.getLogger(__name__)
+
+class Prefill(Protocol):
+    """Where tickets come from."""
+
+    async def ticket(self, request: GenerateRequest) -> Ticket | None:
+        """None: decode is to do without. Raises what ends the group."""
+        ...
+
+    async def release(self, ticket: Ticket) -> None: ...
 
 
 class TwoPhaseGroup:
@@ -30,30 +36,26 @@ class TwoPhaseGroup:
     def __init__(
         self,
         request: GenerateRequest,
-        prefill: Engine,
+        prefill: "Prefill",
         decode: Engine,
         *,
-        bypassed: Callable[[BypassReason], None],
         ended: Callable[["TwoPhaseGroup"], None],
     ) -> None:
         self.request = request
         self._prefill = prefill
         self._decode = decode
-        self._bypassed = bypassed
         self._ended = ended
         self._choices = request.choices
         self._inner: GroupStream | None = None
         self._unread: Ticket | None = None
         self._error: MotetError | None = None
-        self._submitting: asyncio.Task[None] | None = None
+        self._submitting = asyncio.create_task(self._submit())
         self._ending: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Straight to decode, with a ticket of the client's or without."""
-        self._inner = self._decode.generate(self.request)
-
-    def start_with_prefill(self, *, timeout_s: float) -> None:
-        self._submitting = asyncio.create_task(self._submit(timeout_s))
+    @property
+    def choices_on_the_way(self) -> int:
+        """Not given to decode yet."""
+        return len(self._choices) if self._inner is None else 0
 
     def __aiter__(self) -> "TwoPhaseGroup":
         return self
@@ -77,8 +79,7 @@ class TwoPhaseGroup:
 
     async def aclose(self) -> None:
         if self._ending is None:
-            if self._submitting is not None:
-                self._submitting.cancel()
+            self._submitting.cancel()
             self._ending = asyncio.create_task(self._end())
         await asyncio.shield(self._ending)
 
@@ -97,40 +98,18 @@ class TwoPhaseGroup:
             await self.aclose()
 
     async def _submitted(self) -> None:
-        if self._submitting is not None:
-            await asyncio.wait((self._submitting,))
-            if not self._submitting.cancelled():
-                self._submitting.result()
+        await asyncio.wait((self._submitting,))
+        if not self._submitting.cancelled():
+            self._submitting.result()
 
-    async def _submit(self, timeout_s: float) -> None:
+    async def _submit(self) -> None:
         try:
-            self._unread = await self._ticket(timeout_s)
+            self._unread = await self._prefill.ticket(self.request)
             request = msgspec.structs.replace(self.request, ticket=self._unread, choices=self._choices)
             self._inner = self._decode.generate(request)
         except MotetError as error:
             self._error = error
             await self._give_back()
-
-    async def _ticket(self, timeout_s: float) -> Ticket | None:
-        """None: prefill failed, and decode is to do it by itself. Raises RequestError, which is the client's."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._prefill.prefill(self.request)
-        except RequestError:
-            raise
-        except TimeoutError:
-            reason, why = BypassReason.PREFILL_LATE, f"no answer within {timeout_s:g} s"
-        except MotetError as error:
-            reason, why = reason_of(error), error.message
-        fields = {
-            "request_id": self.request.trace,
-            "group": self.request.request_id,
-            "reason": reason,
-            "error": why,
-        }
-        logger.warning("prefill failed; decode computes the prompt", extra={"fields": fields})
-        self._bypassed(reason)
-        return None
 
     async def _give_back(self) -> None:
         if self._unread is not None:
@@ -139,8 +118,7 @@ class TwoPhaseGroup:
 
     async def _end(self) -> None:
         try:
-            if self._submitting is not None:
-                await asyncio.wait((self._submitting,))
+            await asyncio.wait((self._submitting,))
             if self._inner is not None:
                 await self._inner.aclose()
             await self._give_back()

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import FieldInfo
 
-from motet.config import CellConfig, EngineConfig, ModelConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, ModelConfig, RoutingConfig, ServerConfig
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -18,6 +18,7 @@ DECIDED_LATER: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
     ModelConfig: frozenset(),
     EngineConfig: frozenset({"model_path", "model_name"}),
     CellConfig: frozenset(),
+    RoutingConfig: frozenset(),
     ServerConfig: frozenset({"served_model_name"}),
 }
 """Fields that are no settings: they follow from the model that was found."""
@@ -33,6 +34,9 @@ FLAGS: Final[Mapping[str, str]] = {
     "prefill_timeout_s": "--prefill-timeout",
     "pull_timeout_s": "--pull-timeout",
     "lease_s": "--lease",
+    "session_expiry_s": "--session-expiry",
+    "migration_wait_s": "--migration-wait",
+    "queue_timeout_s": "--queue-timeout",
     "heartbeat_timeout_s": "--heartbeat-timeout",
     "step_timeout_s": "--step-timeout",
 }
@@ -102,6 +106,10 @@ class Settings:
     @property
     def cell(self) -> CellConfig:
         return self._fill(CellConfig, {})
+
+    @property
+    def routing(self) -> RoutingConfig:
+        return self._fill(RoutingConfig, {})
 
     def server(self, *, served_model_name: str) -> ServerConfig:
         return self._fill(ServerConfig, {"served_model_name": served_model_name})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from motet.config import CellConfig, EngineConfig, ModelConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, ModelConfig, RoutingConfig, ServerConfig
 from motet.errors import ConfigError
 from motet.log import LogFormat
 from motet.settings.record import DEFAULT, Setting, Settings, flag_of
@@ -16,6 +16,7 @@ from motet.types import Role
 DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+")
 KERNELS = ("auto", "compiled", "torch")
 QUANTIZATIONS = ("none", "int8")
+POLICIES = ("kv", "least-loaded", "round-robin", "session")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_BLOCK_SIZE = 256
@@ -32,6 +33,7 @@ class Proposal:
     model: ModelConfig
     engine: EngineConfig
     cell: CellConfig
+    routing: RoutingConfig
     server: ServerConfig
 
 
@@ -99,13 +101,13 @@ RULES = (
     Rule(("decode",), "must be 0 or more", lambda p: p.cell.decode >= 0),
     Rule(
         ("prefill", "decode"),
-        "--prefill and --decode go together: both at least 1 for a cell, both 0 for one engine that does it all",
-        lambda p: (p.cell.prefill > 0) == (p.cell.decode > 0),
+        "prefill engines need decode engines: --decode at least 1",
+        lambda p: p.cell.prefill == 0 or p.cell.decode > 0,
     ),
     Rule(
         ("role", "prefill"),
         "a cell has engines of both roles: give --prefill and --decode, or --role for a server of its own",
-        lambda p: p.engine.role is Role.BOTH or p.cell.prefill == 0,
+        lambda p: p.engine.role is Role.BOTH or (p.cell.prefill == 0 and p.cell.decode == 0),
     ),
     Rule(
         ("prefill_urls", "prefill"),
@@ -156,6 +158,17 @@ RULES = (
         lambda p: LEAST_HEARTBEAT_TIMEOUT_S <= p.engine.heartbeat_timeout_s < math.inf,
     ),
     Rule(("step_timeout_s",), "must be above 0", lambda p: 0 < p.engine.step_timeout_s < math.inf),
+    Rule(
+        ("routing_policy",),
+        f"must be one of {', '.join(POLICIES)}",
+        lambda p: p.routing.routing_policy in POLICIES,
+    ),
+    Rule(("session_expiry_s",), "must be above 0", lambda p: 0 < p.routing.session_expiry_s < math.inf),
+    Rule(("spread_choices",), "must be 0 (never) or more", lambda p: p.routing.spread_choices >= 0),
+    Rule(("migration_limit",), "must be 0 (never) or more", lambda p: p.routing.migration_limit >= 0),
+    Rule(("migration_wait_s",), "must be 0 or more", lambda p: 0 <= p.routing.migration_wait_s < math.inf),
+    Rule(("queue_timeout_s",), "must be above 0", lambda p: 0 < p.routing.queue_timeout_s < math.inf),
+    Rule(("engine_restarts",), "must be 0 (never) or more", lambda p: p.routing.engine_restarts >= 0),
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
@@ -209,6 +222,7 @@ def check_rules(settings: Settings) -> None:
         settings.model,
         settings.engine(model_path=Path(), model_name=""),
         settings.cell,
+        settings.routing,
         settings.server(served_model_name=""),
     )
     for rule in RULES:

@@ -120,8 +120,15 @@ class RemotePrefill:
         """No more calls from now on."""
         self._closed = True
 
-    async def watch(self, meet: Meet, *, wait: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Runs until it is cancelled. Calls `meet` with every address that is new, and again while that fails."""
+    async def watch(
+        self,
+        meet: Meet,
+        *,
+        tell: Callable[[bool], None] = lambda up: None,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Runs until it is cancelled. Calls `meet` with every address that is new, and again while that fails; `tell`
+        after each look, with whether it answers."""
         met: TransferAddress | None = None
         while True:
             try:
@@ -133,6 +140,7 @@ class RemotePrefill:
             except MotetError as error:
                 self._complain(error.message)
             self._seen_down = self.down
+            tell(not self.down)
             await wait(DOWN_WAIT_S if self._complaint else UP_WAIT_S)
 
     async def _look(self) -> TransferAddress | None:

@@ -1,0 +1,81 @@
+"""The engine that requests go to, put together from the parts of routing: the same for every server.
+
+    Queued(Spread(Migrating(Disaggregated(Routed(fleet)))))
+
+Whether there are prefill workers, one worker or a thousand, is the fleet's business and may change at any time.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from motet.config import CellConfig, RoutingConfig
+from motet.engines.base import Engine
+from motet.metrics.routing import RoutingFigures
+from motet.routing.bypass import BypassRules
+from motet.routing.choose import Work, policy_named
+from motet.routing.disaggregate import Disaggregated
+from motet.routing.fleet import Fleet
+from motet.routing.migrate import Migrating
+from motet.routing.moves import MigrationRules
+from motet.routing.queued import Queued
+from motet.routing.routed import Routed
+from motet.routing.spread import Spread
+from motet.types import Role
+
+
+@dataclass(frozen=True)
+class Router:
+    """Made by `make_router`."""
+
+    fleet: Fleet
+    engine: Engine
+    """What requests go to; closing it closes every worker."""
+    figures: Callable[[], RoutingFigures]
+
+
+def make_router(
+    routing: RoutingConfig, cell: CellConfig, *, role: Role = Role.BOTH, clock: Callable[[], float] = time.monotonic
+) -> Router:
+    """`role`: of the server as its clients see it."""
+    fleet = Fleet(clock=clock)
+    routed = Routed(fleet, policy_named(routing.routing_policy))
+    rules = BypassRules(cell.bypass_tokens, cell.prefill_timeout_s)
+    disaggregated = Disaggregated(routed, routed, rules, role=role)
+    migrating = Migrating(
+        disaggregated,
+        MigrationRules(routing.migration_limit, routing.migration_wait_s),
+        changed=fleet.changed,
+        clock=clock,
+    )
+    spread = Spread(
+        migrating,
+        disaggregated,
+        spread_choices=routing.spread_choices,
+        open_choices=lambda: [member.books.open_choices for member in fleet.ready(Work.GENERATE)],
+    )
+    queued = Queued(
+        spread,
+        fleet,
+        timeout_s=routing.queue_timeout_s,
+        on_the_way=lambda: disaggregated.choices_on_the_way + spread.choices_on_the_way,
+        clock=clock,
+    )
+
+    def figures() -> RoutingFigures:
+        return RoutingFigures(
+            bypasses=disaggregated.bypasses if fleet.has_prefill else {},
+            migrations=migrating.figures.moves,
+            choices_resumed=migrating.figures.choices_resumed,
+            tokens_replayed=migrating.figures.tokens_replayed,
+            decisions=routed.decisions,
+            overlap_tokens=routed.overlap_tokens,
+            routed_tokens=routed.routed_tokens,
+            spreads=spread.spreads,
+            queued=queued.queued,
+            queue_seconds=queued.waits,
+            queue_seconds_sum=queued.waits_sum_s,
+            choices={member.id: member.books.open_choices for member in fleet.members},
+        )
+
+    return Router(fleet, queued, figures)

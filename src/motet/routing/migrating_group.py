@@ -1,0 +1,139 @@
+"""The stream of a group that moves from worker to worker: one stream after the other, as one."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from motet.engines.base import Engine, GroupStream
+from motet.errors import EngineClosedError, MotetError, NoWorkerError, OverloadedError
+from motet.routing.moves import Cause, Moves, Outcome, cause_of
+from motet.routing.unfinished import Unfinished
+from motet.types import GenerateRequest, GroupDelta
+
+logger = logging.getLogger(__name__)
+
+
+class MigratingGroup:
+    """A `GroupStream`. Moving is done by whoever reads it; `ended` is called once, when nothing more comes."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        engine: Engine,
+        moves: Moves,
+        *,
+        changed: Callable[[], Awaitable[None]],
+        ended: Callable[["MigratingGroup"], None],
+    ) -> None:
+        self.request = request
+        self._engine = engine
+        self._moves = moves
+        self._changed = changed
+        self._ended = ended
+        self._left = Unfinished(request)
+        self._current = request
+        """What the present stream was made of."""
+        self._closed = False
+        self._abandoned = False
+        self._woken = asyncio.Event()
+        """Ends a wait for a worker."""
+        self._stream: GroupStream = engine.generate(request)
+
+    def __aiter__(self) -> "MigratingGroup":
+        return self
+
+    async def __anext__(self) -> GroupDelta:
+        while True:
+            try:
+                delta = await self._stream.__anext__()
+            except StopAsyncIteration:
+                self._end()
+                raise
+            except MotetError as error:
+                await self._move(error)
+            else:
+                return self._given(delta)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._woken.set()
+        self._end()
+        await self._stream.aclose()
+
+    async def stop(self, index: int) -> None:
+        """A choice that waits for a worker needs none any more."""
+        self._left.drop(index)
+        if not self._left:
+            self._woken.set()
+        await self._engine.stop_choice(self._current.request_id, index)
+
+    def wait_no_more(self) -> None:
+        """The server is closing."""
+        self._abandoned = True
+        self._woken.set()
+
+    def _given(self, delta: GroupDelta) -> GroupDelta:
+        if self._moves.lives:
+            self._moves.end(Outcome.RESUMED)
+            delta = GroupDelta(self.request.request_id, delta.choices, None if self._left.prompt_told else delta.prompt)
+        self._left.take(delta)
+        return delta
+
+    async def _move(self, error: MotetError) -> None:
+        """Returns with a new stream. Raises `error`, or the end, where none is to come."""
+        try:
+            await self._stream.aclose()
+            cause = self._cause(error)
+            self._moves.begin(cause, error, begun=self._left.begun)
+            while True:
+                await self._wait(self._moves.patience_s(cause, error))
+                cause = self._cause(error)
+                try:
+                    self._submit(cause)
+                except (NoWorkerError, OverloadedError) as again:
+                    error = again
+                else:
+                    return
+        except (MotetError, StopAsyncIteration):
+            self._end()
+            raise
+
+    def _cause(self, error: MotetError) -> Cause:
+        if self._closed or not self._left:
+            raise StopAsyncIteration
+        if self._abandoned:
+            raise EngineClosedError("the server is closing")
+        cause = cause_of(error)
+        if cause is None:
+            raise error
+        return cause
+
+    def _submit(self, cause: Cause) -> None:
+        rest = self._left.rest(self._moves.lives + 1)
+        self._stream = self._engine.generate(rest)
+        self._current = rest
+        self._moves.submitted(self._left)
+        fields = {
+            "request_id": self.request.trace,
+            "group": self.request.request_id,
+            "cause": cause.value,
+            "choices": self._left.choices,
+            "written_tokens": self._left.tokens,
+        }
+        logger.warning("a group goes on elsewhere", extra={"fields": fields})
+
+    async def _wait(self, patience_s: float) -> None:
+        """For something to change, or the end."""
+        if patience_s <= 0:
+            return
+        waits = [asyncio.ensure_future(self._changed()), asyncio.ensure_future(self._woken.wait())]
+        try:
+            await asyncio.wait(waits, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _end(self) -> None:
+        self._moves.end(Outcome.CLOSED)
+        self._ended(self)

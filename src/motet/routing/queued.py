@@ -1,0 +1,158 @@
+"""Groups wait here while no worker has room for them, so that they go where room comes first, in a fair order.
+
+A worker that is given more than it can hold queues it too, but what waits there waits for that worker. A group that
+finds room goes straight through. One that is resumed never waits: it stands below this.
+"""
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+
+from motet.engines.base import Engine, GroupStream
+from motet.errors import EngineClosedError, OverloadedError
+from motet.ids import RequestId
+from motet.metrics.routing import QUEUE_S
+from motet.routing.candidate import Work
+from motet.routing.fair_queue import FairQueue
+from motet.routing.fleet import Fleet
+from motet.routing.queued_group import QueuedGroup
+from motet.routing.room import has_room
+from motet.transfer.ticket import Ticket
+from motet.types import EngineInfo, EngineStats, GenerateRequest
+
+LOOK_AGAIN_S = 0.5
+"""Room may come without anybody telling, and groups may have waited too long."""
+RETRY_AFTER_S = 5
+
+
+class Queued:
+    """An `Engine` in front of one that gives groups to the fleet."""
+
+    def __init__(  # sizes: what it stands before, what it looks at, and how long it waits
+        self,
+        engine: Engine,
+        fleet: Fleet,
+        *,
+        timeout_s: float,
+        on_the_way: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_the_way`: choices that were let through and that no worker's books know yet."""
+        self._engine = engine
+        self._fleet = fleet
+        self._timeout_s = timeout_s
+        self._on_the_way = on_the_way
+        self._clock = clock
+        self._queue: FairQueue[QueuedGroup] = FairQueue(max_wait_s=timeout_s)
+        self._groups: dict[RequestId, QueuedGroup] = {}
+        """Those that waited, until they end."""
+        self._usher: asyncio.Task[None] | None = None
+        self._waits = [0] * (len(QUEUE_S) + 1)
+        self._waits_sum_s = 0.0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def waits(self) -> tuple[int, ...]:
+        """How many groups waited so long: a count for each bound of `QUEUE_S`, and one for longer ones."""
+        return tuple(self._waits)
+
+    @property
+    def waits_sum_s(self) -> float:
+        return self._waits_sum_s
+
+    def generate(self, request: GenerateRequest) -> GroupStream:
+        if not self._queue and self._goes(request):
+            self._waited(0.0)
+            return self._engine.generate(request)
+        group = QueuedGroup(request, self._engine, now_s=self._clock(), ended=self._ended)
+        self._groups[request.request_id] = group
+        self._queue.push(group, choices=len(request.choices), priority=request.priority, now_s=self._clock())
+        if self._usher is None:
+            self._usher = asyncio.create_task(self._let_in())
+        return group
+
+    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
+        return await self._engine.prefill(request, readers=readers)
+
+    async def release(self, ticket: Ticket) -> None:
+        await self._engine.release(ticket)
+
+    def cached_tokens(self, request: GenerateRequest) -> int:
+        return self._engine.cached_tokens(request)
+
+    async def stop_choice(self, request_id: RequestId, index: int) -> None:
+        if group := self._groups.get(request_id):
+            await group.stop(index)
+        else:
+            await self._engine.stop_choice(request_id, index)
+
+    async def stats(self) -> EngineStats:
+        return await self._engine.stats()
+
+    async def close(self) -> None:
+        """Groups that wait get `EngineClosedError`."""
+        if self._usher is not None:
+            self._usher.cancel()
+            await asyncio.gather(self._usher, return_exceptions=True)
+        closed = EngineClosedError("the engine was closed")
+        for group in list(self._groups.values()):
+            group.fail(closed)
+        await self._engine.close()
+
+    def check(self) -> None:
+        """Raises unless every group has ended."""
+        if self._groups or self._queue:
+            raise AssertionError(f"groups left open: {sorted(self._groups)}")
+
+    async def _let_in(self) -> None:
+        """Runs as long as a group waits."""
+        while self._queue:
+            now_s = self._clock()
+            for late in self._queue.expired(now_s):
+                late.fail(self._no_room())
+            while (group := self._queue.pop(self._fits, now_s)) is not None:
+                self._waited(now_s - group.since_s)
+                group.start()
+            if self._queue:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._fleet.changed(), LOOK_AGAIN_S)
+        self._usher = None
+
+    def _goes(self, request: GenerateRequest) -> bool:
+        """Without any worker the group goes too: it is told so."""
+        return self._has_room(request) or not self._fleet.ready(Work.GENERATE)
+
+    def _fits(self, group: QueuedGroup) -> bool:
+        return self._has_room(group.request)
+
+    def _has_room(self, request: GenerateRequest) -> bool:
+        return has_room(
+            self._fleet.ready(Work.GENERATE),
+            choices=len(request.choices),
+            prompt_tokens=len(request.prompt),
+            on_the_way=self._on_the_way(),
+        )
+
+    def _no_room(self) -> OverloadedError:
+        return OverloadedError(
+            f"No worker had room for the request within {self._timeout_s:g} s. Try again later.",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    def _waited(self, wait_s: float) -> None:
+        self._waits[bisect_left(QUEUE_S, wait_s)] += 1
+        self._waits_sum_s += wait_s
+
+    def _ended(self, group: QueuedGroup) -> None:
+        self._queue.remove(group)
+        if self._groups.get(group.request.request_id) is group:
+            del self._groups[group.request.request_id]
