@@ -9,7 +9,9 @@ from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, FakeLeases,
 from motet.errors import EngineDiedError, MotetError
 from motet.ids import RequestId
 from motet.routing.bypass import BypassRules
+from motet.routing.choose import Policy
 from motet.routing.disaggregate import Disaggregated
+from motet.routing.fleet import Fleet
 from motet.routing.routed import Routed
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, Role, SamplingParams, choice_starts
@@ -124,16 +126,16 @@ class Cell:
         self.leases = FakeLeases()
         prefill, self.prefill = worker("prefill-0", leases=self.leases, during_prefill=during_prefill)
         decode, self.decode = worker("decode-0", leases=self.leases, gate=gate, fail_after=fail_after)
-        self.routed_prefill, self.routed_decode = Routed([prefill]), Routed([decode])
-        self.engine = Disaggregated(self.routed_prefill, self.routed_decode, rules or BypassRules(), role=role)
+        self.fleet = Fleet([prefill, decode])
+        self.routed = Routed(self.fleet)
+        self.engine = Disaggregated(self.routed, self.routed, rules or BypassRules(), role=role)
         self._tasks = Tasks()
 
     def check(self) -> None:
         """Nothing is open, kept or running."""
         self.prefill.check()
         self.decode.check()
-        self.routed_prefill.check()
-        self.routed_decode.check()
+        self.routed.check()
         self.engine.check()
         self._tasks.check()
 
@@ -146,12 +148,20 @@ class Cell:
 class Pair:
     """Two workers of one role."""
 
-    def __init__(self, role: str = "prefill", *, first: Hold | None = None, second: Hold | None = None) -> None:
+    def __init__(
+        self,
+        role: str = "prefill",
+        *,
+        first: Hold | None = None,
+        second: Hold | None = None,
+        policy: Policy = Policy.KV,
+    ) -> None:
         self.leases = FakeLeases()
         self.now_s = 0.0
         one, self.first = worker(f"{role}-0", leases=self.leases, during_prefill=first)
         two, self.second = worker(f"{role}-1", leases=self.leases, during_prefill=second)
-        self.engine = Routed([one, two], clock=lambda: self.now_s)
+        self.fleet = Fleet([one, two], clock=lambda: self.now_s)
+        self.engine = Routed(self.fleet, policy)
         self._tasks = Tasks()
 
     @property

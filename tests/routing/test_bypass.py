@@ -20,11 +20,12 @@ def facts(
     cached_tokens: int = 0,
     prompt_logprobs: bool = False,
     prefill: Load | None = None,
+    prefill_up: bool = True,
 ) -> Facts:
     return Facts(
         prompt_tokens=prompt_tokens,
         prompt_logprobs=prompt_logprobs,
-        prefill=prefill or Load(prompt_tokens),
+        prefill=(prefill or Load(prompt_tokens)) if prefill_up else None,
         decode=Load(prompt_tokens - cached_tokens),
     )
 
@@ -53,6 +54,16 @@ def test_prompt_logprobs_need_every_row_on_decode() -> None:
 
 def test_a_busy_prefill_is_passed_by() -> None:
     assert bypass_reason(facts(prefill=BUSY), BypassRules()) is BypassReason.PREFILL_BUSY
+
+
+@pytest.mark.parametrize("bypass_tokens", [0, 128])
+def test_prefill_that_is_down_is_passed_by_and_what_it_could_not_have_done_has_its_own_reason(
+    bypass_tokens: int,
+) -> None:
+    rules = BypassRules(bypass_tokens)
+    assert bypass_reason(facts(prefill_up=False), rules) is BypassReason.PREFILL_DOWN
+    assert bypass_reason(facts(prefill_up=False, prompt_logprobs=True), rules) is BypassReason.PROMPT_LOGPROBS
+    assert bypass_reason(facts(prefill_up=False, prompt_tokens=1), rules) is BypassReason.ONE_TOKEN
 
 
 def test_bypass_tokens_0_lets_decode_compute_nothing_by_choice() -> None:

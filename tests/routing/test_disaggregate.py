@@ -2,19 +2,23 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
+from motet.engines.base import WorkerState
 from motet.engines.fake import FakeLeases
 from motet.errors import (
     EngineClosedError,
     EngineDiedError,
     EngineError,
     MotetError,
+    NoWorkerError,
     OverloadedError,
     RequestError,
 )
 from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
+from motet.routing.fleet import Fleet
 from motet.routing.routed import Routed
 from motet.types import Role
 from tests.routing.cell import Cell, Hold, Tasks, answer, answers_of, group, tokens_of, worker
@@ -228,12 +232,64 @@ async def test_a_group_of_a_closed_cell_ends_with_the_error_that_says_so() -> No
     cell.check()
 
 
+async def test_a_group_that_is_to_go_straight_to_decode_is_no_bypass() -> None:
+    cell = Cell()
+    request = group()
+    await answers_of(cell.engine, msgspec.structs.replace(request, straight=True))
+    assert cell.decode.requests == [request]
+    assert cell.prefill.prefills == []
+    assert cell.bypasses == {}
+    cell.check()
+
+
+async def test_with_the_prefill_workers_down_decode_computes() -> None:
+    cell = Cell()
+    cell.fleet.mark("prefill-0", WorkerState.DEAD)
+    assert await answers_of(cell.engine, group()) == {0: answer(0), 1: answer(1)}
+    assert cell.bypasses == {"prefill-down": 1}
+    cell.check()
+
+
+async def test_without_prefill_workers_nothing_is_passed_by() -> None:
+    decoder, decode = worker("both-0")
+    routed = Routed(Fleet([decoder]))
+    engine = Disaggregated(routed, routed, BypassRules())
+    assert await answers_of(engine, group()) == {0: answer(0), 1: answer(1)}
+    assert set(engine.bypasses.values()) == {0}
+    decode.check()
+
+
+async def test_where_nobody_decodes_no_prompt_is_prefilled() -> None:
+    cell = Cell()
+    cell.fleet.mark("decode-0", WorkerState.DEAD)
+    with pytest.raises(NoWorkerError):
+        cell.engine.generate(group())
+    assert cell.prefill.prefills == []
+    cell.check()
+
+
+async def test_choices_are_on_the_way_until_decode_has_them() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    stream = cell.engine.generate(group(n=3))
+    await hold.entered.wait()
+    assert cell.engine.choices_on_the_way == 3
+    await cell.engine.stop_choice(group().request_id, 0)
+    assert cell.engine.choices_on_the_way == 2
+    hold.go.set()
+    await anext(stream)
+    assert cell.engine.choices_on_the_way == 0
+    await stream.aclose()
+    cell.check()
+
+
 async def test_two_prefill_workers_take_turns_and_a_dead_one_is_passed_over() -> None:
     leases, tasks = FakeLeases(), Tasks()
     first, one = worker("prefill-0", leases=leases, during_prefill=Hold(error=EngineDiedError("gone"), held=False))
     second, two = worker("prefill-1", leases=leases)
     decoder, decode = worker("decode-0", leases=leases)
-    engine = Disaggregated(Routed([first, second]), Routed([decoder]), BypassRules())
+    routed = Routed(Fleet([first, second, decoder]))
+    engine = Disaggregated(routed, routed, BypassRules())
     for name in ("a", "b"):
         assert await answers_of(engine, group(name)) == {0: answer(0), 1: answer(1)}
     assert [len(one.prefills), len(two.prefills), decode.pulls] == [1, 2, 2]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from motet.engines.base import GroupStream
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, RequestError
-from motet.routing.two_phases import TwoPhaseGroup
 from motet.types import GenerateRequest
 from tests.routing.cell import Cell, Hold, answer, group, tokens_of
 
@@ -35,7 +35,7 @@ def prefill_that(error: MotetError | None) -> Callable[[GenerateRequest], Awaita
     return during_prefill
 
 
-async def read(stream: TwoPhaseGroup) -> dict[int, list[int]]:
+async def read(stream: GroupStream) -> dict[int, list[int]]:
     with contextlib.suppress(MotetError):
         return await tokens_of(stream)
     return {}

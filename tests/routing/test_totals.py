@@ -2,7 +2,9 @@
 
 import msgspec
 
-from motet.routing.totals import SUMMED, total_stats
+from motet.engines.fake import fake_info
+from motet.routing.totals import MIXED, SUMMED, common_info, total_stats
+from motet.transfer.ticket import TransferAddress
 from motet.types import EngineStats
 
 NOT_SUMMED = {"oldest_lease_s", "transfer_seconds", "transfer_failures"}
@@ -35,3 +37,19 @@ def test_sums_of_numbers_counts_and_kinds_and_the_age_of_the_oldest() -> None:
 def test_of_one_worker_they_are_its_own() -> None:
     one = EngineStats(groups_running=1, oldest_lease_s=0.0, transfer_seconds=(1,))
     assert total_stats([one]) == one
+
+
+def test_what_holds_of_several_is_the_smallest_room_of_any() -> None:
+    one = msgspec.structs.replace(fake_info(transfer=TransferAddress("x", "127.0.0.1", 1)), pid=1)
+    two = msgspec.structs.replace(one, max_model_len=100, num_blocks=7, max_num_seqs=2, pid=2)
+    assert common_info([one]) is one
+    assert common_info([one, two]) == common_info([two, one])
+    assert common_info([one, two]) == msgspec.structs.replace(two, pid=None, transfer=None)
+
+
+def test_where_one_differs_nothing_is_promised_of_what_they_write() -> None:
+    one = fake_info()
+    other = msgspec.structs.replace(one, fingerprint="other-same")
+    assert common_info([one, one]).fingerprint == "fake-same"
+    assert common_info([one, other]).fingerprint == MIXED
+    assert not MIXED.endswith("-same")

@@ -59,14 +59,18 @@ class Routed:
 
     def generate(self, request: GenerateRequest) -> RoutedGroup:
         member, worker, load = self._chosen(Work.GENERATE, request)
-        group = RoutedGroup(
-            member,
-            worker,
-            request,
-            uncached_tokens=load.own_tokens,
-            failed=self._failed,
-            ended=self._ended,
-        )
+        try:
+            group = RoutedGroup(
+                member,
+                worker,
+                request,
+                uncached_tokens=load.own_tokens,
+                failed=self._failed,
+                ended=self._ended,
+            )
+        except (EngineDiedError, OverloadedError) as error:
+            self._failed(member, worker, error)
+            raise
         member.groups.add(group)
         self._groups[request.request_id] = group
         self.routed_tokens += len(request.prompt)
