@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,9 +17,10 @@ from uvicorn.server import ServerState
 from motet.api.app import create_app
 from motet.api.service import Service
 from motet.config import ServerConfig
-from motet.engines.base import Worker
+from motet.engines.base import Worker, WorkerReport, Workers, WorkerState
 from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.errors import MotetError
+from motet.metrics.routing import RoutingFigures
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceStart, GenerateRequest, Role
@@ -79,6 +80,22 @@ class WatchedEngine(FakeEngine):
         group = super().generate(request)
         self.submitted.release()
         return group
+
+
+def ready(worker: Worker) -> WorkerReport:
+    return WorkerReport(
+        id=worker.id, address=worker.address, state=WorkerState.READY, role=worker.engine.info.role, worker=worker
+    )
+
+
+class ListedWorkers:
+    """Workers that a test may change while the server runs."""
+
+    def __init__(self, reports: Sequence[WorkerReport]) -> None:
+        self.listed = list(reports)
+
+    def reports(self) -> Sequence[WorkerReport]:
+        return tuple(self.listed)
 
 
 class Served:
@@ -162,18 +179,20 @@ class Serving:
         engine: WatchedEngine | None = None,
         tokenizer: Tokenizer | None = None,
         config: ServerConfig | None = None,
-        workers: Sequence[Worker] | None = None,
-        bypasses: Mapping[str, int] | None = None,
+        workers: Workers | Sequence[Worker] | None = None,
+        figures: RoutingFigures | None = None,
     ) -> Served:
         tokenizer = tokenizer or self.tokenizer
         engine = engine or WatchedEngine(script)
+        if isinstance(workers, Sequence):
+            workers = ListedWorkers([ready(worker) for worker in workers])
         service = Service(
             engine,
             tokenizer,
             ChatTemplate.of(tokenizer),
             config or ServerConfig(served_model_name=MODEL),
             workers=workers,
-            bypasses=lambda: bypasses or {},
+            figures=lambda: figures or RoutingFigures(),
             draw_seed=lambda: SEED,
         )
         return await self.stack.enter_async_context(Served(service, engine))

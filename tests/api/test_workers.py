@@ -3,15 +3,17 @@
 import asyncio
 from importlib.metadata import version
 
+import msgspec
 import pytest
 
-from motet.api.workers import Life, ask
-from motet.engines.base import Worker
+from motet.api.workers import Life, ask, look
+from motet.engines.base import Worker, WorkerReport, WorkerState
 from motet.engines.fake import FakeEngine, fake_info
 from motet.errors import EngineClosedError, EngineDiedError, EngineError
+from motet.metrics.routing import RoutingFigures
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineStats, Role
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine, hello
+from tests.api.serving import MODEL, ListedWorkers, Served, Serving, WatchedEngine, hello, ready
 
 pytestmark = pytest.mark.anyio
 
@@ -84,7 +86,9 @@ async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
 
 
 async def test_status_of_a_cell_shows_each_worker_and_sums_what_they_did(serve: Serving) -> None:
-    served = await serve(workers=telling(PREFILL_STATS, DECODE_STATS), bypasses={"short": 3, "queue": 1})
+    moves = {("died", "resumed"): 2, ("silent", "limit"): 1}
+    figures = RoutingFigures(bypasses={"short": 3, "queue": 1}, migrations=moves, choices_resumed=9)
+    served = await serve(workers=telling(PREFILL_STATS, DECODE_STATS), figures=figures)
     status = (await served.http.get("/status")).json()
     prefill, decode = status["workers"]
     assert (prefill["id"], prefill["role"], prefill["address"]) == ("prefill-0", "prefill", "127.0.0.1:20000")
@@ -99,8 +103,8 @@ async def test_status_of_a_cell_shows_each_worker_and_sums_what_they_did(serve: 
         "recomputed_tokens": 2,
         "forks": 14,
         "blocks_shared": 70,
-        "migrations": 0,
-        "choices_resumed": 0,
+        "migrations": 3,
+        "choices_resumed": 9,
         "bypasses": 4,
     }
 
@@ -113,7 +117,8 @@ async def test_a_dead_worker_is_shown_with_nothing_in_its_hands(serve: Serving, 
     assert decode["state"] == "ready"
     text = (await served.http.get("/metrics")).text
     assert 'motet:kv_transfers_total{model_name="tiny",role="decode",worker="decode-0"} 2.0' in text
-    assert text.count('worker="prefill-0"') == 1  # what its cache is like
+    assert 'motet:worker_state{model_name="tiny",state="dead",worker="prefill-0"} 1.0' in text
+    assert 'role="prefill"' not in text
 
 
 async def test_a_silent_worker_holds_neither_status_nor_metrics_up(serve: Serving) -> None:
@@ -147,11 +152,11 @@ async def test_workers_are_asked_side_by_side() -> None:
 
 async def test_figures_of_other_servers_are_theirs_to_publish(serve: Serving) -> None:
     prefill, decode = (TellingEngine(role, EngineStats()) for role in (Role.PREFILL, Role.DECODE))
-    served = await serve(workers=cell(prefill, decode, prefill_is_here=False), bypasses={"short": 3})
+    served = await serve(workers=cell(prefill, decode, prefill_is_here=False))
     text = (await served.http.get("/metrics")).text
-    assert "decode-0" in text
-    assert "prefill-0" not in text
-    assert 'motet:bypasses_total{model_name="tiny",reason="short"} 3.0' in text
+    assert 'role="decode",worker="decode-0"' in text
+    assert 'role="prefill"' not in text
+    assert 'motet:worker_state{model_name="tiny",state="ready",worker="prefill-0"} 1.0' in text  # that is ours to tell
     assert len((await served.http.get("/status")).json()["workers"]) == 2
 
 
@@ -175,3 +180,88 @@ async def test_a_prefill_server_is_healthy_while_its_engine_lives(serve: Serving
 async def test_engine_busy_with_a_long_step_is_healthy(serve: Serving) -> None:
     served = await serve(workers=[Worker("engine-0", SilentEngine(), "here")])
     assert (await served.http.get("/health")).status_code == 200
+
+
+def engine_with(role: Role, *, pid: int) -> TellingEngine:
+    engine = TellingEngine(role, DECODE_STATS)
+    engine.info = msgspec.structs.replace(engine.info, pid=pid)
+    return engine
+
+
+async def test_a_worker_that_joins_or_comes_back_is_shown_as_it_is_now(serve: Serving) -> None:
+    first = Worker("decode-0", engine_with(Role.DECODE, pid=1), "here")
+    workers = ListedWorkers([ready(first)])
+    served = await serve(workers=workers)
+
+    async def shown() -> list[tuple[str, str, int | None]]:
+        return [(w["id"], w["state"], w["pid"]) for w in (await served.http.get("/status")).json()["workers"]]
+
+    assert await shown() == [("decode-0", "ready", 1)]
+    workers.listed[0] = WorkerReport(id="decode-0", address="here", state=WorkerState.STARTING, worker=first)
+    workers.listed.append(ready(Worker("decode-1", engine_with(Role.DECODE, pid=2), "there")))
+    assert await shown() == [("decode-0", "starting", None), ("decode-1", "ready", 2)]  # the pid is of the one before
+    workers.listed[0] = ready(Worker("decode-0", engine_with(Role.DECODE, pid=3), "here"))
+    assert await shown() == [("decode-0", "ready", 3), ("decode-1", "ready", 2)]
+    text = (await served.http.get("/metrics")).text
+    assert 'motet:kv_transfers_total{model_name="tiny",role="decode",worker="decode-1"} 2.0' in text
+    del workers.listed[1]
+    assert await shown() == [("decode-0", "ready", 3)]
+    assert "decode-1" not in (await served.http.get("/metrics")).text
+
+
+async def test_a_worker_that_nobody_has_reached_is_listed_with_what_is_known(serve: Serving) -> None:
+    report = WorkerReport(id="remote-0", address="http://10.0.0.1:8000", state=WorkerState.STARTING)
+    served = await serve(workers=ListedWorkers([report]))
+    (worker,) = (await served.http.get("/status")).json()["workers"]
+    assert (worker["id"], worker["address"]) == ("remote-0", "http://10.0.0.1:8000")
+    assert worker["state"] == "starting"
+    unknown = {name for name, value in worker.items() if value is None}
+    assert unknown == {"role", "pid", "transfer", "oldest_lease_s", "last_decision"}
+    assert {name for name, value in worker.items() if value == 0} == {
+        *("groups_running", "choices_running", "choices_waiting", "blocks_total", "blocks_used", "blocks_cached"),
+        *("leases", "pulls_open", "blocks_pulling"),
+    }
+
+
+async def test_what_its_keeper_says_of_a_worker_comes_before_what_it_says_itself(serve: Serving) -> None:
+    """A silent or dead one is not even asked, with a patience that would outlast this test."""
+    here = Worker("decode-0", SilentEngine(Role.DECODE), "here")
+    reports = [
+        WorkerReport(id=f"decode-{place}", address="", state=state, role=Role.DECODE, worker=here, last_decision="why")
+        for place, state in enumerate((WorkerState.SILENT, WorkerState.DEAD))
+    ]
+    seen = await look(reports, patience_s=60)
+    assert [one.state for one in seen] == [WorkerState.SILENT, WorkerState.DEAD]
+    served = await serve(workers=ListedWorkers(reports))
+    silent, dead = (await served.http.get("/status")).json()["workers"]
+    assert (silent["last_decision"], dead["last_decision"]) == ("why", "why")
+    assert "groups_running" not in silent
+    assert dead["groups_running"] == 0
+
+
+async def test_a_worker_being_drained_is_shown_so(serve: Serving) -> None:
+    worker = Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")
+    report = WorkerReport(id="decode-0", address="here", state=WorkerState.DRAINING, role=Role.DECODE, worker=worker)
+    served = await serve(workers=ListedWorkers([report]))
+    (shown,) = (await served.http.get("/status")).json()["workers"]
+    assert (shown["state"], shown["pulls_open"]) == ("draining", 1)
+    assert (await served.http.get("/health")).status_code == 200
+    refused = await served.http.get("/ready")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+    assert refused.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize("state", [WorkerState.STARTING, WorkerState.SILENT, WorkerState.DEAD])
+async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Serving, state: WorkerState) -> None:
+    decode = Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")
+    prefill = Worker("prefill-0", TellingEngine(Role.PREFILL, PREFILL_STATS), "here")
+    down = WorkerReport(id="decode-0", address="here", state=state, role=Role.DECODE, worker=decode)
+    workers = ListedWorkers([down, ready(prefill)])
+    served = await serve(workers=workers)
+    assert await health(served) == (503, 503)
+    workers.listed.append(ready(Worker("decode-1", SilentEngine(Role.DECODE), "there")))  # in a long step
+    assert await health(served) == (200, 200)
+    workers.listed = []
+    assert await health(served) == (503, 503)
+    workers.listed = [ready(prefill)]  # nobody else: it generates
+    assert await health(served) == (200, 200)

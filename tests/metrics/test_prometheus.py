@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +12,9 @@ from motet.engines.fake import fake_info
 from motet.metrics.names import ENGINE_COUNTS, ENGINE_FIGURES, ENGINE_HISTOGRAMS, PREFIX
 from motet.metrics.prometheus import STEP_S, Metrics
 from motet.metrics.record import GroupRecord
-from motet.metrics.scraped import Scrape
+from motet.metrics.routing import QUEUE_S, RoutingFigures
+from motet.metrics.routing_exposed import ROUTING_FIGURES
+from motet.metrics.scraped import EngineSample, Scrape
 from motet.transfer.base import FailureKind
 from motet.transfer.figures import SECONDS
 from motet.types import EngineStats, FinishReason, Role
@@ -22,11 +25,20 @@ ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \| (.+) \|$", re.MULTILINE)
 
 
 def one_worker() -> Metrics:
-    return Metrics("m", {"engine-0": fake_info()})
+    return Metrics("m")
 
 
-def a_cell() -> Metrics:
-    return Metrics("m", {"prefill-0": fake_info(role=Role.PREFILL), "decode-0": fake_info(role=Role.DECODE)})
+def saying(stats: EngineStats) -> Scrape:
+    return Scrape(engines=[EngineSample("engine-0", fake_info(), stats)])
+
+
+def a_cell(*, prefill: EngineStats | None, decode: EngineStats | None) -> Scrape:
+    return Scrape(
+        engines=[
+            EngineSample("prefill-0", fake_info(role=Role.PREFILL), prefill),
+            EngineSample("decode-0", fake_info(role=Role.DECODE), decode),
+        ]
+    )
 
 
 def exposed(metrics: Metrics, scrape: Scrape | None = None) -> dict[str, float]:
@@ -56,10 +68,12 @@ def test_the_page_lists_exactly_the_metrics_there_are() -> None:
 
 
 def test_the_page_names_every_label_that_not_all_have() -> None:
-    labels = {counts.label: counts.name for counts in ENGINE_COUNTS} | {"reason": "bypasses"}
-    page = {name: meaning for name, _, _, meaning in ROW.findall(DOC.read_text())}
-    for label, name in labels.items():
-        assert f"`{label}`" in page[f"{PREFIX}{name}_total"]
+    labels = [(counts.label, counts.name) for counts in ENGINE_COUNTS]
+    labels += [(label, figure.name) for figure in ROUTING_FIGURES for label in figure.labels]
+    labels += [("worker", "worker_state"), ("state", "worker_state")]
+    page = {name.removesuffix("_total"): meaning for name, _, _, meaning in ROW.findall(DOC.read_text())}
+    for label, name in labels:
+        assert f"`{label}`" in page[PREFIX + name]
 
 
 def test_the_page_tells_every_way_a_pull_fails() -> None:
@@ -71,7 +85,7 @@ def test_every_figure_of_the_engine_is_exposed_under_its_name() -> None:
     apart = {"transfer_seconds", "transfer_seconds_sum", "transfer_failures"}
     names = [name for name in EngineStats.__struct_fields__ if name not in apart]
     stats = EngineStats(**{name: 2**place for place, name in enumerate(names)})  # each value stands for its field
-    samples = exposed(one_worker(), Scrape({"engine-0": stats}))
+    samples = exposed(one_worker(), saying(stats))
     shown = set()
     for figure in ENGINE_FIGURES:
         name = PREFIX + figure.name + ("_total" if figure.kind == "counter" else "")
@@ -83,7 +97,7 @@ def test_every_figure_of_the_engine_is_exposed_under_its_name() -> None:
 def test_pull_seconds_are_a_histogram() -> None:
     counts = (2, 0, 1, *(0 for _ in SECONDS[3:]), 4)  # four took longer than the last bound
     stats = EngineStats(transfer_seconds=counts, transfer_seconds_sum=55.5)
-    samples = exposed(one_worker(), Scrape({"engine-0": stats}))
+    samples = exposed(one_worker(), saying(stats))
     name = "motet:kv_transfer_seconds"
     assert [samples[f"{name}_bucket|le={bound}"] for bound in SECONDS] == [2, 2, *(3 for _ in SECONDS[2:])]
     assert samples[f"{name}_bucket|le=+Inf"] == samples[f"{name}_count"] == 7
@@ -91,22 +105,74 @@ def test_pull_seconds_are_a_histogram() -> None:
 
 
 def test_an_engine_that_never_pulled_has_an_empty_histogram() -> None:
-    samples = exposed(one_worker(), Scrape({"engine-0": EngineStats()}))
+    samples = exposed(one_worker(), saying(EngineStats()))
     (name,) = (histogram.name for histogram in ENGINE_HISTOGRAMS)
     assert samples[f"motet:{name}_bucket|le=+Inf"] == samples[f"motet:{name}_count"] == 0
 
 
-def test_failures_and_bypasses_are_counted_by_what_has_occurred() -> None:
-    scrape = Scrape({"engine-0": EngineStats(transfer_failures={"stale": 2, "timeout": 1})}, {"short": 5})
-    samples = exposed(one_worker(), scrape)
+def test_failures_are_counted_by_what_has_occurred() -> None:
+    samples = exposed(one_worker(), saying(EngineStats(transfer_failures={"stale": 2, "timeout": 1})))
     assert samples["motet:kv_transfer_failures_total|kind=stale"] == 2
     assert samples["motet:kv_transfer_failures_total|kind=timeout"] == 1
-    assert samples["motet:bypasses_total|reason=short"] == 5
+
+
+def test_everything_that_routing_counts_is_exposed() -> None:
+    figures = RoutingFigures(
+        bypasses={"short": 1},
+        migrations={("died", "resumed"): 2, ("silent", "limit"): 3},
+        choices_resumed=4,
+        tokens_replayed=5,
+        decisions={"prefix": 6, "load": 7},
+        overlap_tokens=8,
+        routed_tokens=9,
+        spreads=10,
+        choices={"decode-0": 11},
+        queued=12,
+        queue_seconds=(1, 0, 2, *(0 for _ in QUEUE_S[3:]), 3),
+        queue_seconds_sum=99.5,
+        restarts={"decode-0": 13},
+    )
+    samples = exposed(one_worker(), Scrape(routing=figures))
+    assert {name: value for name, value in samples.items() if name in EXPECTED} == EXPECTED
+    unread = {field.name for field in fields(RoutingFigures)} - {"queue_seconds", "queue_seconds_sum"}
+    assert len(unread) == len(ROUTING_FIGURES)
+    bounds = [samples[f"motet:queue_seconds_bucket|le={bound}"] for bound in (*QUEUE_S, "+Inf")]
+    assert bounds == [1, 1, *(3 for _ in QUEUE_S[2:]), 6]
+    assert (samples["motet:queue_seconds_sum"], samples["motet:queue_seconds_count"]) == (99.5, 6)
+
+
+EXPECTED = {
+    "motet:bypasses_total|reason=short": 1,
+    "motet:migrations_total|cause=died|outcome=resumed": 2,
+    "motet:migrations_total|cause=silent|outcome=limit": 3,
+    "motet:choices_resumed_total": 4,
+    "motet:resumed_tokens_total": 5,
+    "motet:routing_decisions_total|reason=prefix": 6,
+    "motet:routing_decisions_total|reason=load": 7,
+    "motet:routing_overlap_tokens_total": 8,
+    "motet:routing_prompt_tokens_total": 9,
+    "motet:group_spreads_total": 10,
+    "motet:worker_choices|worker=decode-0": 11,
+    "motet:groups_queued": 12,
+    "motet:engine_restarts_total|worker=decode-0": 13,
+}
+
+
+def test_a_router_that_never_queued_has_an_empty_histogram() -> None:
+    samples = exposed(one_worker())
+    assert samples["motet:queue_seconds_bucket|le=+Inf"] == samples["motet:queue_seconds_count"] == 0
+    assert samples["motet:groups_queued"] == samples["motet:choices_resumed_total"] == 0
+
+
+def test_a_worker_is_in_one_of_its_states() -> None:
+    scrape = Scrape(states={("decode-0", "ready"): False, ("decode-0", "silent"): True})
+    samples = exposed(one_worker(), scrape)
+    assert samples["motet:worker_state|state=ready|worker=decode-0"] == 0
+    assert samples["motet:worker_state|state=silent|worker=decode-0"] == 1
 
 
 def test_each_worker_of_a_cell_has_its_own_figures() -> None:
-    scrape = Scrape({"prefill-0": EngineStats(prefills=3), "decode-0": EngineStats(transfers=2)})
-    samples = exposed(a_cell(), scrape)
+    samples = exposed(one_worker(), a_cell(prefill=EngineStats(prefills=3), decode=EngineStats(transfers=2)))
     assert samples["motet:prefills_total|role=prefill|worker=prefill-0"] == 3
     assert samples["motet:prefills_total|role=decode|worker=decode-0"] == 0
     assert samples["motet:kv_transfers_total|role=decode|worker=decode-0"] == 2
@@ -115,14 +181,14 @@ def test_each_worker_of_a_cell_has_its_own_figures() -> None:
 
 
 def test_what_reads_the_counters_sums_them_over_the_workers() -> None:
-    scrape = Scrape({"prefill-0": EngineStats(prefill_tokens=40), "decode-0": EngineStats(prefill_tokens=2)})
-    text = text_of(a_cell(), scrape)
+    cell = a_cell(prefill=EngineStats(prefill_tokens=40), decode=EngineStats(prefill_tokens=2))
+    text = text_of(one_worker(), cell)
     assert figures_in(text).prefill_tokens == 42
     assert block_size_in(text).tokens == 16
 
 
 def test_a_worker_that_gave_no_answer_has_no_samples() -> None:
-    samples = exposed(a_cell(), Scrape({"decode-0": EngineStats()}))
+    samples = exposed(one_worker(), a_cell(prefill=None, decode=EngineStats()))
     assert "motet:forks_total|role=decode|worker=decode-0" in samples
     assert not any("prefill-0" in name for name in samples if not name.startswith("motet:cache_config_info"))
 

@@ -9,9 +9,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from motet.api.json_body import json_response
 from motet.api.service import Service
 from motet.api.status import PATIENCE_S, server_status
-from motet.api.workers import Life, ask, needed
-from motet.errors import DrainingError, EngineDiedError
-from motet.metrics.scraped import Scrape
+from motet.api.workers import Seen, look, needed
+from motet.engines.base import WorkerState
+from motet.errors import DrainingError, EngineDiedError, NoWorkerError
+from motet.metrics.scraped import EngineSample, Scrape
 
 HEALTH_PATIENCE_S = 0.5
 """How long a health check waits for an engine to finish its step."""
@@ -37,7 +38,7 @@ def admin_router(service: Service) -> APIRouter:
     @router.get("/health")
     async def health() -> Response:
         """200 while an engine lives that can answer, draining or not."""
-        await _check_alive(service)
+        await _living(service)
         return json_response(Health("ok"))
 
     @router.get("/ready")
@@ -45,7 +46,8 @@ def admin_router(service: Service) -> APIRouter:
         """200 while new groups are taken."""
         if service.admission.draining:
             raise DrainingError("The server is draining and takes no new requests.")
-        await _check_alive(service)
+        if all(seen.report.state is not WorkerState.READY for seen in await _living(service)):
+            raise NoWorkerError("No worker takes new requests at this moment: they are being drained.")
         return json_response(Health("ready"))
 
     @router.get("/version")
@@ -72,13 +74,25 @@ def admin_router(service: Service) -> APIRouter:
 
 async def _scrape(service: Service) -> Scrape:
     """Figures of other servers are theirs to publish."""
-    answers = await ask([worker for worker in service.workers if worker.local], patience_s=PATIENCE_S)
-    stats = {answer.worker.id: answer.stats for answer in answers if answer.stats is not None}
-    return Scrape(stats, service.bypasses())
+    workers = await look(
+        service.workers.reports(), patience_s=PATIENCE_S, draining=service.admission.draining, local_only=True
+    )
+    return Scrape(
+        engines=[
+            EngineSample(seen.report.id, seen.info, seen.stats)
+            for seen in workers
+            if seen.info is not None and seen.report.worker is not None and seen.report.worker.local
+        ],
+        routing=service.figures(),
+        states={(seen.report.id, state.value): seen.state is state for seen in workers for state in WorkerState},
+    )
 
 
-async def _check_alive(service: Service) -> None:
-    """A dead engine says so at once; one that takes longer to answer is busy with a long step, and alive."""
-    answers = await ask(needed(service.workers), patience_s=HEALTH_PATIENCE_S)
-    if all(answer.life is Life.DEAD for answer in answers):
+async def _living(service: Service) -> list[Seen]:
+    """The needed workers that live; raises unless there is one. A dead engine says so at once; one that takes longer to
+    answer is busy with a long step, and alive."""
+    seen = await look(needed(service.workers.reports()), patience_s=HEALTH_PATIENCE_S)
+    living = [one for one in seen if one.alive]
+    if not living:
         raise EngineDiedError("The engine is not running.")
+    return living

@@ -2,16 +2,23 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from motet.api.admission import Admission
+from motet.api.workers import OnlyWorker
 from motet.config import ServerConfig
-from motet.engines.base import Engine, Worker
+from motet.engines.base import Engine, Worker, Workers
 from motet.errors import ModelNotFoundError
 from motet.metrics.prometheus import Metrics
+from motet.metrics.routing import RoutingFigures
 from motet.text.prepare import Preparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
+from motet.transfer.ticket import TransferAddress
+
+Connect = Callable[[TransferAddress], Awaitable[None]]
+"""Raises MotetError if the two cannot meet."""
 
 
 def draw_seed() -> int:
@@ -29,23 +36,28 @@ class Service:
         template: ChatTemplate,
         config: ServerConfig,
         *,
-        workers: Sequence[Worker] | None = None,
-        bypasses: Callable[[], Mapping[str, int]] = dict,
+        workers: Workers | None = None,
+        figures: Callable[[], RoutingFigures] = RoutingFigures,
+        tokenizer_folder: Path | None = None,
+        connect: Connect | None = None,
         draw_seed: Callable[[], int] = draw_seed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`engine`: what requests go to. `workers`: the engines behind it; None: it is the only one. `bypasses`: how
-        many groups did without prefill workers so far, by reason."""
+        """`engine`: what requests go to. `workers`: those behind it, asked each time; None: it is the only one.
+        `figures`: what routing has counted. `tokenizer_folder`: for gateways that ask for it. `connect`: how the engine
+        meets another worker, if it can."""
         self.engine = engine
-        self.workers = (
-            (Worker("engine-0", engine, f"{config.host}:{config.port}"),) if workers is None else tuple(workers)
-        )
-        self.bypasses = bypasses
+        if workers is None:
+            workers = OnlyWorker(Worker("engine-0", engine, f"{config.host}:{config.port}"))
+        self.workers = workers
+        self.figures = figures
+        self.tokenizer_folder = tokenizer_folder
+        self.connect = connect
         self.tokenizer = tokenizer
         self.config = config
         self.preparer = Preparer(tokenizer, template, engine.info)
         self.admission = Admission(config.max_waiting_groups)
-        self.metrics = Metrics(config.served_model_name, {w.id: w.engine.info for w in self.workers if w.local})
+        self.metrics = Metrics(config.served_model_name)
         self.created = int(time.time())
         self.draw_seed = draw_seed
         self.clock = clock

@@ -7,7 +7,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from motet.api.service import Service
-from motet.api.workers import Answered, Life, ask
+from motet.api.workers import Seen, look
+from motet.engines.base import WorkerState
+from motet.metrics.routing import RoutingFigures
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineStats, Role
 
@@ -18,12 +20,12 @@ PATIENCE_S = 2.0
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a silent worker are not known, and left out. A dead one holds nothing: 0."""
+    """Figures of a silent worker are not known, and left out. One without an engine holds nothing: 0."""
 
     id: str
-    role: Role
-    state: str
-    """`ready`, `draining`, `silent` or `dead`."""
+    role: Role | None
+    """None: it has not told yet."""
+    state: WorkerState
     pid: int | None
     """Only of a process on this machine."""
     address: str
@@ -39,7 +41,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     oldest_lease_s: float | UnsetType | None = UNSET
     pulls_open: int | UnsetType = UNSET
     blocks_pulling: int | UnsetType = UNSET
-    last_decision: str | None = None
+    last_decision: str | None
+    """Why it got the last group it was given."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +55,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
     forks: int
     blocks_shared: int
-    migrations: int = 0
-    choices_resumed: int = 0
+    migrations: int
+    choices_resumed: int
     bypasses: int
 
 
@@ -65,49 +68,47 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def server_status(service: Service, version: str) -> ServerStatus:
-    answers = await ask(service.workers, patience_s=PATIENCE_S)
-    draining = service.admission.draining
+    workers = await look_at_all(service)
     return ServerStatus(
         model=service.model,
         version=version,
-        workers=[_worker(answer, draining=draining) for answer in answers],
-        totals=_totals([answer.stats for answer in answers if answer.stats], sum(service.bypasses().values())),
+        workers=[worker_status(seen) for seen in workers],
+        totals=_totals([seen.stats for seen in workers if seen.stats], service.figures()),
     )
 
 
-def _worker(answer: Answered, *, draining: bool) -> WorkerStatus:
-    info = answer.worker.engine.info
+async def look_at_all(service: Service) -> list[Seen]:
+    return await look(service.workers.reports(), patience_s=PATIENCE_S, draining=service.admission.draining)
+
+
+def worker_status(seen: Seen) -> WorkerStatus:
+    report, info = seen.report, seen.info
 
     def figure(read: Callable[[EngineStats], T]) -> T | UnsetType:
-        return UNSET if answer.life is Life.SILENT else read(answer.stats or EngineStats())
+        return UNSET if seen.state is WorkerState.SILENT else read(seen.stats or EngineStats())
 
     return WorkerStatus(
-        id=answer.worker.id,
-        role=info.role,
-        state=_state(answer.life, draining=draining),
-        pid=info.pid,
-        address=answer.worker.address,
-        transfer=info.transfer,
+        id=report.id,
+        role=report.role,
+        state=seen.state,
+        pid=info.pid if info else None,
+        address=report.address,
+        transfer=info.transfer if info else None,
         groups_running=figure(lambda s: s.groups_running),
         choices_running=figure(lambda s: s.choices_running),
         choices_waiting=figure(lambda s: s.choices_waiting),
-        blocks_total=info.num_blocks,
+        blocks_total=info.num_blocks if info else 0,
         blocks_used=figure(lambda s: s.blocks_used),
         blocks_cached=figure(lambda s: s.blocks_cached),
         leases=figure(lambda s: s.leases),
         oldest_lease_s=figure(lambda s: s.oldest_lease_s),
         pulls_open=figure(lambda s: s.pulls_open),
         blocks_pulling=figure(lambda s: s.blocks_pulling),
+        last_decision=report.last_decision,
     )
 
 
-def _state(life: Life, *, draining: bool) -> str:
-    if life is not Life.ANSWERED:
-        return life.value
-    return "draining" if draining else "ready"
-
-
-def _totals(stats: Sequence[EngineStats], bypasses: int) -> Totals:
+def _totals(stats: Sequence[EngineStats], routing: RoutingFigures) -> Totals:
     return Totals(
         prefills=sum(s.prefills for s in stats),
         prefill_tokens=sum(s.prefill_tokens for s in stats),
@@ -116,5 +117,7 @@ def _totals(stats: Sequence[EngineStats], bypasses: int) -> Totals:
         recomputed_tokens=sum(s.recomputed_tokens for s in stats),
         forks=sum(s.forks for s in stats),
         blocks_shared=sum(s.blocks_shared for s in stats),
-        bypasses=bypasses,
+        migrations=sum(routing.migrations.values()),
+        choices_resumed=routing.choices_resumed,
+        bypasses=sum(routing.bypasses.values()),
     )

@@ -1,6 +1,7 @@
 """The metrics of one server, in a registry of their own, as Prometheus reads them.
 
 engine figures      read from `Engine.stats()` of each worker at each scrape (`metrics.scraped`)
+routing figures     read from whoever routes, at each scrape (`metrics.routing_exposed`)
 group figures       observed here when a step of a group comes in and when the group ends
 HTTP figures        counted when a response has been sent
 """
@@ -14,7 +15,6 @@ from motet.metrics.names import PREFIX
 from motet.metrics.record import GroupRecord
 from motet.metrics.scraped import Scrape, ScrapeCollector
 from motet.metrics.step_times import StepTimes
-from motet.types import EngineInfo
 
 LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 STEP_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -23,12 +23,12 @@ CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """All metrics of one app. `workers`: those whose figures are published here, by id."""
+    """All metrics of one app."""
 
-    def __init__(self, model: str, workers: Mapping[str, EngineInfo]) -> None:
+    def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model
-        self._scraped = ScrapeCollector(model, workers)
+        self._scraped = ScrapeCollector(model)
         self.registry.register(self._scraped)
         self._first_token = self._histogram("time_to_first_token_seconds", "First token of the first choice.")
         self._last_first_token = self._histogram(

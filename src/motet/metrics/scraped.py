@@ -1,39 +1,49 @@
 """Figures that others keep, the engines and whoever routes between them: read when the metrics are scraped."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from motet.metrics.names import ENGINE_COUNTS, ENGINE_FIGURES, ENGINE_HISTOGRAMS, PREFIX, EngineHistogram, Kind
+from motet.metrics.cumulative import cumulative
+from motet.metrics.names import ENGINE_COUNTS, ENGINE_FIGURES, ENGINE_HISTOGRAMS, PREFIX, Kind
+from motet.metrics.routing import RoutingFigures
+from motet.metrics.routing_exposed import routing_metrics, worker_states
 from motet.types import EngineInfo, EngineStats
 
 LABELS = ("model_name", "worker", "role")
-INFINITY = "+Inf"
 
 
 @dataclass(frozen=True)
+class EngineSample:
+    """A worker whose figures are published here."""
+
+    worker: str
+    info: EngineInfo
+    stats: EngineStats | None = None
+    """None: it gave no answer, and has no samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scrape:
     """What the others said this time."""
 
-    stats: Mapping[str, EngineStats] = field(default_factory=dict)
-    """By worker; one that gave no answer is left out, and so are its samples."""
-    bypasses: Mapping[str, int] = field(default_factory=dict)
-    """Groups that did without prefill workers, by reason."""
+    engines: Sequence[EngineSample] = ()
+    routing: RoutingFigures = field(default_factory=RoutingFigures)
+    states: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    """Every worker with every state there is, and whether it is in it."""
 
 
 class ScrapeCollector(Collector):
     """Exposes the last scrape, with the labels of each worker."""
 
-    def __init__(self, model: str, workers: Mapping[str, EngineInfo]) -> None:
+    def __init__(self, model: str) -> None:
         self.scrape = Scrape()
         self._model = model
-        self._workers = workers
 
     def collect(self) -> Iterator[Metric]:
-        answers = [(self._labels(worker), stats) for worker, stats in self.scrape.stats.items()]
+        answers = [(self._labels(said), said.stats) for said in self.scrape.engines if said.stats is not None]
         for figure in ENGINE_FIGURES:
             family = CounterMetricFamily if figure.kind is Kind.COUNTER else GaugeMetricFamily
             metric: CounterMetricFamily | GaugeMetricFamily = family(PREFIX + figure.name, figure.help, labels=LABELS)
@@ -49,33 +59,19 @@ class ScrapeCollector(Collector):
         for kept in ENGINE_HISTOGRAMS:
             histogram = HistogramMetricFamily(PREFIX + kept.name, kept.help, labels=LABELS)
             for labels, stats in answers:
-                histogram.add_metric(labels, cumulative(kept, stats), kept.sum(stats))
+                histogram.add_metric(labels, cumulative(kept.bounds, kept.read(stats)), kept.sum(stats))
             yield histogram
-        yield self._bypasses()
         yield self._cache_facts()
+        yield worker_states(self._model, self.scrape.states)
+        yield from routing_metrics(self._model, self.scrape.routing)
 
-    def _labels(self, worker: str) -> tuple[str, str, str]:
-        return self._model, worker, self._workers[worker].role.value
-
-    def _bypasses(self) -> Metric:
-        metric = CounterMetricFamily(
-            PREFIX + "bypasses", "Groups that did without prefill workers.", labels=("model_name", "reason")
-        )
-        for reason, count in self.scrape.bypasses.items():
-            metric.add_metric((self._model, reason), count)
-        return metric
+    def _labels(self, said: EngineSample) -> tuple[str, str, str]:
+        return self._model, said.worker, said.info.role.value
 
     def _cache_facts(self) -> Metric:
         facts = ("block_size", "num_blocks", "bytes_per_block")
         metric = GaugeMetricFamily(PREFIX + "cache_config_info", "The KV cache, in labels.", labels=(*LABELS, *facts))
-        for worker, info in self._workers.items():
-            values = (info.block_size, info.num_blocks, info.bytes_per_block)
-            metric.add_metric((*self._labels(worker), *map(str, values)), 1)
+        for said in self.scrape.engines:
+            values = (said.info.block_size, said.info.num_blocks, said.info.bytes_per_block)
+            metric.add_metric((*self._labels(said), *map(str, values)), 1)
         return metric
-
-
-def cumulative(histogram: EngineHistogram, stats: EngineStats) -> list[tuple[str, float]]:
-    """Bound and how many values are not above it, as Prometheus has it."""
-    counts = histogram.read(stats) or [0] * (len(histogram.bounds) + 1)
-    bounds = [*map(str, histogram.bounds), INFINITY]
-    return list(zip(bounds, accumulate(counts), strict=True))

@@ -5,12 +5,11 @@ prometheus_client's own takes a lock for every bucket it looks at.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-INFINITY = "+Inf"
+from motet.metrics.cumulative import cumulative
 
 
 class StepTimes(Collector):
@@ -30,8 +29,6 @@ class StepTimes(Collector):
         self._sum_s += seconds
 
     def collect(self) -> Iterator[Metric]:
-        bounds = [*map(str, self._bounds), INFINITY]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
         metric = HistogramMetricFamily(self._name, self._help, labels=("model_name",))
-        metric.add_metric((self._model,), buckets, self._sum_s)
+        metric.add_metric((self._model,), cumulative(self._bounds, self._counts), self._sum_s)
         yield metric
