@@ -7,7 +7,7 @@ from types import TracebackType
 import httpx
 import msgspec
 
-from motet.config import CellConfig, EngineConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
 from motet.deploy.cell import Cell
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, run_server
@@ -28,6 +28,7 @@ class Running:
         starter: Starter | None = None,
         cell: CellConfig | None = None,
         role: Role = Role.BOTH,
+        restarts: int = 0,
         **server: object,
     ) -> None:
         self.starter = starter or Starter()
@@ -39,6 +40,7 @@ class Running:
             tokenizer_path=folder,
             chat_template=None,
             cell=cell or CellConfig(),
+            routing=RoutingConfig(engine_restarts=restarts),
             death_linger_s=0.2,
         )
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -4,17 +4,14 @@ import asyncio
 import logging
 from pathlib import Path
 
-import httpx
 import pytest
 
 from motet.config import CellConfig
-from motet.deploy.cell import alone
 from motet.deploy.listen import listen, port_of
 from motet.deploy.server import Outcome
-from motet.engines.base import Worker
-from motet.errors import EngineClosedError, KVMemoryError
-from motet.types import EngineStats, Role
-from tests.deploy.dying import DyingEngine, Starter
+from motet.errors import KVMemoryError
+from motet.types import Role
+from tests.deploy.dying import Starter
 from tests.deploy.running import CELL, Running
 
 pytestmark = pytest.mark.anyio
@@ -154,17 +151,3 @@ async def test_answers_that_outlast_the_drain_of_a_cell_end_with_an_error(folder
         assert '"engine_closed"' in stream
         assert stream.endswith("data: [DONE]\n\n")
         assert await server.outcome() is Outcome.STOPPED
-
-
-class ClosedAsItDied(DyingEngine):
-    async def stats(self) -> EngineStats:
-        raise EngineClosedError("the engine was closed")
-
-
-async def test_an_engine_that_is_closed_as_it_dies_ends_its_watch_quietly() -> None:
-    engine = ClosedAsItDied()
-    async with httpx.AsyncClient() as client:
-        cell = alone(Worker("engine-0", engine, "nowhere"), engine, CellConfig(), client)
-        engine.die()
-        await cell.watch()
-        assert cell.dead

@@ -46,6 +46,7 @@ def make_router(
         disaggregated,
         MigrationRules(routing.migration_limit, routing.migration_wait_s),
         changed=fleet.changed,
+        hopeful=lambda: fleet.hopeful,
         clock=clock,
     )
     spread = Spread(

@@ -100,6 +100,7 @@ class LocalKeeper:
                 await self.adopt(engine)
                 return in_a_row
         logger.error("%s is not started again", self.id)
+        self._fleet.give_up(self.id)
         self.given_up.set()
         return in_a_row
 

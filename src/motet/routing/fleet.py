@@ -43,6 +43,8 @@ class Member:
         self.groups: set[Evictable] = set()
         """Those it is writing."""
         self.last_decision: str | None = None
+        self.given_up = False
+        """Whether nobody expects it back."""
         self._clock = clock
         self._refused_until_s = clock()
 
@@ -58,6 +60,7 @@ class Member:
         """It is there, for the first time or again."""
         self.books = WorkerLoad(clock=self._clock)
         self.groups = set()
+        self.given_up = False
         self.worker = worker
         self.role = worker.engine.info.role
         self.address = worker.address
@@ -112,6 +115,17 @@ class Fleet:
     def has_prefill(self) -> bool:
         """Whether prefill and decode are apart: workers of both kinds have been heard of, up or not."""
         return self.has_decode and any(member.role is Role.PREFILL for member in self._members.values())
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether a worker that decodes is there or may come back."""
+        return any(not member.given_up for member in self._members.values() if member.role is not Role.PREFILL)
+
+    def give_up(self, id: str) -> None:
+        """It will not come back."""
+        if member := self._members.get(id):
+            member.given_up = True
+            self.notify()
 
     def expect(self, id: str, address: str, role: Role | None = None) -> Member:
         """Names a worker that is yet to come."""

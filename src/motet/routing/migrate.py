@@ -24,7 +24,8 @@ from motet.types import EngineInfo, EngineStats, GenerateRequest
 
 
 class Migrating:
-    """An `Engine` around one that places groups. `changed` returns when a worker came, left, or has room."""
+    """An `Engine` around one that places groups. `changed` returns when a worker came, left, or has room; `hopeful` says
+    whether any may come."""
 
     def __init__(
         self,
@@ -32,11 +33,13 @@ class Migrating:
         rules: MigrationRules,
         *,
         changed: Callable[[], Awaitable[None]],
+        hopeful: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._rules = rules
         self._changed = changed
+        self._hopeful = hopeful
         self._clock = clock
         self._groups: dict[RequestId, MigratingGroup] = {}
         self.figures = MigrationFigures()
@@ -51,6 +54,7 @@ class Migrating:
             self._engine,
             Moves(self._rules, self.figures, clock=self._clock),
             changed=self._changed,
+            hopeful=self._hopeful,
             ended=self._ended,
         )
         self._groups[request.request_id] = group

@@ -16,19 +16,21 @@ logger = logging.getLogger(__name__)
 class MigratingGroup:
     """A `GroupStream`. Moving is done by whoever reads it; `ended` is called once, when nothing more comes."""
 
-    def __init__(
+    def __init__(  # sizes: the group, where it goes, and what it is told by
         self,
         request: GenerateRequest,
         engine: Engine,
         moves: Moves,
         *,
         changed: Callable[[], Awaitable[None]],
+        hopeful: Callable[[], bool],
         ended: Callable[["MigratingGroup"], None],
     ) -> None:
         self.request = request
         self._engine = engine
         self._moves = moves
         self._changed = changed
+        self._hopeful = hopeful
         self._ended = ended
         self._left = Unfinished(request)
         self._current = request
@@ -85,13 +87,18 @@ class MigratingGroup:
             await self._stream.aclose()
             cause = self._cause(error)
             self._moves.begin(cause, error, begun=self._left.begun)
+            latest = error
             while True:
-                await self._wait(self._moves.patience_s(cause, error))
-                cause = self._cause(error)
+                patience_s = self._moves.patience_s(cause, hopeful=self._hopeful())
+                if patience_s is None:
+                    raise error
+                await self._wait(patience_s)
+                cause = self._cause(latest)
                 try:
                     self._submit(cause)
                 except (NoWorkerError, OverloadedError) as again:
-                    error = again
+                    latest = again
+                    cause = self._cause(latest)
                 else:
                     return
         except (MotetError, StopAsyncIteration):

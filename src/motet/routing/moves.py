@@ -122,17 +122,18 @@ class Moves:
                 self.end(Outcome.LIMIT)
                 raise error
 
-    def patience_s(self, cause: Cause, error: MotetError) -> float:
-        """How long to wait before it is tried again, if nothing changes. Raises `error` when that was too long."""
+    def patience_s(self, cause: Cause, *, hopeful: bool) -> float | None:
+        """How long to wait before it is tried again, if nothing changes; None: it has been too long, or, not being
+        `hopeful`, would be in vain."""
         if cause not in (Cause.NO_WORKER, Cause.REFUSED):
             return 0.0
         now = self._clock()
         if self._without_worker_until_s is None:
             self._without_worker_until_s = now + self._rules.wait_s
         left_s = self._without_worker_until_s - now
-        if left_s <= 0:
+        if left_s <= 0 or not hopeful:
             self.end(Outcome.NO_WORKER if cause is Cause.NO_WORKER else Outcome.REFUSED)
-            raise error
+            return None
         return left_s if cause is Cause.NO_WORKER else min(left_s, ASK_AGAIN_S)
 
     def submitted(self, left: Unfinished) -> None:
