@@ -1,0 +1,147 @@
+"""Tells whoever listens what becomes of a worker's prompt blocks, and tells it again to those who missed it.
+
+    PUB      every change, numbered from 0, to all who subscribed; who does not keep up misses some
+    ROUTER   asked for everything from a number on: the messages if they are still kept; else AllBlocksCleared and
+             all that is stored now, which brings anyone up to date. Then a message numbered -1.
+
+The first message of a publisher is AllBlocksCleared: nothing that was said at this address before is true any more.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import zmq
+import zmq.asyncio
+
+from motet.errors import ConfigError
+from motet.kv_events import schema
+from motet.kv_events.changes import BlockChange, Cleared
+from motet.kv_events.endpoint import port_of, replay_endpoint, tcp
+from motet.kv_events.stored_now import StoredNow
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_QUEUED = 10_000
+"""For a subscriber that does not keep up; more are dropped, and it asks for them."""
+CHANGES_A_PIECE = 16
+"""Of what is stored now; between two pieces other work gets its turn."""
+REPLAY_TIMEOUT_S = 10.0
+"""Who does not take its replay in this time gets no more of it: the next one waits."""
+FREE_PORT_TRIES = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherOptions:
+    block_size: int
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Replays come from the port after it. 0: two free ones."""
+    topic: str = "kv-events"
+    messages_kept: int = 1000
+    """For replays; a message is what one step of the engine brought."""
+    clock: Callable[[], float] = time.time
+
+
+class BlockPublisher:
+    """Of one worker. Made inside an event loop; `publish` never blocks."""
+
+    def __init__(self, options: PublisherOptions) -> None:
+        """Raises ConfigError if the ports cannot be had."""
+        self._options = options
+        self._topic = options.topic.encode()
+        self._next = 0
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=options.messages_kept)
+        self._now = StoredNow()
+        self._closed = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._async_context = zmq.asyncio.Context(self._context)
+        try:
+            self._events, self._replays, self.endpoint = self._bound()
+        except ConfigError:
+            self._context.destroy(linger=0)
+            raise
+        self.publish([Cleared()])
+        self._answering = asyncio.create_task(self._answer_replays())
+
+    def publish(self, changes: Sequence[BlockChange]) -> None:
+        """A `BlockListener`. After `close` it does nothing."""
+        if self._closed:
+            return
+        payload = self._payload(changes)
+        number, self._next = self._next, self._next + 1
+        self._now.apply(changes)
+        self._kept.append((number, payload))
+        self._events.send_multipart([self._topic, schema.number_bytes(number), payload], zmq.NOBLOCK)
+
+    async def close(self) -> None:
+        """Ends both sockets. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._answering.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._answering
+        self._replays.close(linger=0)
+        self._events.close(linger=0)
+        self._context.term()
+
+    def _bound(self) -> tuple["zmq.Socket[bytes]", zmq.asyncio.Socket, str]:
+        host, port = self._options.host, self._options.port
+        for _ in range(1 if port else FREE_PORT_TRIES):
+            events = self._context.socket(zmq.PUB)
+            replays = self._async_context.socket(zmq.ROUTER)
+            try:
+                for socket in (events, replays):
+                    socket.setsockopt(zmq.IPV6, 1)
+                events.setsockopt(zmq.SNDHWM, MESSAGES_QUEUED)
+                replays.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that a full queue makes us wait, not lose
+                events.bind(tcp(host, port or "*"))
+                endpoint = tcp(host, port_of(events.getsockopt_string(zmq.LAST_ENDPOINT)))
+                replays.bind(replay_endpoint(endpoint))
+            except zmq.ZMQError as exc:
+                events.close(linger=0)
+                replays.close(linger=0)
+                failure = exc
+            else:
+                return events, replays, endpoint
+        where = f"{tcp(host, port)} and the port after it" if port else f"two free ports of {host}"
+        raise ConfigError(f"block events: {where} cannot be listened on: {failure}")
+
+    async def _answer_replays(self) -> None:
+        while True:
+            match await self._replays.recv_multipart():
+                case [client, b"", start] if len(start) == schema.NUMBER_BYTES:
+                    await self._answer(client, schema.number_in(start))
+                case frames:
+                    logger.warning("block events: a replay was asked for in %d frames that mean nothing", len(frames))
+
+    async def _answer(self, client: bytes, start: int) -> None:
+        try:
+            async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                for number, payload in self._messages_from(start):
+                    answer = [client, b"", self._topic, schema.number_bytes(number), payload]
+                    await self._replays.send_multipart(answer)
+                    await asyncio.sleep(0)
+                await self._replays.send_multipart([client, b"", b"", schema.END, b""])
+        except (TimeoutError, zmq.ZMQError) as exc:
+            logger.warning("block events: a replay ended early, who asked for it does not listen: %r", exc)
+
+    def _messages_from(self, start: int) -> Iterator[tuple[int, bytes]]:
+        """Of this moment: what is published meanwhile is not among them."""
+        oldest = self._next - len(self._kept)
+        if oldest <= start <= self._next:
+            yield from list(islice(self._kept, start - oldest, None))
+            return
+        last, stored = self._next - 1, self._now.changes()
+        yield last, self._payload([Cleared()])
+        while piece := list(islice(stored, CHANGES_A_PIECE)):
+            yield last, self._payload(piece)
+
+    def _payload(self, changes: Sequence[BlockChange]) -> bytes:
+        return schema.payload(changes, time_s=self._options.clock(), block_size=self._options.block_size)

@@ -1,0 +1,144 @@
+"""A follower's sockets: what is published, when the connection is made anew, and replays."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from motet.errors import ConfigError
+from motet.kv_events import schema
+from motet.kv_events.endpoint import replay_endpoint
+
+MESSAGES_QUEUED = 10_000
+"""While their reader is busy; then the publisher drops some, which their numbers tell."""
+MOST_BYTES = 2**26
+"""Of a message; a publisher that sends a larger one is disconnected."""
+REDIAL_MS = 100
+REDIAL_MOST_MS = 5_000
+
+
+@dataclass(frozen=True)
+class BlockSource:
+    """Where a worker tells of its blocks."""
+
+    endpoint: str
+    replay: str | None
+    """None: what was missed cannot be asked for."""
+
+    @classmethod
+    def ours(cls, endpoint: str) -> "BlockSource":
+        """One of our servers. Raises ConfigError for what is no `tcp://HOST:PORT`."""
+        return cls(endpoint, replay_endpoint(endpoint))
+
+
+@dataclass(frozen=True)
+class Message:
+    number: int
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A connection was made: the first one, or another, perhaps to another process."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Nothing was heard for a while."""
+
+
+@dataclass(frozen=True)
+class Garbled:
+    """Something came that is no message."""
+
+
+Heard = Message | Joined | Silence | Garbled
+
+
+class ReplayError(Exception):
+    """What was missed cannot be had."""
+
+
+class Subscription:
+    """Owns its sockets; ZeroMQ redials by itself. All topics of the endpoint are taken."""
+
+    def __init__(self, source: BlockSource) -> None:
+        """Raises ConfigError for what can be no endpoint."""
+        self._source = source
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._async_context = zmq.asyncio.Context(self._context)
+        self._events = self._async_context.socket(zmq.SUB)
+        self._events.setsockopt(zmq.RCVHWM, MESSAGES_QUEUED)
+        self._events.setsockopt(zmq.RECONNECT_IVL, REDIAL_MS)
+        self._events.setsockopt(zmq.RECONNECT_IVL_MAX, REDIAL_MOST_MS)
+        self._events.setsockopt(zmq.SUBSCRIBE, b"")
+        self._connections = self._events.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        try:
+            self._connect(self._events, source.endpoint)
+        except ConfigError:
+            self.close()
+            raise
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._connections, zmq.POLLIN)
+        self._poller.register(self._events, zmq.POLLIN)
+
+    async def hear(self, patience_s: float) -> Heard:
+        """The next thing; that a connection is new comes before what came through it."""
+        ready = dict(await self._poller.poll(round(patience_s * 1000)))
+        if self._connections in ready:
+            parse_monitor_message(await self._connections.recv_multipart())
+            return Joined()
+        if self._events in ready:
+            return _message(await self._events.recv_multipart()) or Garbled()
+        return Silence()
+
+    async def replay(self, start: int, *, patience_s: float) -> list[Message]:
+        """The messages from number `start` on that the publisher still has. Raises ReplayError, also when no answer
+        comes for `patience_s`."""
+        if self._source.replay is None:
+            raise ReplayError("it does not replay")
+        socket = self._async_context.socket(zmq.DEALER)
+        messages: list[Message] = []
+        try:
+            self._connect(socket, self._source.replay)
+            await socket.send_multipart([b"", schema.number_bytes(start)])
+            while True:
+                frames = await asyncio.wait_for(socket.recv_multipart(), patience_s)
+                if schema.END in frames[-2:-1]:
+                    return messages
+                if (message := _message(frames)) is None:
+                    raise ReplayError("its replay means nothing")
+                messages.append(message)
+        except TimeoutError as exc:
+            raise ReplayError(f"its replay did not come in {patience_s:g} s") from exc
+        except ConfigError as exc:
+            raise ReplayError(str(exc)) from exc
+        finally:
+            socket.close(linger=0)
+
+    def close(self) -> None:
+        self._events.disable_monitor()
+        self._connections.close(linger=0)
+        self._events.close(linger=0)
+        with contextlib.suppress(zmq.ZMQError):
+            self._context.term()
+
+    @staticmethod
+    def _connect(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as exc:
+            raise ConfigError(f"block events: {endpoint!r} is no endpoint: {exc}") from exc
+
+
+def _message(frames: list[bytes]) -> Message | None:
+    """Of [topic, number, payload], and of a replay, which has an empty frame before, and may lack the topic."""
+    if len(frames) < 2 or len(frames[-2]) != schema.NUMBER_BYTES:
+        return None
+    return Message(schema.number_in(frames[-2]), frames[-1])

@@ -1,0 +1,266 @@
+"""A publisher and its followers over real sockets: what they know is what is stored, whatever happened between."""
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+import zmq
+
+from motet.block_names import block_names
+from motet.errors import ConfigError
+from motet.kv_events import schema
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply_to
+from motet.kv_events.endpoint import port_of, replay_endpoint
+from motet.kv_events.follower import Follower, follow_blocks
+from motet.kv_events.publisher import BlockPublisher, PublisherOptions
+from motet.kv_events.stored_now import StoredNow
+from motet.kv_events.subscription import BlockSource, Heard, Message, Subscription
+
+pytestmark = pytest.mark.anyio
+
+SIZE = 4
+
+
+class Known:
+    """What a follower knows, and when it comes to know it."""
+
+    def __init__(self) -> None:
+        self.names: set[bytes] = set()
+        self._changed = asyncio.Event()
+
+    def __call__(self, changes: object) -> None:
+        apply_to(self.names, changes)  # type: ignore[arg-type]
+        self._changed.set()
+
+    async def until(self, holds: Callable[[set[bytes]], bool]) -> None:
+        """Fails by the time limit of a test."""
+        while not holds(self.names):
+            self._changed.clear()
+            await self._changed.wait()
+
+
+@asynccontextmanager
+async def publisher(**changes: object) -> AsyncIterator[BlockPublisher]:
+    options = PublisherOptions(block_size=SIZE, **changes)  # type: ignore[arg-type]
+    publisher = BlockPublisher(options)
+    try:
+        yield publisher
+    finally:
+        await publisher.close()
+
+
+@asynccontextmanager
+async def following(endpoint: str, *, replay: bool = True) -> AsyncIterator[Known]:
+    """A follower, which is cancelled at the end."""
+    known = Known()
+    source = BlockSource(endpoint, replay_endpoint(endpoint) if replay else None)
+    task = asyncio.create_task(follow_blocks(source, known))
+    try:
+        yield known
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+class Worker:
+    """Stores and removes blocks of random prompts, some salted, and tells `listener`."""
+
+    def __init__(self, listener: Callable[[list[BlockChange]], None], seed: int) -> None:
+        self.names: set[bytes] = set()
+        self._listener = listener
+        self._rng = random.Random(seed)
+
+    def step(self) -> None:
+        changes = [self._change() for _ in range(self._rng.randrange(1, 4))]
+        apply_to(self.names, changes)
+        self._listener(changes)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def _change(self) -> BlockChange:
+        roll = self._rng.random()
+        if roll < 0.01:
+            return Cleared()
+        if roll < 0.4 and self.names:
+            return Removed(tuple(self._rng.sample(sorted(self.names), min(len(self.names), 3))))
+        salt = self._rng.choice(["", "pepper"])
+        tokens = [self._rng.randrange(3)] * SIZE + [self._rng.randrange(200) for _ in range(SIZE * 4)]
+        names = tuple(block_names(tokens, SIZE, salt))
+        return Stored(names, None, tuple(tokens), bool(salt))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_followers_know_what_is_stored_at_every_moment_that_can_be_told(seed: int) -> None:
+    async with publisher(messages_kept=20) as published, following(published.endpoint) as early:
+        worker = Worker(published.publish, seed)
+        for _ in range(10):
+            worker.steps(15)
+            await early.until(lambda names: names == worker.names)
+            async with following(published.endpoint) as late:
+                await late.until(lambda names: names == worker.names)
+                worker.steps(3)
+                await late.until(lambda names: names == worker.names)
+
+
+@pytest.mark.parametrize("kept", [1, 1000])
+async def test_who_comes_late_is_told_of_everything_whatever_is_kept(kept: int) -> None:
+    async with publisher(messages_kept=kept) as published:
+        worker = Worker(published.publish, 5)
+        worker.steps(300)
+        async with following(published.endpoint) as known:
+            await known.until(lambda names: names == worker.names)
+
+
+async def test_a_worker_that_starts_anew_at_its_old_address_is_followed_again() -> None:
+    async with publisher() as published, following(published.endpoint) as known:
+        Worker(published.publish, 1).steps(30)
+        await known.until(lambda names: bool(names))
+        endpoint = published.endpoint
+        await published.close()
+        async with publisher(port=port_of(endpoint)) as again:
+            worker = Worker(again.publish, 2)
+            worker.steps(40)
+            await known.until(lambda names: names == worker.names)
+
+
+async def test_a_follower_may_be_there_before_its_worker() -> None:
+    async with publisher() as placeholder:
+        endpoint = placeholder.endpoint
+    async with following(endpoint) as known, publisher(port=port_of(endpoint)) as published:
+        worker = Worker(published.publish, 3)
+        worker.steps(5)
+        await known.until(lambda names: names == worker.names)
+
+
+class Lossy:
+    """A subscription that loses a third of what is published."""
+
+    def __init__(self, source: BlockSource) -> None:
+        self.subscription = Subscription(source)
+        self._rng = random.Random(0)
+
+    async def hear(self, patience_s: float) -> Heard:
+        while isinstance(heard := await self.subscription.hear(patience_s), Message):
+            if self._rng.random() < 0.7:
+                break
+        return heard
+
+    async def replay(self, start: int, *, patience_s: float) -> list[Message]:
+        return await self.subscription.replay(start, patience_s=patience_s)
+
+
+@pytest.mark.parametrize("kept", [2, 1000])
+async def test_who_loses_messages_gets_them_again(kept: int) -> None:
+    async with publisher(messages_kept=kept) as published:
+        line, known = Lossy(BlockSource.ours(published.endpoint)), Known()
+        follower = asyncio.create_task(Follower(line, known, "w", silence_s=0.05).run())
+        worker = Worker(published.publish, 7)
+        for _ in range(10):
+            worker.steps(9)
+            await known.until(lambda names: names == worker.names)
+        follower.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await follower
+        line.subscription.close()
+
+
+class DroppingPublisher:
+    """Numbers its messages, and sends only some of them; no replay."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self._context.socket(zmq.XPUB)
+        self.socket.bind("tcp://127.0.0.1:*")
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._number = -1
+
+    def send(self, *changes: BlockChange, lost: bool = False) -> None:
+        self._number += 1
+        if not lost:
+            payload = schema.payload(changes, time_s=0.0, block_size=SIZE)
+            self.socket.send_multipart([b"", schema.number_bytes(self._number), payload])
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self._context.term()
+
+
+async def test_what_is_lost_between_two_messages_is_noticed() -> None:
+    a, b, c = (block_names([i] * SIZE, SIZE, "")[0] for i in range(3))
+    stored = {name: Stored((name,), None, (i,) * SIZE) for i, name in enumerate((a, b, c))}
+    dropping = DroppingPublisher()
+    try:
+        async with following(dropping.endpoint, replay=False) as known:
+            while not await asyncio.to_thread(dropping.socket.poll, 100):  # until it has subscribed
+                pass
+            dropping.send(stored[a])
+            await known.until(lambda names: names == {a})
+            dropping.send(Removed((a,)), lost=True)
+            dropping.send(stored[b])
+            await known.until(lambda names: names == {b})
+            dropping.socket.send_multipart([b"", b"short", b""])
+            dropping.socket.send_multipart([b"garbage"])
+            dropping.send(stored[c])
+            await known.until(lambda names: names == {b, c})
+    finally:
+        dropping.close()
+
+
+async def test_nothing_is_left_of_a_publisher_and_its_follower() -> None:
+    threads, sockets = threading.active_count(), len(psutil.Process().net_connections())
+    native, tasks = psutil.Process().num_threads(), asyncio.all_tasks()
+    async with publisher() as published, following(published.endpoint) as known:
+        worker = Worker(published.publish, 0)
+        worker.steps(3)
+        await known.until(lambda names: names == worker.names)
+    await published.close()
+    published.publish([Cleared()])  # an engine may end after what tells of it
+    assert asyncio.all_tasks() == tasks
+    assert (threading.active_count(), psutil.Process().num_threads()) == (threads, native)
+    assert len(psutil.Process().net_connections()) == sockets
+
+
+async def test_a_port_that_is_taken_is_told() -> None:
+    async with publisher() as published:
+        port = port_of(published.endpoint)
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} and the port after it cannot be listened on"):
+            BlockPublisher(PublisherOptions(block_size=SIZE, port=port))
+
+
+@pytest.mark.parametrize("endpoint", ["", "nonsense", "tcp://host", "tcp://host:port", "tcp://:5557", "http://h:80"])
+def test_an_endpoint_that_can_be_none_is_told(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="no endpoint"):
+        BlockSource.ours(endpoint)
+
+
+async def test_following_what_can_be_no_address_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    await follow_blocks(BlockSource("nonsense", None), Known())
+    assert len(caplog.messages) == 1 and "'nonsense' is no endpoint" in caplog.messages[0]
+
+
+def test_what_is_stored_now_is_told_in_runs_with_tokens_and_parents() -> None:
+    tokens = tuple(range(16))
+    a, b, c, d = block_names(tokens, SIZE, "")
+    other = block_names(range(50, 58), SIZE, "pepper")
+    now = StoredNow()
+    now.apply([Stored((a, b), None, tokens[:8]), Stored((c, d), b, tokens[8:])])
+    now.apply([Stored(tuple(other), None, tuple(range(50, 58)), salted=True), Stored((a,), None, tokens[:4])])
+    assert list(now.changes()) == [
+        Stored((a, b, c, d), None, tokens),
+        Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
+    ]
+    now.apply([Removed((b, other[1]))])
+    assert list(now.changes()) == [
+        Stored((a,), None, tokens[:4]),
+        Stored((c, d), b, tokens[8:]),
+        Stored((other[0],), None, (50, 51, 52, 53), salted=True),
+    ]
+    now.apply([Cleared()])
+    assert len(now) == 0 and list(now.changes()) == []

@@ -1,0 +1,113 @@
+"""Names of blocks, from events of engines that have names of their own."""
+
+import msgspec
+import pytest
+
+from motet.block_names import block_names
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply_to
+from motet.kv_events.reader import EventReader
+from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, WireHash
+
+SIZE = 4
+PROMPT = tuple(range(100, 116))
+NAMES = block_names(PROMPT, SIZE, "")
+SALTED = block_names(PROMPT, SIZE, "pepper")
+HASHES: dict[str, list[WireHash]] = {
+    "numbers": [11, 2**64 - 1, 33, 44],
+    "bytes": [bytes([i]) * 32 for i in range(4)],
+}
+SALT = [[msgspec.Raw(msgspec.msgpack.encode("pepper"))]]
+
+
+def stored(hashes: list[WireHash], begin: int, end: int, **changes: object) -> BlockStored:
+    """Blocks `begin` to `end` of the prompt as vLLM tells of them."""
+    fields: dict[str, object] = {
+        "block_hashes": hashes[begin:end],
+        "parent_block_hash": hashes[begin - 1] if begin else None,
+        "token_ids": list(PROMPT[begin * SIZE : end * SIZE]),
+        "block_size": SIZE,
+        "medium": "GPU",
+        "group_idx": 0,
+        **changes,
+    }
+    return BlockStored(**fields)  # type: ignore[arg-type]
+
+
+def names_of(changes: list[BlockChange]) -> set[bytes]:
+    names: set[bytes] = set()
+    apply_to(names, changes)
+    return names
+
+
+@pytest.mark.parametrize("hashes", HASHES.values(), ids=HASHES)
+def test_blocks_of_another_engine_get_the_names_that_routing_knows_them_by(hashes: list[WireHash]) -> None:
+    reader = EventReader()
+    changes = reader.changes(stored(hashes, 0, 2)) + reader.changes(stored(hashes, 2, 4))
+    assert names_of(changes) == set(NAMES)
+    assert reader.changes(BlockRemoved(hashes[3:], "GPU", 0)) == [Removed((NAMES[3],))]
+    assert reader.changes(AllBlocksCleared()) == [Cleared()]
+
+
+def test_what_was_removed_is_forgotten() -> None:
+    reader, hashes = EventReader(), HASHES["numbers"]
+    reader.changes(stored(hashes, 0, 4))
+    reader.changes(BlockRemoved(hashes, "GPU"))
+    assert len(reader) == 0
+    assert reader.changes(BlockRemoved(hashes, "GPU")) == []
+    assert reader.changes(stored(hashes, 2, 4)) == [], "their parent is not known any more"
+
+
+def test_a_block_that_is_told_of_twice_is_removed_once() -> None:
+    reader, hashes = EventReader(), HASHES["numbers"]
+    assert reader.changes(stored(hashes, 0, 2)) == reader.changes(stored(hashes, 0, 2))
+    assert reader.changes(BlockRemoved(hashes[:2], "GPU")) == [Removed(tuple(NAMES[:2]))]
+
+
+def test_a_block_is_there_as_long_as_some_memory_has_it() -> None:
+    reader, hashes = EventReader(), HASHES["numbers"]
+    reader.changes(stored(hashes, 0, 1))
+    reader.changes(stored(hashes, 0, 1, medium="CPU"))
+    assert reader.changes(BlockRemoved(hashes[:1], "GPU")) == []
+    assert reader.changes(BlockRemoved(hashes[:1], "CPU")) == [Removed((NAMES[0],))]
+
+
+def test_blocks_of_a_salted_prompt_have_the_names_that_go_with_the_salt() -> None:
+    reader, hashes = EventReader(), HASHES["numbers"]
+    changes = reader.changes(stored(hashes, 0, 2, extra_keys=[*SALT, None]))
+    changes += reader.changes(stored(hashes, 2, 4, extra_keys=[None, None]))
+    assert names_of(changes) == set(SALTED)
+
+
+IMAGE = [msgspec.Raw(msgspec.msgpack.encode(["digest", 3]))]
+
+
+@pytest.mark.parametrize(
+    ("what", "known"),
+    [
+        ({"lora_name": "french", "lora_id": 1}, 0),
+        ({"group_idx": 1}, 0),
+        ({"extra_keys": [IMAGE, None, None, None]}, 0),
+        ({"extra_keys": [[*SALT[0], *IMAGE], None, None, None]}, 0),
+        ({"extra_keys": [None, None, IMAGE, None]}, 2),
+        ({"block_size": 3}, 0),
+        ({"parent_block_hash": 99}, 0),
+    ],
+    ids=str,
+)
+def test_blocks_that_are_not_found_by_tokens_alone_are_passed_over(what: dict[str, object], known: int) -> None:
+    reader = EventReader()
+    assert names_of(reader.changes(stored(HASHES["numbers"], 0, 4, **what))) == set(NAMES[:known])
+    assert len(reader) == known
+
+
+def test_removals_in_other_layers_are_not_those_of_the_block() -> None:
+    reader, hashes = EventReader(), HASHES["numbers"]
+    reader.changes(stored(hashes, 0, 1))
+    assert reader.changes(BlockRemoved(hashes[:1], "GPU", 1)) == []
+
+
+def test_our_own_names_are_taken_as_they_are() -> None:
+    reader = EventReader()
+    assert reader.changes(BlockStored([], None, [], SIZE, motet_names=SALTED)) == [Stored(tuple(SALTED), None, ())]
+    assert reader.changes(BlockRemoved([7], motet_names=SALTED[3:])) == [Removed((SALTED[3],))]
+    assert len(reader) == 0

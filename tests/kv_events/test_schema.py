@@ -1,0 +1,116 @@
+"""Bytes that vLLM wrote and reads."""
+
+import msgspec
+import pytest
+
+from motet.block_names import block_names
+from motet.kv_events import schema
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
+from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored
+
+NAMES = tuple(block_names(range(8), 4, ""))
+FIRST, SECOND = (int.from_bytes(name[-8:], "big") for name in NAMES)
+
+VLLM = bytes.fromhex(
+    "93cb3ff8000000000000948aa474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392cffffffffffffffffd07b170617265"
+    "6e745f626c6f636b5f68617368c0a9746f6b656e5f69647394010203ce00011170aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d6564"
+    "69756da3475055a96c6f72615f6e616d65c0aa65787472615f6b6579739291a6706570706572c0a967726f75705f6964780088a474797065ab42"
+    "6c6f636b53746f726564ac626c6f636b5f686173686573"
+    "91c4200101010101010101010101010101010101010101010101010101010101010101b1706172656e745f626c6f636b5f68617368"
+    "c4200202020202020202020202020202020202020202020202020202020202020202a9746f6b656e5f696473920102aa626c6f636b5f73697a65"
+    "02a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c084a474797065ac426c6f636b52656d6f766564ac626c6f636b5f"
+    "6861736865739107a66d656469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656400"
+)
+"""A KVEventBatch of vLLM 0.32.0, encoded by itself: a salted prompt, hashes as bytes, a removal, a clearing."""
+
+
+def test_what_vllm_writes_is_read() -> None:
+    salted, hashed, removed, cleared = schema.events_in(VLLM)
+    assert isinstance(salted, BlockStored) and isinstance(hashed, BlockStored)
+    assert (salted.block_hashes, salted.parent_block_hash, salted.block_size) == ([2**64 - 3, 7], None, 2)
+    assert (salted.token_ids, salted.group_idx, salted.medium) == ([1, 2, 3, 70000], 0, "GPU")
+    assert salted.extra_keys and salted.extra_keys[0] and salted.extra_keys[1] is None
+    assert msgspec.msgpack.decode(salted.extra_keys[0][0]) == "pepper"
+    assert (hashed.block_hashes, hashed.parent_block_hash) == ([b"\x01" * 32], b"\x02" * 32)
+    assert hashed.motet_names is msgspec.UNSET
+    assert removed == BlockRemoved([7], "GPU", 0)
+    assert cleared == AllBlocksCleared()
+
+
+def test_what_we_write_is_what_vllms_reader_insists_on() -> None:
+    """These were read with vLLM 0.32.0's own decoder: all its fields without a default are there."""
+    changes: list[BlockChange] = [
+        Stored(NAMES, None, tuple(range(8))),
+        Stored(NAMES[1:], NAMES[0], (4, 5, 6, 7)),
+        Removed(NAMES[1:]),
+        Cleared(),
+    ]
+    assert msgspec.msgpack.decode(schema.payload(changes, time_s=1.5, block_size=4)) == [
+        1.5,
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [FIRST, SECOND],
+                "parent_block_hash": None,
+                "token_ids": [0, 1, 2, 3, 4, 5, 6, 7],
+                "block_size": 4,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "motet_names": list(NAMES),
+            },
+            {
+                "type": "BlockStored",
+                "block_hashes": [SECOND],
+                "parent_block_hash": FIRST,
+                "token_ids": [4, 5, 6, 7],
+                "block_size": 4,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "motet_names": [NAMES[1]],
+            },
+            {"type": "BlockRemoved", "block_hashes": [SECOND], "medium": "GPU", "motet_names": [NAMES[1]]},
+            {"type": "AllBlocksCleared"},
+        ],
+        0,
+    ]
+
+
+def test_of_a_salted_prompt_nothing_but_names_is_told() -> None:
+    names = tuple(block_names(range(8), 4, "pepper"))
+    payload = schema.payload([Stored(names, None, tuple(range(8)), salted=True)], time_s=0.0, block_size=4)
+    assert b"pepper" not in payload
+    (event,) = schema.events_in(payload)
+    assert event == BlockStored([], None, [], 4, medium="GPU", motet_names=list(names))
+
+
+def test_events_as_arrays_are_read_too() -> None:
+    """vLLM before it wrote maps, and SGLang; trailing fields may be missing, and there may be more."""
+    batch = [
+        1.5,
+        [
+            ["BlockStored", [1], None, [5, 6], 2, None],
+            ["BlockStored", [-7], 1, [5, 6], 2, None, "GPU", None, None, 0, "full_attention", None],
+            ["BlockRemoved", [1]],
+            ["AllBlocksCleared"],
+        ],
+    ]
+    short, long, removed, cleared = schema.events_in(msgspec.msgpack.encode(batch))
+    assert isinstance(short, BlockStored) and isinstance(long, BlockStored)
+    assert (short.block_hashes, short.token_ids, short.medium) == ([1], [5, 6], None)
+    assert (long.block_hashes, long.parent_block_hash, long.medium, long.group_idx) == ([-7], 1, "GPU", 0)
+    assert isinstance(removed, BlockRemoved) and removed.block_hashes == [1]
+    assert isinstance(cleared, AllBlocksCleared)
+
+
+@pytest.mark.parametrize("strange", [{"type": "BlockMoved", "block_hashes": [1]}, ["BlockStored", "x"], 7, {}])
+def test_an_event_that_is_not_known_is_told_apart_from_its_neighbours(strange: object) -> None:
+    events = list(schema.events_in(msgspec.msgpack.encode([1.0, [strange, {"type": "AllBlocksCleared"}], 0])))
+    assert events == [None, AllBlocksCleared()]
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"nonsense", msgspec.msgpack.encode({"ts": 1.0})])
+def test_what_is_no_payload_is_an_error(payload: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        list(schema.events_in(payload))
