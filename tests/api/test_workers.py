@@ -265,3 +265,12 @@ async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Servin
     assert await health(served) == (503, 503)
     workers.listed = [ready(prefill)]  # nobody else: it generates
     assert await health(served) == (200, 200)
+
+
+async def test_the_limits_are_those_of_the_workers_there_are_now(serve: Serving) -> None:
+    engine = WatchedEngine()
+    served = await serve(engine=engine)
+    engine.info = msgspec.structs.replace(engine.info, max_model_len=10, vocab_size=300)
+    assert (await served.http.get("/v1/models")).json()["data"][0]["max_model_len"] == 10
+    assert (await served.complete("a" * 20)).json()["error"]["code"] == "context_length_exceeded"
+    assert "0 to 299" in (await served.complete([300])).json()["error"]["message"]

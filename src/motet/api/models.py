@@ -24,16 +24,20 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 def models_router(service: Service) -> APIRouter:
     router = APIRouter()
-    info = service.engine.info
-    card = ModelCard(id=service.model, created=service.created, root=info.model, max_model_len=info.max_model_len)
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        return json_response(ModelList(data=[card]))
+        return json_response(ModelList(data=[_card(service)]))
 
     @router.get("/v1/models/{model:path}")
     async def get_model(model: str) -> Response:
         service.check_model(model)
-        return json_response(card)
+        return json_response(_card(service))
 
     return router
+
+
+def _card(service: Service) -> ModelCard:
+    """Asked of the engine each time: workers that come and go may have other limits."""
+    info = service.engine.info
+    return ModelCard(id=service.model, created=service.created, root=info.model, max_model_len=info.max_model_len)

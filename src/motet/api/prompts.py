@@ -15,9 +15,10 @@ LONG_TEXT = 8192
 async def chat_prompt(service: Service, chat: ChatPrompt) -> list[int]:
     messages = [message.for_template() for message in chat.messages]
     num_chars = sum(len(message.text) for message in chat.messages)
+    preparer = service.preparer
 
     def render() -> list[int]:
-        return service.preparer.chat_prompt(
+        return preparer.chat_prompt(
             messages,
             add_generation_prompt=chat.ends_with_generation_prompt,
             continue_final_message=chat.continue_final_message,
@@ -25,13 +26,15 @@ async def chat_prompt(service: Service, chat: ChatPrompt) -> list[int]:
         )
 
     ids = await _beside_the_loop(render, num_chars)
-    service.preparer.check_prompt(ids, param="messages")
+    preparer.check_prompt(ids, param="messages")
     return ids
 
 
 async def text_prompt(service: Service, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    preparer = service.preparer
+
     def encode() -> list[int]:
-        return service.preparer.text_prompt(text, add_special_tokens, param=param)
+        return preparer.text_prompt(text, add_special_tokens, param=param)
 
     return await _beside_the_loop(encode, len(text))
 

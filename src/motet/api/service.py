@@ -54,8 +54,8 @@ class Service:
         self.tokenizer_folder = tokenizer_folder
         self.connect = connect
         self.tokenizer = tokenizer
+        self.template = template
         self.config = config
-        self.preparer = Preparer(tokenizer, template, engine.info)
         self.admission = Admission(config.max_waiting_groups)
         self.metrics = Metrics(config.served_model_name)
         self.created = int(time.time())
@@ -65,6 +65,11 @@ class Service:
     @property
     def model(self) -> str:
         return self.config.served_model_name
+
+    @property
+    def preparer(self) -> Preparer:
+        """With the limits of the workers there are now; asked on the event loop, used anywhere."""
+        return Preparer(self.tokenizer, self.template, self.engine.info)
 
     @property
     def max_group(self) -> int:
