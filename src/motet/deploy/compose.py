@@ -38,7 +38,7 @@ def make_router(
     routing: RoutingConfig, cell: CellConfig, *, role: Role = Role.BOTH, clock: Callable[[], float] = time.monotonic
 ) -> Router:
     """`role`: of the server as its clients see it."""
-    fleet = Fleet(clock=clock)
+    fleet = Fleet(clock=clock, session_expiry_s=routing.session_expiry_s)
     routed = Routed(fleet, policy_named(routing.routing_policy))
     rules = BypassRules(cell.bypass_tokens, cell.prefill_timeout_s)
     disaggregated = Disaggregated(routed, routed, rules, role=role)

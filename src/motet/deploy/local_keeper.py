@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from motet.config import EngineConfig
+from motet.deploy.block_index import follow_blocks
 from motet.deploy.start import LocalEngine, StartEngine
 from motet.engines.base import Worker, WorkerState
 from motet.errors import StartupError
@@ -62,6 +63,7 @@ class LocalKeeper:
     async def adopt(self, engine: LocalEngine) -> None:
         """An engine that has been started: it is met, and gets groups from now on."""
         self._engine = engine
+        follow_blocks(engine, self._fleet.index, self.id)
         worker = Worker(self.id, engine, self._address(engine))
         await self._meet(worker)
         self._fleet.put(worker)

@@ -13,8 +13,10 @@ from typing import Protocol
 
 from motet.engines.base import Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
-from motet.routing.choose import Work
+from motet.routing.affinity import SESSION_TTL_S, Affinity
+from motet.routing.candidate import Work
 from motet.routing.load import WorkerLoad
+from motet.routing.prefix_index import PrefixIndex
 from motet.types import Role
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,16 @@ class Member:
 class Fleet:
     """Members by id, in the order in which they joined."""
 
-    def __init__(self, workers: Iterable[Worker] = (), *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        workers: Iterable[Worker] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        session_expiry_s: float = SESSION_TTL_S,
+    ) -> None:
+        self.index = PrefixIndex()
+        """Prompt blocks of the members, as far as they are told of."""
+        self.sessions = Affinity(clock=clock, ttl_s=session_expiry_s)
         self._clock = clock
         self._members: dict[str, Member] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -136,6 +147,7 @@ class Fleet:
     def put(self, worker: Worker) -> Member:
         """A worker is ready: a new one, or one that has come back with another engine."""
         member = self.expect(worker.id, worker.address)
+        self._forget(worker.id)
         member.returned(worker)
         self.mark(worker.id, WorkerState.READY)
         return member
@@ -153,6 +165,7 @@ class Fleet:
     def remove(self, id: str) -> None:
         """It is not known any more; its groups, if any, are to be evicted before."""
         if self._members.pop(id, None) is not None:
+            self._forget(id)
             logger.info("%s has left", id)
             self.notify()
 
@@ -160,6 +173,11 @@ class Fleet:
         """Its groups end with `error`, which says whether they may go on elsewhere."""
         if member := self._members.get(id):
             await asyncio.gather(*(group.evict(error) for group in list(member.groups)))
+
+    def _forget(self, id: str) -> None:
+        """What it had cached is gone, or tells of itself anew."""
+        self.index.cleared(id)
+        self.sessions.forget_worker(id)
 
     def notify(self) -> None:
         """Something changed: a member, or the room on one."""

@@ -24,8 +24,8 @@ from motet.types import EngineInfo, EngineStats, GenerateRequest
 
 
 class Migrating:
-    """An `Engine` around one that places groups. `changed` returns when a worker came, left, or has room; `hopeful` says
-    whether any may come."""
+    """An `Engine` around one that places groups. `changed` returns when a worker came, left, or has room; `hopeful`
+    says whether any may come."""
 
     def __init__(
         self,

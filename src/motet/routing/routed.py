@@ -18,10 +18,11 @@ from itertools import count
 from motet.engines.base import Worker, WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError
 from motet.ids import RequestId
-from motet.routing.choose import Candidate, Policy, Wanted, Work, choose
+from motet.routing.choose import Policy, Work, choose
 from motet.routing.fleet import ANSWERING, Fleet, Member
 from motet.routing.load import Load
 from motet.routing.routed_group import RoutedGroup
+from motet.routing.survey import survey
 from motet.routing.totals import common_info, total_stats
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineStats, GenerateRequest
@@ -73,6 +74,8 @@ class Routed:
             raise
         member.groups.add(group)
         self._groups[request.request_id] = group
+        if request.session_id:
+            self._fleet.sessions.keep(request.session_id, member.id)
         self.routed_tokens += len(request.prompt)
         self.overlap_tokens += len(request.prompt) - load.own_tokens
         return group
@@ -164,22 +167,17 @@ class Routed:
     def _next(
         self, work: Work, request: GenerateRequest, *, besides: Sequence[str] = (), decided: bool = False
     ) -> tuple[Member, Worker, Load] | None:
-        present = [(member, worker) for member, worker in self._present(work) if member.id not in besides]
-        if not present:
-            return None
-        candidates = [_candidate(member, worker, request) for member, worker in present]
-        wanted = _wanted(work, request, present[0][1].engine.info.block_size)
         turn = next(self._turns) if decided else 0
-        decision = choose(candidates, wanted, self._policy, turn=turn)
-        if decision is None:
+        seen = survey(self._fleet, work, request, besides=besides, turn=turn)
+        decision = seen and choose(seen.candidates, seen.wanted, self._policy, turn=turn)
+        if not seen or not decision:
             return None
-        member, worker = present[decision.place]
+        member, worker = seen.present[decision.place]
         if decided:
             self._decisions[decision.reason] += 1
             member.last_decision = decision.why
             logger.debug("group %s goes to %s: %s", request.request_id, member.id, decision.why)
-        own_tokens = len(request.prompt) - candidates[decision.place].cached_tokens
-        return member, worker, Load(own_tokens, member.books.waiting_tokens, member.books.tokens_per_s)
+        return member, worker, seen.load(decision.place)
 
     async def _stats_if_alive(self, member: Member, worker: Worker) -> EngineStats | None:
         try:
@@ -211,28 +209,3 @@ class Routed:
 def _owns(worker: Worker, ticket: Ticket) -> bool:
     address = worker.engine.info.transfer
     return address is not None and address.engine_id == ticket.remote_engine_id
-
-
-def _wanted(work: Work, request: GenerateRequest, block_size: int) -> Wanted:
-    return Wanted(
-        work=work,
-        choices=len(request.choices),
-        prompt_tokens=len(request.prompt),
-        prompt_blocks=-(-len(request.prompt) // block_size),
-        needs_prompt=request.ticket is None,
-    )
-
-
-def _candidate(member: Member, worker: Worker, request: GenerateRequest) -> Candidate:
-    books, info = member.books, worker.engine.info
-    return Candidate(
-        id=member.id,
-        cached_tokens=worker.engine.cached_tokens(request),
-        queued_tokens=books.waiting_tokens,
-        open_choices=books.open_choices,
-        trunk_blocks=books.trunk_blocks,
-        tail_blocks=books.tail_blocks,
-        max_choices=info.max_num_seqs,
-        num_blocks=info.num_blocks,
-        avoid=member.refused,
-    )
