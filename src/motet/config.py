@@ -124,6 +124,16 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How often in a row an engine that dies is started again; then the server does without it. 0: never."""
 
 
+class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where others are told which prompt blocks the prefix cache of each engine has."""
+
+    kv_events_port: int | None = None
+    """Of the first engine; each has this port and the one after it, for replays. 0: free ones. None: nobody is told."""
+    kv_events_host: str = "127.0.0.1"
+    """The address at which they listen, and are found."""
+    kv_events_topic: str = "kv-events"
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All the HTTP side needs to know."""
 

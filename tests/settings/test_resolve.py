@@ -176,6 +176,11 @@ def test_defaults_give_way_to_what_was_set() -> None:
         ({"heartbeat_timeout_s": 0.9}, "--heartbeat-timeout 0.9"),
         ({"heartbeat_timeout_s": float("nan")}, "--heartbeat-timeout nan"),
         ({"step_timeout_s": 0.0}, "--step-timeout 0.0"),
+        ({"kv_events_port": 65535}, "--kv-events-port 65535"),
+        ({"kv_events_port": 65531, "prefill": 2, "decode": 1}, "--kv-events-port 65531"),
+        ({"kv_events_port": -1}, "--kv-events-port -1"),
+        ({"kv_events_port": 0, "prefix_cache": False}, "--kv-events-port 0 with --no-prefix-cache no"),
+        ({"kv_events_host": "0.0.0.0"}, "--kv-events-host 0.0.0.0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(flags: dict[str, object], names: str) -> None:

@@ -137,6 +137,16 @@ def serve(  # sizes: one parameter a flag
     engine_restarts: Annotated[
         int | None, option("engine_restarts", ROUTING, "Times in a row an engine that dies is started again.")
     ] = None,
+    kv_events_port: Annotated[
+        int | None,
+        option("kv_events_port", ROUTING, "Tell others of cached blocks: two ports an engine; 0: free ones."),
+    ] = None,
+    kv_events_host: Annotated[
+        str | None, option("kv_events_host", ROUTING, "Address at which they listen, and are found.")
+    ] = None,
+    kv_events_topic: Annotated[
+        str | None, option("kv_events_topic", ROUTING, "What their messages begin with.")
+    ] = None,
     max_n: Annotated[int | None, option("max_n", LIMITS, "Choices of one prompt.")] = None,
     max_choices: Annotated[int | None, option("max_choices", LIMITS, "Prompts x n of one request.")] = None,
     max_waiting_groups: Annotated[
@@ -194,7 +204,7 @@ def make_plan(settings: Settings) -> ServerPlan:
     source = resolve(model.model, cache=cache, revision=model.revision, say=say)
     tokenizer = resolve_tokenizer(model.tokenizer or str(source.path), cache=cache, say=say)
     engine = settings.engine(model_path=source.path, model_name=server.served_model_name)
-    return ServerPlan(engine, server, tokenizer, template, settings.cell, settings.routing)
+    return ServerPlan(engine, server, tokenizer, template, settings.cell, settings.routing, settings.kv_events)
 
 
 def read_template(file: str | None) -> str | None:

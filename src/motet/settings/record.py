@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import FieldInfo
 
-from motet.config import CellConfig, EngineConfig, ModelConfig, RoutingConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, KVEventsConfig, ModelConfig, RoutingConfig, ServerConfig
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -19,6 +19,7 @@ DECIDED_LATER: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
     EngineConfig: frozenset({"model_path", "model_name"}),
     CellConfig: frozenset(),
     RoutingConfig: frozenset(),
+    KVEventsConfig: frozenset(),
     ServerConfig: frozenset({"served_model_name"}),
 }
 """Fields that are no settings: they follow from the model that was found."""
@@ -110,6 +111,10 @@ class Settings:
     @property
     def routing(self) -> RoutingConfig:
         return self._fill(RoutingConfig, {})
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        return self._fill(KVEventsConfig, {})
 
     def server(self, *, served_model_name: str) -> ServerConfig:
         return self._fill(ServerConfig, {"served_model_name": served_model_name})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from motet.config import CellConfig, EngineConfig, ModelConfig, RoutingConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, KVEventsConfig, ModelConfig, RoutingConfig, ServerConfig
 from motet.errors import ConfigError
 from motet.log import LogFormat
 from motet.settings.record import DEFAULT, Setting, Settings, flag_of
@@ -34,6 +34,7 @@ class Proposal:
     engine: EngineConfig
     cell: CellConfig
     routing: RoutingConfig
+    kv_events: KVEventsConfig
     server: ServerConfig
 
 
@@ -169,6 +170,21 @@ RULES = (
     Rule(("migration_wait_s",), "must be 0 or more", lambda p: 0 <= p.routing.migration_wait_s < math.inf),
     Rule(("queue_timeout_s",), "must be above 0", lambda p: 0 < p.routing.queue_timeout_s < math.inf),
     Rule(("engine_restarts",), "must be 0 (never) or more", lambda p: p.routing.engine_restarts >= 0),
+    Rule(
+        ("kv_events_port",),
+        f"must be 0 (any free ports) to {MAX_PORT}, with room for two ports an engine",
+        lambda p: 0 <= (p.kv_events.kv_events_port or 0) <= MAX_PORT + 1 - 2 * max(1, p.cell.prefill + p.cell.decode),
+    ),
+    Rule(
+        ("kv_events_port", "prefix_cache"),
+        "there is nothing to tell of: the prefix cache is off",
+        lambda p: p.kv_events.kv_events_port is None or p.engine.prefix_cache,
+    ),
+    Rule(
+        ("kv_events_host",),
+        "must be one address at which others reach this server: a gateway is told to follow it there",
+        lambda p: p.kv_events.kv_events_host.strip() not in EVERY_ADDRESS,
+    ),
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
@@ -223,6 +239,7 @@ def check_rules(settings: Settings) -> None:
         settings.engine(model_path=Path(), model_name=""),
         settings.cell,
         settings.routing,
+        settings.kv_events,
         settings.server(served_model_name=""),
     )
     for rule in RULES:

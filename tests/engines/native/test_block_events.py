@@ -1,0 +1,87 @@
+"""What followers of a real engine know, against what its prefix cache finds."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from motet.block_names import block_names
+from motet.engines.native.client import NativeEngine
+from motet.kv_events.changes import apply_to
+from motet.kv_events.follower import follow_blocks
+from motet.kv_events.publisher import BlockPublisher, PublisherOptions
+from motet.kv_events.subscription import BlockSource
+from motet.types import GenerateRequest
+from tests.engines.native.drive import BLOCK_SIZE, engine_config, gb_of, group, prompt_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+class Known:
+    def __init__(self) -> None:
+        self.names: set[bytes] = set()
+        self.changed = asyncio.Event()
+
+    def __call__(self, changes: object) -> None:
+        apply_to(self.names, changes)  # type: ignore[arg-type]
+        self.changed.set()
+
+    def cached_tokens(self, request: GenerateRequest) -> int:
+        """As a router finds it out."""
+        names = block_names(request.prompt[:-1], BLOCK_SIZE, request.cache_salt)
+        unknown = next((i for i, name in enumerate(names) if name not in self.names), len(names))
+        return unknown * BLOCK_SIZE
+
+    async def until_as(self, engine: NativeEngine, requests: list[GenerateRequest]) -> None:
+        while any(self.cached_tokens(request) != engine.cached_tokens(request) for request in requests):
+            await self.changed_again()
+
+    async def changed_again(self) -> None:
+        self.changed.clear()
+        await self.changed.wait()
+
+
+async def serve(engine: NativeEngine, request: GenerateRequest) -> int:
+    """How many of its prompt tokens the engine found."""
+    found = [delta.prompt.cached_tokens async for delta in engine.generate(request) if delta.prompt]
+    return found[0]
+
+
+async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(tiny: Callable[[str], Path]) -> None:
+    """In 40 blocks, prompts of 5 to 12 blocks push each other out."""
+    engine = await NativeEngine.start(engine_config(tiny("llama"), kv_cache_gb=gb_of(40), max_model_len=200))
+    publisher = BlockPublisher(PublisherOptions(block_size=BLOCK_SIZE, messages_kept=5))
+    engine.listen_to_blocks(publisher.publish)
+    early, late = Known(), Known()
+    source = BlockSource.ours(publisher.endpoint)
+    tasks = [asyncio.create_task(follow_blocks(source, early))]
+    shared = prompt_of(3 * BLOCK_SIZE)
+    requests = [
+        group(f"g{i}", (*shared, *prompt_of(16 + 7 * i, i)), cache_salt="pepper" if i % 3 == 0 else "", max_tokens=3)
+        for i in range(9)
+    ]
+    try:
+        for request in requests:
+            await serve(engine, request)
+        await early.until_as(engine, requests)
+        assert 0 < sum(engine.cached_tokens(request) > 3 * BLOCK_SIZE for request in requests) < len(requests)
+        tasks.append(asyncio.create_task(follow_blocks(source, late)))
+        await late.until_as(engine, requests)
+        for number, request in enumerate(reversed(requests)):
+            await late.until_as(engine, requests)
+            known = late.cached_tokens(request)
+            again = group(f"again{number}", request.prompt, cache_salt=request.cache_salt, max_tokens=1)
+            assert await serve(engine, again) == known
+        with pytest.raises(RuntimeError, match="stored blocks already"):
+            engine.listen_to_blocks(late)
+    finally:
+        await engine.close()
+    for known_to in (early, late):
+        while known_to.names:  # an engine that ended has no blocks
+            await known_to.changed_again()
+    for task in tasks:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await publisher.close()
