@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from motet.config import EngineConfig
-from motet.engines.fake import FakeEngine, FakeGroup, FakeLeases, fake_info
+from motet.engines.fake import FakeEngine, FakeGroup, fake_info
+from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineDiedError, MotetError
 from motet.transfer.base import FailureKind, TransferError
-from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import ChoiceStart, EngineStats, GenerateRequest, Role
+from motet.transfer.ticket import TransferAddress
+from motet.types import ChoiceStart, GenerateRequest, Role
 from tests.tiny_tokenizer import fake_answer
 
 ANSWER = "the hand and the other hand"
+DEAD = EngineDiedError("the engine process ended")
 
 
 def script(_: GenerateRequest, __: ChoiceStart) -> list[int]:
@@ -41,35 +43,19 @@ class DyingEngine(FakeEngine):
         self.submitted.set()
         return super().generate(request)
 
-    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        if self.died.is_set():
-            raise EngineDiedError("the engine process ended")
-        return await super().prefill(request, readers=readers)
-
     async def connect(self, address: TransferAddress) -> None:
         if not self._meets:
             raise TransferError("nobody answers there", FailureKind.UNREACHABLE)
         self.met.append(address)
         self.has_met.set()
 
-    def die(self) -> None:
-        self.fail_after = dict.fromkeys(range(1000), EngineDiedError("the engine process ended"))
+    def die(self, error: EngineDiedError = DEAD) -> None:
+        super().die(error)
         self.died.set()
-        self.let_run()
 
     def let_run(self) -> None:
         for _ in range(1000):
             self.steps.release()
-
-    async def close(self) -> None:
-        """Open groups end with EngineClosedError, as those of the native engine."""
-        self.closed = True
-        self.let_run()
-
-    async def stats(self) -> EngineStats:
-        if self.died.is_set():
-            raise EngineDiedError("the engine process ended")
-        return await super().stats()
 
 
 class Starter:

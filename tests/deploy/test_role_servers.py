@@ -6,7 +6,7 @@ import pytest
 
 from motet.config import CellConfig
 from motet.deploy.server import Outcome
-from motet.engines.fake import FakeLeases
+from motet.engines.fake_leases import FakeLeases
 from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import Running

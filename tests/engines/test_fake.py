@@ -5,7 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.fake import FakeEngine, FakeLeases, fake_info
+from motet.engines.fake import FakeEngine, fake_info
+from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineClosedError, EngineDiedError, EngineError
 from motet.ids import RequestId
 from motet.transfer.ticket import TransferAddress, prompt_digest
@@ -97,6 +98,62 @@ async def test_a_closed_engine_prefills_nothing() -> None:
     await engine.close()
     with pytest.raises(EngineClosedError):
         await engine.prefill(REQUEST)
+    engine.check()
+
+
+async def test_a_dead_engine_ends_all_it_had_and_all_that_comes_with_the_same_error() -> None:
+    engine = FakeEngine(script, gate=asyncio.Semaphore(0))
+    kept = await engine.prefill(REQUEST)
+    stream = engine.generate(REQUEST)
+    reader = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    engine.die()
+    with pytest.raises(EngineDiedError):
+        await reader
+    for _ in range(2):
+        with pytest.raises(EngineDiedError):
+            await anext(stream)
+    with pytest.raises(EngineDiedError):
+        await anext(engine.generate(REQUEST))
+    with pytest.raises(EngineDiedError):
+        await engine.prefill(REQUEST)
+    with pytest.raises(EngineDiedError):
+        await engine.stats()
+    assert kept not in engine.leases.held.values()
+    engine.check()
+
+
+async def test_a_prefill_during_which_the_engine_dies_grants_nothing() -> None:
+    engine = FakeEngine(script)
+
+    async def die(_: GenerateRequest) -> None:
+        engine.die()
+
+    engine.during_prefill = die
+    with pytest.raises(EngineDiedError):
+        await engine.prefill(REQUEST)
+    engine.check()
+
+
+@pytest.mark.parametrize("end", ["closed", "stopped", "engine closed"])
+async def test_whoever_waits_for_a_step_of_a_group_that_ends_waits_no_more(end: str) -> None:
+    engine = FakeEngine(script, gate=asyncio.Semaphore(0))
+    stream = engine.generate(REQUEST)
+    reader = asyncio.ensure_future(anext(stream, None))
+    await asyncio.sleep(0)
+    match end:
+        case "closed":
+            await stream.aclose()
+        case "stopped":
+            for index in range(2):
+                await engine.stop_choice(REQUEST.request_id, index)
+        case _:
+            await engine.close()
+            with pytest.raises(EngineClosedError):
+                await reader
+            return
+    assert await reader is None
+    assert await anext(stream, None) is None
     engine.check()
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 from motet.engines.base import Engine, GroupStream, Worker
-from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
+from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
+from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineDiedError, MotetError
 from motet.ids import RequestId
 from motet.routing.bypass import BypassRules

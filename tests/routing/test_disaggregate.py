@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from motet.engines.base import WorkerState
-from motet.engines.fake import FakeLeases
+from motet.engines.fake_leases import FakeLeases
 from motet.errors import (
     EngineClosedError,
     EngineDiedError,

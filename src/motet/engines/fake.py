@@ -2,16 +2,16 @@
 
 Prefill and decode apart are played too: prefill grants leases out of a book that the fake workers of a cell share, and
 a group with a ticket ends its lease when it takes its first step, or when it is closed before that. A fake that died or
-was closed tells nobody anything.
+was closed tells nobody anything; leases that a dead one granted are gone with it.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
 
+from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineClosedError, EngineDiedError, MotetError
 from motet.ids import ModelName, RequestId
-from motet.transfer.ticket import Ticket, TransferAddress, prompt_digest
+from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import (
     ChoiceDelta,
     ChoiceStart,
@@ -32,8 +32,8 @@ Script = Callable[[GenerateRequest, ChoiceStart], Sequence[int]]
 DuringPrefill = Callable[[GenerateRequest], Awaitable[None]]
 """Called while a prompt is prefilled: may wait, and may raise what the prefill then raises."""
 
-LEASE_S = 60.0
 NOWHERE = TransferAddress("fake", "127.0.0.1", 1)
+GONE = EngineDiedError("the engine is gone")
 
 
 def fake_info(
@@ -61,45 +61,11 @@ def fake_info(
     )
 
 
-class FakeLeases:
-    """The trunks that the workers of a fake cell keep for each other."""
-
-    def __init__(self) -> None:
-        self.held: dict[int, Ticket] = {}
-        self._ids = count(1)
-
-    def grant(self, request: GenerateRequest, address: TransferAddress, *, readers: int, block_size: int) -> Ticket:
-        """One block id a block of the prompt without its last token."""
-        tokens = request.prompt[:-1]
-        blocks = tuple(range(-(-len(tokens) // block_size)))
-        lease_id = next(self._ids)
-        self.held[lease_id] = Ticket(
-            remote_engine_id=address.engine_id,
-            remote_request_id=request.request_id,
-            remote_host=address.host,
-            remote_port=address.port,
-            remote_block_ids=blocks,
-            num_tokens=len(tokens),
-            prompt_digest=prompt_digest(tokens),
-            generations=(0,) * len(blocks),
-            lease_id=lease_id,
-            lease_slot=lease_id,
-            lease_s=LEASE_S,
-            readers=readers,
-        )
-        return self.held[lease_id]
-
-    def end(self, ticket: Ticket) -> None:
-        self.held.pop(ticket.lease_id, None)
-
-    def count(self, engine_id: str) -> int:
-        return sum(ticket.remote_engine_id == engine_id for ticket in self.held.values())
-
-
 class FakeEngine:
     """Writes one scripted token a choice and step. With a `gate`, a step is taken each time the gate is released.
 
-    `fail_after` maps a step number (0 = before the first token) to the error every group raises there.
+    `fail_after` maps a step number (0 = before the first token) to the error every group raises there. `die` ends it as
+    a whole; what comes back is another `FakeEngine`.
     """
 
     def __init__(
@@ -128,11 +94,15 @@ class FakeEngine:
         self.pulls = 0
         self.generated_tokens = 0
         self.closed = False
+        self.death: EngineDiedError | None = None
 
     def generate(self, request: GenerateRequest) -> "FakeGroup":
         self.requests.append(request)
         group = FakeGroup(self, request)
-        self.open[request.request_id] = group
+        if self.death is None:
+            self.open[request.request_id] = group
+        else:
+            group.wake()
         return group
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
@@ -143,8 +113,8 @@ class FakeEngine:
                 await self.during_prefill(request)
         finally:
             self.prefilling -= 1
-        if self.closed:
-            raise EngineClosedError("the engine was closed")
+        if error := self.death or self.closing:
+            raise error
         return self.leases.grant(request, self._address, readers=readers, block_size=self.info.block_size)
 
     async def release(self, ticket: Ticket) -> None:
@@ -159,6 +129,8 @@ class FakeEngine:
             group.stop(index)
 
     async def stats(self) -> EngineStats:
+        if self.death is not None:
+            raise self.death
         started = [g for g in self.open.values() if g.step > 0]
         return EngineStats(
             groups_running=len(started),
@@ -174,9 +146,15 @@ class FakeEngine:
             recomputed_tokens=self.pulls,
         )
 
+    def die(self, error: EngineDiedError = GONE) -> None:
+        """Every group, prefill and question, those to come too, ends with `error`."""
+        self.death = error
+        self.leases.lose(self._address.engine_id)
+        self._wake_all()
+
     async def close(self) -> None:
         self.closed = True
-        self.open.clear()
+        self._wake_all()
 
     def check(self) -> None:
         """Raises unless every group and every lease has ended."""
@@ -186,6 +164,16 @@ class FakeEngine:
             raise AssertionError(f"prefills left open: {self.prefilling}")
         if self.leases.held:
             raise AssertionError(f"leases left: {self.leases.held}")
+
+    @property
+    def closing(self) -> MotetError | None:
+        """What groups of a closed engine end with."""
+        return EngineClosedError("the engine was closed") if self.closed else None
+
+    def _wake_all(self) -> None:
+        groups, self.open = self.open, {}
+        for group in groups.values():
+            group.wake()
 
     @property
     def _address(self) -> TransferAddress:
@@ -201,22 +189,24 @@ class FakeGroup:
         self._written = {c.index: list(c.written) for c in request.choices}
         self._engine = engine
         self._request = request
+        self._error: MotetError | None = None
+        """What it ended with."""
+        self._left = False
+        self._woken = asyncio.Event()
 
     def __aiter__(self) -> "FakeGroup":
         return self
 
     async def __anext__(self) -> GroupDelta:
         if self._engine.gate is not None:
-            await self._engine.gate.acquire()
-        if error := self._engine.fail_after.get(self.step):
-            if isinstance(error, EngineDiedError):
-                self._leave()
-            await self.aclose()
-            raise error
-        if self._engine.closed:
-            raise EngineClosedError("the engine was closed")
-        if not self.unfinished:
-            await self.aclose()
+            await self._pass(self._engine.gate)
+        if self._error is None and not self._left:
+            self._error = self._engine.death or self._engine.fail_after.get(self.step) or self._engine.closing
+            if self._error is not None:
+                self._end(tells=not isinstance(self._error, EngineDiedError))
+        if self._error is not None:
+            raise self._error
+        if self._left:
             raise StopAsyncIteration
         if self.step == 0 and self._request.ticket is not None:
             self._engine.pulls += 1
@@ -225,7 +215,7 @@ class FakeGroup:
         report = self._report() if self.step == 0 else None
         self.step += 1
         if not self.unfinished:
-            await self.aclose()
+            self._end()
         return GroupDelta(self._request.request_id, deltas, report)
 
     async def aclose(self) -> None:
@@ -236,13 +226,29 @@ class FakeGroup:
         if not self.unfinished:
             self._end()
 
-    def _end(self) -> None:
-        if self._leave() and self._request.ticket is not None:
-            self._engine.leases.end(self._request.ticket)
+    def wake(self) -> None:
+        """Something ended it: whoever waits for a step waits no more."""
+        self._woken.set()
 
-    def _leave(self) -> bool:
-        """Whether the engine still had the group."""
-        return self._engine.open.pop(self._request.request_id, None) is not None
+    async def _pass(self, gate: asyncio.Semaphore) -> None:
+        """Returns when a step may be taken, or none will be."""
+        if self._woken.is_set():
+            return
+        turns = asyncio.ensure_future(gate.acquire()), asyncio.ensure_future(self._woken.wait())
+        try:
+            await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for turn in turns:
+                turn.cancel()
+            await asyncio.gather(*turns, return_exceptions=True)
+
+    def _end(self, *, tells: bool = True) -> None:
+        """Nothing more comes of it. `tells`: the lease, if there is one; the dead do not."""
+        self._left = True
+        here = self._engine.open.pop(self._request.request_id, None) is not None
+        if here and tells and self._request.ticket is not None:
+            self._engine.leases.end(self._request.ticket)
+        self.wake()
 
     def _report(self) -> PromptReport:
         """Each prompt token is as likely as its place in the prompt: -1 for the second, -2 for the third."""
