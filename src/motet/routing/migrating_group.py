@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from motet.engines.base import Engine, GroupStream
-from motet.errors import EngineClosedError, MotetError, NoWorkerError, OverloadedError
+from motet.errors import EngineClosedError, MotetError
 from motet.routing.moves import Cause, Moves, Outcome, cause_of
 from motet.routing.unfinished import Unfinished
 from motet.types import GenerateRequest, GroupDelta
@@ -35,6 +35,9 @@ class MigratingGroup:
         self._left = Unfinished(request)
         self._current = request
         """What the present stream was made of."""
+        self._lost: MotetError | None = None
+        """What the present stream ended with, if the group is to go on elsewhere."""
+        self._over = False
         self._closed = False
         self._abandoned = False
         self._woken = asyncio.Event()
@@ -45,16 +48,20 @@ class MigratingGroup:
         return self
 
     async def __anext__(self) -> GroupDelta:
-        while True:
-            try:
-                delta = await self._stream.__anext__()
-            except StopAsyncIteration:
-                self._end()
-                raise
-            except MotetError as error:
-                await self._move(error)
-            else:
-                return self._given(delta)
+        try:
+            while True:
+                if self._lost is not None:
+                    await self._move(self._lost)
+                try:
+                    delta = await self._stream.__anext__()
+                except MotetError as error:
+                    self._begin(error)
+                    self._lost = error
+                else:
+                    return self._given(delta)
+        except (MotetError, StopAsyncIteration):
+            self._end()
+            raise
 
     async def aclose(self) -> None:
         self._closed = True
@@ -76,34 +83,33 @@ class MigratingGroup:
 
     def _given(self, delta: GroupDelta) -> GroupDelta:
         if self._moves.lives:
-            self._moves.end(Outcome.RESUMED)
+            self._moves.resumed(self._left)
             delta = GroupDelta(self.request.request_id, delta.choices, None if self._left.prompt_told else delta.prompt)
         self._left.take(delta)
         return delta
 
     async def _move(self, error: MotetError) -> None:
-        """Returns with a new stream. Raises `error`, or the end, where none is to come."""
-        try:
-            await self._stream.aclose()
-            cause = self._cause(error)
-            self._moves.begin(cause, error, begun=self._left.begun)
-            latest = error
-            while True:
-                patience_s = self._moves.patience_s(cause, hopeful=self._hopeful())
-                if patience_s is None:
-                    raise error
-                await self._wait(patience_s)
-                cause = self._cause(latest)
-                try:
-                    self._submit(cause)
-                except (NoWorkerError, OverloadedError) as again:
-                    latest = again
-                    cause = self._cause(latest)
-                else:
-                    return
-        except (MotetError, StopAsyncIteration):
-            self._end()
-            raise
+        """Returns with a new stream. Raises `error`, or the end, where none is to come. If its reader is cancelled
+        meanwhile, the next one takes it up."""
+        await self._stream.aclose()
+        latest = error
+        while self._lost is not None:
+            patience_s = self._moves.patience_s(self._cause(latest), hopeful=self._hopeful())
+            if patience_s is None:
+                raise error
+            await self._wait(patience_s)
+            cause = self._cause(latest)
+            try:
+                self._submit(cause)
+            except MotetError as again:
+                self._begin(again)
+                latest = again
+            else:
+                self._lost = None
+
+    def _begin(self, error: MotetError) -> None:
+        """Raises `error`, or the end, where the group is not to go on."""
+        self._moves.begin(self._cause(error), error, begun=self._left.begun)
 
     def _cause(self, error: MotetError) -> Cause:
         if self._closed or not self._left:
@@ -112,6 +118,8 @@ class MigratingGroup:
             raise EngineClosedError("the server is closing")
         cause = cause_of(error)
         if cause is None:
+            if not isinstance(error, EngineClosedError):
+                self._moves.end(Outcome.FAILED)
             raise error
         return cause
 
@@ -119,7 +127,7 @@ class MigratingGroup:
         rest = self._left.rest(self._moves.lives + 1)
         self._stream = self._engine.generate(rest)
         self._current = rest
-        self._moves.submitted(self._left)
+        self._moves.lives += 1
         fields = {
             "request_id": self.request.trace,
             "group": self.request.request_id,
@@ -142,5 +150,7 @@ class MigratingGroup:
             await asyncio.gather(*waits, return_exceptions=True)
 
     def _end(self) -> None:
-        self._moves.end(Outcome.CLOSED)
-        self._ended(self)
+        if not self._over:
+            self._over = True
+            self._moves.end(Outcome.CLOSED)
+            self._ended(self)

@@ -40,6 +40,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     NO_WORKER = "no-worker"
     """None came in time."""
+    FAILED = "failed"
+    """It ended with an error that would come again."""
     CLOSED = "closed"
     """The group's reader left first, or the server closed."""
 
@@ -70,7 +72,7 @@ class MigrationFigures:
     def ended(self, cause: Cause, outcome: Outcome) -> None:
         self._moves[cause.value, outcome.value] += 1
 
-    def submitted(self, left: Unfinished) -> None:
+    def resumed(self, left: Unfinished) -> None:
         self.choices_resumed += left.choices
         self.tokens_replayed += left.tokens
 
@@ -125,7 +127,7 @@ class Moves:
     def patience_s(self, cause: Cause, *, hopeful: bool) -> float | None:
         """How long to wait before it is tried again, if nothing changes; None: it has been too long, or, not being
         `hopeful`, would be in vain."""
-        if cause not in (Cause.NO_WORKER, Cause.REFUSED):
+        if cause not in (Cause.NO_WORKER, Cause.REFUSED) or (cause is Cause.REFUSED and self._refusals == 1):
             return 0.0
         now = self._clock()
         if self._without_worker_until_s is None:
@@ -136,12 +138,15 @@ class Moves:
             return None
         return left_s if cause is Cause.NO_WORKER else min(left_s, ASK_AGAIN_S)
 
-    def submitted(self, left: Unfinished) -> None:
-        self.lives += 1
-        self._figures.submitted(left)
+    def resumed(self, left: Unfinished) -> None:
+        """The first delta after a move is there; `left` does not have it yet."""
+        if self._cause is not None:
+            self._figures.resumed(left)
+        self.end(Outcome.RESUMED)
 
     def end(self, outcome: Outcome) -> None:
         """Of the present move, if there is one."""
         if self._cause is not None:
             self._figures.ended(self._cause, outcome)
         self._cause, self._without_worker_until_s = None, None
+        self._refusals = 0
