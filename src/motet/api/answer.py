@@ -22,6 +22,7 @@ from motet.api.open_groups import SENT, OpenGroups, Step
 from motet.api.plan import Plan
 from motet.api.request_id import straight_send
 from motet.api.service import Service
+from motet.api.while_client_stays import while_client_stays
 from motet.errors import MotetError
 from motet.text.usage import Usage
 
@@ -67,22 +68,12 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send_start, self._send = send, straight_send(scope)
         try:
-            await self._run(receive)
+            await while_client_stays(receive, self._answer)
             if self._failure is not None:
                 raise self._failure
         finally:
             with anyio.CancelScope(shield=True):
                 await self._groups.aclose(status=self._status)
-
-    async def _run(self, receive: Receive) -> None:
-        """Answers until the end or until the client leaves."""
-        async with anyio.create_task_group() as tasks:
-            # In a task of its own: each time a task wakes, all calls that await in it are gone through, and here those
-            # of the framework would be among them.
-            tasks.start_soon(self._answer, tasks)
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            tasks.cancel_scope.cancel()
 
     async def _answer(self, tasks: TaskGroup) -> None:
         try:
@@ -95,7 +86,6 @@ class Answer(Response):
                 await self._break_off(error)
             else:
                 self._failure = error
-        tasks.cancel_scope.cancel()
 
     async def _write(self, steps: "Steps") -> None:
         feed, usage, send = self._writer.feed, self._groups.usage, self._send

@@ -1,7 +1,7 @@
 """The HTTP application: routes, what surrounds them, and how errors look.
 
 RequestIds ─► CORS ─► ApiKeys ─► BodyLimit ─► routes
-id, last      browsers  401        413          chat, completions, generate, tokens, models, admin
+id, last      browsers  401        413          chat, completions, generate, tokens, models, admin, engine
 resort 500
 """
 
@@ -14,6 +14,7 @@ from motet.api.auth import ApiKeys
 from motet.api.body_limit import BodyLimit
 from motet.api.chat import chat_router
 from motet.api.completion import completion_router
+from motet.api.engine_routes import engine_router
 from motet.api.failure import add_error_handlers
 from motet.api.generate import generate_router
 from motet.api.models import models_router
@@ -32,7 +33,15 @@ def create_app(service: Service) -> FastAPI:
         strict_content_type=False,
     )
     add_error_handlers(app)
-    for make_router in (chat_router, completion_router, generate_router, token_router, models_router, admin_router):
+    for make_router in (
+        chat_router,
+        completion_router,
+        generate_router,
+        token_router,
+        models_router,
+        admin_router,
+        engine_router,
+    ):
         app.include_router(make_router(service))
     return app
 

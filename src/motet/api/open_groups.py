@@ -6,7 +6,6 @@ each group: a slow reader holds the groups' streams back rather than filling mem
 """
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Protocol
@@ -15,10 +14,10 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from motet.api.admission import Place
+from motet.api.group_course import GroupCourse
 from motet.api.plan import Plan
 from motet.api.prefill_group import PrefillGroup
 from motet.api.service import Service
-from motet.metrics.record import GroupRecord
 from motet.text.group import GroupEvents, TextGroup
 from motet.text.usage import Usage
 from motet.transfer.ticket import Ticket
@@ -26,8 +25,6 @@ from motet.types import GenerateRequest
 
 SENT = 200
 """The status of a request whose whole answer has been sent."""
-
-log = logging.getLogger("motet.api")
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -69,15 +66,9 @@ class OpenGroup:
         """`number`: of the prompt inside the request; `prefill`: the source, if that is all the group is for."""
         self._source = source
         self._prefill = prefill
-        self._service = service
         self._request = request
-        self._place = place
         self._number = number
-        self._ended = False
-        self.record = GroupRecord(num_choices=len(request.choices), started_s=service.clock())
-        service.metrics.group_opened(
-            self.record, prompt_tokens=len(request.prompt), max_tokens=request.sampling.max_tokens
-        )
+        self._course = GroupCourse(service, request, place)
 
     async def read(self) -> tuple[Step] | None:
         """The next step; None after the last."""
@@ -85,11 +76,7 @@ class OpenGroup:
             events = await self._source.__anext__()
         except StopAsyncIteration:
             return None
-        since = self.record.step(events.events, self._service.clock())
-        if since is None:
-            self._place.started()
-        else:
-            self._service.metrics.steps.add(since)
+        self._course.step(events.events)
         return (Step(self._number, events, self._prefill.ticket if self._prefill else None),)
 
     @property
@@ -98,34 +85,12 @@ class OpenGroup:
 
     async def close(self, *, status: int) -> None:
         """Frees the group; counts and logs it, once."""
-        if self._ended:
-            return
-        self._ended = True
-        self._place.leave()
-        self._account(status)
-        await self._source.aclose()
-
-    def _account(self, status: int) -> None:
-        now, record = self._service.clock(), self.record
-        counts = {
-            choice.index: self._source.usage_of(choice.index).completion_tokens for choice in self._request.choices
-        }
-        self._service.metrics.group_ended(record, status=status, tokens=counts, now_s=now)
-        usage = self.usage
-        fields = {
-            "request_id": self._request.trace,
-            "group": self._request.request_id,
-            "status": status,
-            "n": record.num_choices,
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "finished": len(record.finished_s),
-            "first_token_s": _rounded(record.first_token_s),
-            "last_choice_first_token_s": _rounded(record.last_choice_first_token_s),
-            "total_s": _rounded(now - record.started_s),
-        }
-        log.info("group ended", extra={"fields": fields})
+        if not self._course.ended:
+            counts = {
+                choice.index: self._source.usage_of(choice.index).completion_tokens for choice in self._request.choices
+            }
+            self._course.end(status=status, tokens=counts, cached_tokens=self.usage.cached_tokens)
+            await self._source.aclose()
 
 
 class OpenGroups:
@@ -211,7 +176,3 @@ class ManyGroups:
             await self._queue.put(None)
         except Exception as error:  # handed to the reader, who raises it
             await self._queue.put(error)
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)

@@ -26,6 +26,11 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
 
 
 @pytest.fixture
+async def served(serve: Serving) -> Served:
+    return await serve()
+
+
+@pytest.fixture
 async def prefill_server(serve: Serving) -> Served:
     return await serve(engine=WatchedEngine(role=Role.PREFILL))
 

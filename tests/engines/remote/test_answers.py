@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError
+from motet.errors import DrainingError, EngineDiedError, EngineError, MotetError, OverloadedError
 from tests.engines.remote.far import Scripted, refused, remote, request, with_ticket
 
 pytestmark = pytest.mark.anyio
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
     ("response", "error", "message"),
     [
         (refused(503, "full", "overloaded", **{"retry-after": "7"}), OverloadedError, "answered 503: full"),
-        (refused(503, "draining", "draining"), OverloadedError, "draining"),
+        (refused(503, "draining", "draining"), DrainingError, "draining"),
         (refused(503, "its process ended", "engine_died"), EngineDiedError, "its process ended"),
         (refused(503, "closing", "engine_closed"), EngineDiedError, "closing"),
         (refused(500, "sick", "engine_error"), EngineError, "answered 500: sick"),

@@ -34,7 +34,6 @@ from motet.engines.native.heart import Heart
 from motet.engines.native.protocol import (
     Abort,
     AskStats,
-    CarriedError,
     CarriedTransferError,
     Close,
     Command,
@@ -52,6 +51,7 @@ from motet.engines.native.protocol import (
     Unable,
 )
 from motet.engines.native.pulse import beat_every_s
+from motet.engines.wire import CarriedError
 from motet.errors import MotetError, RequestError, StartupError
 from motet.ids import RequestId
 

@@ -10,33 +10,12 @@ thread of the engine process sends a Beat twice a second, through a connection o
 import msgspec
 
 from motet.config import EngineConfig
-from motet.errors import (
-    ConfigError,
-    ContextLengthError,
-    EngineError,
-    KVMemoryError,
-    ModelLoadError,
-    MotetError,
-    RequestError,
-    StartupError,
-    UnsupportedModelError,
-)
+from motet.engines.wire import CarriedError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
 from motet.transfer.base import FailureKind
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
-
-_CARRIED: tuple[type[MotetError], ...] = (
-    ConfigError,
-    ContextLengthError,
-    EngineError,
-    KVMemoryError,
-    ModelLoadError,
-    RequestError,
-    StartupError,
-    UnsupportedModelError,
-)
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -53,28 +32,6 @@ class Launch(msgspec.Struct, frozen=True):
     @property
     def events_address(self) -> str:
         return f"ipc://{self.folder}/events"
-
-
-class CarriedError(msgspec.Struct, frozen=True, array_like=True):
-    """An error of ours, on its way through the pipe."""
-
-    kind: str
-    message: str
-    param: str | None = None
-
-    @classmethod
-    def of(cls, error: MotetError) -> "CarriedError":
-        param = error.param if isinstance(error, RequestError) else None
-        return cls(type(error).__name__, error.message, param)
-
-    def error(self) -> MotetError:
-        """The same error on the other side; one without a class there is an EngineError."""
-        for known in _CARRIED:
-            if known.__name__ == self.kind:
-                if issubclass(known, RequestError):
-                    return known(self.message, param=self.param)
-                return known(self.message)
-        return EngineError(f"{self.kind}: {self.message}")
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -1,35 +1,13 @@
-"""What another server answered, in our words: its errors as ours, its ticket, its figures.
-
-    no answer, or 5xx that is not from a server of this kind    EngineDiedError
-    503                                                         OverloadedError, or EngineDiedError if it says so
-    any other error                                             EngineError that quotes it
-
-A 4xx is not the client's fault here: the two servers disagree about what a request may hold.
-"""
-
-import contextlib
-from collections.abc import Mapping
+"""What a prefill server answered, in our words: its ticket, its figures, its errors."""
 
 import httpx
 import msgspec
 
-from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
+from motet.engines.remote.refusal import Refusal
+from motet.engines.wire import UNREADABLE
+from motet.errors import EngineError, MotetError, RequestError
 from motet.transfer.ticket import Ticket, TransferAddress, ticket_of
 from motet.types import EngineStats, Role
-
-GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
-QUOTED_CHARS = 300
-UNREADABLE: tuple[type[Exception], ...] = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a body that is not what was asked for; text that is no UTF-8 is no DecodeError to it."""
-
-
-class _Reason(msgspec.Struct):
-    message: str
-    code: str | int | None = None
-
-
-class _Refusal(msgspec.Struct):
-    error: _Reason
 
 
 class _Prefilled(msgspec.Struct):
@@ -114,21 +92,6 @@ def status_in(response: httpx.Response, server: str) -> RemoteStatus:
 
 def failure_in(response: httpx.Response, server: str) -> MotetError:
     """Of a response that is not 200."""
-    status = response.status_code
-    reason = None
-    with contextlib.suppress(*UNREADABLE):
-        reason = msgspec.json.decode(response.content, type=_Refusal).error
-    quoted = reason.message if reason else response.text[:QUOTED_CHARS].strip()
-    said = f"{server} answered {status}: {quoted or response.reason_phrase}"
-    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        return EngineError(f"{said}. Set --prefill-api-key to a key it knows.")
-    if status >= httpx.codes.INTERNAL_SERVER_ERROR and (reason is None or reason.code in GONE_CODES):
-        return EngineDiedError(said)
-    if status == httpx.codes.SERVICE_UNAVAILABLE:
-        return OverloadedError(said, retry_after_s=_retry_after_s(response.headers))
-    return EngineError(said)
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> int:
-    given = headers.get("retry-after", "")
-    return int(given) if given.isascii() and given.isdigit() else 1
+    retry_after = response.headers.get("retry-after", "")
+    refusal = Refusal(response.status_code, response.reason_phrase, response.content, retry_after)
+    return refusal.error(server, key_hint="Set --prefill-api-key to a key it knows.")

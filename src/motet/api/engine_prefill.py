@@ -1,0 +1,71 @@
+"""The answer to `POST /engine/prefill`: a ticket. It lives like any other answer: admitted, counted, and cancelled,
+with its lease, when the sender leaves."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from motet.api.answer import Answer
+from motet.api.engine_body import check_group
+from motet.api.kv_params import PrefillOrder
+from motet.api.open_groups import Step
+from motet.api.plan import Head, Plan
+from motet.api.service import Service
+from motet.engines.wire import MSGPACK
+from motet.errors import RequestError
+from motet.ids import new_request_id
+from motet.text.choice import TextRules
+from motet.text.usage import Usage
+from motet.transfer.ticket import Ticket
+from motet.types import ChoiceStart, GenerateRequest, Role
+
+
+def prefill_answer(service: Service, request: GenerateRequest, *, readers: int) -> Answer:
+    """Raises RequestError. Of the choices, whose tokens are for the reader to write, one stands for all."""
+    if service.engine.info.role is not Role.PREFILL:
+        raise RequestError(
+            f"This is a worker with role {service.engine.info.role}; it prefills nothing for others.", code="wrong_role"
+        )
+    group = msgspec.structs.replace(
+        request, request_id=new_request_id("prefill"), choices=(ChoiceStart(0, 0),), ticket=None
+    )
+    check_group(service, group)
+    if len(group.prompt) < 2:
+        raise RequestError("A prompt of one token is run by who decodes it, and not prefilled.", param="prompt")
+    answer = Answer(service, _plan(service, group, readers), TicketWriter())
+    answer.headers["content-type"] = MSGPACK
+    return answer
+
+
+def _plan(service: Service, group: GenerateRequest, readers: int) -> Plan:
+    return Plan(
+        head=Head(
+            id=group.request_id,
+            created=service.created,
+            model=service.model,
+            fingerprint=service.engine.info.fingerprint,
+        ),
+        groups=(group,),
+        order=PrefillOrder(do_remote_decode=True, readers=readers),
+        rules=TextRules(),
+        stream=False,
+        include_usage=False,
+        continuous_usage=False,
+    )
+
+
+class TicketWriter:
+    """Sends the ticket of the one step there is."""
+
+    streams = False
+
+    def __init__(self) -> None:
+        self._ticket: Ticket | None = None
+
+    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
+        for step in steps:
+            self._ticket = step.ticket
+        return b""
+
+    def close(self, usage: Usage) -> bytes:
+        return msgspec.msgpack.encode(self._ticket)

@@ -1,0 +1,138 @@
+"""What a gateway may not send: each is refused with its reason, and with its ticket given back."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from motet.config import ServerConfig
+from motet.engines.fake import NOWHERE
+from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
+from motet.transfer.ticket import Ticket
+from motet.types import ChoiceStart, GenerateRequest, Role, choice_starts
+from tests.api.engine_asking import POSTS, group, message, post
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+
+pytestmark = pytest.mark.anyio
+
+GARBAGE = {
+    "nothing": b"",
+    "text": b"<html>",
+    "no msgpack": b"\xc1",
+    "a list": msgspec.msgpack.encode([1]),
+    "an empty object": b"\x80",
+    "cut": msgspec.msgpack.encode(group())[:-3],
+    "more": msgspec.msgpack.encode(group()) + b"\x01",
+    "a list of four thousand million": b"\xdd\xff\xff\xff\xff",
+    "a text of four thousand million": b"\xdb\xff\xff\xff\xff",
+    "no unicode": b"\x81\xa1\xff\x01",
+    "nested": b"\x91" * 100_000,
+    "nested where anything may be": b"\x81\xa5other" + b"\x91" * 100_000,
+    "wrong types": msgspec.msgpack.encode({"prompt": "x", "engine_id": 1, "request_id": 5, "lease_id": "x"}),
+}
+
+
+@pytest.mark.parametrize("path", list(POSTS))
+@pytest.mark.parametrize("body", list(GARBAGE.values()), ids=list(GARBAGE))
+async def test_what_is_no_such_body_is_refused_and_named(served: Served, path: str, body: bytes) -> None:
+    response = await post(served, path, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_body"
+    assert message(response).startswith(f"The body is no {POSTS[path]} in msgpack: ")
+
+
+@pytest.mark.parametrize("path", list(POSTS))
+async def test_another_protocol_is_refused_before_the_body_is_read(served: Served, path: str) -> None:
+    for headers in ({}, {PROTOCOL_HEADER: "2"}):
+        response = await served.http.post(path, content=b"\xc1", headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "engine_protocol")
+        assert f"speaks engine protocol {PROTOCOL}" in message(response)
+
+
+async def test_a_body_that_is_too_large_is_refused(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, max_body_bytes=100))
+    assert (await post(served, "/engine/generate", b"x" * 101)).status_code == 413
+
+
+SAMPLING = group().sampling
+REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
+    "no prompt": (group(prompt=()), "prompt"),
+    "unknown token": (group(prompt=(5, 512)), "prompt"),
+    "negative token": (group(prompt=(-1, 5)), "prompt"),
+    "huge token": (group(prompt=(2**64 - 1,)), "prompt"),
+    "too long": (group(prompt=(5,) * 4090), "prompt"),
+    "no id": (group(request_id=""), "request_id"),
+    "an id of two lines": (group(request_id="a\nb"), "request_id"),
+    "a trace of two lines": (group(trace="a\nb"), "trace"),
+    "a long session": (group(session_id="x" * 201), "session_id"),
+    "priority": (group(priority=2**63), "priority"),
+    "no choices": (group(choices=()), "choices"),
+    "too many choices": (group(choices=choice_starts(1025, 0)), "choices"),
+    "a choice twice": (group(choices=(ChoiceStart(1, 0), ChoiceStart(1, 1))), "choices"),
+    "index": (group(choices=(ChoiceStart(-1, 0),)), "choices"),
+    "seed": (group(choices=(ChoiceStart(0, -1),)), "choices"),
+    "written": (group(choices=(ChoiceStart(0, 0, (5, 512)),)), "choices"),
+    "all written": (group(choices=(ChoiceStart(0, 0, (5,) * 9),)), "choices"),
+    "max_tokens": (group(sampling=replace(SAMPLING, max_tokens=0)), "max_tokens"),
+    "min_tokens": (group(sampling=replace(SAMPLING, min_tokens=10)), "min_tokens"),
+    "temperature": (group(sampling=replace(SAMPLING, temperature=float("nan"))), "temperature"),
+    "top_p": (group(sampling=replace(SAMPLING, top_p=0.0)), "top_p"),
+    "repetition": (group(sampling=replace(SAMPLING, repetition_penalty=0.0)), "repetition_penalty"),
+    "top_k": (group(sampling=replace(SAMPLING, top_k=-1)), "top_k"),
+    "logprobs": (group(sampling=replace(SAMPLING, logprobs=21)), "logprobs"),
+    "bias of an unknown token": (group(sampling=replace(SAMPLING, logit_bias={512: 1.0})), "logit_bias"),
+    "infinite bias": (group(sampling=replace(SAMPLING, logit_bias={5: float("inf")})), "logit_bias"),
+    "no number for a bias": (group(sampling=replace(SAMPLING, logit_bias={5: float("nan")})), "logit_bias"),
+    "stop token": (group(sampling=replace(SAMPLING, stop_token_ids=(-1,))), "stop_token_ids"),
+}
+
+
+@pytest.mark.parametrize(("request_", "param"), list(REFUSED.values()), ids=list(REFUSED))
+async def test_what_no_client_could_have_asked_for_is_refused(
+    served: Served, request_: GenerateRequest, param: str
+) -> None:
+    response = await post(served, "/engine/generate", request_)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert served.engine.requests == []
+
+
+def granted(served: Served, prompt: tuple[int, ...] = (5, 6, 7)) -> Ticket:
+    return served.engine.leases.grant(group(prompt=prompt), NOWHERE, readers=1, block_size=16)
+
+
+@pytest.mark.parametrize("why", ["draining", "open already", "bad field", "another prompt", "takes none"])
+async def test_a_group_that_is_refused_gives_its_ticket_back(serve: Serving, why: str) -> None:
+    engine = WatchedEngine(role=Role.BOTH if why == "takes none" else Role.DECODE, gated=True)
+    served = await serve(engine=engine)
+    ticket = granted(served, (5, 6, 8) if why == "another prompt" else (5, 6, 7))
+    wanted = group(ticket=ticket)
+    opened = None
+    if why == "open already":
+        opened = asyncio.create_task(post(served, "/engine/generate", group()))
+        await engine.submitted.acquire()
+    if why == "draining":
+        served.service.start_drain()
+    if why == "bad field":
+        wanted = replace(wanted, priority=2**63)
+    if why == "another prompt":
+        wanted = replace(wanted, prompt=(5, 7, 6))
+    response = await post(served, "/engine/generate", wanted)
+    assert response.status_code in (400, 503)
+    assert engine.released == [ticket]
+    if opened is not None:
+        opened.cancel()
+        await asyncio.wait([opened])
+        await served.until_empty()
+
+
+async def test_a_ticket_that_cannot_be_is_not_even_given_back(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(role=Role.DECODE))
+    ticket = replace(granted(served), remote_host="elsewhere.test")
+    for path, body in (("/engine/generate", group(ticket=ticket)), ("/engine/release", ticket)):
+        response = await post(served, path, body)
+        assert response.status_code == 400
+        assert "must be an address, not a name" in message(response)
+    assert served.engine.released == []
+    served.engine.leases.held.clear()

@@ -1,0 +1,240 @@
+"""`/engine`: what a gateway may send to a worker, what it gets, and what is refused, over raw HTTP."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from motet.api.engine_routes import PATIENCE_S, tokenizer_files
+from motet.config import ServerConfig
+from motet.engines.base import WorkerState
+from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, CarriedError, EngineReport, FrameReader, StopChoice
+from motet.errors import EngineDiedError, EngineError
+from motet.ids import RequestId
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+from motet.transfer.ticket import Ticket, TransferAddress
+from motet.types import EngineStats, GenerateRequest, GroupDelta, Role, choice_starts
+from tests.api.engine_asking import HEADERS, POSTS, group, post
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_group_is_answered_in_frames_and_counted_as_any(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="motet.api"):
+        response = await post(served, "/engine/generate", group())
+    assert response.status_code == 200
+    deltas = [delta for delta in FrameReader().feed(response.content) if isinstance(delta, GroupDelta)]
+    assert len(deltas) == 4  # hello, a space, a digit, the end
+    (line,) = (record.__dict__["fields"] for record in caplog.records if record.message == "group ended")
+    assert (line["request_id"], line["group"], line["status"]) == ("trace-g", "g", 200)
+    assert (line["n"], line["finished"], line["prompt_tokens"]) == (2, 2, 3)
+    assert line["completion_tokens"] == sum(len(choice.token_ids) for delta in deltas for choice in delta.choices)
+    metrics = (await served.http.get("/metrics")).text
+    assert 'motet:groups_total{model_name="tiny",status="200"} 1.0' in metrics
+    assert 'handler="/engine/generate",method="POST",status="200"} 1.0' in metrics
+
+
+async def test_what_lies_ready_goes_out_in_one_send(served: Served) -> None:
+    async with served.http.stream(
+        "POST", "/engine/generate", content=msgspec.msgpack.encode(group()), headers=HEADERS
+    ) as response:
+        parts = [part async for part in response.aiter_raw()]
+    assert len(parts) == 1
+    assert len(FrameReader().feed(parts[0])) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [(EngineDiedError("gone"), "EngineDiedError", 503), (EngineError("x"), "EngineError", 500)],
+)
+async def test_an_error_is_the_last_frame_and_counts_with_its_status(
+    serve: Serving, error: EngineError, kind: str, status: int
+) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={1: error}))
+    response = await post(served, "/engine/generate", group())
+    assert response.status_code == 200
+    _, last = FrameReader().feed(response.content)
+    assert last == CarriedError(kind, error.message, code=error.code)
+    assert f'status="{status}"}} 1.0' in (await served.http.get("/metrics")).text
+
+
+async def test_a_bug_in_the_engine_is_told_without_its_text(serve: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(WatchedEngine):
+        def generate(self, request: GenerateRequest) -> "NoGroup":  # type: ignore[override]
+            return NoGroup()
+
+    class NoGroup:
+        def __aiter__(self) -> "NoGroup":
+            return self
+
+        async def __anext__(self) -> GroupDelta:
+            raise ZeroDivisionError("secret")
+
+        async def aclose(self) -> None: ...
+
+    served = await serve(engine=Broken())
+    response = await post(served, "/engine/generate", group())
+    (last,) = FrameReader().feed(response.content)
+    assert isinstance(last, CarriedError)
+    assert (last.kind, "secret" in last.message) == ("EngineError", False)
+    assert "secret" in caplog.text
+
+
+async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
+    """As when a gateway gives a group back to a worker that has not noticed yet that the first attempt was given up."""
+    served = await serve(engine=WatchedEngine(gated=True))
+    first = asyncio.create_task(post(served, "/engine/generate", group()))
+    await served.engine.submitted.acquire()
+    refused = await post(served, "/engine/generate", group())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    for _ in range(9):
+        served.engine.steps.release()
+    assert (await first).status_code == 200
+    for _ in range(9):
+        served.engine.steps.release()
+    assert (await post(served, "/engine/generate", group())).status_code == 200
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+async def test_who_leaves_leaves_nothing_behind_and_counts_as_499(serve: Serving, steps: int) -> None:
+    served = await serve(engine=WatchedEngine(gated=True))
+    asking = asyncio.create_task(post(served, "/engine/generate", group()))
+    await served.engine.submitted.acquire()
+    for _ in range(steps):
+        served.engine.steps.release()
+    asking.cancel()
+    await asyncio.wait([asking])
+    await served.until_empty()
+    assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in (await served.http.get("/metrics")).text
+
+
+async def test_leaving_before_the_body_is_sent_opens_nothing(served: Served) -> None:
+    _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    head = (
+        f"POST /engine/generate HTTP/1.1\r\nhost: x\r\n{PROTOCOL_HEADER}: {PROTOCOL}\r\ncontent-length: 100\r\n\r\n{{"
+    )
+    writer.write(head.encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await served.http.get("/health")).status_code == 200
+    assert served.engine.requests == []
+
+
+async def test_a_prefill_brings_one_ticket_whatever_the_choices(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL))
+    response = await post(served, "/engine/prefill?readers=2", group(choices=choice_starts(64, 0)))
+    ticket = msgspec.msgpack.decode(response.content, type=Ticket)
+    assert list(served.engine.leases.held.values()) == [ticket]
+    assert (ticket.readers, ticket.num_tokens) == (2, 2)
+    (asked,) = served.engine.prefills
+    assert (asked.prompt, len(asked.choices), asked.trace) == ((5, 6, 7), 1, "trace-g")
+    assert (await post(served, "/engine/release", ticket)).status_code == 204
+    assert served.engine.released == [ticket]
+
+
+@pytest.mark.parametrize("readers", ["0", "65", "x"])
+async def test_a_number_of_readers_that_cannot_be_is_refused(serve: Serving, readers: str) -> None:
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL))
+    response = await post(served, f"/engine/prefill?readers={readers}", group())
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "readers")
+
+
+async def test_a_prompt_of_one_token_and_a_worker_of_another_role_prefill_nothing(
+    serve: Serving, served: Served
+) -> None:
+    prefill = await serve(engine=WatchedEngine(role=Role.PREFILL))
+    assert (await post(prefill, "/engine/prefill", group(prompt=(5,)))).json()["error"]["param"] == "prompt"
+    assert (await post(served, "/engine/prefill", group())).json()["error"]["code"] == "wrong_role"
+    assert served.engine.prefills == prefill.engine.prefills == []
+
+
+async def test_the_key_is_wanted_on_every_route(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, api_keys=("k1",)))
+    for path in ("/engine", "/engine/tokenizer"):
+        assert (await served.http.get(path)).status_code == 401
+    for path in POSTS:
+        assert (await post(served, path, b"")).status_code == 401
+
+
+async def report(served: Served) -> EngineReport:
+    response = await served.http.get("/engine")
+    assert response.status_code == 200
+    return msgspec.msgpack.decode(response.content, type=EngineReport)
+
+
+async def test_an_engine_that_hangs_is_silent_and_one_that_died_is_dead(serve: Serving) -> None:
+    class Sick(WatchedEngine):
+        hangs = True
+
+        async def stats(self) -> EngineStats:
+            if self.hangs:
+                await asyncio.Event().wait()
+            raise EngineDiedError("gone")
+
+    engine = Sick()
+    served = await serve(engine=engine)
+    began = asyncio.get_running_loop().time()
+    silent = await report(served)
+    assert (silent.state, silent.stats) == (WorkerState.SILENT, None)
+    assert asyncio.get_running_loop().time() - began >= PATIENCE_S
+    engine.hangs = False
+    assert (await report(served)).state is WorkerState.DEAD
+
+
+async def test_an_engine_with_a_side_channel_is_named_by_its_own_id(serve: Serving) -> None:
+    engine = WatchedEngine(role=Role.DECODE)
+    engine.info = replace(engine.info, transfer=TransferAddress("decode-7", "127.0.0.1", 9))
+    assert (await report(await serve(engine=engine))).engine_id == "decode-7"
+
+
+async def test_stopping_ends_a_choice(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(gated=True))
+    asking = asyncio.create_task(post(served, "/engine/generate", group()))
+    await served.engine.submitted.acquire()
+    response = await post(served, "/engine/stop", StopChoice(request_id=RequestId("g"), index=1))
+    assert (response.status_code, list(served.engine.open["g"].unfinished)) == (204, [0])  # type: ignore[index]
+    for _ in range(9):
+        served.engine.steps.release()
+    frames = FrameReader().feed((await asking).content)
+    assert {choice.index for delta in frames if isinstance(delta, GroupDelta) for choice in delta.choices} == {0}
+    unknown = await post(served, "/engine/stop", StopChoice(request_id=RequestId("who"), index=1))
+    assert unknown.status_code == 204
+
+
+@pytest.mark.parametrize("address", [("localhost", 5), ("127.0.0.1", 0), ("127.0.0.1", 70000)])
+async def test_only_an_address_can_be_met(served: Served, address: tuple[str, int]) -> None:
+    assert (await post(served, "/engine/connect", TransferAddress("x", *address))).status_code == 400
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}!"])
+async def test_a_gateway_gets_the_tokenizer_and_the_template_that_is_used_here(
+    served: Served, tmp_path: Path, template: str | None
+) -> None:
+    assert (await served.http.get("/engine/tokenizer")).status_code == 404
+    folder = save_tiny_tokenizer(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    served.service.tokenizer_folder = folder
+    served.service.tokenizer = Tokenizer.load(folder, chat_template=template)
+    files = msgspec.msgpack.decode((await served.http.get("/engine/tokenizer")).content, type=dict[str, bytes])
+    assert files.keys() == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name, content in files.items():
+        (copy / name).write_bytes(content)
+    ours, theirs = served.service.tokenizer, Tokenizer.load(copy)
+    assert (theirs.encode("hello there"), theirs.chat_template) == (ours.encode("hello there"), ours.chat_template)
+    assert ChatTemplate.of(theirs) is not None
+
+
+def test_a_model_without_a_template_has_none_elsewhere(tmp_path: Path) -> None:
+    folder = save_tiny_tokenizer(tmp_path, chat_template=None)
+    assert tokenizer_files(folder, None).keys() == {"tokenizer.json", "tokenizer_config.json"}

@@ -1,0 +1,209 @@
+"""A server as an engine: what comes through the wire is what the engine behind it gives; nothing is left behind."""
+
+import asyncio
+
+import pytest
+
+from motet.engines.base import WorkerState
+from motet.engines.fake import FakeEngine
+from motet.errors import (
+    ContextLengthError,
+    DrainingError,
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    EngineSilentError,
+    MotetError,
+    NoWorkerError,
+    OverloadedError,
+    RequestError,
+    WorkerLeavingError,
+)
+from motet.types import ChoiceStart, SamplingParams
+from tests.api.serving import Served, Serving, WatchedEngine
+from tests.engines.remote.worker import SAMPLING, TellingEngine, counting, deltas_of, endless, engine_at, group
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_report_says_what_the_worker_is_and_how_it_does(served: Served) -> None:
+    async with engine_at(served.url) as engine:
+        report = await engine.report()
+        assert (report.state, report.info, report.block_events) == (WorkerState.READY, served.engine.info, None)
+        assert report.stats == await served.engine.stats() == await engine.stats()
+        assert engine.engine_id == report.engine_id
+        assert engine.info == served.engine.info
+        assert engine.cached_tokens(group()) == 0
+
+
+async def test_each_start_of_a_server_has_an_id_of_its_own(serve: Serving) -> None:
+    one, other = await serve(), await serve()
+    async with engine_at(one.url) as first, engine_at(other.url) as second:
+        assert first.engine_id == (await first.report()).engine_id != second.engine_id
+
+
+@pytest.mark.parametrize("n", [1, 3, 64])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SAMPLING,
+        SamplingParams(max_tokens=4, logprobs=2, prompt_logprobs=1),
+        SamplingParams(max_tokens=50, stop_token_ids=(11, 14)),
+        SamplingParams(max_tokens=9, ignore_eos=True, min_tokens=2, logit_bias={3: -1.5}),
+    ],
+    ids=["plain", "logprobs", "stop tokens", "length"],
+)
+async def test_what_comes_through_is_what_the_engine_gives(serve: Serving, n: int, sampling: SamplingParams) -> None:
+    served = await serve(counting)
+    request = group(n=n, sampling=sampling)
+    async with engine_at(served.url) as engine:
+        through = await deltas_of(engine, request)
+    assert through == await deltas_of(FakeEngine(counting), request)
+    assert served.engine.requests == [request]
+
+
+async def test_resumed_choices_go_on_where_they_were(serve: Serving) -> None:
+    served = await serve(counting)
+    choices = (ChoiceStart(7, 2**64 - 1, (17, 18)), ChoiceStart(2, 5, ()), ChoiceStart(4, 9, (14, 15, 16, 17)))
+    request = group(choices=choices)
+    async with engine_at(served.url) as engine:
+        through = await deltas_of(engine, request)
+    assert through == await deltas_of(FakeEngine(counting), request)
+    assert served.engine.requests == [request]
+
+
+async def test_many_groups_at_once_do_not_mix(serve: Serving) -> None:
+    served = await serve(counting)
+    requests = [group(f"g{i}", n=1 + i % 4) for i in range(40)]
+    async with engine_at(served.url) as engine:
+        answers = await asyncio.gather(*(deltas_of(engine, request) for request in requests))
+    assert answers == [await deltas_of(FakeEngine(counting), request) for request in requests]
+
+
+async def test_a_group_is_submitted_before_anybody_reads_it(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(endless, gated=True))
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(group())
+        await served.engine.submitted.acquire()
+        await stream.aclose()
+        await served.until_empty()
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (ContextLengthError("too long", param="prompt"), ContextLengthError),
+        (RequestError("no", param="n", code="odd"), RequestError),
+        (EngineDiedError("gone"), EngineDiedError),
+        (EngineSilentError("silent"), EngineSilentError),
+        (NoWorkerError("nobody"), NoWorkerError),
+        (EngineClosedError("closed"), WorkerLeavingError),
+        (DrainingError("draining", retry_after_s=3), WorkerLeavingError),
+        (OverloadedError("full", retry_after_s=3), OverloadedError),
+        (EngineError("sick"), EngineError),
+        (WorkerLeavingError("leaves"), WorkerLeavingError),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 2])
+async def test_an_error_of_the_engine_comes_behind_what_it_had_given(
+    serve: Serving, error: MotetError, seen: type[MotetError], step: int
+) -> None:
+    served = await serve(engine=WatchedEngine(counting, fail_after={step: error}))
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(group())
+        expected = FakeEngine(counting).generate(group())
+        for _ in range(step):
+            assert await anext(stream) == await anext(expected)
+        with pytest.raises(MotetError, match=error.message) as caught:
+            await anext(stream)
+    assert type(caught.value) is seen
+    if seen is type(error):
+        assert vars(caught.value) == vars(error)
+    await served.until_empty()
+
+
+async def test_a_choice_that_is_stopped_ends_there_and_the_others_go_on(serve: Serving) -> None:
+    far = TellingEngine(gated=True)
+    served = await serve(engine=far)
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(group(n=3, sampling=SamplingParams(max_tokens=4)))
+        served.engine.steps.release()
+        assert [choice.index for choice in (await anext(stream)).choices] == [0, 1, 2]
+        await engine.stop_choice(group().request_id, 1)
+        await far.stopped.wait()
+        for _ in range(9):
+            served.engine.steps.release()
+        assert [[choice.index for choice in delta.choices] async for delta in stream] == [[0, 2]] * 3
+        await served.until_empty()
+
+
+async def test_stopping_the_last_choice_ends_the_group(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(endless, gated=True))
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(group(n=2))
+        served.engine.steps.release()
+        await anext(stream)
+        waiting = asyncio.ensure_future(anext(stream, None))
+        await engine.stop_choice(group().request_id, 0)
+        await engine.stop_choice(group().request_id, 1)
+        assert await waiting is None
+        await served.until_empty()
+
+
+async def test_stopping_what_is_not_there_does_nothing(served: Served) -> None:
+    async with engine_at(served.url) as engine:
+        await engine.stop_choice(group().request_id, 0)
+        assert len(await deltas_of(engine, group())) > 1
+        await engine.stop_choice(group().request_id, 0)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+async def test_closing_a_stream_frees_the_group_at_once(serve: Serving, steps: int) -> None:
+    served = await serve(engine=WatchedEngine(endless, gated=True))
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(group())
+        await served.engine.submitted.acquire()
+        for _ in range(steps):
+            served.engine.steps.release()
+            await anext(stream)
+        await stream.aclose()
+        await stream.aclose()
+        assert await anext(stream, None) is None
+        await served.until_empty()
+
+
+async def test_closing_a_stream_before_it_was_sent_opens_nothing(served: Served) -> None:
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(group())
+        await stream.aclose()
+        assert await anext(stream, None) is None
+        assert len(await deltas_of(engine, group("other"))) > 1
+    assert [request.request_id for request in served.engine.requests] == ["other"]
+
+
+async def test_a_reader_that_is_cancelled_may_go_on(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(counting, gated=True))
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(group())
+        for _ in range(2):
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+        for _ in range(20):
+            served.engine.steps.release()
+        assert [delta async for delta in stream] == await deltas_of(FakeEngine(counting), group())
+
+
+async def test_a_slow_reader_holds_up_nobody_else_and_fills_no_memory(serve: Serving) -> None:
+    """The server may send so much ahead as its outbox and the sockets hold, of an answer of 10,000 steps."""
+    sampling = SamplingParams(max_tokens=3000, logprobs=20)
+    served = await serve(endless)
+    async with engine_at(served.url) as engine:
+        slow = engine.generate(group("slow", n=64, sampling=sampling))
+        await anext(slow)
+        assert len(await deltas_of(engine, group("quick", n=2, sampling=SamplingParams(max_tokens=500)))) == 500
+        far = served.engine.open[group("slow").request_id]
+        assert far.step < 1000
+        await slow.aclose()
+        await served.until_empty()

@@ -1,0 +1,174 @@
+"""Workers that break off, hang or talk nonsense, played over raw sockets: each ends in the error that says so."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.engines.remote import EngineServer, RemoteEngine, engine_client
+from motet.engines.wire import PROTOCOL, frame
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
+from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta
+from tests.engines.remote.worker import LAST_CHUNK, REPORT, asked, group, response, scripted
+
+pytestmark = pytest.mark.anyio
+
+GROUP = group(n=2)
+FIRST = GroupDelta(GROUP.request_id, (ChoiceDelta(0, (5,)), ChoiceDelta(1, (6,))))
+LAST = GroupDelta(
+    GROUP.request_id,
+    (ChoiceDelta(0, (7,), None, Finish(FinishReason.STOP, 7)), ChoiceDelta(1, (8,), None, Finish(FinishReason.LENGTH))),
+)
+OK = "200 OK"
+
+
+async def first_then_error(sent: bytes) -> MotetError:
+    """What ends a group after its first delta, when the server sends this."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(response(OK, frame(FIRST)) + sent)
+        if not sent.endswith(LAST_CHUNK):
+            await reader.read()  # until the other side closes
+
+    async with scripted(converse) as engine:
+        stream = engine.generate(GROUP)
+        try:
+            assert await anext(stream) == FIRST
+            await anext(stream)
+        except MotetError as error:
+            return error
+    raise AssertionError("it went on")
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "message"),
+    [
+        (LAST_CHUNK, EngineDiedError, r"broke off before choices \[0, 1\] ended"),
+        (b"5\r\n" + frame(LAST)[:5] + b"\r\n" + LAST_CHUNK, EngineDiedError, "broke off"),
+        (b"7\r\n\0\0\0\2\0\xc1\xc1\r\n", EngineError, "a frame of engine protocol 1 cannot be read"),
+        (b"5\r\n\0\0\0\0\x09\r\n", EngineError, "no frame of engine protocol 1: kind 9"),
+        (b"5\r\n\xff\xff\xff\xff\0\r\n", EngineError, "4294967295 bytes"),
+    ],
+    ids=["neat end too early", "half a frame", "garbage", "unknown kind", "huge frame"],
+)
+async def test_a_stream_that_breaks_ends_with_the_reason(sent: bytes, kind: type[MotetError], message: str) -> None:
+    error = await first_then_error(sent)
+    assert type(error) is kind
+    assert error.may_retry is (kind is EngineDiedError)
+    with pytest.raises(kind, match=message):
+        raise error
+
+
+async def test_a_connection_that_is_cut_in_mid_answer_is_a_dead_worker() -> None:
+    cut = asyncio.Event()
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(response(OK, frame(FIRST)))
+        await cut.wait()
+        writer.transport.abort()
+
+    async with scripted(converse) as engine:
+        stream = engine.generate(GROUP)
+        assert await anext(stream) == FIRST
+        cut.set()
+        with pytest.raises(EngineDiedError, match="was lost in mid-answer"):
+            await anext(stream)
+
+
+async def test_frames_that_come_in_pieces_are_put_together() -> None:
+    """A byte a chunk: whatever the network does, the deltas are the same."""
+    whole = frame(FIRST) + frame(LAST)
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(response(OK))
+        for place in range(len(whole)):
+            writer.write(b"1\r\n" + whole[place : place + 1] + b"\r\n")
+            await writer.drain()
+        await reader.read()  # until the other side closes: the group has ended without the last chunk
+
+    async with scripted(converse) as engine:
+        assert [delta async for delta in engine.generate(GROUP)] == [FIRST, LAST]
+
+
+async def test_an_answer_that_was_read_to_its_end_leaves_its_connection_for_the_next() -> None:
+    heads: list[bytes] = []
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            heads.append(await asked(reader))
+            writer.write(response(OK, frame(LAST)) + LAST_CHUNK)
+
+    async with scripted(converse) as engine:
+        for _ in range(2):
+            assert [delta async for delta in engine.generate(GROUP)] == [LAST]
+    assert len(heads) == 2
+    assert all(f"x-motet-engine-protocol: {PROTOCOL}".encode() in head.lower() for head in heads)
+
+
+async def test_nobody_at_the_address_is_a_dead_worker() -> None:
+    listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    listener.close()
+    await listener.wait_closed()
+    async with engine_client() as client:
+        engine = RemoteEngine(EngineServer(f"http://127.0.0.1:{port}/v1/", client), REPORT)
+        with pytest.raises(EngineDiedError, match=f"the worker http://127.0.0.1:{port} did not answer"):
+            await anext(engine.generate(GROUP))
+        for question in (engine.prefill(GROUP), engine.stats(), engine.report()):
+            with pytest.raises(EngineDiedError):
+                await question
+        await engine.close()
+
+
+async def test_a_url_that_is_none_is_no_dead_worker() -> None:
+    async with engine_client() as client:
+        with pytest.raises(EngineError, match="cannot be asked") as caught:
+            await EngineServer("no url", client).report()
+    assert type(caught.value) is EngineError
+
+
+async def test_a_worker_that_hangs_is_silent_after_the_time_out_of_the_report() -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with scripted(converse) as engine:
+        with pytest.raises(EngineSilentError):
+            await engine.report(timeout_s=0.01)
+
+
+async def report_of(body: bytes) -> MotetError:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response(OK, body) + LAST_CHUNK)
+
+    async with scripted(converse) as engine:
+        with pytest.raises(MotetError) as caught:
+            await engine.report()
+    return caught.value
+
+
+async def test_a_worker_of_another_protocol_is_named_with_both_numbers() -> None:
+    error = await report_of(msgspec.msgpack.encode({"protocol": 2, "version": "9.1", "all": "different"}))
+    assert type(error) is EngineError
+    assert r"(Motet 9.1) speaks engine protocol 2, and this server 1" in error.message
+
+
+@pytest.mark.parametrize("body", [b"\x80", b"<html>", b"\xc1", msgspec.msgpack.encode({"protocol": 1})])
+async def test_what_is_no_report_is_said_to_be_none(body: bytes) -> None:
+    error = await report_of(body)
+    assert type(error) is EngineError
+    assert "answered what this server cannot read" in error.message
+
+
+async def test_fields_that_a_newer_worker_adds_are_passed_over() -> None:
+    body = msgspec.msgpack.encode({**msgspec.to_builtins(REPORT), "added": [1]})
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response(OK, body) + LAST_CHUNK)
+
+    async with scripted(converse) as engine:
+        assert await engine.report() == REPORT

@@ -1,0 +1,172 @@
+"""A server as an engine, around its groups: ended from here, draining, full, prefilling, and who else it meets."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.config import ServerConfig
+from motet.engines.base import WorkerState
+from motet.engines.fake import NOWHERE, FakeEngine
+from motet.errors import (
+    DrainingError,
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    EngineSilentError,
+    OverloadedError,
+)
+from motet.transfer.ticket import TransferAddress
+from motet.types import GenerateRequest, Role
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.engines.remote.worker import TellingEngine, counting, deltas_of, endless, engine_at, group
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_lost_ends_groups_prefills_and_questions_with_its_error(serve: Serving) -> None:
+    held, entered = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: GenerateRequest) -> None:
+        entered.set()
+        await held.wait()
+
+    served = await serve(engine=WatchedEngine(endless, role=Role.PREFILL, gated=True, during_prefill=hold))
+    async with engine_at(served.url) as engine:
+        unread, read = engine.generate(group("unread")), engine.generate(group("read"))
+        reading = asyncio.ensure_future(anext(read))
+        prefilling = asyncio.ensure_future(engine.prefill(group("prefilled")))
+        for _ in range(2):
+            await served.engine.submitted.acquire()
+        await entered.wait()
+        engine.lost(EngineSilentError("it hangs"))
+        engine.lost(EngineDiedError("said twice"))
+        for waiting in (reading, prefilling, asyncio.ensure_future(anext(unread))):
+            with pytest.raises(EngineSilentError, match="it hangs"):
+                await waiting
+        await served.until_empty()
+        assert (await engine.report()).state is WorkerState.READY
+
+
+async def test_a_group_that_begins_after_lost_is_asked_as_ever(serve: Serving) -> None:
+    served = await serve(counting)
+    async with engine_at(served.url) as engine:
+        engine.lost(EngineSilentError("it hangs"))
+        assert await deltas_of(engine, group()) == await deltas_of(FakeEngine(counting), group())
+
+
+async def test_close_ends_all_and_nothing_is_asked_any_more(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(endless, gated=True))
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(group())
+        await served.engine.submitted.acquire()
+        await engine.close()
+        await engine.close()
+        for late in (stream, engine.generate(group("late"))):
+            with pytest.raises(EngineClosedError, match="is closing"):
+                await anext(late)
+        for question in (engine.stats(), engine.prefill(group())):
+            with pytest.raises(EngineClosedError):
+                await question
+        await served.until_empty()
+
+
+async def test_a_draining_server_takes_no_group_and_says_so(serve: Serving) -> None:
+    served = await serve()
+    async with engine_at(served.url) as engine:
+        served.service.start_drain()
+        with pytest.raises(DrainingError, match=r"answered 503: .*draining"):
+            await deltas_of(engine, group())
+        assert (await engine.report()).state is WorkerState.DRAINING
+
+
+async def test_a_full_server_is_no_dead_one(serve: Serving) -> None:
+    config = ServerConfig(served_model_name=MODEL, max_waiting_groups=1)
+    served = await serve(engine=WatchedEngine(endless, gated=True), config=config)
+    async with engine_at(served.url) as engine:
+        waiting = engine.generate(group())
+        await served.engine.submitted.acquire()
+        with pytest.raises(OverloadedError) as caught:
+            await deltas_of(engine, group("too-many"))
+        assert type(caught.value) is OverloadedError
+        await waiting.aclose()
+        await served.until_empty()
+
+
+async def test_what_the_server_refuses_is_quoted(served: Served) -> None:
+    async with engine_at(served.url) as engine:
+        with pytest.raises(EngineError, match="answered 400: prompt holds token id 99999") as caught:
+            await deltas_of(engine, group(prompt=(5, 99999)))
+        assert not caught.value.may_retry
+
+
+async def test_the_key_goes_along(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, api_keys=("k1",)))
+    async with engine_at(served.url, api_key="k1") as engine:
+        assert len(await deltas_of(engine, group())) > 1
+    with pytest.raises(EngineError, match=r"answered 401.*a key that the worker knows"):
+        async with engine_at(served.url):
+            pass
+
+
+async def test_a_prefill_brings_a_ticket_and_release_ends_its_lease(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL))
+    async with engine_at(served.url) as engine:
+        ticket = await engine.prefill(group(n=8), readers=3)
+        assert list(served.engine.leases.held.values()) == [ticket]
+        assert (ticket.readers, ticket.is_for(group().prompt)) == (3, True)
+        await engine.release(ticket)
+        assert served.engine.released == [ticket]
+        assert served.engine.requests == []
+
+
+async def test_a_prefill_that_is_cancelled_is_freed(serve: Serving) -> None:
+    held, entered = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: GenerateRequest) -> None:
+        entered.set()
+        await held.wait()
+
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=hold))
+    async with engine_at(served.url) as engine:
+        prefilling = asyncio.ensure_future(engine.prefill(group()))
+        await entered.wait()
+        prefilling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await prefilling
+        await served.until_empty()
+
+
+async def test_the_ticket_of_a_group_that_was_withdrawn_is_given_back(serve: Serving) -> None:
+    """Nobody knows whether the worker had read that the ticket is its to end."""
+    far = TellingEngine(role=Role.DECODE)
+    served = await serve(engine=far)
+    ticket = far.leases.grant(group(), NOWHERE, readers=1, block_size=16)
+    async with engine_at(served.url) as engine:
+        stream = engine.generate(msgspec.structs.replace(group(), ticket=ticket))
+        await stream.aclose()
+        await far.given_back.wait()
+    assert (far.released, far.requests) == ([ticket], [])
+
+
+async def test_the_ticket_of_a_group_goes_along(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(role=Role.DECODE))
+    ticket = served.engine.leases.grant(group(), NOWHERE, readers=1, block_size=16)
+    async with engine_at(served.url) as engine:
+        assert len(await deltas_of(engine, msgspec.structs.replace(group(), ticket=ticket))) > 1
+    assert (served.engine.pulls, served.engine.released) == (1, [])
+
+
+async def test_a_worker_is_told_whom_to_meet(serve: Serving) -> None:
+    served = await serve()
+    async with engine_at(served.url) as engine:
+        with pytest.raises(EngineError, match=r"answered 404: .*connects to no other"):
+            await engine.connect(NOWHERE)
+        met: list[TransferAddress] = []
+
+        async def meet(address: TransferAddress) -> None:
+            met.append(address)
+
+        served.service.connect = meet
+        await engine.connect(NOWHERE)
+        assert met == [NOWHERE]

@@ -1,0 +1,117 @@
+"""The framing of our engine protocol: however bytes are cut, the same comes out; errors keep all that they say."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet import errors
+from motet.engines.wire import CarriedError, Frame, FrameReader, frame
+from motet.errors import EngineError, MotetError, OverloadedError, RequestError
+from motet.ids import RequestId
+from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
+
+tokens = st.integers(0, 2**32 - 1)
+logprobs = st.builds(
+    TokenLogprob,
+    tokens,
+    st.floats(max_value=0, allow_nan=False),
+    st.integers(1, 10**6),
+    st.lists(st.tuples(tokens, st.floats(allow_nan=False)), max_size=3).map(tuple),
+)
+choices = st.builds(
+    ChoiceDelta,
+    st.integers(0, 127),
+    st.lists(tokens, max_size=3).map(tuple),
+    st.none() | st.lists(logprobs, max_size=2).map(tuple),
+    st.none() | st.builds(Finish, st.sampled_from(FinishReason), st.none() | tokens),
+)
+prompts = st.builds(
+    PromptReport, st.integers(0, 10**5), st.none() | st.lists(st.none() | logprobs, max_size=3).map(tuple)
+)
+deltas = st.builds(GroupDelta, st.text().map(RequestId), st.lists(choices, max_size=4).map(tuple), st.none() | prompts)
+carried = st.builds(
+    CarriedError, st.text(), st.text(), st.none() | st.text(), st.none() | st.text(), st.none() | tokens
+)
+frames = st.lists(deltas | carried, max_size=6)
+
+
+@given(frames, st.data())
+def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(content: list[Frame], data: st.DataObject) -> None:
+    whole = b"".join(map(frame, content))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12)))
+    reader, out = FrameReader(), list[Frame]()
+    for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        out += reader.feed(whole[begin:end])
+    assert out == content
+    assert not reader.in_frame
+
+
+@given(frames)
+def test_a_byte_at_a_time_is_as_good(content: list[Frame]) -> None:
+    reader = FrameReader()
+    assert [out for byte in b"".join(map(frame, content)) for out in reader.feed(bytes([byte]))] == content
+
+
+@given(deltas, st.data())
+def test_half_a_frame_brings_nothing_and_is_known_to_be_half(delta: GroupDelta, data: st.DataObject) -> None:
+    whole = frame(delta)
+    reader = FrameReader()
+    assert reader.feed(whole[: data.draw(st.integers(1, len(whole) - 1))]) == []
+    assert reader.in_frame
+
+
+@given(st.binary())
+def test_noise_is_an_error_of_ours_or_waits_for_more(noise: bytes) -> None:
+    """Whatever a peer sends, no other exception comes out of the reader."""
+    reader = FrameReader(max_bytes=1000)
+    try:
+        for content in reader.feed(noise):
+            assert isinstance(content, GroupDelta | CarriedError)
+    except EngineError as error:
+        assert "engine protocol 1" in error.message
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90", b"\x80", b"\x93\xa1\xff\x90\xc0", b"\x91" * 100_000])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_payload_that_is_none_is_said_to_be_unreadable(payload: bytes, kind: int) -> None:
+    with pytest.raises(EngineError, match="cannot be read"):
+        FrameReader().feed(len(payload).to_bytes(4, "big") + bytes([kind]) + payload)
+
+
+def test_a_length_beyond_the_limit_is_refused_before_the_payload_comes() -> None:
+    head = (1001).to_bytes(4, "big") + b"\0"
+    with pytest.raises(EngineError, match="1001 bytes"):
+        FrameReader(max_bytes=1000).feed(head)
+
+
+def all_errors(kind: type[MotetError] = MotetError) -> list[type[MotetError]]:
+    """Those of `errors.py`."""
+    children = [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
+    return [kind, *(found for child in children for found in all_errors(child))]
+
+
+@pytest.mark.parametrize("kind", all_errors())
+def test_every_error_arrives_with_its_class_and_all_it_says(kind: type[MotetError]) -> None:
+    if issubclass(kind, RequestError):
+        error: MotetError = kind("what and why", param="field", code="some_code")
+    elif issubclass(kind, OverloadedError):
+        error = kind("what and why", retry_after_s=17)
+    else:
+        error = kind("what and why")
+    wire = msgspec.msgpack.encode(CarriedError.of(error))
+    arrived = msgspec.msgpack.decode(wire, type=CarriedError).error()
+    assert type(arrived) is kind
+    assert (vars(arrived), arrived.code, arrived.retry_after_s) == (vars(error), error.code, error.retry_after_s)
+
+
+def test_an_error_without_a_class_here_is_an_engine_error_that_names_it() -> None:
+    arrived = CarriedError("FutureError", "it was").error()
+    assert type(arrived) is EngineError
+    assert arrived.message == "FutureError: it was"
+
+
+def test_an_older_carried_error_is_read() -> None:
+    """Of a version that had fewer fields."""
+    wire = msgspec.msgpack.encode(["RequestError", "no", "n"])
+    assert msgspec.msgpack.decode(wire, type=CarriedError) == CarriedError("RequestError", "no", "n")
