@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "models": (),
     "engines.base": ("transfer.ticket",),
     "engines.wire": ("engines.base", "transfer.ticket"),
-    "engines.fake": ("engines.base", "engines.fake_leases", "transfer.ticket"),
+    "engines.fake": ("engines.base", "engines.fake_leases", "transfer.ticket", "kv_events"),
     "engines.fake_leases": ("transfer.ticket",),
     "engines.remote": ("engines.base", "engines.wire", "transfer.ticket"),
     "engines.native": ("engines.base", "engines.wire", "transfer", "kv_events"),

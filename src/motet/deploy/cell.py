@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import httpx
 
+from motet.deploy.block_events import BlockEvents
 from motet.deploy.compose import Router, make_router
 from motet.deploy.local_keeper import LocalKeeper
 from motet.deploy.meet import meet_all
@@ -30,8 +31,11 @@ from motet.types import Role
 class Cell:
     """Engines that serve together. Made by `start_cell`."""
 
-    def __init__(self, router: Router, keepers: Sequence[LocalKeeper], servers: PrefillServers) -> None:
+    def __init__(
+        self, router: Router, keepers: Sequence[LocalKeeper], servers: PrefillServers, block_events: BlockEvents
+    ) -> None:
         self.router = router
+        self.block_events = block_events
         self._keepers = keepers
         self._servers = servers
         decoding = [keeper for keeper in keepers if keeper.role is not Role.PREFILL]
@@ -79,6 +83,7 @@ class Cell:
         it would start again what is ended here."""
         await self.engine.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        await self.block_events.close()
 
 
 async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngine, client: httpx.AsyncClient) -> Cell:
@@ -87,6 +92,7 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
     configs = engine_configs(plan, cores=cores())
     router = make_router(plan.routing, plan.cell, role=plan.role)
     fleet = router.fleet
+    block_events = BlockEvents(plan.kv_events, list(configs))
 
     async def meet(worker: Worker) -> None:
         await meet_all(worker, [member.worker for member in fleet.members if member.worker is not None])
@@ -98,17 +104,19 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
             fleet=fleet,
             start_engine=start_engine,
             address=side_channel_of if len(configs) > 1 else lambda _: address,
+            publish=block_events.publish,
             meet=meet,
             restarts=plan.routing.engine_restarts,
         )
         for id, config in configs.items()
     ]
     engines = await start_engines(configs, start_engine)
-    cell = Cell(router, keepers, PrefillServers(plan.cell, fleet, client))
+    cell = Cell(router, keepers, PrefillServers(plan.cell, fleet, client), block_events)
     try:
         await cell.adopt(engines)
     except BaseException:
         await asyncio.gather(*(engine.close() for engine in engines.values()))
+        await block_events.close()
         raise
     return cell
 

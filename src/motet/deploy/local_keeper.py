@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from motet.config import EngineConfig
-from motet.deploy.block_index import follow_blocks
+from motet.deploy.block_index import indexing
 from motet.deploy.start import LocalEngine, StartEngine
 from motet.engines.base import Worker, WorkerState
 from motet.errors import StartupError
@@ -39,12 +39,13 @@ class LocalKeeper:
         fleet: Fleet,
         start_engine: StartEngine,
         address: Callable[[LocalEngine], str],
+        publish: Callable[[str, LocalEngine], object],
         meet: Meet,
         restarts: int,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`restarts`: how often in a row the engine is started again."""
+        """`publish`: tells others of the engine's blocks; `restarts`: how often in a row it is started again."""
         self.id = id
         self.role = config.role
         self.given_up = asyncio.Event()
@@ -54,6 +55,7 @@ class LocalKeeper:
         self._fleet = fleet
         self._start_engine = start_engine
         self._address = address
+        self._publish = publish
         self._meet = meet
         self._restarts = restarts
         self._clock = clock
@@ -63,7 +65,8 @@ class LocalKeeper:
     async def adopt(self, engine: LocalEngine) -> None:
         """An engine that has been started: it is met, and gets groups from now on."""
         self._engine = engine
-        follow_blocks(engine, self._fleet.index, self.id)
+        engine.listen_to_blocks(indexing(self._fleet.index, self.id))
+        self._publish(self.id, engine)
         worker = Worker(self.id, engine, self._address(engine))
         await self._meet(worker)
         self._fleet.put(worker)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from motet.config import EngineConfig
 from motet.engines.base import Engine
+from motet.kv_events.changes import BlockListener
 from motet.transfer.ticket import TransferAddress
 
 
@@ -15,6 +16,10 @@ class LocalEngine(Engine, Protocol):
     @property
     def died(self) -> asyncio.Event:
         """Set when the process has ended by itself."""
+        ...
+
+    def listen_to_blocks(self, listener: BlockListener) -> None:
+        """`listener` is told which prompt blocks it has. To be called before it is given a group."""
         ...
 
     async def connect(self, address: TransferAddress) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineClosedError, EngineDiedError, MotetError
 from motet.ids import ModelName, RequestId
+from motet.kv_events.changes import BlockListener
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import (
     ChoiceDelta,
@@ -89,6 +90,7 @@ class FakeEngine:
         self.prefills: list[GenerateRequest] = []
         self.prefilling = 0
         self.released: list[Ticket] = []
+        self.block_listeners: list[BlockListener] = []
         self.cached: list[tuple[int, ...]] = []
         """Prompts whose KV is said to be here."""
         self.pulls = 0
@@ -123,6 +125,10 @@ class FakeEngine:
 
     def cached_tokens(self, request: GenerateRequest) -> int:
         return max((_common(prompt, request.prompt[:-1]) for prompt in self.cached), default=0)
+
+    def listen_to_blocks(self, listener: BlockListener) -> None:
+        """There are no blocks here: a test tells `block_listeners` what it wants them to know."""
+        self.block_listeners.append(listener)
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self.open.get(request_id):
