@@ -129,8 +129,11 @@ class Fleet:
 
     @property
     def hopeful(self) -> bool:
-        """Whether a worker that decodes is there or may come back."""
-        return any(not member.given_up for member in self._members.values() if member.role is not Role.PREFILL)
+        """Whether a worker that could generate is there or may come back."""
+        everybody = not self.has_decode
+        return any(
+            not member.given_up for member in self._members.values() if everybody or member.role is not Role.PREFILL
+        )
 
     def give_up(self, id: str) -> None:
         """It will not come back."""
@@ -150,6 +153,7 @@ class Fleet:
         self._forget(worker.id)
         member.returned(worker)
         self.mark(worker.id, WorkerState.READY)
+        self.notify()  # also of one that was ready, and nobody had noticed that it was gone
         return member
 
     def mark(self, id: str, state: WorkerState, why: str = "") -> None:
@@ -186,15 +190,12 @@ class Fleet:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def changed(self) -> None:
-        """Returns after the next change."""
+    def changed(self) -> asyncio.Future[None]:
+        """Done at the next change after this call; to be cancelled by who does not wait for it."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters = [other for other in self._waiters if not other.done()]
         self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        return waiter
 
     def check(self) -> None:
         """Raises unless every group has ended and the books are empty."""
@@ -202,5 +203,5 @@ class Fleet:
             member.books.check()
             if member.groups:
                 raise AssertionError(f"{member.id}: {len(member.groups)} groups left")
-        if self._waiters:
-            raise AssertionError(f"{len(self._waiters)} wait for the fleet to change")
+        if waiting := sum(not waiter.done() for waiter in self._waiters):
+            raise AssertionError(f"{waiting} wait for the fleet to change")

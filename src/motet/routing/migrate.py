@@ -12,8 +12,9 @@ so between equal fingerprints they write what they would have written. The reade
                                                 nothing is refused itself; one that has waits as for a worker
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from motet.engines.base import Engine
 from motet.ids import RequestId
@@ -24,7 +25,7 @@ from motet.types import EngineInfo, EngineStats, GenerateRequest
 
 
 class Migrating:
-    """An `Engine` around one that places groups. `changed` returns when a worker came, left, or has room; `hopeful`
+    """An `Engine` around one that places groups. `changed` is done when a worker came, left, or has room; `hopeful`
     says whether any may come."""
 
     def __init__(
@@ -32,7 +33,7 @@ class Migrating:
         engine: Engine,
         rules: MigrationRules,
         *,
-        changed: Callable[[], Awaitable[None]],
+        changed: Callable[[], asyncio.Future[None]],
         hopeful: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from motet.engines.base import Engine, GroupStream
 from motet.errors import EngineClosedError, MotetError
@@ -22,7 +22,7 @@ class MigratingGroup:
         engine: Engine,
         moves: Moves,
         *,
-        changed: Callable[[], Awaitable[None]],
+        changed: Callable[[], asyncio.Future[None]],
         hopeful: Callable[[], bool],
         ended: Callable[["MigratingGroup"], None],
     ) -> None:
@@ -38,6 +38,8 @@ class MigratingGroup:
         self._lost: MotetError | None = None
         """What the present stream ended with, if the group is to go on elsewhere."""
         self._over = False
+        self._error: MotetError | None = None
+        """What it was over with."""
         self._closed = False
         self._abandoned = False
         self._woken = asyncio.Event()
@@ -48,6 +50,8 @@ class MigratingGroup:
         return self
 
     async def __anext__(self) -> GroupDelta:
+        if self._over:
+            raise self._error or StopAsyncIteration
         try:
             while True:
                 if self._lost is not None:
@@ -59,7 +63,8 @@ class MigratingGroup:
                     self._lost = error
                 else:
                     return self._given(delta)
-        except (MotetError, StopAsyncIteration):
+        except (MotetError, StopAsyncIteration) as end:
+            self._error = end if isinstance(end, MotetError) else None
             self._end()
             raise
 
@@ -141,7 +146,7 @@ class MigratingGroup:
         """For something to change, or the end."""
         if patience_s <= 0:
             return
-        waits = [asyncio.ensure_future(self._changed()), asyncio.ensure_future(self._woken.wait())]
+        waits = self._changed(), asyncio.ensure_future(self._woken.wait())
         try:
             await asyncio.wait(waits, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -1,0 +1,243 @@
+"""Workers join, leave, die and return: what the fleet says of them, and whose books are whose."""
+
+import asyncio
+
+import pytest
+
+from motet.engines.base import WorkerState
+from motet.errors import EngineDiedError, NoWorkerError, WorkerLeavingError
+from motet.ids import RequestId
+from motet.routing.candidate import Work
+from motet.routing.fleet import REFUSAL_S, Fleet
+from motet.routing.routed import Routed
+from motet.types import Role
+from tests.routing.cell import Tasks, answer, answers_of, group, tokens_of, worker
+
+pytestmark = pytest.mark.anyio
+
+LEAVING = WorkerLeavingError("it goes")
+
+
+def states(fleet: Fleet) -> dict[str, WorkerState]:
+    return {report.id: report.state for report in fleet.reports()}
+
+
+def ready(fleet: Fleet, work: Work) -> list[str]:
+    return [member.id for member in fleet.ready(work)]
+
+
+def test_workers_are_told_of_in_the_order_in_which_they_joined() -> None:
+    decode, prefill = worker("decode-0")[0], worker("prefill-0")[0]
+    fleet = Fleet([decode])
+    fleet.expect("decode-9", "http://nine", Role.DECODE)
+    fleet.expect("both-8", "http://eight")
+    fleet.put(prefill)
+    one, nine, eight, zero = fleet.reports()
+    assert (one.id, one.state, one.role, one.worker) == ("decode-0", WorkerState.READY, Role.DECODE, decode)
+    assert (nine.id, nine.state, nine.role, nine.worker) == ("decode-9", WorkerState.STARTING, Role.DECODE, None)
+    assert (eight.address, eight.role) == ("http://eight", None)
+    assert (zero.id, zero.address) == ("prefill-0", "127.0.0.1:1")
+    assert one.last_decision is None
+
+
+def test_a_worker_that_was_expected_and_came_is_one_and_says_itself_what_it_is() -> None:
+    fleet = Fleet()
+    expected = fleet.expect("decode-0", "http://zero")
+    assert fleet.expect("decode-0", "http://other") is expected
+    assert fleet.put(worker("decode-0")[0]) is expected
+    (report,) = fleet.reports()
+    assert (report.state, report.role, report.address) == (WorkerState.READY, Role.DECODE, "127.0.0.1:1")
+
+
+def test_only_who_is_ready_gets_work() -> None:
+    fleet = Fleet([worker("decode-0")[0], worker("decode-1")[0]])
+    for state in WorkerState:
+        fleet.mark("decode-0", state)
+        assert ready(fleet, Work.GENERATE) == (["decode-0"] if state is WorkerState.READY else []) + ["decode-1"]
+    fleet.remove("decode-0")
+    fleet.remove("decode-0")
+    fleet.mark("decode-0", WorkerState.READY)
+    assert states(fleet) == {"decode-1": WorkerState.READY}
+
+
+def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
+    fleet = Fleet([worker("prefill-0")[0]])
+    assert ready(fleet, Work.GENERATE) == ready(fleet, Work.PREFILL) == ["prefill-0"]
+    assert (fleet.has_decode, fleet.has_prefill) == (False, False)
+    fleet.expect("decode-0", "-", Role.DECODE)
+    assert ready(fleet, Work.GENERATE) == []
+    assert ready(fleet, Work.PREFILL) == ["prefill-0"]
+    fleet.put(worker("decode-0")[0])
+    assert ready(fleet, Work.GENERATE) == ["decode-0"]
+    assert (fleet.has_decode, fleet.has_prefill) == (True, True)
+    fleet.mark("decode-0", WorkerState.DEAD)
+    assert ready(fleet, Work.GENERATE) == []  # it will come back; until then its groups wait
+    fleet.remove("decode-0")
+    assert ready(fleet, Work.GENERATE) == ["prefill-0"]
+
+
+def test_workers_that_do_both_are_not_asked_to_prefill() -> None:
+    fleet = Fleet([worker("both-0")[0]])
+    assert ready(fleet, Work.GENERATE) == ["both-0"]
+    assert ready(fleet, Work.PREFILL) == []
+
+
+@pytest.mark.parametrize("role", ["decode", "both", "prefill"])
+def test_there_is_hope_until_all_who_could_generate_are_given_up(role: str) -> None:
+    fleet = Fleet([worker(f"{role}-0")[0], worker(f"{role}-1")[0]])
+    for number in range(2):
+        assert fleet.hopeful
+        fleet.mark(f"{role}-{number}", WorkerState.DEAD)
+        assert fleet.hopeful
+        fleet.give_up(f"{role}-{number}")
+    assert not fleet.hopeful
+    fleet.give_up("unknown")
+    fleet.put(worker(f"{role}-1")[0])
+    assert fleet.hopeful
+
+
+def test_who_refused_is_passed_over_for_a_while_and_a_new_start_of_it_is_not() -> None:
+    now_s = 10.0
+    fleet = Fleet(clock=lambda: now_s)
+    member = fleet.put(worker("decode-0")[0])
+    member.refuse()
+    seen = []
+    for now_s in (10.0, 10.0 + REFUSAL_S - 0.01, 10.0 + REFUSAL_S):
+        seen.append(member.refused)
+    assert seen == [True, True, False]
+    member.refuse()
+    fleet.put(worker("decode-0")[0])
+    assert not member.refused
+
+
+async def test_each_change_wakes_whoever_waits_for_one() -> None:
+    fleet = Fleet([worker("decode-0")[0], worker("decode-1")[0]])
+    changes = {
+        "dead": lambda: fleet.mark("decode-0", WorkerState.DEAD),
+        "back": lambda: fleet.put(worker("decode-0")[0]),
+        "back before anybody noticed that it was gone": lambda: fleet.put(worker("decode-0")[0]),
+        "given up": lambda: fleet.give_up("decode-1"),
+        "gone": lambda: fleet.remove("decode-1"),
+        "room": fleet.notify,
+    }
+    for change, happens in changes.items():
+        waiters = [fleet.changed(), fleet.changed()]
+        happens()
+        assert all(waiter.done() for waiter in waiters), change
+    unchanged = fleet.changed()
+    fleet.mark("decode-0", WorkerState.READY)
+    fleet.remove("decode-1")
+    assert not unchanged.done()
+    with pytest.raises(AssertionError, match="1 wait"):
+        fleet.check()
+    unchanged.cancel()
+    fleet.notify()
+    fleet.check()
+
+
+async def test_a_change_after_the_call_is_not_missed_though_nobody_awaits_yet() -> None:
+    """It was, while the waiting began only when the task that waits had its turn."""
+    fleet = Fleet()
+    changed = fleet.changed()
+    fleet.put(worker("decode-0")[0])
+    await asyncio.wait_for(changed, 1)
+
+
+async def test_a_worker_that_returns_has_new_books_and_groups_of_its_former_life_close_the_old_ones() -> None:
+    one, engine = worker("decode-0")
+    fleet = Fleet([one])
+    routed, member = Routed(fleet), fleet.members[0]
+    former = routed.generate(group("former", n=3))
+    old = member.books
+    again, _ = worker("decode-0")
+    fleet.put(again)
+    assert member.books is not old
+    assert (old.open_choices, member.books.open_choices) == (3, 0)
+    present = routed.generate(group("present", n=2))
+    engine.die()
+    with pytest.raises(EngineDiedError):
+        await tokens_of(former)
+    old.check()
+    assert member.books.open_choices == 2
+    assert len(member.groups) == 1
+    assert await tokens_of(present) == {0: answer(0), 1: answer(1)}
+    routed.check()
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_a_death_that_a_slow_reader_learns_of_late_says_nothing_of_the_worker_that_returned(
+    removed: bool,
+) -> None:
+    one, engine = worker("decode-0")
+    fleet = Fleet([one])
+    routed = Routed(fleet)
+    former = routed.generate(group())
+    engine.die()
+    fleet.mark("decode-0", WorkerState.DEAD)
+    if removed:
+        fleet.remove("decode-0")
+    fleet.put(worker("decode-0")[0])
+    with pytest.raises(EngineDiedError):
+        await anext(former)
+    assert states(fleet) == {"decode-0": WorkerState.READY}
+    assert await answers_of(routed, group("next")) == {0: answer(0), 1: answer(1)}
+    routed.check()
+
+
+async def test_evicted_groups_end_with_the_error_that_says_so_wherever_they_are() -> None:
+    tasks = Tasks()
+    gate = asyncio.Semaphore(0)
+    one, engine = worker("decode-0", gate=gate)
+    fleet = Fleet([one, worker("prefill-0")[0]])
+    routed = Routed(fleet)
+    begun, waiting, unread = (routed.generate(group(name)) for name in ("begun", "waiting", "unread"))
+    gate.release()
+    await anext(begun)
+    reader = asyncio.ensure_future(anext(waiting))
+    await asyncio.sleep(0)
+    await fleet.evict("decode-0", LEAVING)
+    engine.check()
+    with pytest.raises(WorkerLeavingError):
+        await reader
+    for stream in (begun, unread):
+        for _ in range(2):
+            with pytest.raises(WorkerLeavingError):
+                await anext(stream)
+    assert states(fleet)["decode-0"] is WorkerState.READY  # whoever evicts says what becomes of the worker
+    await fleet.evict("decode-0", LEAVING)
+    await fleet.evict("unknown", LEAVING)
+    routed.check()
+    tasks.check()
+
+
+async def test_groups_that_have_ended_are_not_evicted() -> None:
+    one, engine = worker("decode-0")
+    fleet = Fleet([one])
+    routed = Routed(fleet)
+    finished, stopped, closed = (routed.generate(group(name, n=1)) for name in ("finished", "stopped", "closed"))
+    for _ in answer(0):
+        await anext(finished)
+    await routed.stop_choice(RequestId("stopped"), 0)
+    await closed.aclose()
+    await fleet.evict("decode-0", LEAVING)
+    for stream in (finished, stopped, closed):
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+    engine.check()
+    routed.check()
+
+
+async def test_when_the_last_worker_leaves_there_is_nobody() -> None:
+    fleet = Fleet([worker("decode-0")[0]])
+    routed = Routed(fleet)
+    fleet.remove("decode-0")
+    with pytest.raises(NoWorkerError, match="there is none"):
+        routed.generate(group())
+    fleet.put(worker("decode-1")[0])
+    assert await answers_of(routed, group()) == {0: answer(0), 1: answer(1)}
+
+
+async def test_the_report_tells_why_a_worker_got_its_last_group() -> None:
+    fleet = Fleet([worker("decode-0")[0]])
+    await answers_of(Routed(fleet), group())
+    assert [report.last_decision for report in fleet.reports()] == ["only decode-0 is there"]
