@@ -15,7 +15,7 @@ class LocalEngine(Engine, Protocol):
 
     @property
     def died(self) -> asyncio.Event:
-        """Set when the process has ended by itself."""
+        """Set when the process has ended by itself, or was ended because it hung."""
         ...
 
     def listen_to_blocks(self, listener: BlockListener) -> None:

@@ -113,7 +113,7 @@ async def test_an_engine_in_a_long_step_lives(long_model: Path) -> None:
 
 async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path) -> None:
     async with in_one_step(long_model, step_timeout_s=0.5) as native:
-        with pytest.raises(EngineSilentError, match=r"has been in one step for 0\.8 s"):
+        with pytest.raises(EngineSilentError, match=r"has been in one step for \d"):
             await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
         await asyncio.wait_for(native.died.wait(), 5)
 
