@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.routing.candidate import Candidate, Wanted, Work
-from motet.routing.cost import Weights, cost, explained
+from motet.routing.cost import Weights, cost, explained, own_cost
 
 WEIGHTS = Weights(choice=100.0, trunk_block=10.0, tail_block=2.0, pulled_token=0.25)
 GROUP = Wanted(work=Work.GENERATE, choices=4, prompt_tokens=400, prompt_blocks=25, needs_prompt=True)
@@ -23,7 +23,15 @@ WORKER = Candidate(
 
 
 def test_cost_is_own_and_queued_tokens_and_each_choice_trunk_block_and_tail_block() -> None:
-    assert cost(WORKER, GROUP, WEIGHTS) == (400 - 80) + 1000 + 3 * 100 + 7 * 10 + 5 * 2
+    own = (400 - 80) * (1 + 3 / 4)  # four choices wait for the prompt, and three others stand still meanwhile
+    assert cost(WORKER, GROUP, WEIGHTS) == own + 1000 + 3 * 100 + 7 * 10 + 5 * 2
+
+
+def test_the_delay_of_others_weighs_more_for_a_small_group_and_nothing_on_an_idle_worker() -> None:
+    alone = replace(WORKER, open_choices=0)
+    single = replace(GROUP, choices=1)
+    assert own_cost(WORKER, single) == 4 * (400 - 80)
+    assert own_cost(alone, single) == own_cost(alone, GROUP) == 400 - 80
 
 
 def test_with_a_ticket_only_a_pull_is_left_of_the_own_tokens() -> None:
@@ -35,7 +43,7 @@ def test_no_worker_has_more_of_a_prompt_than_there_is() -> None:
 
 
 def test_the_explanation_names_the_worker_and_the_parts() -> None:
-    assert explained(WORKER, GROUP, WEIGHTS) == "w3 1700 (own 320, queued 1000, load 380)"
+    assert explained(WORKER, GROUP, WEIGHTS) == "w3 1940 (own 560, queued 1000, load 380)"
 
 
 @given(st.sampled_from(["queued_tokens", "open_choices", "trunk_blocks", "tail_blocks"]), st.integers(1, 100))

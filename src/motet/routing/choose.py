@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from motet.errors import ConfigError
 from motet.routing.candidate import Candidate, Wanted, Work, has_room
-from motet.routing.cost import WEIGHTS, Weights, cost, explained, own_cost
+from motet.routing.cost import WEIGHTS, Weights, cost, explained, own_cost, prompt_cost
 
 __all__ = ["Candidate", "Decision", "Policy", "Reason", "Wanted", "Work", "choose", "policy_named"]
 
@@ -130,10 +130,10 @@ def _for_its_prefix(ballot: _Ballot, best: int, costs: dict[int, float]) -> bool
     """Whether another one would be no dearer if nobody had any of the prompt."""
     if not ballot.candidates[best].cached_tokens:
         return False
-    a_token = 1.0 if ballot.wanted.needs_prompt else ballot.weights.pulled_token
 
     def cold(place: int) -> float:
-        return costs[place] + a_token * ballot.candidates[place].cached_tokens
+        one = ballot.candidates[place]
+        return costs[place] + prompt_cost(one.cached_tokens, one, ballot.wanted, ballot.weights)
 
     return any(cold(place) <= cold(best) for place in costs if place != best)
 

@@ -1,7 +1,9 @@
 """What it costs to put a group on a worker, in prompt-token equivalents: how many tokens could be computed in the time.
 
     cost = own + queued + load
-    own      prompt tokens of the group that the worker would have to compute; with a ticket, those it would pull
+    own      prompt tokens of the group that the worker would have to compute, times 1 + its open choices / the group's:
+             while it computes them, the choices that are open there stand still too, and this is the time lost a
+             choice of the group. With a ticket: those it would pull, which delays nobody else
     queued   prompt tokens that it was given before and has not answered for
     load     how much longer its steps are for what is being written there, over HORIZON_STEPS steps
 
@@ -23,8 +25,9 @@ TAIL_BLOCK_MS = 0.012
 """16 tail tokens in a step: 32 choices with 256 tokens each against 64."""
 PULL_TOKEN_MS = 0.005
 """A pull of 1340 tokens in 4 to 7 ms."""
-HORIZON_STEPS = 64
-"""For how many steps a group meets the load there is now. From `bench.router`: see docs/log.md."""
+HORIZON_STEPS = 48
+"""For how many steps a group meets the load there is now. `bench.router`: with 16, workers are too unlike at 70 % load;
+with 256, prompts are computed too often at 90 % (docs/log.md)."""
 SESSION_SLACK = 256.0
 """By how much the worker that a session was on last may be dearer than the best, beside what it may have cached."""
 
@@ -43,9 +46,15 @@ class Weights:
 WEIGHTS = Weights()
 
 
-def own_cost(candidate: Candidate, wanted: Wanted, weights: Weights) -> float:
-    uncached_tokens = max(0, wanted.prompt_tokens - candidate.cached_tokens)
-    return uncached_tokens if wanted.needs_prompt else uncached_tokens * weights.pulled_token
+def prompt_cost(tokens: int, candidate: Candidate, wanted: Wanted, weights: Weights = WEIGHTS) -> float:
+    """Of computing, or pulling, so many tokens of the group's prompt there."""
+    if not wanted.needs_prompt:
+        return tokens * weights.pulled_token
+    return tokens * (1.0 + candidate.open_choices / wanted.choices)
+
+
+def own_cost(candidate: Candidate, wanted: Wanted, weights: Weights = WEIGHTS) -> float:
+    return prompt_cost(max(0, wanted.prompt_tokens - candidate.cached_tokens), candidate, wanted, weights)
 
 
 def load_cost(candidate: Candidate, weights: Weights) -> float:
