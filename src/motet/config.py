@@ -141,13 +141,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     served_model_name: str
     api_keys: tuple[str, ...] = ()
-    """With none, every route is open."""
+    """With none, every route is open but those that change which workers there are."""
+    admin_key: str = ""
+    """What `/drain` and `/workers` take in place of an API key; without one, workers are not joined or removed."""
     cors_origins: tuple[str, ...] = ()
     max_n: int = 128
     max_choices: int = 1024
     """Prompts x n of one request."""
     max_waiting_groups: int = 256
     """Groups without a first token yet; one more is answered 503."""
+    key_max_requests: int = 0
+    """Requests that one API key, or all who bring none, may have under way; one more is answered 429. 0: any number."""
+    key_max_choices: int = 0
+    """The same for choices."""
     max_body_bytes: int = 32 * 2**20
     drain_timeout_s: float = 30.0
     """How long a stopping server waits for the answers under way."""

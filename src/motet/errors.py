@@ -4,6 +4,7 @@
     ├── RequestError              400  the client's fault; `param` names the field
     │   ├── ContextLengthError    400  context_length_exceeded
     │   ├── UnauthorizedError     401
+    │   ├── ForbiddenError        403
     │   ├── NotFoundError         404
     │   │   └── ModelNotFoundError     model_not_found
     │   ├── MethodNotAllowedError 405
@@ -63,6 +64,11 @@ class UnauthorizedError(RequestError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    status = 403
+    type = "permission_error"
 
 
 class NotFoundError(RequestError):

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from motet.api.app import create_app
+from motet.api.membership import Membership
 from motet.api.service import Service
 from motet.config import ServerConfig
 from motet.engines.base import Worker, WorkerReport, Workers, WorkerState
@@ -150,6 +151,7 @@ class Served:
         self.engine.check()
         self.service.admission.check()
         assert self.service.admission.open == 0
+        assert self.service.key_limits.clients == {}
 
     async def chat(self, content: str = "hi", **fields: object) -> httpx.Response:
         """A raw chat request; `fields` go into the body as they are."""
@@ -172,7 +174,7 @@ class Serving:
     tokenizer: Tokenizer
     stack: AsyncExitStack
 
-    async def __call__(
+    async def __call__(  # sizes: what a server may be made of
         self,
         script: Script = hello,
         *,
@@ -181,6 +183,7 @@ class Serving:
         config: ServerConfig | None = None,
         workers: Workers | Sequence[Worker] | None = None,
         figures: RoutingFigures | None = None,
+        membership: Membership | None = None,
     ) -> Served:
         tokenizer = tokenizer or self.tokenizer
         engine = engine or WatchedEngine(script)
@@ -193,6 +196,7 @@ class Serving:
             config or ServerConfig(served_model_name=MODEL),
             workers=workers,
             figures=lambda: figures or RoutingFigures(),
+            membership=membership,
             draw_seed=lambda: SEED,
         )
         return await self.stack.enter_async_context(Served(service, engine))

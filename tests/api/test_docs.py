@@ -51,8 +51,14 @@ async def test_every_route_is_listed_and_exists(served: Served) -> None:
         ("GET", "/version"),
         ("GET", "/status"),
         ("GET", "/metrics"),
+        ("GET", "/workers"),
+        ("POST", "/workers"),
+        ("DELETE", "/workers/{id}"),
+        ("POST", "/workers/{id}/drain"),
         ("POST", "/drain"),
     ]
     for method, path in paths:
         assert f"`{method} {path}`" in PAGE
-        assert (await served.http.request(method, path)).status_code not in (404, 405)
+        response = await served.http.request(method, path)
+        assert response.status_code != 405
+        assert response.status_code != 404 or response.json()["error"]["code"] == "fixed_workers"

@@ -72,13 +72,15 @@ def test_keys_are_never_shown() -> None:
 def test_other_secrets_are_never_shown_either() -> None:
     flags: dict[str, object] = {
         "cluster_key": "secret-1",
+        "admin_key": "secret-3",
         "prefill_api_key": "secret-2",
         "role": "decode",
         "prefill_urls": ["http://p"],
     }
     rows = resolved(flags).rows
-    assert [rows[name].shown for name in ("cluster_key", "prefill_api_key")] == ["given", "given"]
-    assert [resolved().rows[name].shown for name in ("cluster_key", "prefill_api_key")] == ["-", "-"]
+    names = ("admin_key", "cluster_key", "prefill_api_key")
+    assert [rows[name].shown for name in names] == ["given"] * 3
+    assert [resolved().rows[name].shown for name in names] == ["-"] * 3
 
 
 def test_a_cell_has_a_record_of_its_own() -> None:
@@ -138,11 +140,15 @@ def test_defaults_give_way_to_what_was_set() -> None:
         ({"quantization": "int8", "kernels": "torch"}, "--quantization int8 with --kernels torch"),
         ({"log_level": "loud"}, "--log-level loud"),
         ({"api_keys": [""]}, "--api-key 1 given"),
+        ({"admin_key": " "}, "--admin-key given with api_keys -"),
+        ({"admin_key": "k", "api_keys": ["j", "k "]}, "--admin-key given with --api-key 2 given"),
         ({"model": " "}, "MODEL"),
         ({"served_model_name": ""}, "--served-model-name"),
         ({"drain_timeout_s": -1.0}, "--drain-timeout -1.0"),
         ({"max_waiting_groups": 0}, "--max-waiting-groups 0"),
         ({"max_body_bytes": 0}, "--max-body-bytes 0"),
+        ({"key_max_requests": -1}, "--key-max-requests -1"),
+        ({"key_max_choices": -1}, "--key-max-choices -1"),
         ({"host": ""}, "--host"),
         ({"prefill": 1}, "--prefill 1 with decode 0 (default)"),
         ({"routing_policy": "best"}, "--routing-policy best: must be one of kv, least-loaded, round-robin, session"),

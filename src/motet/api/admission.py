@@ -21,7 +21,7 @@ class Admission:
         await self._empty.wait()
 
     def check_room(self, num_groups: int) -> None:
-        """Raises if so many groups would not be admitted now: asked early, it saves reading a prompt in vain."""
+        """Raises if so many groups would not be admitted now."""
         if self.draining:
             raise DrainingError("The server is draining and takes no new requests; try another one.")
         if self.waiting + num_groups > self.max_waiting:

@@ -28,6 +28,7 @@ from motet.text.usage import Usage
 
 log = logging.getLogger("motet.api")
 
+WORKER_HEADER = "x-motet-worker"
 CLIENT_GONE = 499
 """Logged and counted as nginx does; nobody is there to receive it."""
 
@@ -102,6 +103,8 @@ class Answer(Response):
 
     async def _start(self) -> None:
         self._started = True
+        if workers := self._groups.workers:
+            self.headers[WORKER_HEADER] = ", ".join(workers)
         await self._send_start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
     async def _break_off(self, error: Exception) -> None:

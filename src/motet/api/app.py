@@ -1,8 +1,8 @@
 """The HTTP application: routes, what surrounds them, and how errors look.
 
 RequestIds ─► CORS ─► ApiKeys ─► BodyLimit ─► routes
-id, last      browsers  401        413          chat, completions, generate, tokens, models, admin, engine
-resort 500
+id, last      browsers  401        413          chat, completions, generate, tokens, models, admin,
+resort 500                                     membership, engine
 """
 
 from fastapi import FastAPI
@@ -10,6 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from motet.api.admin import admin_router
+from motet.api.answer import WORKER_HEADER
 from motet.api.auth import ApiKeys
 from motet.api.body_limit import BodyLimit
 from motet.api.chat import chat_router
@@ -17,6 +18,7 @@ from motet.api.completion import completion_router
 from motet.api.engine_routes import engine_router
 from motet.api.failure import add_error_handlers
 from motet.api.generate import generate_router
+from motet.api.membership_routes import membership_router
 from motet.api.models import models_router
 from motet.api.request_id import HEADER, RequestIds
 from motet.api.service import Service
@@ -40,6 +42,7 @@ def create_app(service: Service) -> FastAPI:
         token_router,
         models_router,
         admin_router,
+        membership_router,
         engine_router,
     ):
         app.include_router(make_router(service))
@@ -57,10 +60,10 @@ def _middleware(service: Service) -> list[Middleware]:
                 allow_origins=list(config.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[HEADER, "retry-after"],
+                expose_headers=[HEADER, WORKER_HEADER, "retry-after"],
             )
         )
-    if config.api_keys:
-        layers.append(Middleware(ApiKeys, keys=config.api_keys))
+    if config.api_keys or config.admin_key:
+        layers.append(Middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_key))
     layers.append(Middleware(BodyLimit, max_bytes=config.max_body_bytes))
     return layers

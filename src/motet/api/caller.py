@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from motet.api.auth import client_of
 from motet.api.request_id import HEADER, is_id, trace_of
 
 SESSION_HEADER = "x-session-id"
@@ -16,6 +17,8 @@ class Caller:
     """The client's `x-request-id`, or the one given to it."""
     session_id: str
     """The client's `x-session-id`, or nothing."""
+    client: str
+    """Whose limits the request counts against."""
 
 
 def caller_of(request: Request, *, named: str | None = None) -> Caller:
@@ -23,7 +26,7 @@ def caller_of(request: Request, *, named: str | None = None) -> Caller:
     trace = trace_of(request)
     if named is not None and is_id(named) and request.headers.get(HEADER) != trace:
         trace = named
-    return Caller(trace, session_id_of(request.headers.items()))
+    return Caller(trace, session_id_of(request.headers.items()), client_of(request))
 
 
 def session_id_of(headers: Iterable[tuple[str, str]]) -> str:

@@ -7,7 +7,7 @@ from motet.api.caller import caller_of
 from motet.api.chat_body import ChatBody
 from motet.api.chat_chunks import ChatChunks
 from motet.api.kv_params import KVParams, read_kv_params
-from motet.api.plan import Wanted, make_plan
+from motet.api.plan import Wanted, check_counts, make_plan
 from motet.api.prompts import chat_prompt
 from motet.api.schema_chat import ChatRequest
 from motet.api.service import Service
@@ -26,8 +26,6 @@ def chat_router(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: ChatRequest, request: Request, params: KVParams) -> Answer:
     service.check_model(body.model)
-    service.admission.check_room(1)
-    prompt = await chat_prompt(service, body)
     wanted = Wanted(
         prefix="chatcmpl",
         caller=caller_of(request),
@@ -37,6 +35,9 @@ async def _answer(service: Service, body: ChatRequest, request: Request, params:
         default_max_tokens=None,
         logprobs=body.num_logprobs,
     )
+    check_counts(service, 1, wanted)
+    service.check_room(wanted.caller.client, num_groups=1, num_choices=body.n)
+    prompt = await chat_prompt(service, body)
     plan = make_plan(service, [prompt], body, body, wanted)
     form = ChatChunks if body.stream else ChatBody
     writer = form(plan, service.tokenizer, num_top=body.num_logprobs, token_ids=body.return_token_ids)

@@ -28,8 +28,9 @@ def completion_router(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: CompletionRequest, wanted: Wanted) -> Answer:
     service.check_model(body.model)
-    check_counts(service, len(body.prompt), wanted)
-    service.admission.check_room(len(body.prompt))
+    num_prompts = len(body.prompt)
+    check_counts(service, num_prompts, wanted)
+    service.check_room(wanted.caller.client, num_groups=num_prompts, num_choices=num_prompts * wanted.num_choices)
     prompts = await completion_prompts(service, body.prompt, add_special_tokens=body.add_special_tokens)
     plan = make_plan(service, prompts, body, body, wanted)
     return Answer(service, plan, _writer(service, plan, body))

@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from motet.api.admission import Place
 from motet.api.group_course import GroupCourse
+from motet.api.key_limits import Share
 from motet.api.plan import Plan
 from motet.api.prefill_group import PrefillGroup
 from motet.api.service import Service
@@ -42,6 +43,9 @@ class Source(Protocol):
 
     @property
     def usage(self) -> Usage: ...
+
+    @property
+    def worker(self) -> str: ...
 
     def usage_of(self, index: int) -> Usage: ...
 
@@ -83,6 +87,11 @@ class OpenGroup:
     def usage(self) -> Usage:
         return self._source.usage
 
+    @property
+    def worker(self) -> str:
+        """Who writes it, if it has been told."""
+        return self._source.worker
+
     async def close(self, *, status: int) -> None:
         """Frees the group; counts and logs it, once."""
         if not self._course.ended:
@@ -99,6 +108,7 @@ class OpenGroups:
     def __init__(self, service: Service, plan: Plan) -> None:
         self._service = service
         self._plan = plan
+        self._share: Share | None = None
         self._places: list[Place] = []
         self._groups: list[OpenGroup] = []
         self._prefill: PrefillGroup | None = None
@@ -106,6 +116,8 @@ class OpenGroups:
     def open(self) -> None:
         """Admits and submits all groups; raises `OverloadedError` and the like before the engine has seen any."""
         service, plan = self._service, self._plan
+        if plan.client is not None:
+            self._share = service.key_limits.enter(plan.client, plan.num_choices)
         self._places = service.admission.admit(len(plan.groups))
         for number, (request, place) in enumerate(zip(plan.groups, self._places, strict=True)):
             source = self._submit(request)
@@ -116,6 +128,12 @@ class OpenGroups:
         first, *others = (group.usage for group in self._groups)
         return sum(others, start=first)
 
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Who writes the groups, as far as is known by now, each once."""
+        told = tuple(dict.fromkeys(group.worker for group in self._groups if group.worker))
+        return told or tuple(filter(None, (self._service.only_worker,)))
+
     def steps(self, tasks: TaskGroup) -> "OpenGroup | ManyGroups":
         """To be read once; `tasks` is where readers of several groups run."""
         return ManyGroups(self._groups, tasks) if len(self._groups) > 1 else self._groups[0]
@@ -123,6 +141,8 @@ class OpenGroups:
     async def aclose(self, *, status: int) -> None:
         """Ends what still runs. `status`: how the request went, for the log and the metrics."""
         async with AsyncExitStack() as closing:  # one that fails does not keep the others open
+            if self._share is not None:
+                closing.callback(self._share.leave)
             for place in self._places:
                 closing.callback(place.leave)
             for group in reversed(self._groups):

@@ -35,6 +35,8 @@ class Plan:
     groups: tuple[GenerateRequest, ...]
     order: PrefillOrder | None = None
     """If the one group there is shall only be prefilled, for others."""
+    client: str | None = None
+    """Whose limits it counts against; None: it comes from another server of ours."""
     rules: TextRules
     stream: bool
     include_usage: bool
@@ -43,6 +45,11 @@ class Plan:
     @property
     def group_size(self) -> int:
         return len(self.groups[0].choices)
+
+    @property
+    def num_choices(self) -> int:
+        """Of all groups."""
+        return len(self.groups) * self.group_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +106,7 @@ def make_plan(
         ),
         groups=groups,
         order=wanted.kv_params.order,
+        client=wanted.caller.client,
         rules=_rules(sampling, logprobs=wanted.logprobs is not None),
         stream=around.stream,
         include_usage=around.include_usage,

@@ -13,6 +13,8 @@ class PrefillGroup:
 
     def __init__(self, engine: Engine, request: GenerateRequest, *, readers: int) -> None:
         self.ticket: Ticket | None = None
+        self.worker = ""
+        """Not told of a prefill."""
         self._engine = engine
         self._request = request
         self._readers = readers

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from motet.api.admission import Admission
+from motet.api.key_limits import KeyLimits
+from motet.api.membership import Membership
 from motet.api.workers import OnlyWorker
 from motet.config import ServerConfig
 from motet.engines.base import Engine, Worker, Workers
@@ -38,25 +40,28 @@ class Service:
         *,
         workers: Workers | None = None,
         figures: Callable[[], RoutingFigures] = RoutingFigures,
+        membership: Membership | None = None,
         tokenizer_folder: Path | None = None,
         connect: Connect | None = None,
         draw_seed: Callable[[], int] = draw_seed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`engine`: what requests go to. `workers`: those behind it, asked each time; None: it is the only one.
-        `figures`: what routing has counted. `tokenizer_folder`: for gateways that ask for it. `connect`: how the engine
-        meets another worker, if it can."""
+        `figures`: what routing has counted. `membership`: how workers join and leave; None: they are fixed.
+        `tokenizer_folder`: for gateways that ask for it. `connect`: how the engine meets another worker, if it can."""
         self.engine = engine
         if workers is None:
             workers = OnlyWorker(Worker("engine-0", engine, f"{config.host}:{config.port}"))
         self.workers = workers
         self.figures = figures
+        self.membership = membership
         self.tokenizer_folder = tokenizer_folder
         self.connect = connect
         self.tokenizer = tokenizer
         self.template = template
         self.config = config
         self.admission = Admission(config.max_waiting_groups)
+        self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self.metrics = Metrics(config.served_model_name)
         self.created = int(time.time())
         self.draw_seed = draw_seed
@@ -82,6 +87,17 @@ class Service:
             raise ModelNotFoundError(
                 f"The model `{name}` does not exist or you do not have access to it.", param="model"
             )
+
+    def check_room(self, client: str, *, num_groups: int, num_choices: int) -> None:
+        """Raises if such a request would not be let in now: asked early, it saves reading a prompt in vain."""
+        self.admission.check_room(num_groups)
+        self.key_limits.check(client, num_choices)
+
+    @property
+    def only_worker(self) -> str:
+        """The id of the worker, if there is just one."""
+        reports = self.workers.reports()
+        return reports[0].id if len(reports) == 1 else ""
 
     def start_drain(self) -> None:
         """No new groups from now on; those that run finish."""

@@ -152,11 +152,20 @@ def serve(  # sizes: one parameter a flag
     max_waiting_groups: Annotated[
         int | None, option("max_waiting_groups", LIMITS, "Groups without a first token; one more is answered 503.")
     ] = None,
+    key_max_requests: Annotated[
+        int | None, option("key_max_requests", LIMITS, "Requests under way of one API key; one more is 429. 0: any.")
+    ] = None,
+    key_max_choices: Annotated[
+        int | None, option("key_max_choices", LIMITS, "Choices under way of one API key; 0: any number.")
+    ] = None,
     max_body_bytes: Annotated[int | None, option("max_body_bytes", LIMITS, "Size of a request's body.")] = None,
     host: Annotated[str | None, option("host", HTTP, "Address to listen on.")] = None,
     port: Annotated[int | None, option("port", HTTP, "Port to listen on; 0 takes a free one.")] = None,
     api_keys: Annotated[
         list[str] | None, option("api_keys", HTTP, "Key that clients must send; may be given several times.")
+    ] = None,
+    admin_key: Annotated[
+        str | None, option("admin_key", HTTP, "Key for /drain and /workers, in place of API keys.")
     ] = None,
     cors_origins: Annotated[
         list[str] | None, option("cors_origins", HTTP, "Origin whose pages may call; may be given several times.")

@@ -43,7 +43,7 @@ FLAGS: Final[Mapping[str, str]] = {
 }
 """Flags that are not their setting's name with dashes."""
 
-SECRETS: Final = frozenset({"api_keys", "prefill_api_key", "cluster_key"})
+SECRETS: Final = frozenset({"api_keys", "admin_key", "prefill_api_key", "cluster_key"})
 
 
 def setting_fields() -> dict[str, FieldInfo]:

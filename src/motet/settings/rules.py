@@ -188,6 +188,13 @@ RULES = (
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
+    Rule(
+        ("admin_key", "api_keys"),
+        "must be a key of its own, neither blank nor an API key: clients could do what operators do",
+        lambda p: (
+            p.server.admin_key == "" or p.server.admin_key.strip() not in ("", *map(str.strip, p.server.api_keys))
+        ),
+    ),
     Rule(("max_n",), "must be at least 1", lambda p: p.server.max_n >= 1),
     Rule(
         ("max_n", "max_num_seqs"),
@@ -200,6 +207,8 @@ RULES = (
         lambda p: p.server.max_choices >= p.server.max_n,
     ),
     Rule(("max_waiting_groups",), "must be at least 1", lambda p: p.server.max_waiting_groups >= 1),
+    Rule(("key_max_requests",), "must be 0 (any number) or more", lambda p: p.server.key_max_requests >= 0),
+    Rule(("key_max_choices",), "must be 0 (any number) or more", lambda p: p.server.key_max_choices >= 0),
     Rule(("max_body_bytes",), "must be at least 1", lambda p: p.server.max_body_bytes >= 1),
     Rule(("log_level",), f"must be one of {', '.join(LOG_LEVELS)}", lambda p: p.server.log_level in LOG_LEVELS),
     Rule(("log_format",), f"must be one of {', '.join(LogFormat)}", lambda p: p.server.log_format in tuple(LogFormat)),

@@ -44,6 +44,8 @@ class TextGroup:
         self._request = request
         self._engine = engine
         self._cached_tokens = 0
+        self.worker = ""
+        """Who writes the choices, once the engine has told, if it tells."""
         self._stream = engine.generate(request)
 
     def __aiter__(self) -> "TextGroup":
@@ -65,6 +67,7 @@ class TextGroup:
                         ended = [*ended, event.index]
             if delta.prompt is not None:
                 self._cached_tokens = delta.prompt.cached_tokens
+                self.worker = delta.prompt.worker
             if ended:
                 await self._end(ended, delta)
             if events or delta.prompt is not None:

@@ -1,0 +1,166 @@
+"""Limits of one API key: counted from before anything runs to the end of the answer, whatever that end is."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from motet.api.key_limits import ANONYMOUS, KeyLimits, UnderWay
+from motet.config import ServerConfig
+from motet.errors import EngineError, RateLimitedError
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+
+ONE, OTHER = "sk-one", "sk-other"
+
+
+def test_one_request_too_many_is_refused_and_not_counted() -> None:
+    limits = KeyLimits(max_requests=2, max_choices=0)
+    first, _ = limits.enter("a", 100), limits.enter("a", 1)
+    with pytest.raises(RateLimitedError) as raised:
+        limits.enter("a", 1)
+    assert raised.value.message == (
+        "Rate limit reached: 2 requests of your API key are under way and this request adds 1, while at most 2 may be "
+        "under way at a time. Try again when some have ended."
+    )
+    assert (raised.value.status, raised.value.type, raised.value.retry_after_s) == (429, "rate_limit_error", 1)
+    assert limits.clients == {"a": UnderWay(2, 101)}
+    first.leave()
+    limits.enter("a", 1)
+
+
+def test_choices_fit_to_the_last_one() -> None:
+    limits = KeyLimits(max_requests=0, max_choices=8)
+    limits.enter("a", 5)
+    limits.check("a", 3)
+    with pytest.raises(RateLimitedError, match="5 choices of your API key are under way and this request adds 4"):
+        limits.check("a", 4)
+    limits.enter("a", 3)
+    assert limits.clients == {"a": UnderWay(2, 8)}
+
+
+def test_each_client_has_limits_of_its_own() -> None:
+    limits = KeyLimits(max_requests=1, max_choices=1)
+    limits.enter("a", 1)
+    limits.enter("b", 1)
+    limits.enter(ANONYMOUS, 1)
+    with pytest.raises(RateLimitedError, match="1 requests without an API key are under way"):
+        limits.enter(ANONYMOUS, 1)
+
+
+def test_a_share_is_given_back_once() -> None:
+    limits = KeyLimits(max_requests=0, max_choices=0)
+    first, second = limits.enter("a", 2), limits.enter("a", 3)
+    first.leave()
+    first.leave()
+    assert limits.clients == {"a": UnderWay(1, 3)}
+    second.leave()
+    assert limits.clients == {}
+
+
+async def limited(serve: Serving, engine: WatchedEngine, *, requests: int = 0, choices: int = 0) -> Served:
+    config = ServerConfig(
+        served_model_name=MODEL, api_keys=(ONE, OTHER), key_max_requests=requests, key_max_choices=choices
+    )
+    return await serve(engine=engine, config=config)
+
+
+async def post(served: Served, key: str, **fields: object) -> httpx.Response:
+    body = {"prompt": "hi", **fields}
+    return await served.http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+
+
+def let_go_on(engine: WatchedEngine) -> None:
+    for _ in range(100):
+        engine.steps.release()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_key_at_its_limit_is_refused_and_the_other_is_not(serve: Serving, stream: bool) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await limited(serve, engine, requests=1)
+    running = asyncio.create_task(post(served, ONE, stream=stream))
+    await engine.submitted.acquire()
+    refused = await post(served, ONE)
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert "at most 1 may be under way" in error["message"]
+    other = asyncio.create_task(post(served, OTHER))
+    await engine.submitted.acquire()
+    let_go_on(engine)
+    assert [(await task).status_code for task in (running, other)] == [200, 200]
+    assert len(engine.requests) == 2  # the refused one was never submitted
+    let_go_on(engine)
+    assert (await post(served, ONE)).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_choices_are_counted_over_all_prompts(serve: Serving) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await limited(serve, engine, choices=6)
+    running = asyncio.create_task(post(served, ONE, prompt=["a", "b"], n=2))
+    for _ in range(2):
+        await engine.submitted.acquire()
+    assert "4 choices of your API key" in (await post(served, ONE, n=3)).json()["error"]["message"]
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
+    for path in ("/v1/chat/completions", "/inference/v1/generate"):
+        if path == "/inference/v1/generate":
+            body = {"token_ids": [5], "sampling_params": {"n": 3}}
+        refused = await served.http.post(path, json=body, headers={"authorization": f"Bearer {ONE}"})
+        assert refused.status_code == 429
+    assert len(engine.requests) == 2
+    let_go_on(engine)
+    assert (await running).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_what_is_wrong_with_a_request_is_told_before_its_limits(serve: Serving) -> None:
+    served = await limited(serve, WatchedEngine(), choices=2)
+    refused = await post(served, ONE, n=1000)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_fails_gives_its_share_back(serve: Serving) -> None:
+    served = await limited(serve, WatchedEngine(fail_after={1: EngineError("broke")}), requests=1)
+    for stream in (True, False, True):
+        response = await post(served, ONE, stream=stream)
+        assert response.status_code == (200 if stream else 500)
+
+
+@pytest.mark.anyio
+async def test_a_request_that_finds_no_place_gives_its_share_back(serve: Serving) -> None:
+    config = ServerConfig(served_model_name=MODEL, key_max_requests=1)
+    served = await serve(config=config)
+    served.service.start_drain()
+    body = {"token_ids": [5], "sampling_params": {}}
+    for _ in range(2):
+        assert (await served.http.post("/inference/v1/generate", json=body)).json()["error"]["code"] == "draining"
+    assert served.service.key_limits.clients == {}
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_gives_its_share_back(serve: Serving) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await limited(serve, engine, requests=1)
+    task = asyncio.create_task(post(served, ONE))
+    await engine.submitted.acquire()
+    assert served.service.key_limits.clients == {"key-0": UnderWay(1, 1)}
+    task.cancel()
+    await served.until_empty()
+    let_go_on(engine)
+    assert (await post(served, ONE)).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_without_keys_all_clients_are_one(serve: Serving) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, key_max_requests=1))
+    running = asyncio.create_task(served.chat())
+    await engine.submitted.acquire()
+    refused = await post(served, "any")
+    assert (refused.status_code, "without an API key" in refused.json()["error"]["message"]) == (429, True)
+    let_go_on(engine)
+    assert (await running).status_code == 200

@@ -1,0 +1,170 @@
+"""`/workers`: operators list them, and join, drain and remove them; nobody else does."""
+
+import math
+
+import pytest
+
+from motet.config import ServerConfig
+from motet.errors import NotFoundError, RequestError
+from motet.types import Role
+from tests.api.serving import MODEL, Served, Serving
+
+pytestmark = pytest.mark.anyio
+
+ADMIN = {"authorization": "Bearer boss"}
+CLIENT = {"authorization": "Bearer k"}
+URL = "http://10.0.0.1:8000"
+CHANGES = (
+    ("POST", "/workers", {"url": URL}),
+    ("POST", "/workers/decode-0/drain", None),
+    ("DELETE", "/workers/decode-0", None),
+)
+
+
+class FakeMembership:
+    """Knows `decode-0` and whoever joins."""
+
+    def __init__(self) -> None:
+        self.ids = ["decode-0"]
+        self.calls: list[tuple[object, ...]] = []
+
+    async def join(self, url: str, role: Role | None, id: str | None) -> str:
+        self.calls.append(("join", url, role, id))
+        name = id or f"remote-{len(self.ids)}"
+        if name in self.ids:
+            raise RequestError(f"There is a worker {name} already.", param="id", code="duplicate_worker")
+        self.ids.append(name)
+        return name
+
+    async def leave(self, id: str, drain_s: float) -> None:
+        self._find(id)
+        self.calls.append(("leave", id, drain_s))
+
+    async def drain(self, id: str) -> None:
+        self._find(id)
+        self.calls.append(("drain", id))
+
+    def _find(self, id: str) -> None:
+        if id not in self.ids:
+            raise NotFoundError(f"There is no worker {id}.", code="unknown_worker")
+
+
+async def server(
+    serve: Serving, membership: FakeMembership | None, *, admin_key: str = "boss", api_keys: tuple[str, ...] = ()
+) -> Served:
+    config = ServerConfig(served_model_name=MODEL, admin_key=admin_key, api_keys=api_keys, drain_timeout_s=12.0)
+    return await serve(config=config, membership=membership)
+
+
+async def test_a_worker_joins_by_its_url(serve: Serving) -> None:
+    membership = FakeMembership()
+    served = await server(serve, membership)
+    joined = await served.http.post("/workers", json={"url": URL}, headers=ADMIN)
+    assert (joined.status_code, joined.json()) == (201, {"id": "remote-1", "state": "starting"})
+    body = {"url": URL, "role": "prefill", "id": "my-prefill.1"}
+    assert (await served.http.post("/workers", json=body, headers=ADMIN)).json()["id"] == "my-prefill.1"
+    assert membership.calls == [("join", URL, None, None), ("join", URL, Role.PREFILL, "my-prefill.1")]
+
+
+async def test_a_worker_is_drained_and_removed(serve: Serving) -> None:
+    membership = FakeMembership()
+    served = await server(serve, membership)
+    for method, path in (
+        ("POST", "/workers/decode-0/drain"),
+        ("DELETE", "/workers/decode-0"),
+        ("DELETE", "/workers/decode-0?drain_timeout=0.5"),
+    ):
+        response = await served.http.request(method, path, headers=ADMIN)
+        assert (response.status_code, response.json()) == (202, {"id": "decode-0", "state": "draining"})
+    assert membership.calls == [("drain", "decode-0"), ("leave", "decode-0", 12.0), ("leave", "decode-0", 0.5)]
+
+
+@pytest.mark.parametrize("seconds", [-1, math.inf, math.nan, "long"])
+async def test_a_removal_takes_seconds(serve: Serving, seconds: float | str) -> None:
+    membership = FakeMembership()
+    served = await server(serve, membership)
+    response = await served.http.delete(f"/workers/decode-0?drain_timeout={seconds}", headers=ADMIN)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "drain_timeout")
+    assert membership.calls == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "url"),
+        ({"url": "10.0.0.1:8000"}, "url"),
+        ({"url": "file:///etc/passwd"}, "url"),
+        ({"url": URL, "role": "cook"}, "role"),
+        ({"url": URL, "id": "two, names"}, "id"),
+        ({"url": URL, "id": "a/b"}, "id"),
+        ({"url": URL, "id": "é"}, "id"),
+        ({"url": URL, "key": "x"}, "key"),
+    ],
+)
+async def test_what_no_worker_can_be_is_a_400_that_names_the_field(
+    serve: Serving, body: dict[str, str], param: str
+) -> None:
+    membership = FakeMembership()
+    served = await server(serve, membership)
+    refused = await served.http.post("/workers", json=body, headers=ADMIN)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert membership.calls == []
+
+
+async def test_what_the_keeper_of_workers_refuses_has_its_status(serve: Serving) -> None:
+    served = await server(serve, FakeMembership())
+    twice = await served.http.post("/workers", json={"url": URL, "id": "decode-0"}, headers=ADMIN)
+    assert (twice.status_code, twice.json()["error"]["code"]) == (400, "duplicate_worker")
+    for method, path in (("DELETE", "/workers/decode-9"), ("POST", "/workers/decode-9/drain")):
+        unknown = await served.http.request(method, path, headers=ADMIN)
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_worker")
+
+
+async def test_the_list_is_that_of_the_status(serve: Serving) -> None:
+    for membership in (None, FakeMembership()):
+        served = await server(serve, membership, admin_key="")
+        listed = (await served.http.get("/workers")).json()
+        assert listed == {"workers": (await served.http.get("/status")).json()["workers"]}
+
+
+async def test_where_workers_are_fixed_none_can_be_changed(serve: Serving) -> None:
+    served = await server(serve, None)
+    for method, path, body in CHANGES:
+        refused = await served.http.request(method, path, json=body, headers=ADMIN)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "fixed_workers")
+        assert "fixed" in refused.json()["error"]["message"]
+
+
+async def test_without_an_admin_key_workers_are_not_changed(serve: Serving) -> None:
+    membership = FakeMembership()
+    served = await server(serve, membership, admin_key="", api_keys=("k",))
+    for method, path, body in CHANGES:
+        refused = await served.http.request(method, path, json=body, headers=CLIENT)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        assert "--admin-key" in refused.json()["error"]["message"]
+    assert membership.calls == []
+    assert (await served.http.get("/workers", headers=CLIENT)).status_code == 200
+    assert (await served.http.get("/workers")).status_code == 401
+    assert (await served.http.post("/drain", headers=CLIENT)).status_code == 200
+
+
+@pytest.mark.parametrize("api_keys", [(), ("k",)])
+async def test_operators_routes_want_the_admin_key_and_no_other(serve: Serving, api_keys: tuple[str, ...]) -> None:
+    membership = FakeMembership()
+    served = await server(serve, membership, api_keys=api_keys)
+    for method, path, body in (*CHANGES, ("GET", "/workers", None), ("POST", "/drain", None)):
+        for headers in ({}, CLIENT, {"authorization": "Basic boss"}):
+            refused = await served.http.request(method, path, json=body, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert membership.calls == []
+    assert not served.service.admission.draining
+    assert (await served.http.post("/drain", headers=ADMIN)).status_code == 200
+    assert served.service.admission.draining
+
+
+async def test_the_admin_key_is_no_api_key(serve: Serving) -> None:
+    served = await server(serve, FakeMembership(), api_keys=("k",))
+    assert (await served.http.get("/status", headers=ADMIN)).status_code == 401
+    assert (await served.http.get("/status", headers=CLIENT)).status_code == 200
+    alone = await server(serve, FakeMembership())
+    assert (await alone.http.get("/status")).status_code == 200
