@@ -54,7 +54,7 @@ async def known_at(endpoint: str) -> set[bytes]:
     """What someone who comes now is told."""
     subscription, reader = Subscription(BlockSource.ours(endpoint)), EventReader()
     names: set[bytes] = set()
-    for message in await subscription.replay(0, patience_s=5.0):
+    for message in (await subscription.replay(0, patience_s=5.0)).messages:
         for event in events_in(message.payload):
             assert event is not None
             apply_to(names, reader.changes(event))

@@ -10,7 +10,7 @@ from motet.block_names import block_names
 from motet.kv_events import schema
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply_to
 from motet.kv_events.follower import Follower
-from motet.kv_events.subscription import Garbled, Heard, Joined, Message, ReplayError, Silence
+from motet.kv_events.subscription import Garbled, Heard, Joined, Message, Replay, ReplayError, Silence
 
 pytestmark = pytest.mark.anyio
 
@@ -40,11 +40,11 @@ class Script:
             await asyncio.Event().wait()
         return self._heard.pop(0)
 
-    async def replay(self, start: int, *, patience_s: float) -> list[Message]:
+    async def replay(self, start: int, *, patience_s: float) -> Replay:
         self.asked.append(start)
         if self._kept is None:
             raise ReplayError("it does not replay")
-        return [message for message in self._kept if message.number >= start]
+        return Replay([message for message in self._kept if message.number >= start], whole=True)
 
 
 async def told(script: Script) -> list[BlockChange]:
@@ -75,9 +75,9 @@ async def test_who_joins_asks_for_everything_and_goes_on_from_there() -> None:
 class Growing(Script):
     """Has published only the first message when it is joined."""
 
-    async def replay(self, start: int, *, patience_s: float) -> list[Message]:
-        messages = await super().replay(start, patience_s=patience_s)
-        return messages[:1] if len(self.asked) == 1 else messages
+    async def replay(self, start: int, *, patience_s: float) -> Replay:
+        replay = await super().replay(start, patience_s=patience_s)
+        return Replay(replay.messages[:1], whole=True) if len(self.asked) == 1 else replay
 
 
 async def test_what_was_missed_is_asked_for() -> None:
@@ -103,9 +103,9 @@ async def test_a_replay_that_begins_too_late_ends_what_was_known_before() -> Non
 
 async def test_numbers_that_go_back_are_another_start_of_the_worker() -> None:
     class Restarted(Script):
-        async def replay(self, start: int, *, patience_s: float) -> list[Message]:
+        async def replay(self, start: int, *, patience_s: float) -> Replay:
             await super().replay(start, patience_s=patience_s)
-            return [] if len(self.asked) == 1 else [stored(0, C)]
+            return Replay([] if len(self.asked) == 1 else [stored(0, C)], whole=True)
 
     script = Restarted([Joined(), stored(0, A), stored(1, B), stored(0, C), stored(1, D)])
     assert await known(script) == {C, D}
@@ -114,9 +114,9 @@ async def test_numbers_that_go_back_are_another_start_of_the_worker() -> None:
 
 async def test_a_new_connection_is_asked_for_everything_whatever_its_numbers() -> None:
     class Two(Script):
-        async def replay(self, start: int, *, patience_s: float) -> list[Message]:
+        async def replay(self, start: int, *, patience_s: float) -> Replay:
             await super().replay(start, patience_s=patience_s)
-            return [] if len(self.asked) == 1 else [stored(0, C)]
+            return Replay([] if len(self.asked) == 1 else [stored(0, C)], whole=True)
 
     assert await known(Two([Joined(), stored(0, A), Joined(), stored(1, D)])) == {C, D}
 
@@ -139,3 +139,34 @@ async def test_a_message_that_is_not_understood_ends_what_is_known_and_nothing_e
         "block events of w: what it says is not understood",
         "block events of w: what it sends is no message",
     ]
+
+
+async def test_a_long_replay_of_which_some_is_dropped_is_asked_for_again() -> None:
+    class Dropping(Script):
+        """Loses the third message, then every second one, then the end."""
+
+        async def replay(self, start: int, *, patience_s: float) -> Replay:
+            messages = (await super().replay(start, patience_s=patience_s)).messages
+            match len(self.asked):
+                case 1:
+                    return Replay([*messages[:2], *messages[3:]], whole=True)
+                case 2:
+                    return Replay(messages[::2], whole=True)
+                case 3:
+                    return Replay(messages, whole=False)
+            return Replay(messages, whole=True)
+
+    script = Dropping([Joined()], [stored(i, name) for i, name in enumerate((A, B, C, D, A))])
+    assert await known(script) == {A, B, C, D}
+    assert script.asked == [0, 2, 3, 5]
+
+
+async def test_a_publisher_that_repeats_itself_is_not_asked_for_ever() -> None:
+    class Stuck(Script):
+        async def replay(self, start: int, *, patience_s: float) -> Replay:
+            await super().replay(start, patience_s=patience_s)
+            return Replay([stored(3, A)], whole=False)
+
+    script = Stuck([Joined()])
+    assert await known(script) == {A}
+    assert script.asked == [0, 4]

@@ -18,7 +18,7 @@ from motet.kv_events.endpoint import port_of, replay_endpoint
 from motet.kv_events.follower import Follower, follow_blocks
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
 from motet.kv_events.stored_now import StoredNow
-from motet.kv_events.subscription import BlockSource, Heard, Message, Subscription
+from motet.kv_events.subscription import BlockSource, Heard, Message, Replay, Subscription
 
 pytestmark = pytest.mark.anyio
 
@@ -152,7 +152,7 @@ class Lossy:
                 break
         return heard
 
-    async def replay(self, start: int, *, patience_s: float) -> list[Message]:
+    async def replay(self, start: int, *, patience_s: float) -> Replay:
         return await self.subscription.replay(start, patience_s=patience_s)
 
 

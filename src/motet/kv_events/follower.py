@@ -28,6 +28,7 @@ from motet.kv_events.subscription import (
     Heard,
     Joined,
     Message,
+    Replay,
     ReplayError,
     Silence,
     Subscription,
@@ -44,7 +45,7 @@ class Line(Protocol):
 
     async def hear(self, patience_s: float) -> Heard: ...
 
-    async def replay(self, start: int, *, patience_s: float) -> list[Message]: ...
+    async def replay(self, start: int, *, patience_s: float) -> Replay: ...
 
 
 async def follow_blocks(source: BlockSource, listener: BlockListener) -> None:
@@ -128,12 +129,22 @@ class Follower:
         self._tell(changes + self._changes_in(messages))
 
     async def _replay(self, start: int) -> list[Message] | None:
-        """None: it cannot be had."""
-        try:
-            return await self._line.replay(start, patience_s=REPLAY_TIMEOUT_S)
-        except ReplayError as exc:
-            self._say_once(str(exc))
-            return None
+        """The messages from number `start` on, or from a later one if they begin there, without a gap. What is dropped
+        from a long replay is asked for again. None: it cannot be had."""
+        messages: list[Message] = []
+        while True:
+            try:
+                replay = await self._line.replay(start, patience_s=REPLAY_TIMEOUT_S)
+            except ReplayError as exc:
+                self._say_once(str(exc))
+                return messages or None
+            if messages and replay.messages and replay.messages[0].number != start:
+                return messages
+            unbroken = _unbroken(replay.messages)
+            messages += unbroken
+            if not unbroken or (replay.whole and len(unbroken) == len(replay.messages)):
+                return messages
+            start = unbroken[-1].number + 1
 
     def _changes_in(self, messages: Sequence[Message]) -> list[BlockChange]:
         """What is not understood may have been anything, so nothing is known after it."""
@@ -162,3 +173,9 @@ class Follower:
         if what not in self._said:
             self._said.add(what)
             logger.warning("block events of %s: %s", self._name, what)
+
+
+def _unbroken(messages: list[Message]) -> list[Message]:
+    """Those before the first gap."""
+    first = messages[0].number if messages else 0
+    return [message for index, message in enumerate(messages) if message.number == first + index]

@@ -1,8 +1,8 @@
 """Tells whoever listens what becomes of a worker's prompt blocks, and tells it again to those who missed it.
 
     PUB      every change, numbered from 0, to all who subscribed; who does not keep up misses some
-    ROUTER   asked for everything from a number on: the messages if they are still kept; else AllBlocksCleared and
-             all that is stored now, which brings anyone up to date. Then a message numbered -1.
+    ROUTER   asked for everything from a number on: the messages if they are still kept; else one with the last number,
+             AllBlocksCleared and all that is stored now, which brings anyone up to date. Then one numbered -1.
 
 The first message of a publisher is AllBlocksCleared: nothing that was said at this address before is true any more.
 """
@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 MESSAGES_QUEUED = 10_000
 """For a subscriber that does not keep up; more are dropped, and it asks for them."""
-CHANGES_A_PIECE = 16
-"""Of what is stored now; between two pieces other work gets its turn."""
+EVENTS_AT_ONCE = 16
+"""Of all that is stored now are written; then other work gets its turn."""
 REPLAY_TIMEOUT_S = 10.0
 """Who does not take its replay in this time gets no more of it: the next one waits."""
 FREE_PORT_TRIES = 50
@@ -124,24 +124,27 @@ class BlockPublisher:
     async def _answer(self, client: bytes, start: int) -> None:
         try:
             async with asyncio.timeout(REPLAY_TIMEOUT_S):
-                for number, payload in self._messages_from(start):
+                messages = self._kept_from(start)
+                for number, payload in [await self._everything()] if messages is None else messages:
                     answer = [client, b"", self._topic, schema.number_bytes(number), payload]
                     await self._replays.send_multipart(answer)
-                    await asyncio.sleep(0)
                 await self._replays.send_multipart([client, b"", b"", schema.END, b""])
         except (TimeoutError, zmq.ZMQError) as exc:
             logger.warning("block events: a replay ended early, who asked for it does not listen: %r", exc)
 
-    def _messages_from(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Of this moment: what is published meanwhile is not among them."""
+    def _kept_from(self, start: int) -> list[tuple[int, bytes]] | None:
+        """None: they are not kept any more, or never were."""
         oldest = self._next - len(self._kept)
-        if oldest <= start <= self._next:
-            yield from list(islice(self._kept, start - oldest, None))
-            return
-        last, stored = self._next - 1, self._now.changes()
-        yield last, self._payload([Cleared()])
-        while piece := list(islice(stored, CHANGES_A_PIECE)):
-            yield last, self._payload(piece)
+        return list(islice(self._kept, start - oldest, None)) if oldest <= start <= self._next else None
+
+    async def _everything(self) -> tuple[int, bytes]:
+        """As of when it is called."""
+        number, stored = self._next - 1, self._now.changes()
+        events = [schema.written(Cleared(), self._options.block_size)]
+        while some := [schema.written(change, self._options.block_size) for change in islice(stored, EVENTS_AT_ONCE)]:
+            events += some
+            await asyncio.sleep(0)
+        return number, schema.joined(events, self._options.clock())
 
     def _payload(self, changes: Sequence[BlockChange]) -> bytes:
         return schema.payload(changes, time_s=self._options.clock(), block_size=self._options.block_size)

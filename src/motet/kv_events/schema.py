@@ -77,17 +77,12 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
     time: float
-    events: list[Event]
+    events: list[msgspec.Raw]
     data_parallel_rank: int | None = 0
 
 
-class _RawBatch(msgspec.Struct, frozen=True, array_like=True):
-    time: float
-    events: list[msgspec.Raw]
-
-
 _ENCODER = msgspec.msgpack.Encoder()
-_BATCHES = msgspec.msgpack.Decoder(_RawBatch)
+_BATCHES = msgspec.msgpack.Decoder(_Batch)
 _MAPS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _ARRAYS: msgspec.msgpack.Decoder[_StoredArray | _RemovedArray | _ClearedArray] = msgspec.msgpack.Decoder(
     _StoredArray | _RemovedArray | _ClearedArray
@@ -95,7 +90,16 @@ _ARRAYS: msgspec.msgpack.Decoder[_StoredArray | _RemovedArray | _ClearedArray] =
 
 
 def payload(changes: Iterable[BlockChange], *, time_s: float, block_size: int) -> bytes:
-    return _ENCODER.encode(_Batch(time_s, [_event(change, block_size) for change in changes]))
+    return joined([written(change, block_size) for change in changes], time_s)
+
+
+def written(change: BlockChange, block_size: int) -> msgspec.Raw:
+    """One event, for `joined`: a payload of very many may be written bit by bit."""
+    return msgspec.Raw(_ENCODER.encode(_event(change, block_size)))
+
+
+def joined(events: list[msgspec.Raw], time_s: float) -> bytes:
+    return _ENCODER.encode(_Batch(time_s, events))
 
 
 def events_in(payload: bytes) -> Iterator[Event | None]:

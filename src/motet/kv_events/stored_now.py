@@ -27,10 +27,6 @@ class StoredNow:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    @property
-    def names(self) -> set[BlockName]:
-        return set(self._blocks)
-
     def apply(self, changes: Sequence[BlockChange]) -> None:
         for change in changes:
             match change:
@@ -43,15 +39,8 @@ class StoredNow:
                     self._blocks.clear()
 
     def changes(self) -> Iterator[Stored]:
-        """Brings whoever knows nothing to where we are. Of this moment, whatever is applied meanwhile."""
-        run: list[tuple[BlockName, _Block]] = []
-        for name, block in list(self._blocks.items()):
-            if run and (block.parent != run[-1][0] or len(run) == MOST_BLOCKS_OF_A_CHANGE):
-                yield _joined(run)
-                run = []
-            run.append((name, block))
-        if run:
-            yield _joined(run)
+        """Brings whoever knows nothing to where we are. As of when it is called, whatever is applied meanwhile."""
+        return _runs(list(self._blocks.items()))
 
     def _store(self, stored: Stored) -> None:
         tokens = array("I", stored.token_ids).tobytes()
@@ -60,6 +49,17 @@ class StoredNow:
         for index, name in enumerate(stored.names):
             self._blocks.setdefault(name, _Block(parent, tokens[index * size : (index + 1) * size], stored.salted))
             parent = name
+
+
+def _runs(blocks: list[tuple[BlockName, _Block]]) -> Iterator[Stored]:
+    run: list[tuple[BlockName, _Block]] = []
+    for name, block in blocks:
+        if run and (block.parent != run[-1][0] or len(run) == MOST_BLOCKS_OF_A_CHANGE):
+            yield _joined(run)
+            run = []
+        run.append((name, block))
+    if run:
+        yield _joined(run)
 
 
 def _joined(run: list[tuple[BlockName, _Block]]) -> Stored:

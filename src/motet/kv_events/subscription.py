@@ -14,8 +14,12 @@ from motet.kv_events.endpoint import replay_endpoint
 
 MESSAGES_QUEUED = 10_000
 """While their reader is busy; then the publisher drops some, which their numbers tell."""
-MOST_BYTES = 2**26
-"""Of a message; a publisher that sends a larger one is disconnected."""
+MESSAGES_REPLAYED = 100_000
+"""Queued at most. vLLM drops what its own queue does not take, so ours must be long."""
+MOST_BYTES = 2**28
+"""Of a message, which may tell of a million blocks; a publisher that sends a larger one is disconnected."""
+QUIET_S = 1.0
+"""When nothing more comes of a replay for so long, the rest of it was dropped."""
 REDIAL_MS = 100
 REDIAL_MOST_MS = 5_000
 
@@ -58,6 +62,13 @@ class Garbled:
 Heard = Message | Joined | Silence | Garbled
 
 
+@dataclass(frozen=True)
+class Replay:
+    messages: list[Message]
+    whole: bool
+    """Whether its end came."""
+
+
 class ReplayError(Exception):
     """What was missed cannot be had."""
 
@@ -95,24 +106,27 @@ class Subscription:
             return _message(await self._events.recv_multipart()) or Garbled()
         return Silence()
 
-    async def replay(self, start: int, *, patience_s: float) -> list[Message]:
+    async def replay(self, start: int, *, patience_s: float) -> Replay:
         """The messages from number `start` on that the publisher still has. Raises ReplayError, also when no answer
-        comes for `patience_s`."""
+        comes in `patience_s`."""
         if self._source.replay is None:
             raise ReplayError("it does not replay")
         socket = self._async_context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.RCVHWM, MESSAGES_REPLAYED)
         messages: list[Message] = []
         try:
             self._connect(socket, self._source.replay)
             await socket.send_multipart([b"", schema.number_bytes(start)])
             while True:
-                frames = await asyncio.wait_for(socket.recv_multipart(), patience_s)
+                frames = await asyncio.wait_for(socket.recv_multipart(), QUIET_S if messages else patience_s)
                 if schema.END in frames[-2:-1]:
-                    return messages
+                    return Replay(messages, whole=True)
                 if (message := _message(frames)) is None:
                     raise ReplayError("its replay means nothing")
                 messages.append(message)
         except TimeoutError as exc:
+            if messages:
+                return Replay(messages, whole=False)
             raise ReplayError(f"its replay did not come in {patience_s:g} s") from exc
         except ConfigError as exc:
             raise ReplayError(str(exc)) from exc
