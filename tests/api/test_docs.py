@@ -56,6 +56,11 @@ async def test_every_route_is_listed_and_exists(served: Served) -> None:
         ("DELETE", "/workers/{id}"),
         ("POST", "/workers/{id}/drain"),
         ("POST", "/drain"),
+        ("GET", "/engine"),
+        ("POST", "/engine/generate"),
+        ("POST", "/engine/release"),
+        ("POST", "/engine/stop"),
+        ("POST", "/engine/connect"),
     ]
     for method, path in paths:
         assert f"`{method} {path}`" in PAGE

@@ -111,7 +111,13 @@ def test_an_error_without_a_class_here_is_an_engine_error_that_names_it() -> Non
     assert arrived.message == "FutureError: it was"
 
 
-def test_an_older_carried_error_is_read() -> None:
-    """Of a version that had fewer fields."""
+def test_fields_that_a_newer_version_adds_are_passed_over() -> None:
+    delta = ["g", [[0, [5], None, None, "added"]], None, "added"]
+    payload = msgspec.msgpack.encode(delta)
+    read = FrameReader().feed(len(payload).to_bytes(4, "big") + b"\0" + payload)
+    assert read == [GroupDelta(RequestId("g"), (ChoiceDelta(0, (5,)),))]
+
+
+def test_fields_that_an_older_version_does_not_send_have_their_default() -> None:
     wire = msgspec.msgpack.encode(["RequestError", "no", "n"])
     assert msgspec.msgpack.decode(wire, type=CarriedError) == CarriedError("RequestError", "no", "n")

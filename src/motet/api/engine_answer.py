@@ -89,7 +89,7 @@ class EngineAnswer(Response):
             place.leave()
             raise
         self._ids.add(request.request_id)
-        return OpenEngineGroup(stream, GroupCourse(service, request, place))
+        return OpenEngineGroup(stream, GroupCourse(service, request, place), request)
 
     async def _write(self) -> None:
         while True:
@@ -103,6 +103,8 @@ class EngineAnswer(Response):
         ticket = self._request.ticket
         if self._group is not None:
             self._ids.discard(self._request.request_id)
+            if self._status == CLIENT_GONE and self._outbox.empty and self._group.finished:
+                self._status = SENT  # who reads that the last choice has ended need not wait for the end of the body
             await self._group.close(status=self._status)
         elif ticket is not None:
             await self._service.engine.release(ticket)
@@ -119,11 +121,17 @@ class Shown:
 class OpenEngineGroup:
     """A group that the engine has, and the books of its course."""
 
-    def __init__(self, stream: GroupStream, course: GroupCourse) -> None:
+    def __init__(self, stream: GroupStream, course: GroupCourse, request: GenerateRequest) -> None:
         self._stream = stream
         self._course = course
+        self._unfinished = {start.index for start in request.choices}
         self._tokens: dict[int, int] = {}
         self._cached_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._unfinished
 
     async def read_into(self, outbox: "Outbox") -> None:
         """Everything until the end of the stream."""
@@ -143,6 +151,8 @@ class OpenEngineGroup:
         tokens = self._tokens
         for choice in delta.choices:
             tokens[choice.index] = tokens.get(choice.index, 0) + len(choice.token_ids)
+            if choice.finish is not None:
+                self._unfinished.discard(choice.index)
         if delta.prompt is not None:
             self._cached_tokens = delta.prompt.cached_tokens
         self._course.step([_shown(choice) for choice in delta.choices])
@@ -186,6 +196,10 @@ class Outbox:
         self._size = 0
         self._emptied.set()
         return data
+
+    @property
+    def empty(self) -> bool:
+        return not self._parts
 
     @property
     def over(self) -> bool:

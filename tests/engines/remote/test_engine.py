@@ -207,3 +207,14 @@ async def test_a_slow_reader_holds_up_nobody_else_and_fills_no_memory(serve: Ser
         assert far.step < 1000
         await slow.aclose()
         await served.until_empty()
+
+
+async def test_a_group_that_was_read_to_its_end_counts_as_sent_though_the_reader_leaves_first(serve: Serving) -> None:
+    """The engine says one step later that nothing more will come; who has every choice's end does not wait for it."""
+    served = await serve(engine=WatchedEngine(counting, gated=True))
+    async with engine_at(served.url) as engine:
+        for _ in range(5):
+            served.engine.steps.release()
+        assert len([delta async for delta in engine.generate(group())]) == 5
+        await served.until_empty()
+    assert 'motet:groups_total{model_name="tiny",status="200"} 1.0' in (await served.http.get("/metrics")).text

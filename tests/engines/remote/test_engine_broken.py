@@ -123,6 +123,16 @@ async def test_nobody_at_the_address_is_a_dead_worker() -> None:
         await engine.close()
 
 
+async def test_a_client_that_was_closed_too_early_is_said_to_be() -> None:
+    """A mistake of whoever made it, which must not look like a dead worker, nor be waited for."""
+    client = engine_client()
+    engine = RemoteEngine(EngineServer("http://127.0.0.1:1", client), REPORT)
+    await client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await anext(engine.generate(GROUP))
+    await engine.close()
+
+
 async def test_a_url_that_is_none_is_no_dead_worker() -> None:
     async with engine_client() as client:
         with pytest.raises(EngineError, match="cannot be asked") as caught:

@@ -95,6 +95,8 @@ class RemoteGroup:
         """What the connection has, at least something of it."""
         if self._response is None:
             await self.opened()
+            if self._response is None and self._unfinished and self._error is None:
+                self._opening.result()  # what it failed with is no error of ours
             return
         try:
             data = await self._response.content.readany()
