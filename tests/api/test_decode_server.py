@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from motet.api.key_limits import ANONYMOUS
 from motet.config import ServerConfig
 from motet.engines.fake import NOWHERE
 from motet.ids import RequestId
@@ -115,7 +116,7 @@ async def test_a_list_that_is_longer_than_any_group_is_not_even_read(served: Ser
 
 
 def assert_refused(served: Served, status: int, body: dict[str, Any], param: str | None, *, released: int) -> None:
-    assert status in (400, 404, 503)
+    assert status in (400, 404, 429, 503)
     assert body["error"]["param"] == param
     assert len(served.engine.released) == released
     assert (held(served), served.engine.requests) == ([], [])
@@ -169,6 +170,17 @@ async def test_a_server_that_is_full_or_drains_releases_the_ticket(serve: Servin
         assert response.status_code == 503
         assert_refused(served, response.status_code, response.json(), None, released=1)
     place.leave()
+
+
+@every_route
+async def test_a_key_at_its_limit_gives_the_ticket_back(serve: Serving, path: str) -> None:
+    config = ServerConfig(served_model_name=MODEL, key_max_requests=1)
+    served = await serve(engine=WatchedEngine(role=Role.DECODE), config=config)
+    share = served.service.key_limits.enter(ANONYMOUS, 1)
+    response = await served.http.post(path, json={**ROUTES[path], "kv_transfer_params": wire(granted(served))[0]})
+    assert response.status_code == 429
+    assert_refused(served, response.status_code, response.json(), None, released=1)
+    share.leave()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_one_request_too_many_is_refused_and_not_counted() -> None:
     with pytest.raises(RateLimitedError) as raised:
         limits.enter("a", 1)
     assert raised.value.message == (
-        "Rate limit reached: 2 requests of your API key are under way and this request adds 1, while at most 2 may be "
+        "Rate limit reached for requests of your API key: 2 under way and 1 more asked for, while at most 2 may be "
         "under way at a time. Try again when some have ended."
     )
     assert (raised.value.status, raised.value.type, raised.value.retry_after_s) == (429, "rate_limit_error", 1)
@@ -32,7 +32,7 @@ def test_choices_fit_to_the_last_one() -> None:
     limits = KeyLimits(max_requests=0, max_choices=8)
     limits.enter("a", 5)
     limits.check("a", 3)
-    with pytest.raises(RateLimitedError, match="5 choices of your API key are under way and this request adds 4"):
+    with pytest.raises(RateLimitedError, match="for choices of your API key: 5 under way and 4 more asked for"):
         limits.check("a", 4)
     limits.enter("a", 3)
     assert limits.clients == {"a": UnderWay(2, 8)}
@@ -43,7 +43,7 @@ def test_each_client_has_limits_of_its_own() -> None:
     limits.enter("a", 1)
     limits.enter("b", 1)
     limits.enter(ANONYMOUS, 1)
-    with pytest.raises(RateLimitedError, match="1 requests without an API key are under way"):
+    with pytest.raises(RateLimitedError, match="for requests without an API key: 1 under way"):
         limits.enter(ANONYMOUS, 1)
 
 
@@ -103,7 +103,7 @@ async def test_choices_are_counted_over_all_prompts(serve: Serving) -> None:
     running = asyncio.create_task(post(served, ONE, prompt=["a", "b"], n=2))
     for _ in range(2):
         await engine.submitted.acquire()
-    assert "4 choices of your API key" in (await post(served, ONE, n=3)).json()["error"]["message"]
+    assert "choices of your API key: 4 under way" in (await post(served, ONE, n=3)).json()["error"]["message"]
     body = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
     for path in ("/v1/chat/completions", "/inference/v1/generate"):
         if path == "/inference/v1/generate":

@@ -9,10 +9,10 @@ import pytest
 from motet.api.workers import Life, ask, look
 from motet.engines.base import Worker, WorkerReport, WorkerState
 from motet.engines.fake import FakeEngine, fake_info
-from motet.errors import EngineClosedError, EngineDiedError, EngineError
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, NoWorkerError
 from motet.metrics.routing import RoutingFigures
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineStats, Role
+from motet.types import EngineInfo, EngineStats, Role
 from tests.api.serving import MODEL, ListedWorkers, Served, Serving, WatchedEngine, hello, ready
 
 pytestmark = pytest.mark.anyio
@@ -265,6 +265,28 @@ async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Servin
     assert await health(served) == (503, 503)
     workers.listed = [ready(prefill)]  # nobody else: it generates
     assert await health(served) == (200, 200)
+
+
+class NobodyUp(WatchedEngine):
+    """What routing is before its first worker has come."""
+
+    @property
+    def info(self) -> EngineInfo:
+        raise NoWorkerError("No worker is ready.")
+
+    @info.setter
+    def info(self, info: EngineInfo) -> None:
+        """It has none."""
+
+
+async def test_a_server_may_start_before_its_workers(serve: Serving) -> None:
+    served = await serve(engine=NobodyUp(), workers=[])
+    assert await health(served) == (503, 503)
+    assert (await served.http.get("/status")).json()["workers"] == []
+    assert (await served.http.get("/metrics")).status_code == 200
+    for response in (await served.chat(), await served.complete(stream=True), await served.http.get("/v1/models")):
+        assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+        assert response.json()["error"]["code"] == "no_worker"
 
 
 async def test_the_limits_are_those_of_the_workers_there_are_now(serve: Serving) -> None:

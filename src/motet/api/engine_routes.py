@@ -30,7 +30,7 @@ Readers = Annotated[int, Query(ge=1, le=MAX_READERS)]
 
 def engine_router(service: Service) -> APIRouter:
     router = APIRouter(prefix="/engine")
-    start_id = new_engine_id(service.engine.info.role)
+    start_id = new_engine_id("server")
     open_ids: set[RequestId] = set()
 
     @router.get("")

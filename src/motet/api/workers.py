@@ -87,12 +87,12 @@ async def look(
 ) -> list[Seen]:
     """In the order of `reports`. `draining`: whether the server is; `local_only`: others are not asked."""
     reports = list(reports)
-    asked = [
-        report.worker
+    asked = {
+        report.id: report.worker
         for report in reports
         if report.worker is not None and report.state in ANSWERING and (report.worker.local or not local_only)
-    ]
-    answers = {answer.worker.id: answer for answer in await ask(asked, patience_s=patience_s)}
+    }
+    answers = dict(zip(asked, await ask(asked.values(), patience_s=patience_s), strict=True))
     return [_seen(report, answers.get(report.id), draining) for report in reports]
 
 
