@@ -58,8 +58,8 @@ class KeyLimits:
         if most and has + more > most:
             whose = "without an API key" if client == ANONYMOUS else "of your API key"
             raise RateLimitedError(
-                f"Rate limit reached for {what} {whose}: {has} under way and {more} more asked for, while at most {most} "
-                "may be under way at a time. Try again when some have ended."
+                f"Rate limit reached for {what} {whose}: {has} under way and {more} more asked for, while at most "
+                f"{most} may be under way at a time. Try again when some have ended."
             )
 
 
