@@ -22,7 +22,7 @@ def stored(number: int, *names: bytes) -> Message:
 
 
 def message(number: int, *changes: BlockChange) -> Message:
-    return Message(number, schema.payload(changes, time_s=0.0, block_size=4))
+    return Message(number, schema.payload([schema.event(change, 4) for change in changes], 0.0))
 
 
 class Script:
@@ -127,7 +127,7 @@ async def test_who_hears_nothing_asks_whether_there_was_something() -> None:
     assert script.asked == [0, 1, 2]
 
 
-@pytest.mark.parametrize("strange", [b"nonsense", schema.payload([], time_s=0.0, block_size=4)[:4]])
+@pytest.mark.parametrize("strange", [b"nonsense", schema.payload([], 0.0)[:4]])
 async def test_a_message_that_is_not_understood_ends_what_is_known_and_nothing_else(
     strange: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -184,7 +184,7 @@ class DroppingPublisher:
     def send(self, *changes: BlockChange, lost: bool = False) -> None:
         self._number += 1
         if not lost:
-            payload = schema.payload(changes, time_s=0.0, block_size=SIZE)
+            payload = schema.payload([schema.event(change, SIZE) for change in changes], 0.0)
             self.socket.send_multipart([b"", schema.number_bytes(self._number), payload])
 
     def close(self) -> None:
@@ -227,6 +227,26 @@ async def test_nothing_is_left_of_a_publisher_and_its_follower() -> None:
     assert len(psutil.Process().net_connections()) == sockets
 
 
+async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() -> None:
+    tokens = tuple(range(8))
+    plain, salted = (tuple(block_names(tokens, SIZE, salt)) for salt in ("", "pepper"))
+    async with publisher() as published:
+        published.publish([Stored(plain, None, tokens), Stored(salted, None, tokens, salted=True)])
+        published.publish([Removed((*plain, *salted)), Stored(plain[:1], None, tokens[:4])])
+        subscription = Subscription(BlockSource.ours(published.endpoint))
+        replay = await subscription.replay(1, patience_s=5.0)
+        subscription.close()
+    told: list[int | bytes] = []
+    for event in (event for message in replay.messages for event in schema.events_in(message.payload)):
+        match event:
+            case schema.BlockStored():
+                told += event.block_hashes
+            case schema.BlockRemoved():
+                for block in event.block_hashes:
+                    told.remove(block)
+    assert replay.whole and told == [schema.wire_hash(plain[0])]
+
+
 async def test_a_port_that_is_taken_is_told() -> None:
     async with publisher() as published:
         port = port_of(published.endpoint)
@@ -250,17 +270,23 @@ def test_what_is_stored_now_is_told_in_runs_with_tokens_and_parents() -> None:
     a, b, c, d = block_names(tokens, SIZE, "")
     other = block_names(range(50, 58), SIZE, "pepper")
     now = StoredNow()
-    now.apply([Stored((a, b), None, tokens[:8]), Stored((c, d), b, tokens[8:])])
-    now.apply([Stored(tuple(other), None, tuple(range(50, 58)), salted=True), Stored((a,), None, tokens[:4])])
+    for change in (
+        Stored((a, b), None, tokens[:8]),
+        Stored((c, d), b, tokens[8:]),
+        Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
+        Stored((a,), None, tokens[:4]),
+    ):
+        now.apply(change)
+    assert now.salted_among([a, *other, b"unknown"]) == set(other)
     assert list(now.changes()) == [
         Stored((a, b, c, d), None, tokens),
         Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
     ]
-    now.apply([Removed((b, other[1]))])
+    now.apply(Removed((b, other[1])))
     assert list(now.changes()) == [
         Stored((a,), None, tokens[:4]),
         Stored((c, d), b, tokens[8:]),
         Stored((other[0],), None, (50, 51, 52, 53), salted=True),
     ]
-    now.apply([Cleared()])
+    now.apply(Cleared())
     assert len(now) == 0 and list(now.changes()) == []

@@ -45,7 +45,7 @@ def test_what_we_write_is_what_vllms_reader_insists_on() -> None:
         Removed(NAMES[1:]),
         Cleared(),
     ]
-    assert msgspec.msgpack.decode(schema.payload(changes, time_s=1.5, block_size=4)) == [
+    assert msgspec.msgpack.decode(schema.payload([schema.event(change, 4) for change in changes], 1.5)) == [
         1.5,
         [
             {
@@ -79,10 +79,13 @@ def test_what_we_write_is_what_vllms_reader_insists_on() -> None:
 
 def test_of_a_salted_prompt_nothing_but_names_is_told() -> None:
     names = tuple(block_names(range(8), 4, "pepper"))
-    payload = schema.payload([Stored(names, None, tuple(range(8)), salted=True)], time_s=0.0, block_size=4)
+    stored, removed = Stored(names, None, tuple(range(8)), salted=True), Removed((names[1], NAMES[1]))
+    payload = schema.payload([schema.event(stored, 4), schema.event(removed, 4, salted=names)], 0.0)
     assert b"pepper" not in payload
-    (event,) = schema.events_in(payload)
-    assert event == BlockStored([], None, [], 4, medium="GPU", motet_names=list(names))
+    assert list(schema.events_in(payload)) == [
+        BlockStored([], None, [], 4, medium="GPU", motet_names=list(names)),
+        BlockRemoved([SECOND], "GPU", motet_names=[names[1], NAMES[1]]),
+    ]
 
 
 def test_events_as_arrays_are_read_too() -> None:

@@ -52,7 +52,7 @@ class BlockEvents:
         return None if publisher is None else publisher.endpoint
 
     async def close(self) -> None:
-        """After the engines, so that their ends are told. May be called twice."""
+        """After the engines. May be called twice."""
         for publisher in self._publishers.values():
             await publisher.close()
 

@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import msgspec
 import zmq
 import zmq.asyncio
 
 from motet.errors import ConfigError
 from motet.kv_events import schema
-from motet.kv_events.changes import BlockChange, Cleared
+from motet.kv_events.changes import BlockChange, Cleared, Removed
 from motet.kv_events.endpoint import port_of, replay_endpoint, tcp
 from motet.kv_events.stored_now import StoredNow
 
@@ -73,9 +74,8 @@ class BlockPublisher:
         """A `BlockListener`. After `close` it does nothing."""
         if self._closed:
             return
-        payload = self._payload(changes)
+        payload = schema.payload([self._applied(change) for change in changes], self._options.clock())
         number, self._next = self._next, self._next + 1
-        self._now.apply(changes)
         self._kept.append((number, payload))
         self._events.send_multipart([self._topic, schema.number_bytes(number), payload], zmq.NOBLOCK)
 
@@ -140,11 +140,14 @@ class BlockPublisher:
     async def _everything(self) -> tuple[int, bytes]:
         """As of when it is called."""
         number, stored = self._next - 1, self._now.changes()
-        events = [schema.written(Cleared(), self._options.block_size)]
-        while some := [schema.written(change, self._options.block_size) for change in islice(stored, EVENTS_AT_ONCE)]:
+        events = [schema.event(Cleared(), self._options.block_size)]
+        while some := [schema.event(change, self._options.block_size) for change in islice(stored, EVENTS_AT_ONCE)]:
             events += some
             await asyncio.sleep(0)
-        return number, schema.joined(events, self._options.clock())
+        return number, schema.payload(events, self._options.clock())
 
-    def _payload(self, changes: Sequence[BlockChange]) -> bytes:
-        return schema.payload(changes, time_s=self._options.clock(), block_size=self._options.block_size)
+    def _applied(self, change: BlockChange) -> msgspec.Raw:
+        """Its event. Hashes of salted prompts were never told, so their removal is not either."""
+        salted = self._now.salted_among(change.names) if isinstance(change, Removed) else ()
+        self._now.apply(change)
+        return schema.event(change, self._options.block_size, salted=salted)

@@ -9,7 +9,7 @@ block's hash is a number of 64 bits there, or bytes; ours are the last 8 bytes o
 vLLM's; readers that do not know it pass over it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -89,16 +89,12 @@ _ARRAYS: msgspec.msgpack.Decoder[_StoredArray | _RemovedArray | _ClearedArray] =
 )
 
 
-def payload(changes: Iterable[BlockChange], *, time_s: float, block_size: int) -> bytes:
-    return joined([written(change, block_size) for change in changes], time_s)
+def event(change: BlockChange, block_size: int, *, salted: Collection[BlockName] = ()) -> msgspec.Raw:
+    """`salted`: those among the names that are removed."""
+    return msgspec.Raw(_ENCODER.encode(_event(change, block_size, salted)))
 
 
-def written(change: BlockChange, block_size: int) -> msgspec.Raw:
-    """One event, for `joined`: a payload of very many may be written bit by bit."""
-    return msgspec.Raw(_ENCODER.encode(_event(change, block_size)))
-
-
-def joined(events: list[msgspec.Raw], time_s: float) -> bytes:
+def payload(events: list[msgspec.Raw], time_s: float) -> bytes:
     return _ENCODER.encode(_Batch(time_s, events))
 
 
@@ -124,7 +120,7 @@ def wire_hash(name: BlockName) -> int:
     return int.from_bytes(name[-NUMBER_BYTES:], "big")
 
 
-def _event(change: BlockChange, block_size: int) -> Event:
+def _event(change: BlockChange, block_size: int, salted: Collection[BlockName]) -> Event:
     match change:
         case Stored(names, _, _, salted=True):
             # Whoever salts a prompt wants it apart: nobody is told its tokens, nor that they are here without the salt.
@@ -139,7 +135,8 @@ def _event(change: BlockChange, block_size: int) -> Event:
                 motet_names=list(names),
             )
         case Removed(names):
-            return BlockRemoved([wire_hash(name) for name in names], DEVICE, motet_names=list(names))
+            hashes: list[WireHash] = [wire_hash(name) for name in names if name not in salted]
+            return BlockRemoved(hashes, DEVICE, motet_names=list(names))
         case Cleared():
             return AllBlocksCleared()
 

@@ -1,7 +1,7 @@
 """What all changes so far add up to, with enough of each block to tell of it again."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from motet.block_names import BlockName
@@ -27,16 +27,18 @@ class StoredNow:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def apply(self, changes: Sequence[BlockChange]) -> None:
-        for change in changes:
-            match change:
-                case Stored():
-                    self._store(change)
-                case Removed():
-                    for name in change.names:
-                        self._blocks.pop(name, None)
-                case Cleared():
-                    self._blocks.clear()
+    def salted_among(self, names: Iterable[BlockName]) -> set[BlockName]:
+        return {name for name in names if (block := self._blocks.get(name)) is not None and block.salted}
+
+    def apply(self, change: BlockChange) -> None:
+        match change:
+            case Stored():
+                self._store(change)
+            case Removed():
+                for name in change.names:
+                    self._blocks.pop(name, None)
+            case Cleared():
+                self._blocks.clear()
 
     def changes(self) -> Iterator[Stored]:
         """Brings whoever knows nothing to where we are. As of when it is called, whatever is applied meanwhile."""
