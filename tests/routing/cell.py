@@ -180,6 +180,16 @@ class Pair:
         self._tasks.check()
 
 
+class Clock:
+    """Stands still unless it is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class Tasks:
     """Those that ran when this was made: at the end of a test there must be no others."""
 

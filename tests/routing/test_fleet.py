@@ -11,7 +11,7 @@ from motet.routing.candidate import Work
 from motet.routing.fleet import REFUSAL_S, Fleet
 from motet.routing.routed import Routed
 from motet.types import Role
-from tests.routing.cell import Tasks, answer, answers_of, group, tokens_of, worker
+from tests.routing.cell import Clock, Tasks, answer, answers_of, group, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -97,12 +97,13 @@ def test_there_is_hope_until_all_who_could_generate_are_given_up(role: str) -> N
 
 
 def test_who_refused_is_passed_over_for_a_while_and_a_new_start_of_it_is_not() -> None:
-    now_s = 10.0
-    fleet = Fleet(clock=lambda: now_s)
+    clock = Clock()
+    fleet = Fleet(clock=clock)
     member = fleet.put(worker("decode-0")[0])
     member.refuse()
-    seen = []
-    for now_s in (10.0, 10.0 + REFUSAL_S - 0.01, 10.0 + REFUSAL_S):
+    seen = [member.refused]
+    for later_s in (REFUSAL_S - 0.01, 0.01):
+        clock.now_s += later_s
         seen.append(member.refused)
     assert seen == [True, True, False]
     member.refuse()

@@ -3,14 +3,7 @@
 import pytest
 
 from motet.routing.load import KEPT, Load, WorkerLoad
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.routing.cell import Clock
 
 
 @pytest.fixture

@@ -1,0 +1,263 @@
+"""When a group is not followed any more, what it waits for, and that every move has one outcome."""
+
+import asyncio
+
+import pytest
+
+from motet.engines.base import WorkerState
+from motet.errors import (
+    ContextLengthError,
+    DrainingError,
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    MotetError,
+    NoWorkerError,
+    OverloadedError,
+    RequestError,
+)
+from motet.routing.moves import ASK_AGAIN_S, REFUSALS
+from tests.routing.moving import Heard, Scene, error_of, settle, undisturbed, wish
+
+pytestmark = pytest.mark.anyio
+
+FULL = OverloadedError("full")
+
+
+def always(error: MotetError) -> dict[int, MotetError]:
+    return dict.fromkeys(range(100), error)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+async def test_a_group_moves_so_often_and_then_ends_with_its_worker(limit: int) -> None:
+    names = [f"both-{number}" for number in range(limit + 2)]
+    scene, request, heard = Scene(*names, limit=limit), wish(), Heard()
+    stream = scene.engine.generate(request)
+    for life in range(limit + 1):
+        heard.take(await anext(stream), request)
+        scene.writer().die(EngineDiedError(f"life {life} is over"))
+    for _ in range(2):
+        with pytest.raises(EngineDiedError, match=f"life {limit} is over"):
+            await anext(stream)
+    assert heard.begins(await undisturbed(request))
+    resumed = {("died", "resumed"): limit} if limit else {}
+    assert scene.engine.figures.moves == {**resumed, ("died", "limit"): 1}
+    assert len(scene.asked) == 1 + limit
+    scene.check()
+
+
+async def test_deaths_before_the_first_delta_after_one_are_one_move_and_count_against_the_limit() -> None:
+    scene, request = Scene("both-0", "both-1", "both-2", "both-3", limit=2), wish()
+    for name in ("both-1", "both-2", "both-3"):
+        scene.engines[name].fail_after = always(EngineDiedError("gone"))
+    stream = scene.engine.generate(request)
+    await anext(stream)
+    scene.kill("both-0")
+    assert isinstance(await error_of(stream), EngineDiedError)
+    assert scene.engine.figures.moves == {("died", "limit"): 1}
+    assert (scene.engine.figures.choices_resumed, scene.engine.figures.tokens_replayed) == (0, 0)
+    assert len(scene.asked) == 3
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    "error", [RequestError("never"), ContextLengthError("too long"), EngineError("sick"), EngineClosedError("closed")]
+)
+@pytest.mark.parametrize("step", [0, 2])
+async def test_what_would_come_again_and_what_we_did_ourselves_is_not_tried_again(step: int, error: MotetError) -> None:
+    scene, request = Scene("both-0", "both-1"), wish()
+    scene.engines["both-0"].fail_after = {step: error}
+    stream = scene.engine.generate(request)
+    for _ in range(2):
+        assert await error_of(stream) is error
+    assert len(scene.asked) == 1
+    assert scene.engine.figures.moves == {}
+    scene.check()
+
+
+async def test_a_move_that_ends_with_such_an_error_has_failed() -> None:
+    scene, request = Scene("both-0", "both-1"), wish()
+    scene.engines["both-1"].fail_after = always(EngineError("sick"))
+    stream = scene.engine.generate(request)
+    await anext(stream)
+    scene.kill("both-0")
+    assert isinstance(await error_of(stream), EngineError)
+    assert scene.engine.figures.moves == {("died", "failed"): 1}
+    scene.check()
+
+
+async def test_a_group_that_is_refused_is_given_to_another_worker_at_once() -> None:
+    scene, request = Scene("both-0", "both-1"), wish()
+    scene.engines["both-0"].fail_after = always(FULL)
+    assert await Heard().read(scene.engine.generate(request), request) == await undisturbed(request)
+    assert scene.engine.figures.moves == {("refused", "resumed"): 1}
+    assert (scene.engine.figures.choices_resumed, scene.engine.figures.tokens_replayed) == (3, 0)
+    scene.check()
+
+
+async def test_a_group_that_has_shown_nothing_is_refused_after_so_many_refusals() -> None:
+    scene, request = Scene("both-0", "both-1", limit=0), wish()
+    for engine in scene.all:
+        engine.fail_after = always(FULL)
+    stream = scene.engine.generate(request)
+    ending = asyncio.ensure_future(error_of(stream))
+    while not ending.done():
+        await settle()
+        scene.fleet.notify()
+    assert ending.result() is FULL
+    assert len(scene.asked) == REFUSALS
+    assert [len(engine.requests) for engine in scene.all] == [REFUSALS // 2] * 2
+    assert scene.engine.figures.moves == {("refused", "refused"): 1}
+    scene.check()
+
+
+@pytest.mark.parametrize("error", [FULL, DrainingError("going")])
+async def test_a_group_that_has_shown_something_waits_for_room_as_for_a_worker(error: MotetError) -> None:
+    scene, request, heard = Scene("both-0", "both-1", wait_s=5.0), wish(), Heard()
+    scene.engines["both-1"].fail_after = always(error)
+    stream = scene.engine.generate(request)
+    heard.take(await anext(stream), request)
+    scene.kill("both-0")
+    reading = asyncio.ensure_future(heard.read(stream, request))
+    for _ in range(2 * REFUSALS):
+        await settle()
+        scene.clock.now_s += 0.25
+        scene.fleet.notify()
+    assert len(scene.asked) > REFUSALS
+    scene.engines["both-1"].fail_after = {}
+    scene.fleet.notify()
+    assert await reading == await undisturbed(request)
+    assert scene.engine.figures.moves == {("died", "resumed"): 1}
+    scene.check()
+
+
+async def test_and_is_refused_when_none_came_in_time() -> None:
+    scene, request = Scene("both-0", "both-1", wait_s=5.0), wish()
+    scene.engines["both-1"].fail_after = always(FULL)
+    stream = scene.engine.generate(request)
+    await anext(stream)
+    scene.kill("both-0")
+    ending = asyncio.ensure_future(error_of(stream))
+    await settle()
+    scene.clock.now_s += 5.0
+    scene.fleet.notify()
+    await settle()
+    assert isinstance(await ending, OverloadedError)
+    assert scene.engine.figures.moves == {("died", "refused"): 1}
+    scene.check()
+
+
+async def test_who_has_shown_something_asks_again_although_nobody_says_that_there_is_room() -> None:
+    scene, request, heard = Scene("both-0", "both-1"), wish(), Heard()
+    scene.engines["both-1"].fail_after = always(FULL)
+    stream = scene.engine.generate(request)
+    heard.take(await anext(stream), request)
+    scene.kill("both-0")
+    reading = asyncio.ensure_future(heard.read(stream, request))
+    await settle()
+    scene.engines["both-1"].fail_after = {}
+    assert await asyncio.wait_for(reading, 20 * ASK_AGAIN_S) == await undisturbed(request)
+    scene.check()
+
+
+@pytest.mark.parametrize("names", [("both-0", "both-1"), ("prefill-0", "decode-0")], ids=["alike", "apart"])
+@pytest.mark.parametrize("steps", [0, 2])
+async def test_with_all_workers_dead_a_group_waits_for_one_to_return(steps: int, names: tuple[str, ...]) -> None:
+    scene, request, heard = Scene(*names), wish(), Heard()
+    stream = scene.engine.generate(request)
+    await settle()
+    for _ in range(steps):
+        heard.take(await anext(stream), request)
+    scene.kill_all()
+    reading = asyncio.ensure_future(heard.read(stream, request))
+    await settle()
+    scene.clock.now_s += 14.9
+    scene.fleet.notify()
+    await settle()
+    assert not reading.done()
+    scene.start(names[-1])
+    assert await reading == await undisturbed(request)
+    assert scene.engine.figures.moves == {("died", "resumed"): 1}
+    scene.check()
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 15.0])
+async def test_beyond_its_wait_it_ends_with_what_it_lost_its_worker_by(wait_s: float) -> None:
+    scene, request = Scene("both-0", "both-1", wait_s=wait_s), wish()
+    stream = scene.engine.generate(request)
+    await anext(stream)
+    scene.kill_all()
+    ending = asyncio.ensure_future(error_of(stream))
+    await settle()
+    scene.clock.now_s += wait_s
+    scene.fleet.notify()
+    error = await ending
+    assert isinstance(error, EngineDiedError)
+    assert not isinstance(error, NoWorkerError)
+    assert scene.engine.figures.moves == {("died", "no-worker"): 1}
+    scene.check()
+
+
+async def test_where_nobody_will_come_back_it_does_not_wait() -> None:
+    scene, request = Scene("both-0"), wish()
+    stream = scene.engine.generate(request)
+    await anext(stream)
+    scene.kill_all()
+    ending = asyncio.ensure_future(error_of(stream))
+    await settle()
+    assert not ending.done()
+    scene.fleet.give_up("both-0")
+    assert isinstance(await ending, EngineDiedError)
+    assert scene.engine.figures.moves == {("died", "no-worker"): 1}
+    scene.check()
+
+
+async def test_the_wait_begins_anew_with_each_loss() -> None:
+    scene, request, heard = Scene("both-0", wait_s=10.0), wish(), Heard()
+    one_step: dict[int, MotetError] = {1: EngineDiedError("gone")}
+    scene.engines["both-0"].fail_after = one_step
+    reading = asyncio.ensure_future(heard.read(scene.engine.generate(request), request))
+    for fail_after in (one_step, one_step, {}):
+        await settle()
+        scene.clock.now_s += 9.0
+        scene.fleet.notify()
+        await settle()
+        assert not reading.done()
+        scene.start("both-0").fail_after = fail_after
+    assert await reading == await undisturbed(request)
+    assert scene.engine.figures.moves == {("died", "resumed"): 3}
+    scene.check()
+
+
+@pytest.mark.parametrize("names", [("both-0",), ("prefill-0", "decode-0")], ids=["alike", "apart"])
+async def test_a_group_that_begins_while_nobody_is_there_is_told_so(names: tuple[str, ...]) -> None:
+    scene = Scene(*names)
+    scene.kill_all()
+    with pytest.raises(NoWorkerError) as raised:
+        scene.engine.generate(wish())
+    assert raised.value.retry_after_s == 2
+    assert scene.engine.figures.moves == {}
+    scene.check()
+
+
+async def test_one_whose_last_decode_worker_dies_while_it_is_prefilled_waits_too() -> None:
+    scene, request = Scene("prefill-0", "decode-0"), wish()
+    go = asyncio.Event()
+
+    async def held(_: object) -> None:
+        await go.wait()
+
+    scene.engines["prefill-0"].during_prefill = held
+    stream = scene.engine.generate(request)
+    reading = asyncio.ensure_future(Heard().read(stream, request))
+    await settle()
+    scene.kill("decode-0")
+    scene.fleet.mark("decode-0", WorkerState.DEAD)
+    go.set()
+    await settle()
+    assert not reading.done()
+    scene.start("decode-0")
+    assert await reading == await undisturbed(request)
+    assert scene.engine.figures.moves == {("no-worker", "resumed"): 1}
+    assert scene.engines["prefill-0"].released  # the first ticket, which nobody has read
+    scene.check()
