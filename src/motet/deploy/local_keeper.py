@@ -20,7 +20,7 @@ from motet.routing.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
-STEADY_S = 60.0
+STEADY_S = 10.0
 FIRST_BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 30.0
 

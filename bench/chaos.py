@@ -1,0 +1,217 @@
+"""Mixed load on a cell whose engines are killed every few seconds: is any answer lost, doubled, late or another one?
+
+Every kind of request is asked once undisturbed. Then clients ask them over and over while engine processes are killed
+and stopped, and every answer is compared with the undisturbed one, choice by choice: text, finish reason,
+log-probabilities, usage. In the end nothing may be left: no block, lease or group on any engine.
+
+    python -m bench.chaos [--minutes 10] [--clients 6] [--check]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from statistics import quantiles
+
+import httpx
+from rich.console import Console
+
+from bench.chaos_requests import Answer, Request, ask, mixed_requests
+from bench.chaos_strikes import Striker
+from bench.floor import Bound, Floor
+from bench.machine import machine
+from motet.deploy.child import ChildServer
+
+KINDS = 40
+EVERY_S = (2.0, 6.0)
+STOPPED_SHARE = 0.2
+SETTLE_S = 90.0
+TIMEOUT_S = 300.0
+CELL = ("--prefill", "1", "--decode", "2", "--heartbeat-timeout", "3", "--engine-restarts", "1000")
+LEFT_BEHIND = ("groups_running", "choices_running", "choices_waiting", "blocks_used", "leases", "pulls_open")
+MOVED = re.compile(r"a group goes on elsewhere .*?group=(?P<group>\S+) cause=(?P<cause>\S+)")
+
+
+@dataclass
+class Outcome:
+    """What became of the requests."""
+
+    finished: int = 0
+    choices: int = 0
+    identical: int = 0
+    """Requests with the undisturbed answer."""
+    different: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    duplicates: int = 0
+    lost: int = 0
+
+    def add(self, request: Request, answer: Answer, expected: Answer) -> None:
+        if answer.error is not None:
+            self.errors.append(f"{request.name}: {answer.error}")
+            return
+        self.finished += 1
+        self.choices += request.n
+        self.duplicates += answer.duplicates()
+        self.lost += answer.lost(request.n)
+        if answer.same_as(expected):
+            self.identical += 1
+        else:
+            self.different.append(request.name)
+
+
+@dataclass(frozen=True)
+class Report:
+    machine: Mapping[str, str]
+    minutes: float
+    outcome: Outcome
+    strikes: Mapping[str, int]
+    totals: Mapping[str, int]
+    """Of the server's `/status`."""
+    left_behind: Mapping[str, int]
+    """Over all engines, when all clients had gone."""
+    pauses_s: Mapping[str, Sequence[float]]
+    """The longest pause of every stream that moved, by cause."""
+
+    @property
+    def floors(self) -> list[Floor]:
+        outcome = self.outcome
+        return [
+            Floor("requests with an error", len(outcome.errors), 0),
+            Floor("requests with another answer", len(outcome.different), 0),
+            Floor("choices twice", outcome.duplicates, 0),
+            Floor("choices lost", outcome.lost, 0),
+            Floor("blocks, leases and groups left behind", sum(self.left_behind.values()), 0),
+            Floor("strikes a minute", sum(self.strikes.values()) / self.minutes, 6, Bound.AT_LEAST),
+        ]
+
+    def print(self, console: Console) -> None:
+        outcome = self.outcome
+        lines = {
+            **self.machine,
+            "strikes": ", ".join(f"{count} {kind}" for kind, count in sorted(self.strikes.items())),
+            "finished": f"{outcome.finished} requests with {outcome.choices} choices, {outcome.identical} identical",
+            "moved": f"{self.totals['migrations']} groups, {self.totals['choices_resumed']} choices",
+            "errors": "; ".join(outcome.errors[:5]) or "none",
+            "different": "; ".join(outcome.different[:5]) or "none",
+        }
+        for cause, pauses in sorted(self.pauses_s.items()):
+            lines[f"pause, {cause}"] = described(pauses)
+        for name, value in lines.items():
+            console.print(f"{name:16} {value}", highlight=False, soft_wrap=True)
+        for floor in self.floors:
+            console.print(floor.line(), highlight=False)
+
+    def json(self) -> str:
+        return json.dumps(asdict(self) | {"floors": [floor.record() for floor in self.floors]})
+
+
+def described(pauses: Sequence[float]) -> str:
+    """Of the streams that moved."""
+    if len(pauses) < 2:
+        return f"{pauses[0]:.2f} s, one stream"
+    cuts = quantiles(pauses, n=100, method="inclusive")
+    return f"p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s, of {len(pauses)} streams"
+
+
+class Clients:
+    """Each asks until the time is up, and finishes what it has begun."""
+
+    def __init__(self, http: httpx.AsyncClient, requests: Sequence[Request], expected: Sequence[Answer]) -> None:
+        self.outcome = Outcome()
+        self.answers: list[Answer] = []
+        self._http = http
+        self._kinds = list(zip(requests, expected, strict=True))
+
+    async def run(self, *, seed: int, until_s: float) -> None:
+        dice = random.Random(seed)
+        while time.monotonic() < until_s:
+            request, expected = dice.choice(self._kinds)
+            answer = await ask(self._http, request)
+            self.answers.append(answer)
+            self.outcome.add(request, answer, expected)
+
+
+def pauses_of(answers: Sequence[Answer], log: str) -> dict[str, list[float]]:
+    """By the first cause of their moves; of answers that had begun to stream."""
+    causes: dict[str, str] = {}
+    for found in MOVED.finditer(log):
+        causes.setdefault(found["group"], found["cause"])
+    pauses: dict[str, list[float]] = {}
+    for answer in answers:
+        # A group of several prompts is named after its answer and its prompt.
+        cause = causes.get(answer.id) or causes.get(f"{answer.id}-0") or causes.get(f"{answer.id}-1")
+        gaps = [after - before for before, after in pairwise(answer.chunk_s)]
+        if cause is not None and gaps:
+            pauses.setdefault(cause, []).append(max(gaps))
+    return pauses
+
+
+async def left_behind(http: httpx.AsyncClient) -> dict[str, int]:
+    """Once every engine is there again; a pull of a stopped prefill engine may take its time-out to settle."""
+    deadline_s = time.monotonic() + SETTLE_S
+    while True:
+        workers = (await http.get("/status")).json()["workers"]
+        left = {name: sum(worker.get(name) or 0 for worker in workers) for name in LEFT_BEHIND}
+        settled = all(worker["state"] == "ready" for worker in workers) and not any(left.values())
+        if settled or time.monotonic() > deadline_s:
+            return left
+        await asyncio.sleep(0.5)
+
+
+async def run(url: str, *, minutes: float, clients: int, seed: int, server: ChildServer) -> Report:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:
+        requests = mixed_requests(KINDS, seed=seed)
+        expected = [await ask(http, request) for request in requests]
+        if failed := [answer.error for answer in expected if answer.error is not None]:
+            raise SystemExit(f"undisturbed, and failed already: {failed[0]}")
+        asking = Clients(http, requests, expected)
+        striker = Striker(http, EVERY_S, STOPPED_SHARE, random.Random(seed))
+        striking = asyncio.create_task(striker.run())
+        until_s = time.monotonic() + minutes * 60
+        await asyncio.gather(*(asking.run(seed=seed + number, until_s=until_s) for number in range(clients)))
+        striking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await striking
+        left = await left_behind(http)
+        totals = (await http.get("/status")).json()["totals"]
+    return Report(
+        machine(),
+        minutes,
+        asking.outcome,
+        dict(striker.counts),
+        totals,
+        left,
+        pauses_of(asking.answers, server.log),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="more arguments for the server, the last")
+    parser.add_argument("--json", help="write the record there")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
+    arguments = parser.parse_args()
+    with ChildServer([arguments.model, *CELL, *arguments.serve]) as server:
+        report = asyncio.run(
+            run(server.url, minutes=arguments.minutes, clients=arguments.clients, seed=arguments.seed, server=server)
+        )
+    report.print(Console())
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            file.write(report.json())
+    return int(arguments.check and not all(floor.met for floor in report.floors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

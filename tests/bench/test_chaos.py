@@ -1,0 +1,91 @@
+"""What the chaos run tells of answers: the same, another one, doubled, lost."""
+
+import json
+
+import pytest
+
+from bench.chaos import Outcome, Report, described, pauses_of
+from bench.chaos_requests import Answer, Request, mixed_requests, take_line
+
+
+def chunk(index: int, text: str, *, finish: str | None = None, role: bool = False, id: str = "chatcmpl-1") -> str:
+    delta = {"content": text} | ({"role": "assistant"} if role else {})
+    return "data: " + json.dumps({"id": id, "choices": [{"index": index, "delta": delta, "finish_reason": finish}]})
+
+
+def answer(*lines: str) -> Answer:
+    taken = Answer()
+    for line in lines:
+        take_line(taken, line)
+    return taken
+
+
+WHOLE = (
+    chunk(0, "", role=True),
+    chunk(1, "", role=True),
+    chunk(0, "one"),
+    chunk(1, "two"),
+    chunk(0, "", finish="stop"),
+    chunk(1, "", finish="length"),
+    "data: [DONE]",
+)
+REQUEST = Request("two", "/v1/chat/completions", {"n": 2})
+
+
+def outcome_of(*lines: str) -> Outcome:
+    outcome = Outcome()
+    outcome.add(REQUEST, answer(*lines), answer(*WHOLE))
+    return outcome
+
+
+def test_the_undisturbed_answer_is_identical() -> None:
+    outcome = outcome_of(*WHOLE)
+    assert (outcome.finished, outcome.identical, outcome.duplicates, outcome.lost) == (1, 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "duplicates", "lost"),
+    [
+        (tuple(line.replace("one", "won") for line in WHOLE), 0, 0),
+        ((*WHOLE[:4], chunk(0, "one"), *WHOLE[4:]), 0, 0),
+        ((*WHOLE[:5], chunk(0, "", finish="stop"), *WHOLE[5:]), 1, 0),
+        ((WHOLE[0], *WHOLE), 1, 0),
+        ((*WHOLE, "data: [DONE]"), 1, 0),
+        ((*WHOLE[:5], "data: [DONE]"), 0, 1),
+    ],
+    ids=["another text", "a chunk twice", "an end twice", "a role twice", "done twice", "a choice that never ends"],
+)
+def test_what_is_wrong_is_seen(lines: tuple[str, ...], duplicates: int, lost: int) -> None:
+    outcome = outcome_of(*lines)
+    assert (outcome.duplicates, outcome.lost) == (duplicates, lost)
+    assert outcome.identical == 0 or duplicates
+
+
+def test_an_error_event_is_no_finished_request() -> None:
+    outcome = outcome_of(*WHOLE[:3], 'data: {"error": {"message": "gone"}}', "data: [DONE]")
+    assert (outcome.finished, outcome.errors) == (0, ["two: gone"])
+
+
+def test_pauses_are_those_of_streams_that_moved() -> None:
+    moved, other = answer(*WHOLE), answer(*(line.replace("chatcmpl-1", "chatcmpl-2") for line in WHOLE))
+    moved.chunk_s, other.chunk_s = [0.0, 1.0, 4.0], [0.0, 9.0]
+    log = "12:00 WARNING m: a group goes on elsewhere request_id=r group=chatcmpl-1 cause=died choices=2\n"
+    assert pauses_of([moved, other], log) == {"died": [3.0]}
+    assert described([3.0]) == "3.00 s, one stream"
+
+
+def test_a_run_with_nothing_wrong_meets_its_floors_and_one_error_misses_one() -> None:
+    outcome = outcome_of(*WHOLE)
+    report = Report({}, 1.0, outcome, {"decode killed": 8}, {"migrations": 1}, {"leases": 0}, {})
+    assert all(floor.met for floor in report.floors)
+    outcome.errors.append("two: gone")
+    assert [floor.what for floor in report.floors if not floor.met] == ["requests with an error"]
+    assert json.loads(report.json())["strikes"] == {"decode killed": 8}
+
+
+def test_the_mix_is_the_same_for_a_seed_and_has_all_kinds() -> None:
+    requests = mixed_requests(200, seed=1)
+    assert requests == mixed_requests(200, seed=1)
+    assert {request.path for request in requests} == {"/v1/chat/completions", "/v1/completions"}
+    assert {request.body["stream"] for request in requests} == {True, False}
+    assert {request.body["n"] for request in requests} == {1, 2, 4, 8, 16, 32}
