@@ -1,0 +1,164 @@
+"""Routing by simulation: which way to choose a worker, and to queue, is best for groups of heavy-tailed n, and what a
+decision costs.
+
+The product's own code chooses, keeps the prefix index and the queue; workers are fake, with the times of our engine
+(`bench/router_engine.py`), and groups are made up (`bench/router_groups.py`). Three tables, and JSON on the last line:
+
+    routing     each policy over the same groups; "a group is one" counts requests, as gateways do that know no n
+    queue       first tokens of small and of large groups where room is scarce (64 choices a worker)
+    decision    microseconds, on this machine
+
+Run: python -m bench.router [--quick] [--workers 8,64] [--loads 0.7,0.9] [--engine cpu] [--weights] [--out FOLDER]
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.machine import machine
+from bench.router_decision import DecisionCost, decision_cost
+from bench.router_engine import ENGINES, Engine, Group
+from bench.router_groups import groups
+from bench.router_report import Figures, decision_table, figures, queue_table, routing_table
+from bench.router_run import Rules, Run
+from motet.routing.choose import Policy
+from motet.routing.cost import CHOICE_MS, HORIZON_STEPS, PROMPT_TOKEN_MS, TAIL_BLOCK_MS, TRUNK_BLOCK_MS, Weights
+from motet.routing.fair_queue import PATIENCE_S, PER_CHOICE_S, FairQueue
+
+SEED = 1
+HORIZONS = (0, 8, 16, 32, 64, 128, 256)
+SCARCE_CHOICES = 64
+QUEUE_WORKERS = 8
+QUEUE_LOAD = 0.75
+FOREVER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is simulated and measured."""
+
+    workers: Sequence[int]
+    loads: Sequence[float]
+    groups: int
+    """In a run with up to 100 workers; more of them get 50 each."""
+    engine: Engine
+    vary_weights: bool
+    decisions: Sequence[tuple[int, int]]
+    """(workers, blocks) of each."""
+
+
+def horizon(steps: float) -> Weights:
+    """The weights with another horizon."""
+    a_step = steps / PROMPT_TOKEN_MS
+    return Weights(choice=a_step * CHOICE_MS, trunk_block=a_step * TRUNK_BLOCK_MS, tail_block=a_step * TAIL_BLOCK_MS)
+
+
+def ways(*, vary_weights: bool) -> dict[str, Rules]:
+    found = {
+        "kv": Rules(),
+        "kv, a group is one": Rules(group_is_one=True),
+        "kv, no sessions": Rules(sessions=False),
+        "session": Rules(policy=Policy.SESSION),
+        "least-loaded": Rules(policy=Policy.LEAST_LOADED),
+        "round-robin": Rules(policy=Policy.ROUND_ROBIN),
+    }
+    for steps in HORIZONS if vary_weights else ():
+        found[f"kv, horizon {steps}"] = Rules(weights=horizon(steps))
+        found[f"kv, a group is one, horizon {steps}"] = Rules(weights=horizon(steps), group_is_one=True)
+    return found
+
+
+def queues(*, vary_weights: bool) -> dict[str, tuple[float, float]]:
+    """(per choice, patience). FIFO is the queue with neither."""
+    found = {"FIFO": (0.0, 0.0), "fair": (PER_CHOICE_S, PATIENCE_S)}
+    if vary_weights:
+        tried = [(per, patience) for per in (0.0, 0.05, 0.2, 0.5) for patience in (0.0, 1.0, 5.0)]
+        found |= {f"{per:g} s a choice, patience {patience:g} s": (per, patience) for per, patience in tried}
+    return found
+
+
+def route(plan: Plan) -> Iterator[Figures]:
+    for workers in plan.workers:
+        for load in plan.loads:
+            for way, rules in ways(vary_weights=plan.vary_weights).items():
+                yield _simulated(way, rules, workers, load, plan)
+
+
+def queue(plan: Plan) -> Iterator[Figures]:
+    scarce = replace(plan, engine=replace(plan.engine, max_choices=SCARCE_CHOICES))
+    for way, (per_choice_s, patience_s) in queues(vary_weights=plan.vary_weights).items():
+        waiting = FairQueue[Group](max_wait_s=FOREVER_S, per_choice_s=per_choice_s, patience_s=patience_s)
+        yield _simulated(way, Rules(queue=waiting), QUEUE_WORKERS, QUEUE_LOAD, scarce)
+
+
+def _simulated(way: str, rules: Rules, workers: int, load: float, plan: Plan) -> Figures:
+    """The same groups for every way."""
+    count = max(plan.groups, 50 * workers if workers > 100 else 0)
+    made = groups(count, workers=workers, load=load, engine=plan.engine, seed=SEED)
+    return figures(way, workers, load, Run(made, workers=workers, engine=plan.engine, rules=rules).run())
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    grid = [(workers, blocks) for workers in (8, 64, 256, 1000) for blocks in (10_000, 1_000_000)]
+    return Plan(
+        workers=[int(workers) for workers in options.workers.split(",")],
+        loads=[float(load) for load in options.loads.split(",")],
+        groups=options.groups or (1_500 if options.quick else 16_000),
+        engine=ENGINES[options.engine],
+        vary_weights=options.weights,
+        decisions=[(64, 10_000), (1000, 10_000)] if options.quick else grid,
+    )
+
+
+def record(routing: Sequence[Figures], queueing: Sequence[Figures], decisions: Sequence[DecisionCost]) -> str:
+    """JSON, on one line."""
+    found = {
+        "machine": machine(),
+        "horizon_steps": HORIZON_STEPS,
+        "routing": [asdict(row) for row in routing],
+        "queue": [asdict(row) for row in queueing],
+        "decision": [asdict(row) | {"total_us": row.total_us} for row in decisions],
+    }
+    return json.dumps(found)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="ways to choose a worker and to queue, simulated; what a decision costs"
+    )
+    parser.add_argument("--workers", default="8,64", help="sizes of fleets, up to 1000 (default: %(default)s)")
+    parser.add_argument("--loads", default="0.7,0.9", help="of what the workers could just do (default: %(default)s)")
+    parser.add_argument("--groups", type=int, help="a run (default: 16000, 1500 with --quick)")
+    parser.add_argument(
+        "--engine", choices=list(ENGINES), default="cpu", help="whose step times (default: %(default)s)"
+    )
+    parser.add_argument("--weights", action="store_true", help="vary the weights of the cost and of the queue too")
+    parser.add_argument("--quick", action="store_true", help="fewer groups and decisions: half a minute")
+    parser.add_argument("--out", type=Path, help="folder for router.json")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
+    plan, console = planned(options), Console(width=160)
+    for name, value in machine().items():
+        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
+    routing = list(route(plan))
+    console.print(routing_table(routing))
+    queueing = list(queue(plan))
+    console.print(queue_table(queueing))
+    decisions = [decision_cost(workers, blocks) for workers, blocks in plan.decisions]
+    console.print(decision_table(decisions))
+    written = record(routing, queueing, decisions)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "router.json").write_text(written + "\n")
+    print(written)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Fake workers for the simulation of routing: what a step of an engine costs, and what comes out of steps when.
+
+Between two changes (a group comes, a prompt has been read, a choice ends) every choice of a worker gets on at the same
+rate, so a worker is worked out from change to change and not step by step.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from motet.block_names import BlockName
+from motet.routing import cost
+
+BLOCK_SIZE = 16
+NEARLY = 1e-6
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What there is room for, and milliseconds of a step. The default is ours on two cores (docs/log.md)."""
+
+    step_ms: float = 4.0
+    choice_ms: float = cost.CHOICE_MS
+    trunk_block_ms: float = cost.TRUNK_BLOCK_MS
+    tail_block_ms: float = cost.TAIL_BLOCK_MS
+    prompt_token_ms: float = cost.PROMPT_TOKEN_MS
+    max_choices: int = 256
+    num_blocks: int = 6000
+    budget: int = 512
+
+    def decode_ms(self, choices: int, trunk_blocks: int, tail_blocks: float) -> float:
+        return choices * self.choice_ms + trunk_blocks * self.trunk_block_ms + tail_blocks * self.tail_block_ms
+
+    def work_ms(self, prompt_tokens: int, prompt_blocks: int, lengths: Sequence[int]) -> float:
+        """All of a group, but for what a step costs by itself."""
+        trunk = max(lengths) * prompt_blocks * self.trunk_block_ms
+        tails = sum(length**2 for length in lengths) / 2 / BLOCK_SIZE * self.tail_block_ms
+        return prompt_tokens * self.prompt_token_ms + sum(lengths) * self.choice_ms + trunk + tails
+
+
+ENGINES = {
+    "cpu": Engine(),
+    # A GPU as we guess it: prompts and choices are cheap, a step and the memory it reads are not.
+    "gpu": Engine(
+        step_ms=8.0,
+        choice_ms=0.03,
+        trunk_block_ms=0.004,
+        tail_block_ms=0.004,
+        prompt_token_ms=0.03,
+        num_blocks=30_000,
+        budget=2048,
+    ),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """What comes, and what became of it."""
+
+    number: int
+    arrival_s: float
+    names: Sequence[BlockName]
+    prompt_tokens: int
+    lengths: Sequence[int]
+    """Tokens of each choice."""
+    session: str | None
+    cached_tokens: int = 0
+    thought_uncached: int = 0
+    """What the router put into its books."""
+    remaining_tokens: float = 0.0
+    """Of the prompt, yet to be computed."""
+    open: int = 0
+    """Choices that have not ended."""
+    first_s: float | None = None
+    end_s: float | None = None
+
+    @property
+    def choices(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def prompt_blocks(self) -> int:
+        return -(-self.prompt_tokens // BLOCK_SIZE)
+
+
+class Cache:
+    """The prefix cache of a worker: the least recently used block goes first, the end of a prefix before its beginning.
+    `told` hears of what is stored and removed, as the router does through events."""
+
+    def __init__(
+        self, size: int, *, stored: Callable[[list[BlockName]], None], removed: Callable[[list[BlockName]], None]
+    ) -> None:
+        self._size = size
+        self._blocks: OrderedDict[BlockName, None] = OrderedDict()
+        self._stored = stored
+        self._removed = removed
+
+    def cached_tokens(self, names: Sequence[BlockName]) -> int:
+        count = 0
+        for name in names:
+            if name not in self._blocks:
+                break
+            count += 1
+        return count * BLOCK_SIZE
+
+    def put(self, names: Sequence[BlockName]) -> None:
+        new = [name for name in names if name not in self._blocks]
+        for name in reversed(names):
+            self._blocks[name] = None
+            self._blocks.move_to_end(name)
+        self._stored(new)
+        old = [self._blocks.popitem(last=False)[0] for _ in range(len(self._blocks) - self._size)]
+        if old:
+            self._removed(old)
+
+
+class FakeWorker:
+    """Time is in seconds; `changed` hears of groups that have their first token and of choices that have ended."""
+
+    def __init__(self, id: str, engine: Engine, cache: Cache, changed: Callable[["FakeWorker", Group], None]) -> None:
+        self.id = id
+        self.engine = engine
+        self.cache = cache
+        self.version = 0
+        self.running = 0
+        self.trunk_blocks = 0
+        self._changed = changed
+        self._waiting: deque[Group] = deque()
+        self._reading: deque[Group] = deque()
+        self._reserved = 0
+        self._ends: list[tuple[float, float, int, Group]] = []
+        """Steps at the end and at the beginning of each running choice, number of its group, group."""
+        self._started_steps = 0.0
+        """Sum over running choices of the step they began at."""
+        self._steps = 0.0
+        self._now_s = 0.0
+        self._step_s = 1.0
+        self._chunk = 0.0
+
+    @property
+    def tail_blocks(self) -> float:
+        tokens = self.running * self._steps - self._started_steps
+        return tokens / BLOCK_SIZE + self.running / 2
+
+    def submit(self, group: Group, now_s: float) -> None:
+        self._advance(now_s)
+        self._waiting.append(group)
+        self._plan()
+
+    def next_change_s(self) -> float | None:
+        """When to call `change`. None: nothing is going on."""
+        waits = [self._ends[0][0] - self._steps] if self._ends else []
+        if self._reading:
+            waits.append(self._reading[0].remaining_tokens / self._chunk)
+        return self._now_s + max(0.0, min(waits)) * self._step_s if waits else None
+
+    def change(self, now_s: float) -> None:
+        self._advance(now_s)
+        while self._reading and self._reading[0].remaining_tokens <= NEARLY:
+            self._fork(self._reading.popleft(), now_s)
+        while self._ends and self._ends[0][0] <= self._steps + NEARLY:
+            _, began, _, group = heappop(self._ends)
+            self._end(group, began, now_s)
+        self._plan()
+
+    def _advance(self, now_s: float) -> None:
+        steps = (now_s - self._now_s) / self._step_s
+        self._now_s = now_s
+        self._steps += steps
+        if self._reading:
+            self._reading[0].remaining_tokens -= steps * self._chunk
+
+    def _plan(self) -> None:
+        """Admits who has room, and says how long steps are until the next change."""
+        while self._waiting and self._has_room(self._waiting[0]):
+            group = self._waiting.popleft()
+            group.cached_tokens = min(self.cache.cached_tokens(group.names), group.prompt_tokens - 1)
+            group.remaining_tokens = group.prompt_tokens - group.cached_tokens
+            self._reserved += group.choices
+            self.trunk_blocks += group.prompt_blocks
+            self._reading.append(group)
+        engine = self.engine
+        step_ms = engine.step_ms + engine.decode_ms(self.running, self._trunks_read(), self.tail_blocks)
+        if self._reading:
+            self._chunk = min(engine.budget - self.running, max(1.0, self._reading[0].remaining_tokens))
+            step_ms += self._chunk * engine.prompt_token_ms
+        self._step_s = step_ms / 1e3
+        self.version += 1
+
+    def _trunks_read(self) -> int:
+        return self.trunk_blocks - sum(group.prompt_blocks for group in self._reading)
+
+    def _has_room(self, group: Group) -> bool:
+        blocks = self.trunk_blocks + self.tail_blocks + group.prompt_blocks + group.choices
+        fits = self.running + self._reserved + group.choices <= self.engine.max_choices
+        return (fits and blocks <= self.engine.num_blocks) or not self._reserved + self.running
+
+    def _fork(self, group: Group, now_s: float) -> None:
+        self.cache.put(group.names)
+        self._reserved -= group.choices
+        self.running += group.choices
+        self._started_steps += group.choices * self._steps
+        for length in group.lengths:
+            heappush(self._ends, (self._steps + length, self._steps, group.number, group))
+        group.first_s = now_s
+        self._changed(self, group)
+
+    def _end(self, group: Group, began: float, now_s: float) -> None:
+        self.running -= 1
+        self._started_steps -= began
+        group.open -= 1
+        if not group.open:
+            self.trunk_blocks -= group.prompt_blocks
+            group.end_s = now_s
+        self._changed(self, group)

@@ -1,0 +1,102 @@
+"""The simulation of routing: fake workers keep the times they are given, and a tiny run fills every table."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from bench.router import parse, planned, queue, record, route, ways
+from bench.router_decision import decision_cost
+from bench.router_engine import BLOCK_SIZE, ENGINES, Cache, Engine, FakeWorker, Group
+from bench.router_groups import groups
+from bench.router_report import decision_table, figures, queue_table, routing_table
+from bench.router_run import Rules, Run
+from motet.routing.choose import Policy
+from motet.routing.fair_queue import FairQueue
+
+ENGINE = Engine(step_ms=10, choice_ms=1, trunk_block_ms=0.5, tail_block_ms=0, prompt_token_ms=1, max_choices=8)
+
+
+def group(number: int = 0, *, prompt_tokens: int = 160, lengths: Sequence[int] = (100,)) -> Group:
+    names = [bytes([number, block]) for block in range(prompt_tokens // BLOCK_SIZE)]
+    return Group(number, 0.0, names, prompt_tokens, lengths, None, open=len(lengths))
+
+
+def worked(*submitted: Group, engine: Engine = ENGINE) -> FakeWorker:
+    """A worker that was given these at time 0 and is through with them."""
+    cache = Cache(engine.num_blocks, stored=lambda _: None, removed=lambda _: None)
+    worker = FakeWorker("w", engine, cache, lambda *_: None)
+    for one in submitted:
+        worker.submit(one, 0.0)
+    while (at_s := worker.next_change_s()) is not None:
+        worker.change(at_s)
+    return worker
+
+
+def test_a_choice_takes_its_prompt_and_then_a_step_a_token() -> None:
+    one = group()
+    worked(one)
+    assert one.first_s is not None
+    assert one.first_s == pytest.approx((10 + 160) / 1e3)
+    assert one.end_s == pytest.approx(one.first_s + 100 * (10 + 1 + 10 * 0.5) / 1e3)
+
+
+def test_a_trunk_is_read_once_a_step_for_all_choices_of_a_group() -> None:
+    four = group(lengths=(100,) * 4)
+    worked(four)
+    assert four.first_s is not None
+    assert four.end_s == pytest.approx(four.first_s + 100 * (10 + 4 + 10 * 0.5) / 1e3)
+
+
+def test_a_prompt_that_was_read_before_is_cached() -> None:
+    one, again = group(0), group(0)
+    worker = worked(one)
+    worker.submit(again, 10.0)
+    assert (one.cached_tokens, again.cached_tokens) == (0, 159), "the last token is always computed"
+
+
+def test_a_group_waits_until_there_is_room_for_all_its_choices() -> None:
+    first, second = group(0, lengths=(50,) * 6), group(1, lengths=(50,) * 6)
+    worked(first, second)
+    assert first.end_s is not None
+    assert second.first_s is not None
+    assert second.first_s > first.end_s
+
+
+@pytest.mark.parametrize("rules", [*ways(vary_weights=False).values(), Rules(queue=FairQueue(max_wait_s=1e9))])
+def test_every_group_ends_and_takes_its_time_whatever_the_way(rules: Rules) -> None:
+    made = groups(150, workers=3, load=0.8, engine=ENGINES["cpu"], seed=3)
+    Run(made, workers=3, engine=ENGINES["cpu"], rules=rules).run()
+    for one in made:
+        assert one.open == 0
+        assert one.first_s is not None
+        assert one.end_s is not None
+        assert one.arrival_s < one.first_s < one.end_s
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    def once() -> object:
+        made = groups(100, workers=2, load=0.7, engine=ENGINES["cpu"], seed=5)
+        return figures("kv", 2, 0.7, Run(made, workers=2, engine=ENGINES["cpu"], rules=Rules()).run())
+
+    assert once() == once()
+
+
+def test_the_least_cost_finds_more_prompts_in_caches_than_taking_turns() -> None:
+    def hits(policy: Policy) -> float:
+        made = groups(600, workers=8, load=0.7, engine=ENGINES["cpu"], seed=7)
+        return figures("", 8, 0.7, Run(made, workers=8, engine=ENGINES["cpu"], rules=Rules(policy)).run()).hit_ratio
+
+    assert hits(Policy.KV) > 1.2 * hits(Policy.ROUND_ROBIN)
+
+
+def test_a_tiny_run_fills_every_table() -> None:
+    plan = planned(parse(["--quick", "--groups", "60", "--workers", "2", "--loads", "0.5", "--weights"]))
+    plan = replace(plan, decisions=[(4, 100)])
+    routing, queueing = list(route(plan)), list(queue(plan))
+    decisions = [decision_cost(workers, blocks) for workers, blocks in plan.decisions]
+    assert routing_table(routing).row_count == len(ways(vary_weights=True)) == len(routing)
+    assert queue_table(queueing).row_count == len(queueing)
+    assert decision_table(decisions).row_count == 1
+    assert json.loads(record(routing, queueing, decisions))["decision"][0]["total_us"] > 0
