@@ -27,13 +27,18 @@ from bench.router_report import Figures, decision_table, figures, queue_table, r
 from bench.router_run import Rules, Run
 from motet.routing.choose import Policy
 from motet.routing.cost import CHOICE_MS, HORIZON_STEPS, PROMPT_TOKEN_MS, TAIL_BLOCK_MS, TRUNK_BLOCK_MS, Weights
-from motet.routing.fair_queue import PATIENCE_S, PER_CHOICE_S, FairQueue
+from motet.routing.fair_queue import FairQueue
 
 SEED = 1
 HORIZONS = (0, 8, 16, 32, 64, 128, 256)
 SCARCE_CHOICES = 64
 QUEUE_WORKERS = 8
-QUEUE_LOAD = 0.75
+QUEUE_LOADS = (0.7, 0.75, 0.8)
+TRIED_QUEUES = [
+    *((0.0, 0.0, patience_s) for patience_s in (1.0, 5.0, 20.0)),
+    *((0.5, most_s, patience_s) for most_s in (5.0, 10.0, 20.0, 1e3) for patience_s in (0.0, 1.0, 5.0)),
+]
+"""Seconds a choice, at most, patience."""
 FOREVER_S = 1e9
 
 
@@ -72,12 +77,17 @@ def ways(*, vary_weights: bool) -> dict[str, Rules]:
     return found
 
 
-def queues(*, vary_weights: bool) -> dict[str, tuple[float, float]]:
-    """(per choice, patience). FIFO is the queue with neither."""
-    found = {"FIFO": (0.0, 0.0), "fair": (PER_CHOICE_S, PATIENCE_S)}
-    if vary_weights:
-        tried = [(per, patience) for per in (0.0, 0.05, 0.2, 0.5) for patience in (0.0, 1.0, 5.0)]
-        found |= {f"{per:g} s a choice, patience {patience:g} s": (per, patience) for per, patience in tried}
+def queues(*, vary_weights: bool) -> dict[str, FairQueue[Group]]:
+    """FIFO is the queue without head starts and patience."""
+    found = {
+        "FIFO": FairQueue[Group](max_wait_s=FOREVER_S, per_choice_s=0.0, patience_s=0.0),
+        "fair": FairQueue[Group](max_wait_s=FOREVER_S),
+    }
+    for per_choice_s, most_s, patience_s in TRIED_QUEUES if vary_weights else ():
+        name = f"{per_choice_s:g} s a choice, at most {most_s:g} s, patience {patience_s:g} s"
+        found[name] = FairQueue[Group](
+            max_wait_s=FOREVER_S, per_choice_s=per_choice_s, most_s=most_s, patience_s=patience_s
+        )
     return found
 
 
@@ -90,9 +100,9 @@ def route(plan: Plan) -> Iterator[Figures]:
 
 def queue(plan: Plan) -> Iterator[Figures]:
     scarce = replace(plan, engine=replace(plan.engine, max_choices=SCARCE_CHOICES))
-    for way, (per_choice_s, patience_s) in queues(vary_weights=plan.vary_weights).items():
-        waiting = FairQueue[Group](max_wait_s=FOREVER_S, per_choice_s=per_choice_s, patience_s=patience_s)
-        yield _simulated(way, Rules(queue=waiting), QUEUE_WORKERS, QUEUE_LOAD, scarce)
+    for load in QUEUE_LOADS:
+        for way, waiting in queues(vary_weights=plan.vary_weights).items():
+            yield _simulated(way, Rules(queue=waiting), QUEUE_WORKERS, load, scarce)
 
 
 def _simulated(way: str, rules: Rules, workers: int, load: float, plan: Plan) -> Figures:

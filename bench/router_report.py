@@ -74,10 +74,12 @@ def routing_table(rows: Sequence[Figures]) -> Table:
 
 
 def queue_table(rows: Sequence[Figures]) -> Table:
-    table = _table(("queue", f"first p99, n <= {SMALL}", f"first p99, n >= {LARGE}", "all p50", "p99", "tokens/s"))
+    table = _table(
+        ("load", "queue", f"first p99, n <= {SMALL}", f"first p99, n >= {LARGE}", "all p50", "p99", "tokens/s")
+    )
     for row in rows:
         seconds = (row.small_first_p99_s, row.large_first_p99_s, row.first_p50_s, row.first_p99_s)
-        table.add_row(row.way, *(f"{value:.2f}" for value in seconds), f"{row.tokens_per_s:.0f}")
+        table.add_row(f"{row.load:.0%}", row.way, *(f"{value:.2f}" for value in seconds), f"{row.tokens_per_s:.0f}")
     return table
 
 

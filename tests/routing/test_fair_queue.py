@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from motet.routing.fair_queue import FairQueue
 
 PER_CHOICE_S = 1.0
+MOST_S = 40.0
 PATIENCE_S = 5.0
 
 
 def queue(max_wait_s: float = 1000.0) -> FairQueue[str]:
-    return FairQueue(max_wait_s=max_wait_s, per_choice_s=PER_CHOICE_S, patience_s=PATIENCE_S)
+    return FairQueue(max_wait_s=max_wait_s, per_choice_s=PER_CHOICE_S, most_s=MOST_S, patience_s=PATIENCE_S)
 
 
 def anything(_: str) -> bool:
@@ -51,6 +52,14 @@ def test_a_small_group_overtakes_a_large_one_that_came_a_little_before_and_not_o
     waiting.push("small", choices=1, priority=0, now_s=6.9)
     waiting.push("late", choices=1, priority=0, now_s=7.1)
     assert popped(waiting) == ["small", "large", "late"]
+
+
+def test_the_largest_group_waits_no_longer_for_small_ones_that_come_later_than_one_that_is_large_enough() -> None:
+    waiting = queue()
+    waiting.push("largest", choices=1000, priority=0, now_s=0.0)
+    waiting.push("small", choices=1, priority=0, now_s=MOST_S - 1.1)
+    waiting.push("late", choices=1, priority=0, now_s=MOST_S - 0.9)
+    assert popped(waiting) == ["small", "largest", "late"]
 
 
 def test_a_lower_priority_number_goes_first_whatever_its_size() -> None:
@@ -118,13 +127,19 @@ class Group:
     arrival_s: float
 
 
+def head_start_s(group: Group) -> float:
+    return min(group.choices * PER_CHOICE_S, MOST_S)
+
+
 ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 64)), min_size=1, max_size=40)
 
 
 @given(ARRIVALS)
 def test_nobody_is_overtaken_by_a_group_that_comes_later_than_its_size_allows(arrivals: list[tuple[int, int]]) -> None:
     """The first bound of the module: all fit, one goes every second."""
-    waiting: FairQueue[Group] = FairQueue(max_wait_s=1e9, per_choice_s=PER_CHOICE_S, patience_s=PATIENCE_S)
+    waiting: FairQueue[Group] = FairQueue(
+        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, most_s=MOST_S, patience_s=PATIENCE_S
+    )
     groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
     gone: list[Group] = []
     for second in range(31 + len(groups)):
@@ -136,7 +151,7 @@ def test_nobody_is_overtaken_by_a_group_that_comes_later_than_its_size_allows(ar
     assert sorted(gone, key=lambda group: group.number) == groups
     for place, group in enumerate(gone):
         for before in gone[:place]:
-            assert before.arrival_s <= group.arrival_s + max(0, group.choices - before.choices) * PER_CHOICE_S
+            assert before.arrival_s <= group.arrival_s + max(0.0, head_start_s(group) - head_start_s(before))
 
 
 class Room:
@@ -161,13 +176,15 @@ def test_after_its_patience_nobody_behind_a_group_that_does_not_fit_goes(seed: i
     """The second bound, and that every group has its turn: many small ones, a few that need half the room or all."""
     random = Random(seed)
     arrivals = [(random.randrange(60), random.choice([1, 2, 4, 8, 8, 8, 32, 64])) for _ in range(80)]
-    waiting: FairQueue[Group] = FairQueue(max_wait_s=1e9, per_choice_s=PER_CHOICE_S, patience_s=PATIENCE_S)
+    waiting: FairQueue[Group] = FairQueue(
+        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, most_s=MOST_S, patience_s=PATIENCE_S
+    )
     groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
     room = Room(64)
     gone: set[Group] = set()
 
     def tag(group: Group) -> tuple[float, int]:
-        return group.arrival_s + group.choices * PER_CHOICE_S, group.number
+        return group.arrival_s + head_start_s(group), group.number
 
     for second in range(60 + 15 * len(groups)):
         room.now_s = float(second)

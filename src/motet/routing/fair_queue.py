@@ -1,14 +1,15 @@
 """Groups that wait for room, in an order that lets small ones by and starves no large one. Pure: time is an argument.
 
-    order    priority (lower first), then tag = arrival + choices x PER_CHOICE_S, then arrival
+    order    priority (lower first), then tag = arrival + head start (n), then arrival
+             head start (n) = the lesser of n x PER_CHOICE_S and MOST_S, which others have on a group of n choices
     room     the first in order that fits goes. One that was passed over because it did not fit is passed over for
              PATIENCE_S more; then nobody behind it goes, and room comes free for it
 
 It is fair queueing (Demers, Keshav, Shenker, 1989) with arrival in place of virtual time, which gives plain bounds.
 Among equal priorities, a group that came at t with n choices, and did not fit for the first time at f, goes before
 
-  - every group of m choices that comes after t + (n - m) x PER_CHOICE_S, so all after t + (n - 1) x PER_CHOICE_S, if
-    it fits when its turn comes;
+  - every group of m choices that comes after t + head start (n) - head start (m), so before all that come after
+    t + MOST_S, if it fits when its turn comes;
   - every group behind it in order, from f + PATIENCE_S on, whether it fits or not.
 
 A higher priority goes first always, so it can starve lower ones: that is what it says.
@@ -21,8 +22,10 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
 
-PER_CHOICE_S = 0.05
-"""How much later a group stands in the queue for each choice. From `bench.router`: see docs/log.md."""
+PER_CHOICE_S = 0.5
+"""How much later a group stands in the queue for each choice. From `bench.router`, like the next two (docs/log.md)."""
+MOST_S = 10.0
+"""How much later at most: a client's patience does not grow with n."""
 PATIENCE_S = 1.0
 """For how long a group that does not fit is passed over by others that do."""
 
@@ -42,10 +45,16 @@ class FairQueue(Generic[Item]):
     """Items are hashable and each is in the queue once."""
 
     def __init__(
-        self, *, max_wait_s: float, per_choice_s: float = PER_CHOICE_S, patience_s: float = PATIENCE_S
+        self,
+        *,
+        max_wait_s: float,
+        per_choice_s: float = PER_CHOICE_S,
+        most_s: float = MOST_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._max_wait_s = max_wait_s
         self._per_choice_s = per_choice_s
+        self._most_s = most_s
         self._patience_s = patience_s
         self._order: list[_Waiting[Item]] = []
         self._by_item: dict[Item, _Waiting[Item]] = {}
@@ -59,7 +68,8 @@ class FairQueue(Generic[Item]):
         """`now_s` never goes back."""
         if item in self._by_item:
             raise ValueError(f"{item} is in the queue already")
-        waiting = _Waiting(priority, now_s + choices * self._per_choice_s, self._pushed, item, now_s)
+        tag_s = now_s + min(choices * self._per_choice_s, self._most_s)
+        waiting = _Waiting(priority, tag_s, self._pushed, item, now_s)
         self._pushed += 1
         self._by_item[item] = waiting
         insort(self._order, waiting)
