@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from motet.engines.base import WorkerState
-from motet.engines.fake import FakeEngine
+from motet.engines.fake import FakeEngine, FakeGroup
 from motet.errors import (
     ContextLengthError,
     DrainingError,
@@ -19,7 +19,7 @@ from motet.errors import (
     RequestError,
     WorkerLeavingError,
 )
-from motet.types import ChoiceStart, SamplingParams
+from motet.types import ChoiceStart, GenerateRequest, GroupDelta, SamplingParams
 from tests.api.serving import Served, Serving, WatchedEngine
 from tests.engines.remote.worker import SAMPLING, TellingEngine, counting, deltas_of, endless, engine_at, group
 
@@ -209,12 +209,26 @@ async def test_a_slow_reader_holds_up_nobody_else_and_fills_no_memory(serve: Ser
         await served.until_empty()
 
 
+class LateEnd(FakeGroup):
+    """Does not say that nothing more will come."""
+
+    async def __anext__(self) -> GroupDelta:
+        if self.step and not self.unfinished:
+            await asyncio.Event().wait()
+        return await super().__anext__()
+
+
+class EndsLate(WatchedEngine):
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        super().generate(request)
+        self.open[request.request_id] = late = LateEnd(self, request)
+        return late
+
+
 async def test_a_group_that_was_read_to_its_end_counts_as_sent_though_the_reader_leaves_first(serve: Serving) -> None:
-    """The engine says one step later that nothing more will come; who has every choice's end does not wait for it."""
-    served = await serve(engine=WatchedEngine(counting, gated=True))
+    """Who has every choice's end does not wait for the end of the body."""
+    served = await serve(engine=EndsLate(counting))
     async with engine_at(served.url) as engine:
-        for _ in range(5):
-            served.engine.steps.release()
-        assert len([delta async for delta in engine.generate(group())]) == 5
+        assert await deltas_of(engine, group()) == await deltas_of(FakeEngine(counting), group())
         await served.until_empty()
     assert 'motet:groups_total{model_name="tiny",status="200"} 1.0' in (await served.http.get("/metrics")).text

@@ -95,8 +95,10 @@ async def test_frames_that_come_in_pieces_are_put_together() -> None:
 
 async def test_an_answer_that_was_read_to_its_end_leaves_its_connection_for_the_next() -> None:
     heads: list[bytes] = []
+    connections: list[asyncio.StreamWriter] = []
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
         for _ in range(2):
             heads.append(await asked(reader))
             writer.write(response(OK, frame(LAST)) + LAST_CHUNK)
@@ -104,7 +106,7 @@ async def test_an_answer_that_was_read_to_its_end_leaves_its_connection_for_the_
     async with scripted(converse) as engine:
         for _ in range(2):
             assert [delta async for delta in engine.generate(GROUP)] == [LAST]
-    assert len(heads) == 2
+    assert (len(heads), len(connections)) == (2, 1)
     assert all(f"x-motet-engine-protocol: {PROTOCOL}".encode() in head.lower() for head in heads)
 
 

@@ -17,11 +17,12 @@ import httpx
 import msgspec
 
 from motet.engines.remote.answers import RemoteStatus, failure_in, status_in, ticket_in
+from motet.engines.remote.no_group import NoGroup
 from motet.engines.remote.prefill_request import Route, prefill_request
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta, Role
+from motet.types import EngineInfo, EngineStats, GenerateRequest, Role
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class RemotePrefill:
         """`transfer` is the address last heard of."""
         return self._info
 
-    def generate(self, request: GenerateRequest) -> "NoGroup":
+    def generate(self, request: GenerateRequest) -> NoGroup:
         return NoGroup(EngineError(f"{self._server} is asked for prefill only; it generates nothing for this server"))
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
@@ -236,19 +237,3 @@ def _headers(request: GenerateRequest) -> dict[bytes, bytes]:
 def _printable(text: str) -> bytes:
     """A client's words as the value of a header: what no header may hold would fail the call."""
     return _NOT_IN_A_HEADER.sub("", text).strip(" ").encode("latin-1")
-
-
-class NoGroup:
-    """The stream of a group that was not taken."""
-
-    def __init__(self, error: MotetError) -> None:
-        self._error = error
-
-    def __aiter__(self) -> "NoGroup":
-        return self
-
-    async def __anext__(self) -> GroupDelta:
-        raise self._error
-
-    async def aclose(self) -> None:
-        """There is nothing to free."""
