@@ -118,6 +118,19 @@ async def test_who_comes_late_is_told_of_everything_whatever_is_kept(kept: int) 
             await known.until(lambda names: names == worker.names)
 
 
+async def test_what_is_not_kept_is_replayed_as_one_message_that_clears_and_stores_everything() -> None:
+    async with publisher(messages_kept=1) as published:
+        Worker(published.publish, 5).steps(300)
+        subscription = Subscription(BlockSource.ours(published.endpoint))
+        replay = await subscription.replay(7, patience_s=5.0)
+        subscription.close()
+    (message,) = replay.messages
+    assert replay.whole and message.number == 300
+    first, *others = schema.events_in(message.payload)
+    assert first == schema.AllBlocksCleared()
+    assert others and {type(event) for event in others} == {schema.BlockStored}
+
+
 async def test_a_worker_that_starts_anew_at_its_old_address_is_followed_again() -> None:
     async with publisher() as published, following(published.endpoint) as known:
         Worker(published.publish, 1).steps(30)

@@ -67,8 +67,8 @@ def test_a_block_is_there_as_long_as_some_memory_has_it() -> None:
     reader, hashes = EventReader(), HASHES["numbers"]
     reader.changes(stored(hashes, 0, 1))
     reader.changes(stored(hashes, 0, 1, medium="CPU"))
-    assert reader.changes(BlockRemoved(hashes[:1], "GPU")) == []
-    assert reader.changes(BlockRemoved(hashes[:1], "CPU")) == [Removed((NAMES[0],))]
+    assert reader.changes(BlockRemoved(hashes[:1], "CPU")) == []
+    assert reader.changes(BlockRemoved(hashes[:1], "GPU")) == [Removed((NAMES[0],))]
 
 
 def test_blocks_of_a_salted_prompt_have_the_names_that_go_with_the_salt() -> None:

@@ -85,11 +85,13 @@ class BlockPublisher:
             return
         self._closed = True
         self._answering.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._answering
-        self._replays.close(linger=0)
-        self._events.close(linger=0)
-        self._context.term()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._answering
+        finally:
+            self._replays.close(linger=0)
+            self._events.close(linger=0)
+            self._context.term()
 
     def _bound(self) -> tuple["zmq.Socket[bytes]", zmq.asyncio.Socket, str]:
         host, port = self._options.host, self._options.port
