@@ -13,6 +13,7 @@ Run: python -m bench.router [--quick] [--workers 8,64] [--loads 0.7,0.9] [--engi
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -124,6 +125,13 @@ def planned(options: argparse.Namespace) -> Plan:
     )
 
 
+def told(rows: Iterator[Figures]) -> Iterator[Figures]:
+    """The same, each named on standard error when it is there: a long run shows how far it is."""
+    for row in rows:
+        print(f"{row.workers} workers, {row.load:.0%}: {row.way}", file=sys.stderr)
+        yield row
+
+
 def record(routing: Sequence[Figures], queueing: Sequence[Figures], decisions: Sequence[DecisionCost]) -> str:
     """JSON, on one line."""
     found = {
@@ -157,9 +165,9 @@ def main() -> None:
     plan, console = planned(options), Console(width=160)
     for name, value in machine().items():
         console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-    routing = list(route(plan))
+    routing = list(told(route(plan)))
     console.print(routing_table(routing))
-    queueing = list(queue(plan))
+    queueing = list(told(queue(plan)))
     console.print(queue_table(queueing))
     decisions = [decision_cost(workers, blocks) for workers, blocks in plan.decisions]
     console.print(decision_table(decisions))
