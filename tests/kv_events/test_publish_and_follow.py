@@ -17,7 +17,6 @@ from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply
 from motet.kv_events.endpoint import port_of, replay_endpoint
 from motet.kv_events.follower import Follower, follow_blocks
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.kv_events.stored_now import StoredNow
 from motet.kv_events.subscription import BlockSource, Heard, Message, Replay, Subscription
 
 pytestmark = pytest.mark.anyio
@@ -276,30 +275,3 @@ def test_an_endpoint_that_can_be_none_is_told(endpoint: str) -> None:
 async def test_following_what_can_be_no_address_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     await follow_blocks(BlockSource("nonsense", None), Known())
     assert len(caplog.messages) == 1 and "'nonsense' is no endpoint" in caplog.messages[0]
-
-
-def test_what_is_stored_now_is_told_in_runs_with_tokens_and_parents() -> None:
-    tokens = tuple(range(16))
-    a, b, c, d = block_names(tokens, SIZE, "")
-    other = block_names(range(50, 58), SIZE, "pepper")
-    now = StoredNow()
-    for change in (
-        Stored((a, b), None, tokens[:8]),
-        Stored((c, d), b, tokens[8:]),
-        Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
-        Stored((a,), None, tokens[:4]),
-    ):
-        now.apply(change)
-    assert now.salted_among([a, *other, b"unknown"]) == set(other)
-    assert list(now.changes()) == [
-        Stored((a, b, c, d), None, tokens),
-        Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
-    ]
-    now.apply(Removed((b, other[1])))
-    assert list(now.changes()) == [
-        Stored((a,), None, tokens[:4]),
-        Stored((c, d), b, tokens[8:]),
-        Stored((other[0],), None, (50, 51, 52, 53), salted=True),
-    ]
-    now.apply(Cleared())
-    assert len(now) == 0 and list(now.changes()) == []
