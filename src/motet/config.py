@@ -124,6 +124,21 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How often in a row an engine that dies is started again; then the server does without it. 0: never."""
 
 
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The servers that a gateway stands before."""
+
+    workers: tuple[str, ...] = ()
+    """`URL` or `URL,role` each."""
+    workers_file: str | None = None
+    """A file with one of them a line; what is added or removed there joins or leaves."""
+    worker_api_key: str | None = None
+    """Sent to them."""
+    worker_timeout_s: float = 5.0
+    """One that does not answer for so long gets no groups until it does, and those it has go on elsewhere."""
+    start_timeout_s: float = 300.0
+    """How long the gateway waits for the first worker that decodes."""
+
+
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where others are told which prompt blocks the prefix cache of each engine has."""
 

@@ -72,7 +72,7 @@ async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
     assert set(worker) == {
         *("id", "role", "state", "pid", "address", "groups_running", "choices_running", "choices_waiting"),
         *("blocks_total", "blocks_used", "blocks_cached", "leases", "oldest_lease_s", "pulls_open", "blocks_pulling"),
-        *("transfer", "last_decision"),
+        *("transfer", "last_decision", "note"),
     }
     assert (worker["id"], worker["role"], worker["state"]) == ("engine-0", "both", "ready")
     assert (worker["choices_waiting"], worker["transfer"]) == (3, None)
@@ -216,7 +216,7 @@ async def test_a_worker_that_nobody_has_reached_is_listed_with_what_is_known(ser
     assert (worker["id"], worker["address"]) == ("remote-0", "http://10.0.0.1:8000")
     assert worker["state"] == "starting"
     unknown = {name for name, value in worker.items() if value is None}
-    assert unknown == {"role", "pid", "transfer", "oldest_lease_s", "last_decision"}
+    assert unknown == {"role", "pid", "transfer", "oldest_lease_s", "last_decision", "note"}
     assert {name for name, value in worker.items() if value == 0} == {
         *("groups_running", "choices_running", "choices_waiting", "blocks_total", "blocks_used", "blocks_cached"),
         *("leases", "pulls_open", "blocks_pulling"),

@@ -10,7 +10,8 @@ from typer.testing import CliRunner, Result
 from motet import __version__
 from motet.cli import app
 from motet.cli.options import given, option
-from motet.cli.serve import make_plan, print_settings
+from motet.cli.serve import make_plan
+from motet.cli.start import print_settings
 from motet.deploy.ready import ready_line, url_in
 from motet.engines.base import Worker
 from motet.engines.fake import FakeEngine, fake_info
@@ -99,7 +100,9 @@ def test_a_default_model_that_was_not_pulled_is_listed_as_such(tmp_path: Path) -
 
 
 def test_the_table_of_settings_names_sources_and_hides_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    print_settings(resolve_settings({"port": 1234, "api_keys": ["secret"]}, environ={"MOTET_MAX_N": "9"}))
+    print_settings(
+        resolve_settings({"port": 1234, "api_keys": ["secret"]}, environ={"MOTET_MAX_N": "9"}), "motet serve"
+    )
     lines = capsys.readouterr().err.splitlines()
     assert any(line.split() == ["port", "1234", "--port"] for line in lines)
     assert any(line.split() == ["max_n", "9", "MOTET_MAX_N"] for line in lines)

@@ -78,6 +78,7 @@ async def engine_report(service: Service, start_id: str) -> EngineReport:
         state=_state(answer, draining=service.admission.draining),
         info=info,
         stats=answer.stats,
+        block_events=service.block_events(),
     )
 
 

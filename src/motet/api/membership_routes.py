@@ -13,7 +13,7 @@ from motet.api.service import Service
 from motet.api.status import WorkerStatus, look_at_all, worker_status
 from motet.engines.base import WorkerState
 from motet.errors import ForbiddenError, NotFoundError, RequestError
-from motet.settings.rules import is_http_url
+from motet.settings.named_worker import is_http_url
 from motet.types import Role
 
 ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")

@@ -43,12 +43,14 @@ class Service:
         membership: Membership | None = None,
         tokenizer_folder: Path | None = None,
         connect: Connect | None = None,
+        block_events: Callable[[], str | None] = lambda: None,
         draw_seed: Callable[[], int] = draw_seed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`engine`: what requests go to. `workers`: those behind it, asked each time; None: it is the only one.
         `figures`: what routing has counted. `membership`: how workers join and leave; None: they are fixed.
-        `tokenizer_folder`: for gateways that ask for it. `connect`: how the engine meets another worker, if it can."""
+        `tokenizer_folder`: for gateways that ask for it. `connect`: how the engine meets another worker, if it can.
+        `block_events`: where it is told which blocks the engine has cached, if anywhere."""
         self.engine = engine
         if workers is None:
             workers = OnlyWorker(Worker("engine-0", engine, f"{config.host}:{config.port}"))
@@ -57,6 +59,7 @@ class Service:
         self.membership = membership
         self.tokenizer_folder = tokenizer_folder
         self.connect = connect
+        self.block_events = block_events
         self.tokenizer = tokenizer
         self.template = template
         self.config = config

@@ -43,6 +43,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     blocks_pulling: int | UnsetType = UNSET
     last_decision: str | None
     """Why it got the last group it was given."""
+    note: str | None
+    """Why it is in its state."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +107,7 @@ def worker_status(seen: Seen) -> WorkerStatus:
         pulls_open=figure(lambda s: s.pulls_open),
         blocks_pulling=figure(lambda s: s.blocks_pulling),
         last_decision=report.last_decision,
+        note=report.note,
     )
 
 

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from motet import __version__
 from motet.cli.chat import chat
 from motet.cli.demo import demo
+from motet.cli.gateway import gateway
 from motet.cli.models import models
 from motet.cli.serve import serve
 from motet.errors import MotetError, StartupError
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(serve)
+app.command()(gateway)
 app.add_typer(models, name="models")
 app.command()(chat)
 app.command()(demo)

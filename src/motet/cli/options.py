@@ -1,20 +1,132 @@
-"""How a setting becomes a flag of the command line, and what was typed becomes settings again."""
+"""The flags of the commands: what each setting says in `--help`, said once, and what was typed as settings again."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from types import UnionType
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 import typer
+from msgspec.structs import FieldInfo
 from typer.models import OptionInfo
 
 from motet.settings.record import flag_of, setting_fields
+from motet.types import Role
 
 MODEL, ENGINE, LIMITS, HTTP, PROCESS = "Model", "Engine", "Limits", "HTTP", "Process"
 CELL = "Prefill and decode"
 ROUTING = "Workers"
+WORKERS = "Servers"
+
+OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    WORKERS: {
+        "workers": "A server that is a worker, as URL or URL,role; may be given several times.",
+        "workers_file": "A file with one of them a line; lines added or removed later join or leave.",
+        "worker_api_key": "Key that the workers want.",
+        "worker_timeout_s": "Seconds without an answer after which a worker's groups go on elsewhere.",
+        "start_timeout_s": "Seconds to wait for the first worker that decodes.",
+    },
+    MODEL: {
+        "served_model_name": "The name clients use, in place of MODEL.",
+        "revision": "Branch, tag or commit on the hub.",
+        "tokenizer": "Folder or hub name of another tokenizer than the model's.",
+        "chat_template": "File with another Jinja template than the model's.",
+    },
+    ENGINE: {
+        "device": "auto, cpu, cuda or cuda:K.",
+        "dtype": "auto, bfloat16, float16 or float32.",
+        "kernels": "What computes on the CPU: auto, compiled or torch.",
+        "quantization": "Weights of the compiled kernels: none (bfloat16) or int8.",
+        "max_model_len": "Prompt and answer together, in tokens; the model's own if unset.",
+        "kv_cache_gb": "Memory for KV blocks, in GiB.",
+        "gpu_memory_utilization": "In place of it, the part of a GPU's memory that may be filled.",
+        "block_size": "Tokens of a KV block.",
+        "max_num_seqs": "Choices that run at once; also the largest group.",
+        "max_num_batched_tokens": "Tokens of one step.",
+        "prefix_cache": "Find KV of earlier prompts again (default on).",
+        "cache_answers": "Let answers into the prefix cache too, at the price of sameness.",
+        "num_threads": "CPU threads of an engine; if unset, all cores, or an even share in a cell.",
+        "enforce_eager": "On a GPU, launch every operator by itself: no CUDA graphs.",
+    },
+    CELL: {
+        "prefill": "Prefill engines of a cell on this machine.",
+        "decode": "Decode engines of a cell on this machine.",
+        "role": "What a server that is no cell does: both, prefill or decode.",
+        "prefill_urls": "Prefill server that a decode server asks; several times, or URL,URL.",
+        "prefill_api_key": "Key that prefill servers want.",
+        "bypass_tokens": "Decode computes prompts with fewer new tokens itself; 0: never.",
+        "prefill_timeout_s": "Seconds after which decode computes a prompt itself.",
+        "side_channel_host": "Address at which other workers reach this one.",
+        "side_channel_port": "Its port: 20000 for a prefill server, 22000 for a decode server; 0: free.",
+        "cluster_key": "Workers with another key are refused; a cell makes one of its own.",
+        "lease_s": "Seconds a prefilled prompt is kept without a sign of life.",
+        "pull_timeout_s": "Seconds after which a prompt that has not come is computed.",
+    },
+    ROUTING: {
+        "routing_policy": "Who gets a group: kv, least-loaded, round-robin or session.",
+        "session_expiry_s": "Seconds for which the worker of a session is remembered.",
+        "spread_choices": "Larger groups may be split over decode workers; 0: never.",
+        "migration_limit": "How often a group may move when its worker is lost.",
+        "migration_wait_s": "Seconds a group waits for a worker when all are lost.",
+        "queue_timeout_s": "Seconds a group waits for room on a worker.",
+        "engine_restarts": "Times in a row an engine that dies is started again.",
+        "kv_events_port": "Tell others of cached blocks: two ports an engine; 0: free ones.",
+        "kv_events_host": "Address at which they listen, and are found.",
+        "kv_events_topic": "What their messages begin with.",
+    },
+    LIMITS: {
+        "max_n": "Choices of one prompt.",
+        "max_choices": "Prompts x n of one request.",
+        "max_waiting_groups": "Groups without a first token; one more is answered 503.",
+        "key_max_requests": "Requests under way of one API key; one more is 429. 0: any.",
+        "key_max_choices": "Choices under way of one API key; 0: any number.",
+        "max_body_bytes": "Size of a request's body.",
+    },
+    HTTP: {
+        "host": "Address to listen on.",
+        "port": "Port to listen on; 0 takes a free one.",
+        "api_keys": "Key that clients must send; may be given several times.",
+        "admin_key": "Key for /drain and /workers, in place of API keys.",
+        "cors_origins": "Origin whose pages may call; may be given several times.",
+    },
+    PROCESS: {
+        "heartbeat_timeout_s": "Seconds without a sign of life after which an engine is killed.",
+        "step_timeout_s": "Seconds in one step after which an engine is killed.",
+        "drain_timeout_s": "Seconds that answers under way have when the server stops.",
+        "log_level": "debug, info, warning or error.",
+        "log_format": "text or json.",
+    },
+}
+"""Panel -> setting -> help, in the order in which `--help` shows them."""
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def takes(names: Collection[str], **other_helps: str) -> Callable[[Command], Command]:
+    """Gives a command the flags of these settings; `other_helps`: where words of its own are better. What was typed is
+    read by `given`; typer passes it too, to a parameter such as `**_flags`."""
+
+    def give(command: Command) -> Command:
+        own = list(inspect.signature(command).parameters.values())
+        first = [one for one in own if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        last = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        flags = [
+            _parameter(name, panel, other_helps.get(name, help))
+            for panel, options in OPTIONS.items()
+            for name, help in options.items()
+            if name in names
+        ]
+        command.__signature__ = inspect.Signature([*first, *flags, *last])  # type: ignore[attr-defined]
+        return command
+
+    return give
 
 
 def option(name: str, panel: str, help: str) -> OptionInfo:
     """The flag of a setting. Without a default of its own: only what was typed overrides file and environment."""
     default = setting_fields()[name].default
     shown = "" if default is None or default in ((), "") or isinstance(default, bool) else f" (default {default})"
-    info: OptionInfo = typer.Option(flag_of(name), help=help + shown, rich_help_panel=panel, show_default=False)
+    flag = f"--{name.replace('_', '-')}/{flag_of(name)}" if default is True else flag_of(name)
+    info: OptionInfo = typer.Option(flag, help=help + shown, rich_help_panel=panel, show_default=False)
     return info
 
 
@@ -22,3 +134,23 @@ def given(ctx: typer.Context) -> dict[str, object]:
     """The settings among the flags that were typed; a list flag that was not is empty."""
     flags: dict[str, object] = {name: ctx.params.get(name) for name in setting_fields()}
     return {name: value for name, value in flags.items() if value not in (None, [], ())}
+
+
+def _parameter(name: str, panel: str, help: str) -> inspect.Parameter:
+    kind = _kind(setting_fields()[name])
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option(name, panel, help)],
+    )
+
+
+def _kind(field: FieldInfo) -> Any:
+    """What the command line makes of a setting's type."""
+    kind = field.type
+    if isinstance(kind, UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    if get_origin(kind) is tuple:
+        return list[str]
+    return str if kind is Role else kind

@@ -20,11 +20,12 @@ import httpx
 from motet.deploy.block_events import BlockEvents
 from motet.deploy.compose import Router, make_router
 from motet.deploy.local_keeper import LocalKeeper
-from motet.deploy.meet import meet_all
+from motet.deploy.meet import Connecting, meet_all
 from motet.deploy.plan import ServerPlan, cores, engine_configs
 from motet.deploy.prefill_servers import PrefillServers
 from motet.deploy.start import LocalEngine, StartEngine, start_engines
 from motet.engines.base import Engine, Worker
+from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 
 
@@ -59,6 +60,17 @@ class Cell:
         """Returns once it is dead."""
         for keeper in self._needed:
             await keeper.given_up.wait()
+
+    async def connect(self, address: TransferAddress) -> None:
+        """Its engines that fetch KV get to know a worker elsewhere. Raises MotetError if one cannot."""
+        fetching = [keeper.id for keeper in self._keepers if keeper.role is Role.DECODE]
+        for worker in self.workers:
+            if worker.id in fetching and isinstance(worker.engine, Connecting):
+                await worker.engine.connect(address)
+
+    def endpoint(self) -> str | None:
+        """Where others are told which blocks its engine has, if that is one place."""
+        return self.block_events.endpoint(self._keepers[0].id) if len(self._keepers) == 1 else None
 
     async def adopt(self, engines: Mapping[str, LocalEngine]) -> None:
         """Those that were started, by worker id."""

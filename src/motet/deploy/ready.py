@@ -7,7 +7,7 @@ from motet.engines.base import Worker
 from motet.types import Role
 
 GIB = 2**30
-READY = re.compile(r"^Motet is ready: .* at (?P<url>http://\S+) ")
+READY = re.compile(r"^Motet(?: gateway)? is ready: .* at (?P<url>http://\S+) ")
 
 
 def ready_line(url: str, workers: Sequence[Worker]) -> str:
@@ -16,6 +16,12 @@ def ready_line(url: str, workers: Sequence[Worker]) -> str:
     tokens, gib = info.num_blocks * info.block_size, info.num_blocks * info.bytes_per_block / GIB
     blocks = f"{info.num_blocks:,} KV blocks of {info.block_size} tokens: {tokens:,} tokens, {gib:.2f} GiB"
     return f"Motet is ready: {info.model} at {url} ({roles_of(workers)}{blocks})"
+
+
+def gateway_ready_line(url: str, model: str, workers: Sequence[Worker]) -> str:
+    """`workers`: those that are there by now."""
+    there = f"{len(workers)} worker{'s' * (len(workers) != 1)}: {', '.join(worker.id for worker in workers)}"
+    return f"Motet gateway is ready: {model} at {url} ({there})"
 
 
 def roles_of(workers: Sequence[Worker]) -> str:

@@ -1,7 +1,7 @@
-"""One server: engines in processes of their own, and text and HTTP in this one, in one event loop.
+"""One server: workers in processes of their own, here or elsewhere, and text and HTTP in this one, in one event loop.
 
 1. the socket is bound, the tokenizer read: what can be wrong quickly is wrong before a model is loaded
-2. the engines start (`deploy.cell`); a signal meanwhile ends them again
+2. the engines start (`deploy.cell`), or the first worker is waited for (`deploy.gateway`); a signal meanwhile ends that
 3. ready: requests are served
 4. the first signal: new groups get 503, those that run may finish, for `drain_timeout_s` at most
    the second signal, or the time is up: open groups end with an error event
@@ -13,12 +13,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from motet.api.app import create_app
 from motet.api.service import Service
 from motet.deploy.cell import Cell, start_cell
+from motet.deploy.compose import Router
 from motet.deploy.http import HttpServer
 from motet.deploy.listen import listen, port_of, url_of
 from motet.deploy.plan import ServerPlan
@@ -38,6 +40,35 @@ class Outcome(IntEnum):
     ENGINE_DIED = 70
     STOPPED_BEFORE_READY = 130
 
+
+class Workforce(Protocol):
+    """The workers that a server runs over: engines of this machine (`Cell`), or servers elsewhere (`Gateway`)."""
+
+    @property
+    def router(self) -> Router:
+        """In front of them."""
+        ...
+
+    @property
+    def dead(self) -> bool:
+        """Whether the server is of no use any more: nobody is left who decodes, or will be."""
+        ...
+
+    async def death(self) -> None:
+        """Returns once it is dead."""
+        ...
+
+    async def watch(self) -> None:
+        """Looks after the workers until it is cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """Ends open groups with `EngineClosedError`, and what was started here. Twice changes nothing; `watch` is over
+        before."""
+        ...
+
+
+T = TypeVar("T")
 
 OnReady = Callable[[str, Cell], None]
 """Called with the server's URL once it serves."""
@@ -59,7 +90,15 @@ async def run_server(
                 return Outcome.STOPPED_BEFORE_READY
             try:
                 service = Service(
-                    cell.engine, tokenizer, template, config, workers=cell.router.fleet, figures=cell.router.figures
+                    cell.engine,
+                    tokenizer,
+                    template,
+                    config,
+                    workers=cell.router.fleet,
+                    figures=cell.router.figures,
+                    tokenizer_folder=plan.tokenizer_path,
+                    connect=cell.connect,
+                    block_events=cell.endpoint,
                 )
                 server = Server(service, cell, HttpServer(create_app(service), listener), signals)
                 return await server.run(lambda: on_ready(url_of(listener), cell), plan.death_linger_s)
@@ -67,8 +106,8 @@ async def run_server(
                 await cell.close()
 
 
-async def started(start: Awaitable[Cell], signals: StopSignals) -> Cell | None:
-    """The cell; None if a signal came first."""
+async def started(start: Awaitable[T], signals: StopSignals) -> T | None:
+    """What the start returns; None if a signal came first."""
     starting = asyncio.ensure_future(start)
     await first_of(asyncio.wait([starting]), signals.drain.wait())
     if not starting.done():
@@ -79,31 +118,31 @@ async def started(start: Awaitable[Cell], signals: StopSignals) -> Cell | None:
 
 
 class Server:
-    """A server with its engines running."""
+    """A server with its workers there."""
 
-    def __init__(self, service: Service, cell: Cell, http: HttpServer, signals: StopSignals) -> None:
+    def __init__(self, service: Service, workforce: Workforce, http: HttpServer, signals: StopSignals) -> None:
         self._service = service
-        self._cell = cell
+        self._workforce = workforce
         self._http = http
         self._signals = signals
 
-    async def run(self, on_ready: Callable[[], None], death_linger_s: float) -> Outcome:
+    async def run(self, on_ready: Callable[[], None], death_linger_s: float = 0.0) -> Outcome:
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._cell.watch())
+            watching = tasks.create_task(self._workforce.watch())
             serving = tasks.create_task(self._http.run_until_stopped())
             on_ready()
-            await first_of(asyncio.wait([serving]), self._signals.drain.wait(), self._cell.death())
-            if not self._cell.dead:
+            await first_of(asyncio.wait([serving]), self._signals.drain.wait(), self._workforce.death())
+            if not self._workforce.dead:
                 await self._drain()
             outcome = Outcome.STOPPED
-            if self._cell.dead:
+            if self._workforce.dead:
                 outcome = Outcome.ENGINE_DIED
                 logger.error("no engine is left to decode; the server ends in %g s", death_linger_s)
                 await first_of(self._signals.drain.wait(), timeout_s=death_linger_s)
             watching.cancel()
             await asyncio.wait([watching])  # it would start again what is ended now
             # Before the connections: answers that are still open end with an error event, and close theirs.
-            await self._cell.close()
+            await self._workforce.close()
             self._http.stop(at_once=self._signals.at_once.is_set())
         return outcome
 
@@ -111,4 +150,6 @@ class Server:
         self._service.start_drain()
         limit_s = self._service.config.drain_timeout_s
         logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
-        await first_of(self._service.drained(), self._signals.at_once.wait(), self._cell.death(), timeout_s=limit_s)
+        await first_of(
+            self._service.drained(), self._signals.at_once.wait(), self._workforce.death(), timeout_s=limit_s
+        )

@@ -103,6 +103,8 @@ class WorkerReport:
     """None: there is no engine to ask."""
     last_decision: str | None = None
     """Why it got the last group it was given."""
+    note: str | None = None
+    """Why it is in its state, where there is something to say."""
 
 
 class Workers(Protocol):

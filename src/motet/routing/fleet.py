@@ -45,6 +45,8 @@ class Member:
         self.groups: set[Evictable] = set()
         """Those it is writing."""
         self.last_decision: str | None = None
+        self.note = ""
+        """Why it is in its state."""
         self.given_up = False
         """Whether nobody expects it back."""
         self._clock = clock
@@ -76,6 +78,7 @@ class Member:
             role=self.role,
             worker=self.worker,
             last_decision=self.last_decision,
+            note=self.note or None,
         )
 
 
@@ -159,11 +162,12 @@ class Fleet:
     def mark(self, id: str, state: WorkerState, why: str = "") -> None:
         """Unknown ids are ignored: the worker has been removed meanwhile."""
         member = self._members.get(id)
-        if member is None or member.state is state:
+        if member is None or (member.state, member.note) == (state, why):
             return
-        level = logging.INFO if state in (*ANSWERING, WorkerState.STARTING) else logging.ERROR
-        logger.log(level, "%s is %s, was %s%s", id, state, member.state, f": {why}" if why else "")
-        member.state = state
+        bad = member.state is not state and state not in (*ANSWERING, WorkerState.STARTING)
+        was = f"was {member.state}" if member.state is not state else "still"
+        logger.log(logging.ERROR if bad else logging.INFO, "%s is %s, %s%s", id, state, was, f": {why}" if why else "")
+        member.state, member.note = state, why
         self.notify()
 
     def remove(self, id: str) -> None:

@@ -192,7 +192,7 @@ class Routed:
             return
         if isinstance(error, OverloadedError):
             member.refuse()
-        else:
+        elif member.state in ANSWERING:  # else its keeper knows better
             self._fleet.mark(member.id, WorkerState.DEAD, error.message)
 
     def _ended(self, group: RoutedGroup) -> None:

@@ -8,7 +8,15 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import FieldInfo
 
-from motet.config import CellConfig, EngineConfig, KVEventsConfig, ModelConfig, RoutingConfig, ServerConfig
+from motet.config import (
+    CellConfig,
+    EngineConfig,
+    GatewayConfig,
+    KVEventsConfig,
+    ModelConfig,
+    RoutingConfig,
+    ServerConfig,
+)
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -20,6 +28,7 @@ DECIDED_LATER: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
     CellConfig: frozenset(),
     RoutingConfig: frozenset(),
     KVEventsConfig: frozenset(),
+    GatewayConfig: frozenset(),
     ServerConfig: frozenset({"served_model_name"}),
 }
 """Fields that are no settings: they follow from the model that was found."""
@@ -40,20 +49,38 @@ FLAGS: Final[Mapping[str, str]] = {
     "queue_timeout_s": "--queue-timeout",
     "heartbeat_timeout_s": "--heartbeat-timeout",
     "step_timeout_s": "--step-timeout",
+    "workers": "--worker",
+    "worker_timeout_s": "--worker-timeout",
+    "start_timeout_s": "--start-timeout",
 }
 """Flags that are not their setting's name with dashes."""
 
-SECRETS: Final = frozenset({"api_keys", "admin_key", "prefill_api_key", "cluster_key"})
+SECRETS: Final = frozenset({"api_keys", "admin_key", "prefill_api_key", "cluster_key", "worker_api_key"})
 
 
 def setting_fields() -> dict[str, FieldInfo]:
     """Every setting by name, in the order in which it is declared."""
-    return {
-        field.name: field
-        for config, not_settings in DECIDED_LATER.items()
-        for field in msgspec.structs.fields(config)
-        if field.name not in not_settings
-    }
+    return {field.name: field for config in DECIDED_LATER for field in _settings_in(config)}
+
+
+def _settings_in(config: type[msgspec.Struct]) -> list[FieldInfo]:
+    return [field for field in msgspec.structs.fields(config) if field.name not in DECIDED_LATER[config]]
+
+
+def _names(*configs: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.name for config in configs for field in _settings_in(config))
+
+
+SERVE: Final = _names(ModelConfig, EngineConfig, CellConfig, RoutingConfig, KVEventsConfig, ServerConfig)
+"""The settings of `motet serve`."""
+GATEWAY: Final = (
+    *("served_model_name", "tokenizer", "chat_template"),
+    *_names(GatewayConfig),
+    *("bypass_tokens", "prefill_timeout_s"),
+    *(name for name in _names(RoutingConfig) if name != "engine_restarts"),
+    *_names(ServerConfig),
+)
+"""The settings of `motet gateway`, which has no engine of its own."""
 
 
 def flag_of(name: str) -> str:
@@ -93,7 +120,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting by name, resolved."""
+    """The settings of one command by name, resolved; those of other commands have their defaults."""
 
     rows: Mapping[str, Setting]
 
@@ -116,9 +143,13 @@ class Settings:
     def kv_events(self) -> KVEventsConfig:
         return self._fill(KVEventsConfig, {})
 
+    @property
+    def gateway(self) -> GatewayConfig:
+        return self._fill(GatewayConfig, {})
+
     def server(self, *, served_model_name: str) -> ServerConfig:
         return self._fill(ServerConfig, {"served_model_name": served_model_name})
 
     def _fill(self, config: type[Config], decided: dict[str, str]) -> Config:
-        wanted = {field.name for field in msgspec.structs.fields(config)} - decided.keys()
+        wanted = {field.name for field in _settings_in(config)} & self.rows.keys()
         return msgspec.convert(decided | {name: self.rows[name].value for name in wanted}, config)

@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import get_origin
@@ -11,26 +11,34 @@ import msgspec
 
 from motet.config import ENVIRONMENT_PREFIX
 from motet.errors import ConfigError
-from motet.settings.record import DEFAULT, Setting, Settings, flag_of, setting_fields
+from motet.settings.record import DEFAULT, SERVE, Setting, Settings, flag_of, setting_fields
 from motet.settings.rules import check_rules, fit_defaults
 
 CONFIG_VARIABLE = "MOTET_CONFIG"
 NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR"})
 """Variables with our prefix that are no settings: the file to read, and where models are kept."""
-COMMAS_IN_FLAGS = frozenset({"prefill_urls"})
+COMMAS_IN_FLAGS = frozenset({"prefill_urls", "workers"})
 """Lists whose flag may name several at once, as their variable does."""
 
 
-def resolve_settings(flags: Mapping[str, object], *, environ: Mapping[str, str], file: Path | None = None) -> Settings:
-    """Lays the sources over each other; a flag that is None was not given. Raises `ConfigError`."""
-    rows = {name: Setting(name, field.default, DEFAULT) for name, field in setting_fields().items()}
+def resolve_settings(
+    flags: Mapping[str, object],
+    *,
+    environ: Mapping[str, str],
+    file: Path | None = None,
+    names: Iterable[str] = SERVE,
+) -> Settings:
+    """Lays the sources over each other; a flag that is None was not given. `names`: the settings of the command; those
+    that file and environment have for other commands are passed over. Raises `ConfigError`."""
+    fields = setting_fields()
+    rows = {name: Setting(name, fields[name].default, DEFAULT) for name in names}
     if file is None and (named := environ.get(CONFIG_VARIABLE)):
         file = Path(named).expanduser()
     sources = [from_environment(environ), from_flags(flags)]
     if file is not None:
         sources.insert(0, from_file(file))
     for source in sources:
-        rows |= {setting.name: setting for setting in source}
+        rows |= {setting.name: setting for setting in source if setting.name in rows}
     settings = Settings(fit_defaults(rows))
     check_rules(settings)
     return settings

@@ -2,14 +2,22 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from motet.config import CellConfig, EngineConfig, KVEventsConfig, ModelConfig, RoutingConfig, ServerConfig
+from motet.config import (
+    CellConfig,
+    EngineConfig,
+    GatewayConfig,
+    KVEventsConfig,
+    ModelConfig,
+    RoutingConfig,
+    ServerConfig,
+)
 from motet.errors import ConfigError
 from motet.log import LogFormat
+from motet.settings.named_worker import is_http_url, named_workers
 from motet.settings.record import DEFAULT, Setting, Settings, flag_of
 from motet.types import Role
 
@@ -23,6 +31,7 @@ MAX_BLOCK_SIZE = 256
 MAX_PORT = 65535
 LEAST_LEASE_S = 3
 LEAST_HEARTBEAT_TIMEOUT_S = 1
+LEAST_WORKER_TIMEOUT_S = 2
 EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")
 
 
@@ -35,6 +44,7 @@ class Proposal:
     cell: CellConfig
     routing: RoutingConfig
     kv_events: KVEventsConfig
+    gateway: GatewayConfig
     server: ServerConfig
 
 
@@ -44,6 +54,10 @@ class Rule:
     """The settings it is about, the one to blame first."""
     says: str
     holds: Callable[[Proposal], bool]
+
+    def of(self, settings: Settings) -> bool:
+        """Whether it is about settings of this command."""
+        return settings.rows.keys() >= set(self.names)
 
 
 RULES = (
@@ -185,6 +199,22 @@ RULES = (
         "must be one address at which others reach this server: a gateway is told to follow it there",
         lambda p: p.kv_events.kv_events_host.strip() not in EVERY_ADDRESS,
     ),
+    Rule(
+        ("workers", "workers_file"),
+        "a gateway needs workers: --worker URL, several times, or --workers-file FILE",
+        lambda p: bool(p.gateway.workers or p.gateway.workers_file),
+    ),
+    Rule(
+        ("workers",),
+        "must be URLs such as http://host:8000, each with a role behind it or none, and none twice",
+        lambda p: are_workers(p.gateway.workers),
+    ),
+    Rule(
+        ("worker_timeout_s",),
+        f"must be at least {LEAST_WORKER_TIMEOUT_S}: workers are asked every second",
+        lambda p: LEAST_WORKER_TIMEOUT_S <= p.gateway.worker_timeout_s < math.inf,
+    ),
+    Rule(("start_timeout_s",), "must be above 0", lambda p: 0 < p.gateway.start_timeout_s < math.inf),
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
@@ -216,14 +246,12 @@ RULES = (
 )
 
 
-def is_http_url(url: str) -> bool:
-    """With a host, and a port that can be one if there is any."""
+def are_workers(texts: Sequence[str]) -> bool:
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
+        urls = [worker.url for worker in named_workers(texts)]
+    except ConfigError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and url.split() == [url]
+    return len(set(urls)) == len(urls)
 
 
 def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
@@ -234,6 +262,8 @@ def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
         ("max_num_batched_tokens", "max_num_seqs", max),
         ("max_choices", "max_n", max),
     ):
+        if not {name, other} <= fitted.keys():
+            continue
         value, limit = fitted[name].value, fitted[other].value
         if fitted[name].is_default and isinstance(value, int) and isinstance(limit, int) and limit >= 1:
             fit = bound(value, limit)
@@ -249,10 +279,11 @@ def check_rules(settings: Settings) -> None:
         settings.cell,
         settings.routing,
         settings.kv_events,
+        settings.gateway,
         settings.server(served_model_name=""),
     )
     for rule in RULES:
-        if not rule.holds(proposal):
+        if rule.of(settings) and not rule.holds(proposal):
             blamed = " with ".join(blame(settings.rows[name]) for name in rule.names)
             raise ConfigError(f"{blamed}: {rule.says}")
 

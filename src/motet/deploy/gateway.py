@@ -1,0 +1,207 @@
+"""The workers of a gateway: `motet serve` servers elsewhere that join, leave, die and return while it runs.
+
+    --worker URL          there from the start
+    --workers-file FILE   what is added or removed in it joins or leaves
+    POST /workers         operators do the same over HTTP (`Membership`)
+
+1. each worker has a keeper (`deploy.remote_keeper`), which asks it every second and lets the fleet know
+2. a worker that leaves gets no new groups; when its groups have ended, or its time is up and they go on elsewhere, its
+   keeper ends, and nobody knows it any more. The server itself runs on.
+3. a gateway without workers is no dead one: it answers 503 until somebody joins or returns
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from urllib.parse import urlsplit
+
+from motet.deploy.compose import Router
+from motet.deploy.likeness import Likeness
+from motet.deploy.meet import meet_all
+from motet.deploy.remote_keeper import HEARTBEAT_S, KeeperRules, KeptServer, RemoteKeeper
+from motet.deploy.workers_file import WorkersFile
+from motet.engines.base import Worker, WorkerState
+from motet.errors import ConfigError, DrainingError, NotFoundError, RequestError, WorkerLeavingError
+from motet.routing.fleet import ANSWERING, Member
+from motet.settings.named_worker import NamedWorker, server_url
+from motet.types import Role
+
+PORTS = {"http": 80, "https": 443}
+
+
+class Gateway:
+    """Servers elsewhere that serve together, and their `Membership`."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        server_at: Callable[[str], KeptServer],
+        worker_timeout_s: float,
+        drain_s: float,
+        file: WorkersFile | None = None,
+    ) -> None:
+        """`drain_s`: how long the groups of a worker have that is removed from the file."""
+        self.router = router
+        self.likeness = Likeness()
+        self._fleet = router.fleet
+        self._server_at = server_at
+        self._worker_timeout_s = worker_timeout_s
+        self._drain_s = drain_s
+        self._file = file
+        self._keepers: dict[str, RemoteKeeper] = {}
+        self._from_file: dict[str, str] = {}
+        """URL -> id of those that the file brought."""
+        self._leaving: set[str] = set()
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._welcoming = asyncio.Lock()
+        self._tasks: asyncio.TaskGroup | None = None
+        """While it is watched."""
+        if file is not None:
+            self._take_from_file(file.named)
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that take groups now."""
+        members = [member for member in self._fleet.members if member.state is WorkerState.READY]
+        return [member.worker for member in members if member.worker is not None]
+
+    @property
+    def dead(self) -> bool:
+        return False
+
+    async def death(self) -> None:
+        await asyncio.Event().wait()
+
+    async def looked(self) -> None:
+        """Returns once every worker named so far has been asked; while it is watched."""
+        await asyncio.gather(*(keeper.looked.wait() for keeper in list(self._keepers.values())))
+
+    async def watch(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                for keeper in self._keepers.values():
+                    self._keep(keeper, self._tasks)
+                if self._file is not None:
+                    self._tasks.create_task(self._follow(self._file))
+                await asyncio.Event().wait()
+        finally:
+            self._tasks = None
+            self._keeping.clear()
+
+    async def close(self) -> None:
+        """The servers run on."""
+        await self.router.engine.close()
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
+
+    def add(self, named: NamedWorker, id: str | None = None) -> str:
+        """Returns its id. Raises RequestError if its URL or id is taken."""
+        known = {keeper.url: keeper.id for keeper in self._keepers.values()}
+        if named.url in known:
+            raise RequestError(
+                f"{named.url} is a worker already: {known[named.url]}.", param="url", code="worker_exists"
+            )
+        if id in self._keepers:
+            raise RequestError(f"There is a worker {id} already.", param="id", code="worker_exists")
+        id = id or _free_id(named.url, self._keepers)
+        keeper = RemoteKeeper(
+            id,
+            self._server_at(named.url),
+            fleet=self._fleet,
+            rules=KeeperRules(
+                problem=lambda report: self.likeness.problem(report, named.role),
+                welcome=self._welcome,
+                silence_s=self._worker_timeout_s,
+            ),
+        )
+        self._keepers[id] = keeper
+        self._fleet.expect(id, named.url, named.role)
+        if self._tasks is not None:
+            self._keep(keeper, self._tasks)
+        return id
+
+    async def join(self, url: str, role: Role | None, id: str | None) -> str:
+        self._open_tasks()
+        try:
+            return self.add(NamedWorker(server_url(url), role), id)
+        except ConfigError as error:
+            raise RequestError(error.message, param="url", code="invalid_value") from error
+
+    async def leave(self, id: str, drain_s: float) -> None:
+        self._known(id)
+        self._start_leaving(id, drain_s)
+
+    async def drain(self, id: str) -> None:
+        self._known(id).take_out()
+
+    def _known(self, id: str) -> RemoteKeeper:
+        if id not in self._keepers:
+            raise NotFoundError(f"There is no worker {id}.", code="worker_not_found")
+        return self._keepers[id]
+
+    def _open_tasks(self) -> asyncio.TaskGroup:
+        if self._tasks is None:
+            raise DrainingError("The server is closing: workers neither join nor leave any more.")
+        return self._tasks
+
+    def _keep(self, keeper: RemoteKeeper, tasks: asyncio.TaskGroup) -> None:
+        self._keeping[keeper.id] = tasks.create_task(keeper.keep())
+
+    def _start_leaving(self, id: str, drain_s: float) -> None:
+        tasks = self._open_tasks()
+        if id not in self._leaving:
+            self._leaving.add(id)
+            self._keepers[id].take_out()
+            tasks.create_task(self._let_go(id, drain_s))
+
+    async def _let_go(self, id: str, drain_s: float) -> None:
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._idle(id)
+        except TimeoutError:
+            pass
+        keeping = self._keeping.pop(id)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        await self._fleet.evict(id, WorkerLeavingError(f"{id} has left"))
+        await self._keepers[id].close()
+        self._fleet.remove(id)
+        del self._keepers[id]
+        self._leaving.discard(id)
+
+    async def _idle(self, id: str) -> None:
+        """Returns once it has nothing of ours. Nobody tells that a prompt has been prefilled, so that is looked for."""
+        while (member := self._fleet.get(id)) is not None and _busy(member):
+            await asyncio.wait([self._fleet.changed()], timeout=HEARTBEAT_S)
+
+    async def _follow(self, file: WorkersFile) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._take_from_file(await asyncio.to_thread(file.look))
+
+    def _take_from_file(self, named: Iterable[NamedWorker]) -> None:
+        """Those that joined in another way are not the file's to remove."""
+        wanted = {worker.url: worker for worker in named}
+        self._from_file = {url: id for url, id in self._from_file.items() if id in self._keepers}
+        for url in self._from_file.keys() - wanted.keys():
+            self._start_leaving(self._from_file[url], self._drain_s)
+        there = {keeper.url for keeper in self._keepers.values()}
+        for url in [url for url in wanted if url not in there]:
+            self._from_file[url] = self.add(wanted[url])
+
+    async def _welcome(self, newcomer: Worker) -> None:
+        """One at a time: two that come at once would both not see the other."""
+        async with self._welcoming:
+            present = [member.worker for member in self._fleet.members if member.state in ANSWERING]
+            await meet_all(newcomer, [worker for worker in present if worker is not None])
+            self._fleet.put(newcomer)
+
+
+def _busy(member: Member) -> bool:
+    return bool(member.groups or member.books.waiting_tokens)
+
+
+def _free_id(url: str, taken: Collection[str]) -> str:
+    """Such as `10.0.0.1:8000`."""
+    parts = urlsplit(url)
+    id = f"{parts.hostname}:{parts.port or PORTS[parts.scheme]}"
+    return next(free for free in (id, *(f"{id}-{number}" for number in range(2, len(taken) + 3))) if free not in taken)

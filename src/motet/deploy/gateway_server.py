@@ -1,0 +1,132 @@
+"""The server of a gateway: one API process in front of workers that are servers elsewhere.
+
+1. the socket is bound, the workers' file read: what can be wrong quickly is wrong at once
+2. the first worker that decodes is waited for; from it come the model's name and the tokenizer, unless they are set
+3. the rest is `deploy.server`, which serves, drains and ends
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from motet.api.app import create_app
+from motet.api.service import Service
+from motet.config import CellConfig, GatewayConfig, RoutingConfig, ServerConfig
+from motet.deploy.compose import make_router
+from motet.deploy.first_worker import decoding_workers, fetch_tokenizer
+from motet.deploy.gateway import Gateway
+from motet.deploy.http import HttpServer
+from motet.deploy.listen import listen, port_of, url_of
+from motet.deploy.remote_keeper import KeptServer
+from motet.deploy.server import Outcome, Server, started
+from motet.deploy.stop import StopSignals
+from motet.deploy.workers_file import WorkersFile
+from motet.engines.remote import EngineServer, RemoteEngine, engine_client
+from motet.settings.named_worker import named_workers
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+
+ServerAt = Callable[[str], EngineServer]
+OnReady = Callable[[str, str, Gateway], None]
+"""Called with the server's URL and its model once it serves."""
+
+
+@dataclass(frozen=True)
+class GatewayPlan:
+    """All that makes up one gateway."""
+
+    gateway: GatewayConfig
+    server: ServerConfig
+    """Its `served_model_name` may be empty: then it is the workers'."""
+    tokenizer_path: Path | None = None
+    """None: the workers' own."""
+    chat_template: str | None = None
+    """Jinja text in place of the model's own."""
+    routing: RoutingConfig = field(default=RoutingConfig())
+    cell: CellConfig = field(default=CellConfig())
+    """When prefill pays."""
+
+
+async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSignals) -> Outcome:
+    """Runs a gateway until it is told to stop. Raises `StartupError`."""
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(listen(plan.server.host, plan.server.port))
+        folder = stack.enter_context(tokenizer_folder(plan))
+        client = await stack.enter_async_context(engine_client())
+
+        def server_at(url: str) -> EngineServer:
+            return EngineServer(url, client, api_key=plan.gateway.worker_api_key)
+
+        gateway = make_gateway(plan, server_at)
+        stack.push_async_callback(gateway.close)
+        beginnings = await started(_begin(plan, gateway, folder, server_at), signals)
+        if beginnings is None:
+            return Outcome.STOPPED_BEFORE_READY
+        config = msgspec.structs.replace(
+            plan.server,
+            port=port_of(listener),
+            served_model_name=plan.server.served_model_name or beginnings.model,
+        )
+        service = Service(
+            gateway.router.engine,
+            beginnings.tokenizer,
+            ChatTemplate.of(beginnings.tokenizer),
+            config,
+            workers=gateway.router.fleet,
+            figures=gateway.router.figures,
+            membership=gateway,
+            tokenizer_folder=folder,
+        )
+        server = Server(service, gateway, HttpServer(create_app(service), listener), signals)
+        return await server.run(lambda: on_ready(url_of(listener), service.model, gateway))
+
+
+def make_gateway(plan: GatewayPlan, server_at: ServerAt) -> Gateway:
+    """With the workers that the plan names. Raises ConfigError."""
+
+    def kept(url: str) -> KeptServer:
+        server = server_at(url)
+        return KeptServer(url, server.report, lambda report: RemoteEngine(server, report))
+
+    file = plan.gateway.workers_file
+    gateway = Gateway(
+        make_router(plan.routing, plan.cell),
+        server_at=kept,
+        worker_timeout_s=plan.gateway.worker_timeout_s,
+        drain_s=plan.server.drain_timeout_s,
+        file=WorkersFile(Path(file).expanduser()) if file is not None else None,
+    )
+    for named in named_workers(plan.gateway.workers):
+        gateway.add(named)
+    return gateway
+
+
+@contextlib.contextmanager
+def tokenizer_folder(plan: GatewayPlan) -> Iterator[Path]:
+    """Where the tokenizer is, or will be put, as long as the server runs."""
+    if plan.tokenizer_path is not None:
+        yield plan.tokenizer_path
+        return
+    with TemporaryDirectory(prefix="motet-") as folder:
+        yield Path(folder)
+
+
+@dataclass(frozen=True)
+class Beginnings:
+    """What the first workers have told."""
+
+    model: str
+    tokenizer: Tokenizer
+
+
+async def _begin(plan: GatewayPlan, gateway: Gateway, folder: Path, server_at: ServerAt) -> Beginnings:
+    first, *others = await decoding_workers(gateway, timeout_s=plan.gateway.start_timeout_s)
+    if plan.tokenizer_path is None:
+        await fetch_tokenizer([first, *others], folder, server_at=server_at)
+    tokenizer = await asyncio.to_thread(Tokenizer.load, folder, chat_template=plan.chat_template)
+    return Beginnings(first.engine.info.model, tokenizer)

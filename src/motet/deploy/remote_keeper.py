@@ -1,0 +1,180 @@
+"""Looks after one worker elsewhere: asks it every second how it is, and lets the fleet know.
+
+    starting ──first report──► met ──► ready ◄─────► draining       as its reports say, or an operator
+                                        │ ▲
+    no answer for a while: silent       │ │   it answers again: the same engine is ready again,
+    refused, broken, its engine lost:   │ │   another one is met and takes its place
+    dead                                ▼ │
+    another model, another protocol: dead, and it is said why
+
+Whatever takes it out ends what it has under way, so that groups go on elsewhere at once; nothing is done to the server
+itself.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from motet.deploy.event_following import EventFollowing
+from motet.engines.base import Engine, Worker, WorkerState
+from motet.engines.wire import EngineReport
+from motet.errors import EngineDiedError, EngineSilentError, MotetError
+from motet.routing.fleet import Fleet
+
+HEARTBEAT_S = 1.0
+LONGEST_MISS_S = 2 * HEARTBEAT_S
+"""What a question without an answer adds to a silence at most: if more time has passed, it is us who did not listen."""
+
+
+class KeptEngine(Engine, Protocol):
+    """An engine on another server (`RemoteEngine`)."""
+
+    @property
+    def engine_id(self) -> str:
+        """Of the start of the worker that this is."""
+        ...
+
+    def lost(self, error: MotetError) -> None:
+        """Ends all it has under way with `error`."""
+        ...
+
+
+@dataclass(frozen=True)
+class KeptServer:
+    """How a worker is asked."""
+
+    url: str
+    report: Callable[[], Awaitable[EngineReport]]
+    """Raises EngineSilentError, EngineDiedError, or another EngineError if there is no understanding."""
+    engine: Callable[[EngineReport], KeptEngine]
+
+
+@dataclass(frozen=True)
+class KeeperRules:
+    """What a keeper goes by."""
+
+    problem: Callable[[EngineReport], str | None]
+    """Why a worker that reports so cannot be used; None: it can."""
+    welcome: Callable[[Worker], Awaitable[None]]
+    """Makes a worker known to those it exchanges KV with, and puts it into the fleet. Never raises."""
+    silence_s: float
+    """Without an answer for so long it is given up, until it answers again."""
+
+
+class RemoteKeeper:
+    """One worker. `keep` may be cancelled at any time, and called again."""
+
+    def __init__(
+        self,
+        id: str,
+        server: KeptServer,
+        *,
+        fleet: Fleet,
+        rules: KeeperRules,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.id = id
+        self.url = server.url
+        self.looked = asyncio.Event()
+        """Set when it has been asked once, whatever came of it."""
+        self._server = server
+        self._fleet = fleet
+        self._rules = rules
+        self._clock = clock
+        self._wait = wait
+        self._engine: KeptEngine | None = None
+        self._events = EventFollowing(id, fleet.index)
+        self._taken_out = False
+        """An operator wants it to get no new groups."""
+        self._unheard_s = 0.0
+        self._asked_s = clock()
+
+    async def keep(self) -> None:
+        """Runs until it is cancelled."""
+        try:
+            while True:
+                begun_s = self._clock()
+                await self.look()
+                self.looked.set()
+                await self._wait(max(0.0, begun_s + HEARTBEAT_S - self._clock()))
+        finally:
+            await self._events.stop()
+
+    async def look(self) -> None:
+        """Asks once, and draws the consequences."""
+        try:
+            report = await self._server.report()
+        except EngineSilentError:
+            self._unheard_s += self._since_last_time_s()
+            if self._unheard_s >= self._rules.silence_s:
+                why = f"{self.url} gives no sign of life for {self._rules.silence_s:g} s"
+                self._out(WorkerState.SILENT, EngineSilentError(why))
+        except EngineDiedError as error:
+            self._since_last_time_s()
+            self._out(WorkerState.DEAD, error)
+        except MotetError as error:
+            self._since_last_time_s()
+            self._out(WorkerState.DEAD, EngineDiedError(error.message), heard=True)
+        else:
+            self._unheard_s = 0.0
+            await self._take(report)
+            self._since_last_time_s()
+
+    def take_out(self) -> None:
+        """It gets no new groups any more."""
+        self._taken_out = True
+        if self._engine is not None:
+            self._fleet.mark(self.id, WorkerState.DRAINING, "an operator wants it so")
+
+    async def close(self) -> None:
+        """For when `keep` has ended. What the worker still has of ours ends."""
+        if self._engine is not None:
+            await self._engine.close()
+
+    def _since_last_time_s(self) -> float:
+        now_s = self._clock()
+        passed_s = min(now_s - self._asked_s, LONGEST_MISS_S)
+        self._asked_s = now_s
+        return passed_s
+
+    async def _take(self, report: EngineReport) -> None:
+        if problem := self._rules.problem(report):
+            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} is of no use here: {problem}"), heard=True)
+        elif report.state is WorkerState.DEAD:
+            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} has lost its engine"), heard=True)
+        else:
+            if self._engine is None or self._engine.engine_id != report.engine_id:
+                await self._adopt(report)
+            await self._events.follow(report.engine_id, report.block_events)
+            self._mark_present(report)
+
+    async def _adopt(self, report: EngineReport) -> None:
+        """A worker that was started again is another one: nothing of the former is left."""
+        if (former := self._engine) is not None:
+            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} was started again"))
+            await self._events.stop()
+            self._engine = None
+            await former.close()
+        engine = self._server.engine(report)
+        await self._rules.welcome(Worker(self.id, engine, self.url, local=False))
+        self._engine = engine
+
+    def _mark_present(self, report: EngineReport) -> None:
+        """One that is in a long step reports that its engine is silent; its own server ends it if it hangs."""
+        if self._taken_out:
+            self._fleet.mark(self.id, WorkerState.DRAINING, "an operator wants it so")
+        elif report.state is WorkerState.DRAINING:
+            self._fleet.mark(self.id, WorkerState.DRAINING, "it is being stopped")
+        else:
+            self._fleet.mark(self.id, WorkerState.READY)
+
+    def _out(self, state: WorkerState, error: EngineDiedError, *, heard: bool = False) -> None:
+        """One that nobody has `heard` of yet is still expected."""
+        if self._engine is None and not heard:
+            state = WorkerState.STARTING
+        self._fleet.mark(self.id, state, error.message)
+        if self._engine is not None:
+            self._engine.lost(error)
