@@ -69,6 +69,16 @@ async def post(served: Served, key: str, **fields: object) -> httpx.Response:
     return await served.http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
 
 
+async def started(served: Served, engine: WatchedEngine, key: str, **fields: object) -> asyncio.Task[httpx.Response]:
+    """A request whose groups the engine has; it fails if the answer comes before."""
+    task = asyncio.create_task(post(served, key, **fields))
+    submitted = asyncio.create_task(engine.submitted.acquire())
+    await asyncio.wait([task, submitted], return_when=asyncio.FIRST_COMPLETED)
+    submitted.cancel()
+    assert not task.done()
+    return task
+
+
 def let_go_on(engine: WatchedEngine) -> None:
     for _ in range(100):
         engine.steps.release()
@@ -79,16 +89,14 @@ def let_go_on(engine: WatchedEngine) -> None:
 async def test_a_key_at_its_limit_is_refused_and_the_other_is_not(serve: Serving, stream: bool) -> None:
     engine = WatchedEngine(gated=True)
     served = await limited(serve, engine, requests=1)
-    running = asyncio.create_task(post(served, ONE, stream=stream))
-    await engine.submitted.acquire()
+    running = await started(served, engine, ONE, stream=stream)
     refused = await post(served, ONE)
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert "at most 1 may be under way" in error["message"]
-    other = asyncio.create_task(post(served, OTHER))
-    await engine.submitted.acquire()
+    other = await started(served, engine, OTHER)
     let_go_on(engine)
     assert [(await task).status_code for task in (running, other)] == [200, 200]
     assert len(engine.requests) == 2  # the refused one was never submitted
@@ -100,9 +108,7 @@ async def test_a_key_at_its_limit_is_refused_and_the_other_is_not(serve: Serving
 async def test_choices_are_counted_over_all_prompts(serve: Serving) -> None:
     engine = WatchedEngine(gated=True)
     served = await limited(serve, engine, choices=6)
-    running = asyncio.create_task(post(served, ONE, prompt=["a", "b"], n=2))
-    for _ in range(2):
-        await engine.submitted.acquire()
+    running = await started(served, engine, ONE, prompt=["a", "b"], n=2)
     assert "choices of your API key: 4 under way" in (await post(served, ONE, n=3)).json()["error"]["message"]
     body = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
     for path in ("/v1/chat/completions", "/inference/v1/generate"):
@@ -118,8 +124,20 @@ async def test_choices_are_counted_over_all_prompts(serve: Serving) -> None:
 @pytest.mark.anyio
 async def test_what_is_wrong_with_a_request_is_told_before_its_limits(serve: Serving) -> None:
     served = await limited(serve, WatchedEngine(), choices=2)
-    refused = await post(served, ONE, n=1000)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    for path, body in (("/v1/completions", {"prompt": "hi"}), ("/v1/chat/completions", chat)):
+        headers = {"authorization": f"Bearer {ONE}"}
+        refused = await served.http.post(path, json={**body, "n": 1000}, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
+@pytest.mark.anyio
+async def test_the_prompt_of_a_key_at_its_limit_is_not_read(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, key_max_choices=2))
+    too_long = "a" * 5000
+    for response in (await served.complete(too_long, n=3), await served.chat(too_long, n=3)):
+        assert response.status_code == 429
+    assert (await served.complete(too_long, n=2)).json()["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.anyio
@@ -145,8 +163,7 @@ async def test_a_request_that_finds_no_place_gives_its_share_back(serve: Serving
 async def test_a_client_that_leaves_gives_its_share_back(serve: Serving) -> None:
     engine = WatchedEngine(gated=True)
     served = await limited(serve, engine, requests=1)
-    task = asyncio.create_task(post(served, ONE))
-    await engine.submitted.acquire()
+    task = await started(served, engine, ONE)
     assert served.service.key_limits.clients == {"key-0": UnderWay(1, 1)}
     task.cancel()
     await served.until_empty()

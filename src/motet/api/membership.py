@@ -10,7 +10,7 @@ class Membership(Protocol):
 
     async def join(self, url: str, role: Role | None, id: str | None) -> str:
         """Adds the server at `url` as a worker, and returns its id once it is listed: as starting, until it has been
-        reached. `role`: what it must be; None: what it says. `id`: None for one made of the role.
+        reached. `role`: what it must be; None: what it says. `id`: None for one that is made up.
 
         Raises `RequestError` for a URL or an id that is taken, or a URL that cannot be a worker's."""
         ...
