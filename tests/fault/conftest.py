@@ -1,16 +1,39 @@
-"""Tiny models for tests that break things."""
+"""Tiny models for tests that break things, and servers of several engines to be broken."""
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from motet.engines.native.cpu.library import library
+from tests.fault.oracle import Undisturbed
 from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """One loop for all tests, so that several may use one cell."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def kernels_where_needed(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("kernels") and library() is None:
+        pytest.skip("the compiled kernels were not built, or this processor cannot run them")
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama."""
-    return save_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+    """A tiny llama, with a tokenizer."""
+    return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture(scope="session")
+async def undisturbed(folder: Path) -> AsyncIterator[Undisturbed]:
+    async with AsyncExitStack() as stack:
+        yield Undisturbed(folder, stack)
 
 
 @pytest.fixture

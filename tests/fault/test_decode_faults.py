@@ -10,6 +10,7 @@ from motet.engines.base import Worker
 from motet.errors import EngineDiedError
 from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
+from motet.routing.fleet import Fleet
 from motet.routing.routed import Routed
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, prompt_of
@@ -23,8 +24,8 @@ async def cell(folder: Path, **decode: object) -> AsyncIterator[tuple[WorkerPair
     """Two workers behind what orchestrates them, as in a server."""
     async with worker_pair(folder, decode=decode) as pair:
         await pair.meet()
-        prefill, decode_side = Routed([Worker("prefill-0", pair.p, "")]), Routed([Worker("decode-0", pair.d, "")])
-        yield pair, Disaggregated(prefill, decode_side, BypassRules(bypass_tokens=0))
+        routed = Routed(Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")]))
+        yield pair, Disaggregated(routed, routed, BypassRules(bypass_tokens=0))
 
 
 def request(name: str, *, length: int = 300, max_tokens: int = 30) -> GenerateRequest:

@@ -1,0 +1,165 @@
+"""Answers as clients read them, whole or streamed, in one shape that can be compared; a stream's form is checked."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+
+Logprobs = dict[str, list[object] | None]
+Body = dict[str, object]
+
+
+class Content(msgspec.Struct, frozen=True):
+    role: str | None = None
+    content: str = ""
+
+
+class PartOfChoice(msgspec.Struct, frozen=True):
+    """A choice of a whole answer, or of one chunk."""
+
+    index: int
+    text: str = ""
+    message: Content | None = None
+    delta: Content | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+    @property
+    def written(self) -> str:
+        message = self.message or self.delta
+        return message.content if message else self.text
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Failure(msgspec.Struct, frozen=True):
+    message: str
+    code: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A whole answer, or one chunk."""
+
+    choices: list[PartOfChoice] = []
+    usage: Usage | None = None
+    error: Failure | None = None
+
+
+@dataclass
+class Choice:
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=dict)
+
+    def take(self, part: PartOfChoice) -> None:
+        assert self.finish_reason is None, f"choice {part.index} went on after its end"
+        self.text += part.written
+        self.token_ids += part.token_ids or []
+        for name, values in (part.logprobs or {}).items():
+            if values is not None:
+                self.logprobs[name] = [*(self.logprobs.get(name) or []), *values]
+        self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
+
+
+@dataclass
+class Answer:
+    """Choices by their index."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usage: Usage | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each choice; asked for with `return_token_ids`."""
+        return [len(choice.token_ids) for choice in self.choices.values()]
+
+
+@dataclass
+class Reader:
+    """Of one streamed answer; what comes after `[DONE]` is a fault."""
+
+    answer: Answer = field(default_factory=Answer)
+    failure: Failure | None = None
+    chunks: int = 0
+    done: bool = False
+    roles: set[int] = field(default_factory=set)
+    _counted: int = 0
+
+    def line(self, line: str) -> None:
+        if not line:
+            return
+        assert not self.done, f"after the end: {line}"
+        assert line.startswith("data: "), line
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            self.done = True
+        else:
+            self._chunk(msgspec.json.decode(data, type=Message))
+
+    def _chunk(self, chunk: Message) -> None:
+        assert self.failure is None, "a chunk after the error"
+        self.chunks += 1
+        self.failure = chunk.error
+        for part in chunk.choices:
+            self._part(part)
+        if chunk.usage is not None:
+            assert chunk.usage.completion_tokens >= self._counted, "the count of tokens fell"
+            self._counted = chunk.usage.completion_tokens
+            self.answer.usage = chunk.usage
+
+    def _part(self, part: PartOfChoice) -> None:
+        if part.delta is not None and part.delta.role is not None:
+            assert part.index not in self.roles, f"a second role chunk of choice {part.index}"
+            assert part.index not in self.answer.choices, f"choice {part.index} had text before its role"
+            self.roles.add(part.index)
+        elif part.delta is not None:
+            assert part.index in self.roles, f"choice {part.index} has no role"
+        self.answer.choices.setdefault(part.index, Choice()).take(part)
+
+    def complete(self) -> Answer:
+        """The answer, if all of it came."""
+        assert self.failure is None, self.failure
+        assert self.done
+        for index, choice in self.answer.choices.items():
+            assert choice.finish_reason is not None, f"choice {index} has no end"
+        return sorted_answer(self.answer)
+
+
+def sorted_answer(answer: Answer) -> Answer:
+    return Answer(dict(sorted(answer.choices.items())), answer.usage)
+
+
+def whole(response: httpx.Response) -> Answer:
+    assert response.status_code == 200, response.text
+    message = msgspec.json.decode(response.content, type=Message)
+    answer = Answer(usage=message.usage)
+    for part in message.choices:
+        answer.choices.setdefault(part.index, Choice()).take(part)
+    return answer
+
+
+async def read(lines: AsyncIterator[str], reader: Reader, *, until: Callable[[Reader], bool] | None = None) -> Reader:
+    """To the end, or until the predicate holds."""
+    async for line in lines:
+        reader.line(line)
+        if until is not None and until(reader):
+            break
+    return reader
+
+
+async def ask(http: httpx.AsyncClient, route: str, body: Body) -> Answer:
+    """Streamed if the body says so; without `include_usage` the answer has no usage to compare."""
+    if not body.get("stream"):
+        return whole(await http.post(route, json=body))
+    async with http.stream("POST", route, json=body) as response:
+        assert response.status_code == 200, (await response.aread()).decode()
+        return (await read(response.aiter_lines(), Reader())).complete()

@@ -1,0 +1,28 @@
+"""Requests for tests of faults: long enough to be struck in the middle, each with a prompt that no cache knows."""
+
+from tests.fault.answers import Body
+
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
+STREAMED: Body = {"stream": True, "stream_options": {"include_usage": True}}
+COUNTED: Body = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+ENDS_AT_RANDOM: Body = {"stop_token_ids": [40, 80, 120, 160, 200]}
+"""Each choice somewhere else: one of these is drawn about every 60 tokens."""
+TEXT = "the hand in the sand and then the other hand "
+
+
+def chat(name: str, *more: Body, n: int = 1, max_tokens: int = 60, **fields: object) -> Body:
+    """`more`: fields too."""
+    message = {"role": "user", "content": f"{name}: {TEXT * 4}"}
+    return request({"messages": [message], "n": n, "max_tokens": max_tokens}, *more, fields)
+
+
+def completion(name: str, *more: Body, n: int = 1, max_tokens: int = 60, prompts: int = 1, **fields: object) -> Body:
+    texts = [f"{name} {number}: {TEXT * (4 - number)}" for number in range(prompts)]
+    return request({"prompt": texts, "n": n, "max_tokens": max_tokens}, *more, fields)
+
+
+def request(*parts: Body) -> Body:
+    body: Body = {"seed": 7, "ignore_eos": True}
+    for part in parts:
+        body |= part
+    return body

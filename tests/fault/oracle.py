@@ -1,0 +1,41 @@
+"""What clients read when nothing goes wrong: asked of one engine that does it all, whole, and kept."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from motet.config import CellConfig
+from tests.fault.answers import Answer, Body, ask
+from tests.fault.running_cell import RunningCell
+
+ONLY_STREAMED = ("stream", "stream_options")
+
+
+@dataclass
+class Undisturbed:
+    """`stack` ends its engines."""
+
+    folder: Path
+    stack: AsyncExitStack
+    _servers: dict[str, RunningCell] = field(default_factory=dict)
+    _answers: dict[tuple[str, str, bytes], Answer] = field(default_factory=dict)
+
+    async def start(self, dtype: str) -> None:
+        """Before the cell that is compared with it: then whatever comes later is that cell's."""
+        if dtype not in self._servers:
+            one = RunningCell(self.folder, cell=CellConfig(), dtype=dtype)
+            self._servers[dtype] = await self.stack.enter_async_context(one)
+
+    async def answer(self, route: str, body: Body, *, dtype: str = "float32") -> Answer:
+        """Whole; for a stream without `include_usage`, without usage."""
+        asked = {name: value for name, value in body.items() if name not in ONLY_STREAMED}
+        key = dtype, route, msgspec.json.encode(asked)
+        if key not in self._answers:
+            await self.start(dtype)
+            answer = await ask(self._servers[dtype].http, route, asked)
+            assert all(choice.text or choice.token_ids for choice in answer.choices.values()), "nothing to compare"
+            self._answers[key] = answer
+        answer = self._answers[key]
+        return answer if not body.get("stream") or "stream_options" in body else Answer(answer.choices)

@@ -1,0 +1,216 @@
+"""A server with real engine processes in the loop of the test: asked over HTTP, looked into, and struck.
+
+What a test leaves behind is a fault: groups in the books, blocks, leases, places at the door, processes, folders or
+tasks.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import msgspec
+import psutil
+
+from motet.config import CellConfig, RoutingConfig, ServerConfig
+from motet.deploy.cell import Cell
+from motet.deploy.plan import ServerPlan
+from motet.deploy.server import Outcome, run_server
+from motet.deploy.stop import StopSignals
+from motet.engines.base import WorkerState
+from motet.errors import WorkerLeavingError
+from motet.metrics.routing import RoutingFigures
+from motet.routing.fleet import Fleet, Member
+from motet.routing.queued import Queued
+from motet.types import EngineStats
+from tests.engines.native.drive import engine_config
+from tests.fault.striking import Strikes, StruckEngine, start_struck
+
+SECONDS = 60.0
+"""Whatever was done to it, a cell is whole again by then."""
+APART = CellConfig(prefill=1, decode=2, bypass_tokens=0)
+TOGETHER = CellConfig(decode=2)
+OFTEN = RoutingConfig(engine_restarts=50)
+
+
+class RunningCell:
+    """A server from `async with` to its end."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cell: CellConfig = APART,
+        routing: RoutingConfig = OFTEN,
+        server: dict[str, object] | None = None,
+        **engine: object,
+    ) -> None:
+        """`engine`: settings beside those for tiny models."""
+        self.strikes = Strikes()
+        self.signals = StopSignals()
+        self._plan = ServerPlan(
+            engine_config(folder, **engine),
+            msgspec.convert({"served_model_name": "tiny", "port": 0, **(server or {})}, ServerConfig),
+            tokenizer_path=folder,
+            chat_template=None,
+            cell=cell,
+            routing=routing,
+            death_linger_s=0.2,
+        )
+        self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._processes = set(processes())
+        self._folders = set(folders())
+        self._blows: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "RunningCell":
+        start = partial(start_struck, strikes=self.strikes)
+        self._running = asyncio.ensure_future(
+            run_server(self._plan, start_engine=start, on_ready=self._on_ready, signals=self.signals)
+        )
+        await asyncio.wait((self._running, self._ready), return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            self._running.result()
+        self.http = httpx.AsyncClient(base_url=self._ready.result(), timeout=SECONDS)
+        self._tasks = len(asyncio.all_tasks())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.signals.ask()
+        if error is not None:
+            self.signals.ask()
+        try:
+            await self.outcome()
+            assert set(processes()) <= self._processes
+            assert set(folders()) <= self._folders
+        finally:
+            await self.http.aclose()
+
+    async def outcome(self) -> Outcome:
+        """Once it has ended: a server that drains waits for every group that it let in."""
+        return await asyncio.wait_for(asyncio.shield(self._running), SECONDS)
+
+    @property
+    def url(self) -> str:
+        return self._ready.result()
+
+    @property
+    def fleet(self) -> Fleet:
+        return self._cell.router.fleet
+
+    @property
+    def figures(self) -> RoutingFigures:
+        return self._cell.router.figures()
+
+    @property
+    def moved(self) -> int:
+        """How often a group had to go elsewhere."""
+        return sum(self.figures.migrations.values())
+
+    def engine(self, id: str) -> StruckEngine:
+        worker = self._member(id).worker
+        assert worker is not None
+        assert isinstance(worker.engine, StruckEngine)
+        return worker.engine
+
+    async def stats(self, id: str) -> EngineStats:
+        return await self.engine(id).stats(check=True)
+
+    def id_of(self, engine: StruckEngine) -> str:
+        return next(member.id for member in self.fleet.members if member.worker and member.worker.engine is engine)
+
+    def leave(self, engine: StruckEngine) -> None:
+        """A blow: the worker takes part no more, and its groups are told to go."""
+        id = self.id_of(engine)
+        self.fleet.mark(id, WorkerState.DRAINING)
+        self._blows.append(asyncio.create_task(self.fleet.evict(id, WorkerLeavingError(f"{id} is leaving"))))
+
+    @contextmanager
+    def all_on(self, id: str) -> Iterator[None]:
+        """What is submitted meanwhile is written there."""
+        others = [member.id for member in self.fleet.members if member.id.startswith("decode") and member.id != id]
+        for other in others:
+            self.fleet.mark(other, WorkerState.DRAINING)
+        yield
+        for other in others:
+            self.fleet.mark(other, WorkerState.READY)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Looks whenever the fleet changes."""
+        async with asyncio.timeout(SECONDS):
+            while not holds():
+                changed = self.fleet.changed()
+                try:
+                    await changed
+                finally:
+                    changed.cancel()
+
+    async def whole(self) -> None:
+        """All engines are there, new ones where there were others."""
+        await asyncio.gather(*self._blows)
+        self._blows.clear()
+        for member in self.fleet.members:
+            if member.state is WorkerState.DRAINING:
+                self.fleet.mark(member.id, WorkerState.READY)
+        await self.until(lambda: all(self._is_there(member) for member in self.fleet.members))
+
+    async def check_nothing_left(self) -> None:
+        """Of any group that was ever asked for; the cell is whole."""
+        self.strikes.disarm()
+        await self.whole()
+        for member in self.fleet.members:
+            await eventually(partial(self._holds_nothing, member.id), f"{member.id} holds something")
+        self.fleet.check()
+        assert isinstance(self._cell.engine, Queued)
+        self._cell.engine.check()
+        assert 'groups_without_first_token{model_name="tiny"} 0.0' in (await self.http.get("/metrics")).text
+        engines = {self.engine(member.id).info.pid for member in self.fleet.members}
+        assert set(processes()) - self._processes == engines
+        assert len(set(folders()) - self._folders) == len(engines)
+        await eventually(self._no_task_left, "tasks are left")
+
+    def _on_ready(self, url: str, cell: Cell) -> None:
+        self._cell = cell
+        self._ready.set_result(url)
+
+    def _member(self, id: str) -> Member:
+        member = self.fleet.get(id)
+        assert member is not None
+        return member
+
+    def _is_there(self, member: Member) -> bool:
+        return member.state is WorkerState.READY and not self.engine(member.id).lost
+
+    async def _holds_nothing(self, id: str) -> bool:
+        stats = await self.stats(id)
+        held = stats.blocks_used + stats.leases + stats.pulls_open + stats.blocks_pulling
+        return held + stats.groups_running + stats.groups_waiting == 0
+
+    async def _no_task_left(self) -> bool:
+        await self.stats(self.fleet.members[0].id)
+        return len(asyncio.all_tasks()) <= self._tasks
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], otherwise: str) -> None:
+    """Asks again and again; each question waits for an answer of another process, so this is no busy wait."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not await holds():
+                pass
+    except TimeoutError:
+        raise AssertionError(otherwise) from None
+
+
+def processes() -> list[int]:
+    return [child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def folders() -> list[Path]:
+    """Of the pipes of engines of this process."""
+    return list(Path(tempfile.gettempdir()).glob(f"motet-{os.getpid()}-*"))

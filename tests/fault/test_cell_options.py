@@ -1,0 +1,157 @@
+"""What clients may ask of an answer holds across the loss of its worker: text, log-probabilities, stops, counts.
+
+One decode engine has all the groups, and the other one goes on with them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI
+
+from tests.fault.answers import Body, ask
+from tests.fault.asked import (
+    CHAT,
+    COMPLETIONS,
+    COUNTED,
+    ENDS_AT_RANDOM,
+    GENERATE,
+    STREAMED,
+    TEXT,
+    chat,
+    completion,
+)
+from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import RunningCell
+from tests.fault.striking import Course, Moment, kill, written
+from tests.tiny_tokenizer import FIRST_BYTE_ID
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PENALTIES: Body = {"presence_penalty": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+NARROW: Body = {"top_k": 40, "top_p": 0.9, "min_p": 0.02, "temperature": 0.8, "logit_bias": {"100": 5, "101": 4}}
+TOKENS = 90
+EVERY_OPTION: list[tuple[str, Body]] = [
+    (CHAT, chat("penalties", PENALTIES, COUNTED, n=4, max_tokens=TOKENS, logprobs=True, top_logprobs=3)),
+    (CHAT, chat("narrow", NARROW, STREAMED, n=4, max_tokens=TOKENS, return_token_ids=True)),
+    (CHAT, chat("greedy", n=3, max_tokens=TOKENS, temperature=0)),
+    (COMPLETIONS, completion("echo", COUNTED, n=3, max_tokens=TOKENS, prompts=2, echo=True, logprobs=2)),
+    (COMPLETIONS, completion("echo whole", n=2, max_tokens=TOKENS, echo=True, logprobs=4, return_token_ids=True)),
+    (COMPLETIONS, completion("best", PENALTIES, n=2, best_of=6, max_tokens=TOKENS)),
+    (COMPLETIONS, completion("ends", ENDS_AT_RANDOM, STREAMED, n=4, max_tokens=TOKENS, min_tokens=40, logprobs=0)),
+    (COMPLETIONS, completion("strings", NARROW, n=4, max_tokens=TOKENS, stop=["e", "t", "a"], min_tokens=60)),
+    (GENERATE, {
+        "token_ids": [*range(40, 100)],
+        "sampling_params": {"n": 3, "seed": 5, "max_tokens": TOKENS, "ignore_eos": True, "logprobs": 2},
+    }),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+    await undisturbed.start("float32")
+    async with RunningCell(folder) as cell:
+        yield cell
+
+
+@pytest.fixture
+async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
+    await shared.whole()
+    yield shared
+    await shared.check_nothing_left()
+
+
+class AllWritten:
+    """A point: so many groups have that many tokens of each choice."""
+
+    def __init__(self, groups: int, tokens: int) -> None:
+        self._groups = groups
+        self._tokens = tokens
+        self._there: set[str] = set()
+
+    def __call__(self, course: Course) -> bool:
+        if course.moment is Moment.WRITTEN and min(course.written.values()) >= self._tokens:
+            self._there.add(course.request.request_id)
+        return len(self._there) == self._groups
+
+
+async def test_every_option_holds_when_the_worker_of_all_is_killed(cell: RunningCell, undisturbed: Undisturbed) -> None:
+    expected = [await undisturbed.answer(route, body) for route, body in EVERY_OPTION]
+    moved = cell.moved
+    groups = len(EVERY_OPTION) + 1  # one request has two prompts
+    with cell.all_on("decode-0"):
+        strike = cell.strikes.arm(AllWritten(groups, 12), kill)
+        asking = [asyncio.create_task(ask(cell.http, route, body)) for route, body in EVERY_OPTION]
+        await strike.fallen.wait()
+    for (route, body), answer, wanted in zip(EVERY_OPTION, asking, expected, strict=True):
+        assert await answer == wanted, (route, body)
+    assert cell.moved - moved == groups
+
+
+async def test_the_official_client_reads_on_when_its_worker_is_killed(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    expected = await undisturbed.answer(CHAT, chat("official", n=8, max_tokens=TOKENS))
+    strike = cell.strikes.arm(written(30), kill)
+    async with AsyncOpenAI(base_url=f"{cell.url}/v1", api_key="none") as client:
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": f"official: {TEXT * 4}"}],
+            n=8,
+            max_tokens=TOKENS,
+            seed=7,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        texts, ends, usages = [""] * 8, [0] * 8, 0
+        async for chunk in stream:
+            usages += chunk.usage is not None
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                ends[choice.index] += choice.finish_reason is not None
+    assert strike.fallen.is_set()
+    assert texts == [choice.text for choice in expected.choices.values()]
+    assert (ends, usages) == ([1] * 8, 1)
+
+
+def capital_pair(tokens: list[int]) -> tuple[int, str]:
+    """Where two capital letters stand together for the first time, and which: no merge of the tokenizer has any."""
+    capitals = range(FIRST_BYTE_ID + ord("A"), FIRST_BYTE_ID + ord("Z") + 1)
+    for place, (one, other) in enumerate(pairwise(tokens)):
+        if one in capitals and other in capitals:
+            return place, chr(one - FIRST_BYTE_ID) + chr(other - FIRST_BYTE_ID)
+    raise AssertionError("no such place")
+
+
+CAPITALS: Body = {"logit_bias": {str(FIRST_BYTE_ID + ord(letter)): 3 for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}}
+
+
+@pytest.mark.parametrize("index", [0, 3])
+async def test_a_stop_string_begun_on_one_worker_and_ended_on_another(
+    index: int, cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    free = completion("stop", CAPITALS, n=4, max_tokens=TOKENS, return_token_ids=True)
+    place, stop = capital_pair((await undisturbed.answer(COMPLETIONS, free)).choices[index].token_ids)
+    body = {**free, "stop": [stop], **COUNTED}
+    expected = await undisturbed.answer(COMPLETIONS, body)
+    stopped = expected.choices[index]
+    assert (stopped.stop_reason, len(stopped.token_ids)) == (stop, place + 2)
+    strike = cell.strikes.arm(lambda course: course.written.get(index) == place + 1, cell.leave)
+    assert await ask(cell.http, COMPLETIONS, body) == expected
+    assert strike.fallen.is_set()
+
+
+@pytest.mark.parametrize("seam", range(20, 26))
+async def test_a_character_begun_on_one_worker_and_ended_on_another(
+    seam: int, cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    """Half the tokens are the first byte of an e with an accent, half are the second."""
+    accent = {str(FIRST_BYTE_ID + byte): 100 for byte in "\u00e9".encode()}
+    body = chat("accents", STREAMED, n=4, max_tokens=40, logit_bias=accent)
+    expected = await undisturbed.answer(CHAT, body)
+    assert all("\u00e9" in choice.text for choice in expected.choices.values())
+    cell.strikes.arm(written(seam), cell.leave)
+    assert await ask(cell.http, CHAT, body) == expected

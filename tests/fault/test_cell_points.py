@@ -1,0 +1,87 @@
+"""An engine of a cell is struck at each point of a group's course: clients read what they would have read.
+
+Prefill and decode apart, float32. What is compared is the whole answer: texts, ends, token ids, usage.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fault.answers import Body, ask
+from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, STREAMED, chat, completion
+from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import RunningCell
+from tests.fault.striking import (
+    Blow,
+    Point,
+    abort,
+    crash,
+    first_token,
+    hang,
+    kill,
+    one_finished,
+    one_token_left,
+    prefilling,
+    submitted,
+    written,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    point: Point
+    blow: Blow | None
+    """None: the worker leaves."""
+    route: str
+    body: Body
+
+
+CASES = [
+    Case("killed-in-prefill", prefilling, kill, CHAT, chat("a", COUNTED, n=8)),
+    Case("hung-in-prefill", prefilling, hang, COMPLETIONS, completion("b", n=1, return_token_ids=True)),
+    Case("crashed-before-the-first-token", submitted, crash, CHAT, chat("c", n=8, logprobs=True)),
+    Case("left-before-the-first-token", submitted, None, COMPLETIONS, completion("d", n=8, prompts=2)),
+    Case("killed-at-the-first-token", first_token, kill, CHAT, chat("e", STREAMED, n=32)),
+    Case("left-at-the-first-token", first_token, None, CHAT, chat("f", n=1)),
+    Case("killed-in-mid-stream", written(20), kill, COMPLETIONS, completion("g", STREAMED, n=1)),
+    Case("hung-in-mid-stream", written(20), hang, COMPLETIONS, completion("h", COUNTED, n=4, prompts=2)),
+    Case("left-in-mid-stream", written(20), None, CHAT, chat("i", n=32)),
+    Case("aborted-when-one-choice-is-done", one_finished, abort, CHAT,
+         chat("j", ENDS_AT_RANDOM, STREAMED, n=8, max_tokens=200)),
+    Case("left-when-one-choice-is-done", one_finished, None, COMPLETIONS,
+         completion("k", ENDS_AT_RANDOM, n=8, max_tokens=200, return_token_ids=True)),
+    Case("killed-before-the-last-token", one_token_left, kill, CHAT,
+         chat("l", ENDS_AT_RANDOM, COUNTED, n=8, max_tokens=60)),
+    Case("left-before-the-last-token", one_token_left, None, COMPLETIONS, completion("m", STREAMED, n=1)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+    await undisturbed.start("float32")
+    async with RunningCell(folder, heartbeat_timeout_s=1.0) as cell:
+        yield cell
+
+
+@pytest.fixture
+async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
+    await shared.whole()
+    yield shared
+    await shared.check_nothing_left()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_the_answer_is_the_undisturbed_one_with_an_engine(
+    case: Case, cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    expected = await undisturbed.answer(case.route, case.body)
+    moved = cell.moved
+    strike = cell.strikes.arm(case.point, case.blow or cell.leave)
+    assert await ask(cell.http, case.route, case.body) == expected
+    assert strike.fallen.is_set(), "the point never came"
+    assert (cell.moved > moved) == (case.point is not prefilling), "decode does without prefill, and not without decode"
