@@ -174,9 +174,10 @@ async def test_a_death_that_a_slow_reader_learns_of_late_says_nothing_of_the_wor
     routed = Routed(fleet)
     former = routed.generate(group())
     engine.die()
-    fleet.mark("decode-0", WorkerState.DEAD)
     if removed:
         fleet.remove("decode-0")
+    else:
+        fleet.mark("decode-0", WorkerState.DEAD)
     fleet.put(worker("decode-0")[0])
     with pytest.raises(EngineDiedError):
         await anext(former)

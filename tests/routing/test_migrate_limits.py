@@ -212,12 +212,14 @@ async def test_where_nobody_will_come_back_it_does_not_wait() -> None:
     scene.check()
 
 
-async def test_the_wait_begins_anew_with_each_loss() -> None:
+@pytest.mark.parametrize(("steps", "moves"), [(1, 3), (0, 1)])
+async def test_the_wait_begins_anew_with_each_loss(steps: int, moves: int) -> None:
+    """`steps`: of each worker that returns before it dies too."""
     scene, request, heard = Scene("both-0", wait_s=10.0), wish(), Heard()
-    one_step: dict[int, MotetError] = {1: EngineDiedError("gone")}
-    scene.engines["both-0"].fail_after = one_step
+    short_life: dict[int, MotetError] = {steps: EngineDiedError("gone")}
+    scene.engines["both-0"].fail_after = {1: EngineDiedError("gone")}
     reading = asyncio.ensure_future(heard.read(scene.engine.generate(request), request))
-    for fail_after in (one_step, one_step, {}):
+    for fail_after in (short_life, short_life, {}):
         await settle()
         scene.clock.now_s += 9.0
         scene.fleet.notify()
@@ -225,7 +227,7 @@ async def test_the_wait_begins_anew_with_each_loss() -> None:
         assert not reading.done()
         scene.start("both-0").fail_after = fail_after
     assert await reading == await undisturbed(request)
-    assert scene.engine.figures.moves == {("died", "resumed"): 3}
+    assert scene.engine.figures.moves == {("died", "resumed"): moves}
     scene.check()
 
 

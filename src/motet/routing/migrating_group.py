@@ -33,6 +33,8 @@ class MigratingGroup:
         self._hopeful = hopeful
         self._ended = ended
         self._left = Unfinished(request)
+        self._lives = 0
+        """How often the group has been submitted again."""
         self._current = request
         """What the present stream was made of."""
         self._lost: MotetError | None = None
@@ -87,7 +89,7 @@ class MigratingGroup:
         self._woken.set()
 
     def _given(self, delta: GroupDelta) -> GroupDelta:
-        if self._moves.lives:
+        if self._lives:
             self._moves.resumed(self._left)
             delta = GroupDelta(self.request.request_id, delta.choices, None if self._left.prompt_told else delta.prompt)
         self._left.take(delta)
@@ -129,10 +131,10 @@ class MigratingGroup:
         return cause
 
     def _submit(self, cause: Cause) -> None:
-        rest = self._left.rest(self._moves.lives + 1)
+        rest = self._left.rest(self._lives + 1)
         self._stream = self._engine.generate(rest)
         self._current = rest
-        self._moves.lives += 1
+        self._lives += 1
         fields = {
             "request_id": self.request.trace,
             "group": self.request.request_id,

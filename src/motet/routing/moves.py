@@ -98,8 +98,6 @@ class Moves:
     """Those of one group. From an error to the first delta after it, all that goes wrong is one move."""
 
     def __init__(self, rules: MigrationRules, figures: MigrationFigures, *, clock: Callable[[], float]) -> None:
-        self.lives = 0
-        """How often the group has been submitted again."""
         self._rules = rules
         self._figures = figures
         self._clock = clock
