@@ -18,7 +18,7 @@ from motet.routing.unfinished import Unfinished
 REFUSALS = 8
 """Workers that may refuse a group that has shown nothing before it is refused itself."""
 ASK_AGAIN_S = 0.25
-"""One that must not be refused any more asks again so soon, if nothing changes before."""
+"""After its first refusal another worker is asked at once; after the next ones so soon, if nothing changes before."""
 
 
 class Cause(StrEnum):
