@@ -125,14 +125,12 @@ class RemoteGroup:
             self._release()
 
     def _release(self) -> None:
-        """Gives the connection back if its answer has been read to the end, else closes it."""
+        """Closes the connection; one whose answer was read to its end has gone back to the client already."""
         if self._released:
             return
         self._released = True
         if self._response is None:
             self._opening.cancel()
-        elif self._response.content.at_eof():
-            self._response.release()
         else:
             self._response.close()
         self._over(self)
