@@ -12,6 +12,7 @@ from motet.engines.fake import FakeEngine, fake_info
 from motet.errors import EngineClosedError, EngineDiedError, EngineError
 from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
+from motet.routing.fleet import Fleet
 from motet.routing.routed import Routed
 from motet.types import EngineStats, GenerateRequest, Role
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
@@ -255,12 +256,14 @@ async def test_a_decode_server_fetches_from_a_prefill_server_and_does_without_it
         Worker("prefill-0", remote(client, url="http://127.0.0.1:1", release_through=decode.release), URL, local=False),
         Worker("prefill-1", remote(client, url=server.url, release_through=decode.release), URL, local=False),
     ]
-    near = Routed([Worker("decode-0", decode, "-")])
-    engine = Disaggregated(Routed(far), near, BypassRules(), role=Role.DECODE)
+    near = Worker("decode-0", decode, "-")
+    routed = Routed(Fleet([*far, near]))
+    engine = Disaggregated(routed, routed, BypassRules(), role=Role.DECODE)
     assert await tokens_of(engine.generate(group("one", n=3))) == {i: answer(i) for i in range(3)}
     assert (len(prefill.prefills), decode.pulls) == (1, 1)
 
-    engine = Disaggregated(Routed(far[:1]), near, BypassRules(), role=Role.DECODE)
+    routed = Routed(Fleet([far[0], near]))
+    engine = Disaggregated(routed, routed, BypassRules(), role=Role.DECODE)
     assert await tokens_of(engine.generate(group("two", n=1))) == {0: answer(0)}
     assert engine.bypasses["prefill-down"] == 1
     decode.check()
