@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from motet.deploy.block_index import indexing
+from motet.errors import ConfigError
 from motet.kv_events.changes import BlockListener
 from motet.kv_events.follower import follow_blocks
 from motet.kv_events.subscription import BlockSource
@@ -34,9 +35,15 @@ class EventFollowing:
             return
         await self.stop()
         self._index.cleared(self._id)
-        if endpoint is not None:
-            self._followed = wanted
-            self._task = asyncio.create_task(self._run(endpoint))
+        self._followed = wanted
+        if endpoint is None:
+            return
+        try:
+            source = BlockSource.ours(endpoint)
+        except ConfigError as error:
+            logger.warning("%s: %s", self._id, error.message)
+        else:
+            self._task = asyncio.create_task(self._run(source))
 
     async def stop(self) -> None:
         self._followed = None
@@ -45,8 +52,8 @@ class EventFollowing:
             task.cancel()
             await asyncio.wait([task])
 
-    async def _run(self, endpoint: str) -> None:
+    async def _run(self, source: BlockSource) -> None:
         try:
-            await self._follow(BlockSource.ours(endpoint), indexing(self._index, self._id))
+            await self._follow(source, indexing(self._index, self._id))
         except Exception:
             logger.exception("block events of %s are not followed any more", self._id)

@@ -12,8 +12,10 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from motet.config import GatewayConfig
 from motet.deploy.compose import Router
 from motet.deploy.likeness import Likeness
 from motet.deploy.meet import meet_all
@@ -22,7 +24,7 @@ from motet.deploy.workers_file import WorkersFile
 from motet.engines.base import Worker, WorkerState
 from motet.errors import ConfigError, DrainingError, NotFoundError, RequestError, WorkerLeavingError
 from motet.routing.fleet import ANSWERING, Member
-from motet.settings.named_worker import NamedWorker, server_url
+from motet.settings.named_worker import NamedWorker, named_workers, server_url
 from motet.types import Role
 
 PORTS = {"http": 80, "https": 443}
@@ -34,20 +36,21 @@ class Gateway:
     def __init__(
         self,
         router: Router,
+        config: GatewayConfig,
         *,
         server_at: Callable[[str], KeptServer],
-        worker_timeout_s: float,
         drain_s: float,
-        file: WorkersFile | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """`drain_s`: how long the groups of a worker have that is removed from the file."""
+        """With the workers that `config` names; those of the file come and go with it, and then their groups have
+        `drain_s`. Raises ConfigError."""
         self.router = router
         self.likeness = Likeness()
         self._fleet = router.fleet
         self._server_at = server_at
-        self._worker_timeout_s = worker_timeout_s
+        self._silence_s = config.worker_timeout_s
         self._drain_s = drain_s
-        self._file = file
+        self._heartbeat_s = heartbeat_s
         self._keepers: dict[str, RemoteKeeper] = {}
         self._from_file: dict[str, str] = {}
         """URL -> id of those that the file brought."""
@@ -56,8 +59,11 @@ class Gateway:
         self._welcoming = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         """While it is watched."""
-        if file is not None:
-            self._take_from_file(file.named)
+        for named in named_workers(config.workers):
+            self.add(named)
+        self._file = WorkersFile(Path(config.workers_file).expanduser()) if config.workers_file else None
+        if self._file is not None:
+            self._take_from_file(self._file.named)
 
     @property
     def workers(self) -> list[Worker]:
@@ -110,7 +116,8 @@ class Gateway:
             rules=KeeperRules(
                 problem=lambda report: self.likeness.problem(report, named.role),
                 welcome=self._welcome,
-                silence_s=self._worker_timeout_s,
+                silence_s=self._silence_s,
+                heartbeat_s=self._heartbeat_s,
             ),
         )
         self._keepers[id] = keeper
@@ -171,11 +178,11 @@ class Gateway:
     async def _idle(self, id: str) -> None:
         """Returns once it has nothing of ours. Nobody tells that a prompt has been prefilled, so that is looked for."""
         while (member := self._fleet.get(id)) is not None and _busy(member):
-            await asyncio.wait([self._fleet.changed()], timeout=HEARTBEAT_S)
+            await asyncio.wait([self._fleet.changed()], timeout=self._heartbeat_s)
 
     async def _follow(self, file: WorkersFile) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._heartbeat_s)
             self._take_from_file(await asyncio.to_thread(file.look))
 
     def _take_from_file(self, named: Iterable[NamedWorker]) -> None:

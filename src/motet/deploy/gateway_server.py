@@ -22,12 +22,10 @@ from motet.deploy.first_worker import decoding_workers, fetch_tokenizer
 from motet.deploy.gateway import Gateway
 from motet.deploy.http import HttpServer
 from motet.deploy.listen import listen, port_of, url_of
-from motet.deploy.remote_keeper import KeptServer
+from motet.deploy.remote_keeper import HEARTBEAT_S, KeptServer
 from motet.deploy.server import Outcome, Server, started
 from motet.deploy.stop import StopSignals
-from motet.deploy.workers_file import WorkersFile
 from motet.engines.remote import EngineServer, RemoteEngine, engine_client
-from motet.settings.named_worker import named_workers
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 
@@ -50,6 +48,8 @@ class GatewayPlan:
     routing: RoutingConfig = field(default=RoutingConfig())
     cell: CellConfig = field(default=CellConfig())
     """When prefill pays."""
+    heartbeat_s: float = HEARTBEAT_S
+    """Between two questions to a worker how it is."""
 
 
 async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSignals) -> Outcome:
@@ -93,17 +93,13 @@ def make_gateway(plan: GatewayPlan, server_at: ServerAt) -> Gateway:
         server = server_at(url)
         return KeptServer(url, server.report, lambda report: RemoteEngine(server, report))
 
-    file = plan.gateway.workers_file
-    gateway = Gateway(
+    return Gateway(
         make_router(plan.routing, plan.cell),
+        plan.gateway,
         server_at=kept,
-        worker_timeout_s=plan.gateway.worker_timeout_s,
         drain_s=plan.server.drain_timeout_s,
-        file=WorkersFile(Path(file).expanduser()) if file is not None else None,
+        heartbeat_s=plan.heartbeat_s,
     )
-    for named in named_workers(plan.gateway.workers):
-        gateway.add(named)
-    return gateway
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from motet.errors import EngineDiedError, EngineSilentError, MotetError
 from motet.routing.fleet import Fleet
 
 HEARTBEAT_S = 1.0
-LONGEST_MISS_S = 2 * HEARTBEAT_S
-"""What a question without an answer adds to a silence at most: if more time has passed, it is us who did not listen."""
+LONGEST_MISS = 2
+"""Heartbeats that an unanswered question adds to a silence at most: if more time has passed, we did not listen."""
 
 
 class KeptEngine(Engine, Protocol):
@@ -61,6 +61,8 @@ class KeeperRules:
     """Makes a worker known to those it exchanges KV with, and puts it into the fleet. Never raises."""
     silence_s: float
     """Without an answer for so long it is given up, until it answers again."""
+    heartbeat_s: float = HEARTBEAT_S
+    """Between questions."""
 
 
 class RemoteKeeper:
@@ -99,7 +101,7 @@ class RemoteKeeper:
                 begun_s = self._clock()
                 await self.look()
                 self.looked.set()
-                await self._wait(max(0.0, begun_s + HEARTBEAT_S - self._clock()))
+                await self._wait(max(0.0, begun_s + self._rules.heartbeat_s - self._clock()))
         finally:
             await self._events.stop()
 
@@ -136,7 +138,7 @@ class RemoteKeeper:
 
     def _since_last_time_s(self) -> float:
         now_s = self._clock()
-        passed_s = min(now_s - self._asked_s, LONGEST_MISS_S)
+        passed_s = min(now_s - self._asked_s, LONGEST_MISS * self._rules.heartbeat_s)
         self._asked_s = now_s
         return passed_s
 

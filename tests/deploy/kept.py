@@ -1,0 +1,96 @@
+"""A worker elsewhere by a script, and its keeper with a clock that only a test moves."""
+
+from collections.abc import Iterator
+from itertools import repeat
+
+from motet.deploy.remote_keeper import KeeperRules, KeptServer, RemoteKeeper
+from motet.engines.base import Worker, WorkerState
+from motet.engines.fake import FakeEngine, fake_info
+from motet.engines.wire import EngineReport
+from motet.errors import MotetError
+from motet.routing.fleet import Fleet, Member
+from motet.types import Role
+
+ID, URL = "10.0.0.1:8000", "http://10.0.0.1:8000"
+SILENCE_S = 5.0
+
+
+def report(
+    engine_id: str = "first", state: WorkerState = WorkerState.READY, *, block_events: str | None = None
+) -> EngineReport:
+    return EngineReport(version="0", engine_id=engine_id, state=state, info=fake_info(), block_events=block_events)
+
+
+class KeptFake(FakeEngine):
+    """Keeps what it was ended with."""
+
+    def __init__(self, engine_id: str) -> None:
+        super().__init__(lambda *_: [0])
+        self.engine_id = engine_id
+        self.losses: list[MotetError] = []
+
+    def lost(self, error: MotetError) -> None:
+        self.losses.append(error)
+
+
+class Kept:
+    """`answers` are given one after the other; what takes time moves the clock."""
+
+    def __init__(self, *, role: Role | None = None) -> None:
+        self.now_s = 100.0
+        self.fleet = Fleet(clock=lambda: self.now_s)
+        self.engines: list[KeptFake] = []
+        self.welcomed: list[Worker] = []
+        self.problem: str | None = None
+        self.answers: Iterator[EngineReport | Exception] = iter(())
+        self.answer_takes_s: Iterator[float] = repeat(0.0)
+        self.asked_s: list[float] = []
+        self.fleet.expect(ID, URL, role)
+        self.keeper = RemoteKeeper(
+            ID,
+            KeptServer(URL, self._report, self._engine),
+            fleet=self.fleet,
+            rules=KeeperRules(problem=lambda _: self.problem, welcome=self._welcome, silence_s=SILENCE_S),
+            clock=lambda: self.now_s,
+            wait=self._wait,
+        )
+
+    @property
+    def member(self) -> Member:
+        member = self.fleet.get(ID)
+        assert member is not None
+        return member
+
+    def state(self) -> WorkerState:
+        return self.member.state
+
+    @property
+    def engine(self) -> KeptFake:
+        """The last that was made."""
+        return self.engines[-1]
+
+    async def look(self, *answers: EngineReport | MotetError, each_s: float = 1.0) -> None:
+        """As many times as there are answers, with so much time between them."""
+        self.answers = iter(answers)
+        for _ in answers:
+            self.now_s += each_s
+            await self.keeper.look()
+
+    async def _report(self) -> EngineReport:
+        self.asked_s.append(self.now_s)
+        self.now_s += next(self.answer_takes_s)
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _engine(self, of: EngineReport) -> KeptFake:
+        self.engines.append(KeptFake(of.engine_id))
+        return self.engines[-1]
+
+    async def _welcome(self, worker: Worker) -> None:
+        self.welcomed.append(worker)
+        self.fleet.put(worker)
+
+    async def _wait(self, seconds: float) -> None:
+        self.now_s += seconds

@@ -1,0 +1,229 @@
+"""A gateway in front of servers: who answers, and what becomes of an answer when its worker is lost or leaves."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from motet.config import RoutingConfig
+from motet.deploy.server import Outcome
+from motet.engines.base import WorkerState
+from motet.engines.fake_leases import FakeLeases
+from motet.errors import StartupError
+from motet.types import Role
+from tests.deploy.dying import ANSWER, Starter
+from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
+from tests.deploy.running import Running
+
+pytestmark = pytest.mark.anyio
+
+
+def texts(stream: str) -> list[str]:
+    """Of each choice, of a stream that ended well."""
+    *events, last = [part.removeprefix("data: ") for part in stream.split("\n\n") if part]
+    assert last == "[DONE]", stream
+    written = ["", ""]
+    finished = 0
+    for event in events:
+        for choice in json.loads(event)["choices"]:
+            written[choice["index"]] += choice["delta"].get("content") or ""
+            finished += choice["finish_reason"] == "stop"
+    assert finished == 2, stream
+    return written
+
+
+EXPECTED = [ANSWER, ANSWER]
+
+
+async def test_a_gateway_answers_through_its_workers(folder: Path) -> None:
+    async with Running(folder) as one, Running(folder) as other, RunningGateway(one, other) as gateway:
+        for server in (one, other):
+            server.engine.let_run()
+        assert texts((await gateway.chat()).text) == EXPECTED
+        assert len(one.engine.requests) + len(other.engine.requests) == 1
+        workers = (await gateway.http.get("/status")).json()["workers"]
+        assert [(worker["id"], worker["state"], worker["address"]) for worker in workers] == [
+            (id_of(server), "ready", address(server)) for server in (one, other)
+        ]
+        gateway.signals.ask()
+        assert await gateway.outcome() is Outcome.STOPPED
+        assert not one.ended.done()
+
+
+async def test_the_model_is_the_workers_unless_it_has_another_name(folder: Path) -> None:
+    async with Running(folder) as server:
+        async with RunningGateway(server) as gateway:
+            assert gateway.model == server.engine.info.model
+        async with RunningGateway(server, served_model_name="mine") as gateway:
+            assert (await gateway.http.get("/v1/models")).json()["data"][0]["id"] == "mine"
+
+
+async def test_the_tokenizer_that_was_fetched_is_removed_at_the_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with Running(folder) as server, RunningGateway(server):
+        (fetched,) = os.listdir(tmp_path)
+        assert "tokenizer.json" in os.listdir(tmp_path / fetched)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_an_answer_outlives_one_worker_after_the_other(folder: Path) -> None:
+    async with Running(folder) as a, Running(folder) as b, Running(folder) as c, RunningGateway(a, b, c) as gateway:
+        response, first = await gateway.begun_chat(a, b, c)
+        parts = response.aiter_text()
+        stream = await read_until(parts, tokens=2)
+        first.engine.die()
+        second = await writing(*(server for server in (a, b, c) if server is not first))
+        stream += await read_until(parts, tokens=2)
+        second.engine.die()
+        (last,) = [server for server in (a, b, c) if server not in (first, second)]
+        last.engine.let_run()
+        stream += "".join([part async for part in parts])
+        assert texts(stream) == EXPECTED
+        assert [len(start.written) for start in last.engine.requests[-1].choices] == [2, 2]
+        assert (await gateway.http.get("/status")).json()["totals"]["migrations"] == 2
+
+
+async def read_until(parts: AsyncIterator[str], *, tokens: int) -> str:
+    """What a stream brings until it has brought so many."""
+    read = ""
+    while read.count('"delta":{"content":"') < tokens:
+        read += await anext(parts)
+    return read
+
+
+async def writing(*servers: Running) -> Running:
+    """The one of them that is given a group next, where one is sure to be."""
+    waits = {asyncio.ensure_future(server.engine.submitted.wait()): server for server in servers}
+    done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in pending:
+        wait.cancel()
+    return waits[done.pop()]
+
+
+async def test_a_worker_that_is_stopped_gets_nothing_new_and_ends_what_it_has(folder: Path) -> None:
+    async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
+        response, first = await gateway.begun_chat(a, b)
+        other = b if first is a else a
+        first.signals.ask()
+        await gateway.until_state(first, WorkerState.DRAINING)
+        other.engine.let_run()
+        assert texts((await gateway.chat()).text) == EXPECTED
+        first.engine.let_run()
+        assert texts((await response.aread()).decode()) == EXPECTED
+        assert await first.outcome() is Outcome.STOPPED
+        await gateway.until_state(first, WorkerState.DEAD)
+
+
+async def test_an_answer_of_a_worker_that_does_not_wait_for_it_goes_on_elsewhere(folder: Path) -> None:
+    async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
+        response, first = await gateway.begun_chat(a, b)
+        other = b if first is a else a
+        first.signals.ask()
+        first.signals.ask()
+        other.engine.let_run()
+        assert texts((await response.aread()).decode()) == EXPECTED
+
+
+async def test_a_worker_that_comes_back_under_its_address_is_another_one(folder: Path) -> None:
+    async with Running(folder) as first:
+        port = first.http.base_url.port
+        async with RunningGateway(first) as gateway:
+            gateway.gateway.router.fleet.index.stored(id_of(first), [b"block"])
+            first.signals.ask()
+            await first.outcome()
+            await gateway.until_state(first, WorkerState.DEAD)
+            async with Running(folder, port=port) as second:
+                await gateway.until_state(second, WorkerState.READY)
+                assert gateway.gateway.router.fleet.index.blocks(id_of(second)) == 0
+                second.engine.let_run()
+                assert texts((await gateway.chat()).text) == EXPECTED
+                (worker,) = (await gateway.http.get("/status")).json()["workers"]
+                assert worker["note"] is None
+
+
+async def test_without_a_worker_a_gateway_asks_to_come_again(folder: Path) -> None:
+    async with Running(folder) as server, RunningGateway(server) as gateway:
+        server.signals.ask()
+        await gateway.until_state(server, WorkerState.DEAD)
+        response = await gateway.chat()
+        assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+        assert response.json()["error"]["code"] == "no_worker"
+        assert (await gateway.http.get("/ready")).status_code == 503
+        assert not gateway.ended.done()
+
+
+async def test_an_answer_waits_for_its_only_worker_to_come_back(folder: Path) -> None:
+    async with Running(folder) as first:
+        port = first.http.base_url.port
+        async with RunningGateway(first, routing=RoutingConfig(migration_wait_s=15.0)) as gateway:
+            response, _ = await gateway.begun_chat(first)
+            first.engine.die()
+            assert await first.outcome() is Outcome.ENGINE_DIED
+            async with Running(folder, port=port) as second:
+                second.engine.let_run()
+                assert texts((await response.aread()).decode()) == EXPECTED
+
+
+async def test_a_worker_that_wants_another_key_is_of_no_use_and_says_so(folder: Path) -> None:
+    async with Running(folder, api_keys=["secret"]) as server:
+        async with RunningGateway(server, gateway={"worker_api_key": "secret"}) as gateway:
+            server.engine.let_run()
+            assert texts((await gateway.chat()).text) == EXPECTED
+        async with RunningGateway(server, gateway={"start_timeout_s": 0.1}) as gateway:
+            with pytest.raises(StartupError, match="a key that the worker knows"):
+                await gateway.outcome()
+
+
+async def test_a_gateway_that_finds_no_worker_says_how_each_of_them_is(folder: Path) -> None:
+    async with Running(folder, role=Role.PREFILL) as prefill:
+        named = (prefill, "http://127.0.0.1:1")
+        async with RunningGateway(*named, gateway={"start_timeout_s": 0.2}) as gateway:
+            with pytest.raises(StartupError) as caught:
+                await gateway.outcome()
+    assert f"{id_of(prefill)} ({address(prefill)}) is ready" in caught.value.message
+    assert "127.0.0.1:1 (http://127.0.0.1:1) is starting: " in caught.value.message
+
+
+async def test_a_signal_ends_a_gateway_that_waits_for_a_worker(folder: Path) -> None:
+    running = RunningGateway("http://127.0.0.1:1")
+    running.signals.ask()
+    async with running as gateway:
+        assert await gateway.outcome() is Outcome.STOPPED_BEFORE_READY
+
+
+async def test_prefill_and_decode_servers_work_together(folder: Path) -> None:
+    leases = FakeLeases()
+    starters = [Starter(leases=leases) for _ in range(3)]
+    async with (
+        Running(folder, role=Role.PREFILL, starter=starters[0]) as prefill,
+        Running(folder, role=Role.DECODE, starter=starters[1]) as a,
+        Running(folder, role=Role.DECODE, starter=starters[2]) as b,
+        RunningGateway(prefill, a, b) as gateway,
+    ):
+        assert [server.engine.met for server in (a, b)] == [[prefill.engine.info.transfer]] * 2
+        for server in (a, b):
+            server.engine.let_run()
+        for _ in range(2):
+            assert texts((await gateway.chat()).text) == EXPECTED
+        assert len(prefill.engine.prefills) == 2
+        assert a.engine.pulls + b.engine.pulls == 2
+        assert leases.held == {}
+
+
+async def test_workers_of_another_model_are_not_used(folder: Path) -> None:
+    async with Running(folder) as right, Running(folder) as wrong:
+        wrong.engine.info = wrong.engine.info.__class__(
+            **{name: getattr(wrong.engine.info, name) for name in wrong.engine.info.__struct_fields__}
+            | {"vocab_size": 9}
+        )
+        async with RunningGateway(right) as gateway:
+            joined = await gateway.http.post("/workers", json={"url": address(wrong)}, headers=ADMIN)
+            assert joined.status_code == 201
+            await gateway.until_state(wrong, WorkerState.DEAD)
+            workers = (await gateway.http.get("/workers", headers=ADMIN)).json()["workers"]
+            assert "it has a vocabulary of 9, and the other workers 512" in workers[1]["note"]

@@ -1,0 +1,184 @@
+"""What a gateway believes of a worker elsewhere, from what the worker says or does not say."""
+
+import logging
+
+import pytest
+
+from motet.deploy.remote_keeper import HEARTBEAT_S
+from motet.engines.base import WorkerState
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
+from tests.deploy.kept import ID, SILENCE_S, Kept, report
+
+pytestmark = pytest.mark.anyio
+
+REFUSED = EngineDiedError("connection refused")
+UNHEARD = EngineSilentError("no answer in time")
+UNHEARD_LONG = [UNHEARD] * int(SILENCE_S)
+
+
+class EnoughError(Exception):
+    """Ends a keeper."""
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+async def test_its_first_report_makes_a_worker_of_it(kept: Kept) -> None:
+    assert kept.state() is WorkerState.STARTING
+    await kept.look(report())
+    assert kept.state() is WorkerState.READY
+    assert [(worker.id, worker.local) for worker in kept.welcomed] == [(ID, False)]
+    assert kept.welcomed[0].engine is kept.engine
+
+
+async def test_one_that_reports_the_same_is_the_same(kept: Kept) -> None:
+    await kept.look(report(), report(), report())
+    assert len(kept.engines) == 1
+    assert len(kept.welcomed) == 1
+
+
+async def test_one_that_nobody_has_reached_yet_is_expected_and_says_why(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        await kept.look(REFUSED, REFUSED, REFUSED)
+    assert (kept.state(), kept.member.note) == (WorkerState.STARTING, "connection refused")
+    assert caplog.text.count("connection refused") == 1
+    await kept.look(report())
+    assert (kept.state(), kept.member.note) == (WorkerState.READY, "")
+
+
+async def test_a_refused_connection_ends_its_groups_at_once(kept: Kept) -> None:
+    await kept.look(report(), REFUSED)
+    assert (kept.state(), kept.member.note) == (WorkerState.DEAD, "connection refused")
+    assert kept.engine.losses == [REFUSED]
+
+
+async def test_a_late_answer_is_no_silence_yet(kept: Kept) -> None:
+    await kept.look(report(), *UNHEARD_LONG[1:])
+    assert kept.state() is WorkerState.READY
+    assert kept.engine.losses == []
+
+
+async def test_a_silence_that_lasts_ends_its_groups(kept: Kept) -> None:
+    await kept.look(report(), *UNHEARD_LONG)
+    assert kept.state() is WorkerState.SILENT
+    assert [type(error) for error in kept.engine.losses] == [EngineSilentError]
+    assert "no sign of life for 5 s" in kept.engine.losses[0].message
+
+
+async def test_an_answer_in_between_begins_the_patience_anew(kept: Kept) -> None:
+    await kept.look(report(), *UNHEARD_LONG[1:], report(), *UNHEARD_LONG[1:])
+    assert kept.state() is WorkerState.READY
+
+
+async def test_a_gateway_that_was_asleep_does_not_take_it_for_a_silence(kept: Kept) -> None:
+    await kept.look(report())
+    await kept.look(UNHEARD, each_s=3600.0)
+    await kept.look(report())
+    assert kept.state() is WorkerState.READY
+    assert kept.engine.losses == []
+
+
+async def test_the_same_engine_is_ready_again_when_it_answers_again(kept: Kept) -> None:
+    await kept.look(report(), *UNHEARD_LONG, report())
+    assert kept.state() is WorkerState.READY
+    assert len(kept.engines) == 1
+
+
+async def test_who_was_found_dead_by_a_broken_group_is_ready_when_it_answers(kept: Kept) -> None:
+    await kept.look(report())
+    kept.fleet.mark(ID, WorkerState.DEAD, "a connection broke")
+    await kept.look(report())
+    assert kept.state() is WorkerState.READY
+    assert kept.engine.losses == []
+
+
+async def test_another_engine_takes_the_place_of_the_one_before(kept: Kept) -> None:
+    await kept.look(report("first"))
+    kept.fleet.index.stored(ID, [b"block"])
+    await kept.look(report("second"))
+    former, present = kept.engines
+    assert [type(error) for error in former.losses] == [EngineDiedError]
+    assert former.closed and not present.closed
+    assert kept.state() is WorkerState.READY
+    assert kept.member.worker is not None and kept.member.worker.engine is present
+    assert kept.fleet.index.blocks(ID) == 0
+
+
+async def test_one_that_drains_gets_nothing_new_and_keeps_what_it_has(kept: Kept) -> None:
+    await kept.look(report(), report(state=WorkerState.DRAINING))
+    assert kept.state() is WorkerState.DRAINING
+    assert kept.engine.losses == []
+    await kept.look(report())
+    assert kept.state() is WorkerState.READY
+
+
+async def test_one_that_is_in_a_long_step_is_ready(kept: Kept) -> None:
+    await kept.look(report(), report(state=WorkerState.SILENT))
+    assert kept.state() is WorkerState.READY
+
+
+async def test_one_that_has_lost_its_engine_is_dead_until_it_has_one(kept: Kept) -> None:
+    await kept.look(report(), report(state=WorkerState.DEAD))
+    assert kept.state() is WorkerState.DEAD
+    assert "has lost its engine" in kept.engine.losses[0].message
+    await kept.look(report())
+    assert kept.state() is WorkerState.READY
+
+
+async def test_one_without_an_engine_is_not_welcomed(kept: Kept) -> None:
+    await kept.look(report(state=WorkerState.DEAD))
+    assert kept.state() is WorkerState.DEAD
+    assert kept.welcomed == []
+
+
+async def test_one_that_is_of_no_use_is_dead_and_says_so_once(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    kept.problem = "it serves the model b, and the other workers a"
+    with caplog.at_level(logging.INFO):
+        await kept.look(report(), report(), report())
+    assert kept.state() is WorkerState.DEAD
+    assert kept.member.note.endswith("is of no use here: it serves the model b, and the other workers a")
+    assert caplog.text.count("of no use") == 1
+    assert kept.engines == []
+
+
+@pytest.mark.parametrize("error", [EngineError("it speaks protocol 2"), MotetError("anything")], ids=str)
+async def test_one_that_cannot_be_understood_is_dead_and_says_why(kept: Kept, error: MotetError) -> None:
+    await kept.look(error)
+    assert (kept.state(), kept.member.note) == (WorkerState.DEAD, error.message)
+
+
+async def test_one_that_an_operator_took_out_stays_so_whatever_it_reports(kept: Kept) -> None:
+    await kept.look(report())
+    kept.keeper.take_out()
+    assert kept.state() is WorkerState.DRAINING
+    await kept.look(report(), report("second"))
+    assert kept.state() is WorkerState.DRAINING
+    assert kept.engine.losses == []
+
+
+async def test_one_that_is_taken_out_before_it_comes_gets_nothing_when_it_does(kept: Kept) -> None:
+    kept.keeper.take_out()
+    assert kept.state() is WorkerState.STARTING
+    await kept.look(report())
+    assert kept.state() is WorkerState.DRAINING
+
+
+async def test_it_is_asked_once_a_heartbeat_however_long_an_answer_takes(kept: Kept) -> None:
+    kept.answers = iter([report(), report(), report(), EnoughError()])
+    kept.answer_takes_s = iter([0.0, 0.25, 2.5, 0.0])
+    with pytest.raises(EnoughError):
+        await kept.keeper.keep()
+    first_s = kept.asked_s[0]
+    assert [asked_s - first_s for asked_s in kept.asked_s] == [0.0, HEARTBEAT_S, 2 * HEARTBEAT_S, 2 * HEARTBEAT_S + 2.5]
+    assert kept.keeper.looked.is_set()
+
+
+async def test_closing_it_closes_the_engine(kept: Kept) -> None:
+    await kept.keeper.close()
+    await kept.look(report())
+    await kept.keeper.close()
+    assert kept.engine.closed
