@@ -83,7 +83,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     session_id: str = ""
     """The client's `x-session-id`, for the next hop."""
     straight: bool = False
-    """Straight to decode: prefill has been asked already, or is not to be. Between parts of routing; no engine is told."""
+    """Past prefill: it has been asked already, or is not to be. Between parts of routing; no engine is told."""
 
 
 def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:

@@ -157,13 +157,6 @@ async def test_whoever_waits_for_a_step_of_a_group_that_ends_waits_no_more(end: 
     engine.check()
 
 
-@pytest.mark.parametrize(("known", "cached_tokens"), [((1, 2, 3, 9), 3), ((1,), 1), ((9,), 0), (REQUEST.prompt, 33)])
-async def test_cached_tokens_are_the_common_beginning_and_never_all(known: tuple[int, ...], cached_tokens: int) -> None:
-    engine = FakeEngine(script)
-    engine.cached.append(known)
-    assert engine.cached_tokens(REQUEST) == cached_tokens
-
-
 def test_each_engines_leases_are_counted_in_a_book_they_share() -> None:
     book = FakeLeases()
     book.grant(REQUEST, ADDRESS, readers=1, block_size=16)

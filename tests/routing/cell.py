@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
+from motet.block_names import block_names
 from motet.engines.base import Engine, GroupStream, Worker
 from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.engines.fake_leases import FakeLeases
@@ -55,6 +56,13 @@ class Options(TypedDict, total=False):
     fail_after: dict[int, MotetError] | None
     during_prefill: DuringPrefill | None
     leases: FakeLeases
+
+
+def remember(fleet: Fleet, worker_id: str, request: GenerateRequest, tokens: int) -> None:
+    """The worker is said to have so many tokens of the prompt: whole blocks."""
+    size = fake_info().block_size
+    assert tokens % size == 0
+    fleet.index.stored(worker_id, block_names(request.prompt[:tokens], size, request.cache_salt))
 
 
 class Hold:

@@ -21,7 +21,7 @@ from motet.routing.disaggregate import Disaggregated
 from motet.routing.fleet import Fleet
 from motet.routing.routed import Routed
 from motet.types import Role
-from tests.routing.cell import Cell, Hold, Tasks, answer, answers_of, group, tokens_of, worker
+from tests.routing.cell import Cell, Hold, Tasks, answer, answers_of, group, remember, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +64,7 @@ async def test_a_group_begins_without_being_iterated() -> None:
     [
         ("one-token", 1, 0, None),
         ("short", 127, 0, None),
-        ("short", 200, 73, None),
+        ("short", 200, 80, None),
         ("prompt-logprobs", 200, 0, 0),
     ],
 )
@@ -73,7 +73,7 @@ async def test_decode_computes_by_itself_what_does_not_pay(
 ) -> None:
     cell = Cell()
     request = group(prompt_tokens=prompt_tokens, prompt_logprobs=prompt_logprobs)
-    cell.decode.cached.append(request.prompt[:cached_tokens])
+    remember(cell.fleet, "decode-0", request, cached_tokens)
     assert await answers_of(cell.engine, request) == {0: answer(0), 1: answer(1)}
     assert cell.prefill.prefills == []
     assert cell.decode.requests == [request]
@@ -196,14 +196,12 @@ async def test_a_cell_takes_no_tickets_and_a_decode_server_does() -> None:
     assert Cell(role=Role.DECODE).engine.info == cell.decode.info
 
 
-async def test_prefill_and_release_are_the_prefill_sides_and_cached_tokens_and_stats_decodes() -> None:
+async def test_prefill_and_release_are_the_prefill_sides_and_stats_decodes() -> None:
     cell = Cell()
     ticket = await cell.engine.prefill(group(), readers=2)
     assert ticket.readers == 2
     assert (await cell.prefill.stats()).leases == 1
     await cell.engine.release(ticket)
-    cell.decode.cached.append(group().prompt[:50])
-    assert cell.engine.cached_tokens(group()) == 50
     assert await cell.engine.stats() == await cell.decode.stats()
     cell.check()
 

@@ -16,7 +16,7 @@ from motet.routing.choose import Policy
 from motet.routing.fleet import Fleet
 from motet.routing.routed import Routed
 from motet.transfer.ticket import TransferAddress
-from tests.routing.cell import Pair, answer, answers_of, group, tokens_of, worker
+from tests.routing.cell import Pair, answer, answers_of, group, remember, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +74,7 @@ async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason(
         await answers_of(pair.engine, group(name))
     assert pair.groups == (2, 2)
     assert pair.engine.decisions == {"cost": 4}
-    pair.second.cached.append(group().prompt[:64])
+    remember(pair.fleet, "decode-1", group(), 64)
     await answers_of(pair.engine, group("e"))
     assert pair.groups == (2, 3)
     assert pair.engine.decisions == {"cost": 4, "prefix": 1}
@@ -137,14 +137,14 @@ async def test_with_all_workers_dead_every_group_is_told_so() -> None:
 
 async def test_cached_tokens_are_those_of_the_worker_that_would_get_the_group() -> None:
     pair = Pair("decode")
-    pair.second.cached.append(group().prompt[:64])
-    assert pair.engine.cached_tokens(group()) == 64
+    remember(pair.fleet, "decode-1", group(), 64)
+    assert pair.engine.generate_load(group()).own_tokens == 136
     stream = pair.engine.generate(group("first", n=8))
     assert pair.groups == (0, 1)
-    assert pair.engine.cached_tokens(group()) == 0  # so much is being written there that the other one is cheaper
-    assert pair.engine.generate_load(group(prompt_tokens=200)).own_tokens == 200
+    # So much is being written there that the other one is cheaper.
+    assert pair.engine.generate_load(group()).own_tokens == 200
     await stream.aclose()
-    assert pair.engine.generate_load(group(prompt_tokens=200)).own_tokens == 136
+    assert pair.engine.generate_load(group()).own_tokens == 136
     pair.check()
 
 

@@ -48,10 +48,6 @@ class Engine(Protocol):
         """Ends the lease of a ticket that no reader will use. Never raises: a lease that cannot be reached expires."""
         ...
 
-    def cached_tokens(self, request: GenerateRequest) -> int:
-        """Prompt tokens whose KV is here already, as far as is known without asking; never all of them."""
-        ...
-
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         """Ends one choice early, e.g. at a stop string. No delta of it comes after this returns but those under way;
         the stream ends when the last choice has ended. Unknown ids and ended choices are ignored."""

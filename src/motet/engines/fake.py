@@ -91,8 +91,6 @@ class FakeEngine:
         self.prefilling = 0
         self.released: list[Ticket] = []
         self.block_listeners: list[BlockListener] = []
-        self.cached: list[tuple[int, ...]] = []
-        """Prompts whose KV is said to be here."""
         self.pulls = 0
         self.generated_tokens = 0
         self.closed = False
@@ -122,9 +120,6 @@ class FakeEngine:
     async def release(self, ticket: Ticket) -> None:
         self.released.append(ticket)
         self.leases.end(ticket)
-
-    def cached_tokens(self, request: GenerateRequest) -> int:
-        return max((_common(prompt, request.prompt[:-1]) for prompt in self.cached), default=0)
 
     def listen_to_blocks(self, listener: BlockListener) -> None:
         """There are no blocks here: a test tells `block_listeners` what it wants them to know."""
@@ -283,9 +278,3 @@ class FakeGroup:
             top = tuple(((token + k) % self._engine.info.vocab_size, -0.5 - k) for k in range(sampling.logprobs))
             logprobs = (TokenLogprob(token, -0.5, 1, top),)
         return ChoiceDelta(start.index, (token,), logprobs, finish)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

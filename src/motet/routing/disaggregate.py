@@ -82,9 +82,6 @@ class Disaggregated:
     async def release(self, ticket: Ticket) -> None:
         await self._prefill.release(ticket)
 
-    def cached_tokens(self, request: GenerateRequest) -> int:
-        return self._decode.cached_tokens(request)
-
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self._groups.get(request_id):
             await group.stop(index)

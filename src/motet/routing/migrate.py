@@ -67,9 +67,6 @@ class Migrating:
     async def release(self, ticket: Ticket) -> None:
         await self._engine.release(ticket)
 
-    def cached_tokens(self, request: GenerateRequest) -> int:
-        return self._engine.cached_tokens(request)
-
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self._groups.get(request_id):
             await group.stop(index)

@@ -101,10 +101,6 @@ class Routed:
         for worker in (owners or answering)[:1]:
             await worker.engine.release(ticket)
 
-    def cached_tokens(self, request: GenerateRequest) -> int:
-        """On the worker that `generate` would choose."""
-        return len(request.prompt) - self.generate_load(request).own_tokens
-
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self._groups.get(request_id):
             await group.stop(index)

@@ -55,7 +55,7 @@ def survey(
         _candidate(
             member,
             worker,
-            max(overlap.get(member.id, 0) * size, worker.engine.cached_tokens(request)),
+            overlap.get(member.id, 0) * size,
             has_session=member.id == session,
         )
         for member, worker in present

@@ -33,8 +33,8 @@ class Known:
         unknown = next((i for i, name in enumerate(names) if name not in self.names), len(names))
         return unknown * BLOCK_SIZE
 
-    async def until_as(self, engine: NativeEngine, requests: list[GenerateRequest]) -> None:
-        while any(self.cached_tokens(request) != engine.cached_tokens(request) for request in requests):
+    async def until_as(self, other: "Known") -> None:
+        while self.names != other.names:
             await self.changed_again()
 
     async def changed_again(self) -> None:
@@ -52,8 +52,9 @@ async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(tiny: Cal
     """In 40 blocks, prompts of 5 to 12 blocks push each other out."""
     engine = await NativeEngine.start(engine_config(tiny("llama"), kv_cache_gb=gb_of(40), max_model_len=200))
     publisher = BlockPublisher(PublisherOptions(block_size=BLOCK_SIZE, messages_kept=5))
+    early, late, told = Known(), Known(), Known()
     engine.listen_to_blocks(publisher.publish)
-    early, late = Known(), Known()
+    engine.listen_to_blocks(told)
     source = BlockSource.ours(publisher.endpoint)
     tasks = [asyncio.create_task(follow_blocks(source, early))]
     shared = prompt_of(3 * BLOCK_SIZE)
@@ -64,12 +65,12 @@ async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(tiny: Cal
     try:
         for request in requests:
             await serve(engine, request)
-        await early.until_as(engine, requests)
-        assert 0 < sum(engine.cached_tokens(request) > 3 * BLOCK_SIZE for request in requests) < len(requests)
+        await early.until_as(told)
+        assert 0 < sum(early.cached_tokens(request) > 3 * BLOCK_SIZE for request in requests) < len(requests)
         tasks.append(asyncio.create_task(follow_blocks(source, late)))
-        await late.until_as(engine, requests)
+        await late.until_as(told)
         for number, request in enumerate(reversed(requests)):
-            await late.until_as(engine, requests)
+            await late.until_as(told)
             known = late.cached_tokens(request)
             again = group(f"again{number}", request.prompt, cache_salt=request.cache_salt, max_tokens=1)
             assert await serve(engine, again) == known

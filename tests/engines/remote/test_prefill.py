@@ -188,7 +188,6 @@ async def test_it_generates_nothing() -> None:
         await anext(stream)
     await stream.aclose()
     await engine.stop_choice(request().request_id, 0)
-    assert engine.cached_tokens(request()) == 0
     assert server.asked == []
 
 

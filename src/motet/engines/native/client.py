@@ -12,11 +12,10 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
-from itertools import count, takewhile
+from itertools import count
 
 import msgspec
 
-from motet.block_names import BlockName, named_blocks
 from motet.config import EngineConfig
 from motet.engines.native.pipes import Pipes
 from motet.engines.native.protocol import (
@@ -42,7 +41,7 @@ from motet.engines.native.spawn import first_event, spawn
 from motet.engines.native.stream import PipeStream
 from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError
 from motet.ids import RequestId
-from motet.kv_events.changes import BlockChange, BlockListener, Cleared, apply_to
+from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 from motet.transfer.base import TransferError
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest
@@ -68,8 +67,8 @@ class NativeEngine:
         self._tickets: Questions[RequestId, Ticket] = Questions()
         self._connections: Questions[int, None] = Questions()
         self._numbers = count()
-        self._names: set[BlockName] = set()
-        """Of the prompt blocks that the engine's prefix cache can find."""
+        self._stored = False
+        """Whether the engine's prefix cache has told of blocks."""
         self._block_listeners: list[BlockListener] = []
         self._over: MotetError | None = None
         self._tasks = [
@@ -130,16 +129,11 @@ class NativeEngine:
             self._send(Connect(number, address))
             await answer
 
-    def cached_tokens(self, request: GenerateRequest) -> int:
-        size = self._info.block_size
-        names = named_blocks(request.prompt[:-1], size, request.cache_salt)
-        return size * sum(1 for _ in takewhile(self._names.__contains__, names))
-
     def listen_to_blocks(self, listener: BlockListener) -> None:
         """From now on `listener` is told what becomes of the blocks that the prefix cache can find, and that none can
         be found any more when the engine ends. Call it before the engine is given a group: of blocks that are there
-        already nothing but their names is known here."""
-        if self._names:
+        already nothing is known here."""
+        if self._stored:
             raise RuntimeError("the engine has stored blocks already")
         self._block_listeners.append(listener)
 
@@ -207,7 +201,7 @@ class NativeEngine:
                     self._connections.fail(number, TransferError(failure.message, failure.kind))
 
     def _tell_of_blocks(self, changes: Sequence[BlockChange]) -> None:
-        apply_to(self._names, changes)
+        self._stored = True
         for listener in self._block_listeners:
             listener(changes)
 
@@ -255,5 +249,5 @@ class NativeEngine:
         self._stats.fail_all(error)
         self._tickets.fail_all(error)
         self._connections.fail_all(error)
-        if self._names:
+        if self._stored:
             self._tell_of_blocks([Cleared()])

@@ -67,10 +67,6 @@ class RemoteEngine:
         """Lets the worker get to know another one before it is needed. Raises MotetError if that cannot be."""
         await self._call(self._server.ask("POST", "/engine/connect", msgspec.msgpack.encode(address)))
 
-    def cached_tokens(self, request: GenerateRequest) -> int:
-        """Not known from here."""
-        return 0
-
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         """The worker is told in a task, since nobody waits for what it says. When the last choice ends this way, the
         end of the connection tells it."""

@@ -100,10 +100,6 @@ class RemotePrefill:
     async def release(self, ticket: Ticket) -> None:
         await self._release_through(ticket)
 
-    def cached_tokens(self, request: GenerateRequest) -> int:
-        """Not known from here."""
-        return 0
-
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         """There is no choice here."""
 
