@@ -74,8 +74,9 @@ class Starter:
         self.engines: list[DyingEngine] = []
         self.hanging = asyncio.Event()
         self.cancelled = 0
+        self._started = asyncio.Semaphore(0)
         self._hangs = hangs
-        self._errors = errors or {}
+        self._errors = {} if errors is None else errors
         self._meet = meet
         self._leases = leases or FakeLeases()
 
@@ -94,7 +95,14 @@ class Starter:
         transfer = None if config.role is Role.BOTH else TransferAddress(f"engine {number}", "127.0.0.1", number)
         engine = DyingEngine(role=config.role, transfer=transfer, leases=self._leases, meets=self._meet)
         self.engines.append(engine)
+        self._started.release()
         return engine
+
+    async def engine(self, number: int) -> DyingEngine:
+        """The one that was started as that, from 0, once it has been. Asked in order."""
+        while len(self.engines) <= number:
+            await self._started.acquire()
+        return self.engines[number]
 
     def of(self, role: Role) -> list[DyingEngine]:
         return [engine for engine in self.engines if engine.info.role is role]

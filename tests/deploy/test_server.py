@@ -1,5 +1,6 @@
 """How a server starts and ends."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -12,7 +13,7 @@ from motet.deploy.server import Outcome
 from motet.deploy.stop import StopSignals
 from motet.errors import ConfigError, KVMemoryError, ModelLoadError
 from motet.types import Role
-from tests.deploy.dying import Starter
+from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.running import Running
 
 pytestmark = pytest.mark.anyio
@@ -20,6 +21,12 @@ pytestmark = pytest.mark.anyio
 
 def ended_well(stream: str) -> bool:
     return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
+
+
+def text_of(stream: str, *, choice: int) -> str:
+    chunks = [json.loads(line.removeprefix("data: ")) for line in stream.split("\n\n") if line.startswith("data: {")]
+    choices = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice]
+    return "".join(one["delta"].get("content") or "" for one in choices)
 
 
 async def test_it_serves_and_stops_at_a_signal(folder: Path) -> None:
@@ -68,6 +75,31 @@ async def test_answers_that_outlast_the_drain_end_with_an_error(folder: Path) ->
         assert stream.endswith("data: [DONE]\n\n")
         assert (await waiting).status_code == 503
         assert await server.outcome() is Outcome.STOPPED
+
+
+async def test_a_server_that_is_asked_to_drain_finishes_what_it_has_and_ends(folder: Path) -> None:
+    async with Running(folder) as server:
+        under_way = await server.begun_chat()
+        assert (await server.http.post("/drain")).json() == {"draining": True, "groups_open": 1}
+        assert (await server.chat()).status_code == 503
+        server.engine.let_run()
+        assert '"finish_reason":"stop"' in (await under_way.aread()).decode()
+        assert await server.outcome() is Outcome.STOPPED
+
+
+async def test_an_engine_that_dies_is_started_again_and_its_answers_go_on(folder: Path) -> None:
+    async with Running(folder, restarts=1) as server:
+        first = server.engine
+        under_way = await server.begun_chat()
+        first.die()
+        second = await server.starter.engine(1)
+        second.let_run()
+        stream = (await under_way.aread()).decode()
+        assert ended_well(stream)
+        assert text_of(stream, choice=0) == text_of(stream, choice=1) == ANSWER
+        assert first.closed
+        second.die()
+        assert await server.outcome() is Outcome.ENGINE_DIED
 
 
 async def test_a_dead_engine_ends_answers_with_an_error_then_the_server(folder: Path) -> None:

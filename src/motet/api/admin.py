@@ -37,8 +37,10 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        """200 while an engine lives that can answer, draining or not."""
-        await _living(service)
+        """200 while an engine lives that can answer, draining or not, or is being started again."""
+        workers = await _needed(service)
+        if not any(one.alive or one.report.state is WorkerState.STARTING for one in workers):
+            raise EngineDiedError("The engine is not running.")
         return json_response(Health("ok"))
 
     @router.get("/ready")
@@ -65,7 +67,7 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.post("/drain")
     async def drain() -> Response:
-        """No new groups from now on; those that run finish."""
+        """No new groups from now on; those that run finish, and then the server ends."""
         service.start_drain()
         return json_response(Draining(True, service.admission.open))
 
@@ -88,11 +90,15 @@ async def _scrape(service: Service) -> Scrape:
     )
 
 
+async def _needed(service: Service) -> list[Seen]:
+    """The workers without which the server is of no use. A dead engine says so at once; one that takes longer to answer
+    is busy with a long step, and alive."""
+    return await look(needed(service.workers.reports()), patience_s=HEALTH_PATIENCE_S)
+
+
 async def _living(service: Service) -> list[Seen]:
-    """The needed workers that live; raises unless there is one. A dead engine says so at once; one that takes longer to
-    answer is busy with a long step, and alive."""
-    seen = await look(needed(service.workers.reports()), patience_s=HEALTH_PATIENCE_S)
-    living = [one for one in seen if one.alive]
+    """Those of them that live; raises unless there is one."""
+    living = [one for one in await _needed(service) if one.alive]
     if not living:
         raise EngineDiedError("The engine is not running.")
     return living

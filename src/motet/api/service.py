@@ -1,5 +1,6 @@
 """What the routes of one app share: the engine, the text layer, the settings, who may come in, and the metrics."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -64,6 +65,7 @@ class Service:
         self.template = template
         self.config = config
         self.admission = Admission(config.max_waiting_groups)
+        self.drain_asked = asyncio.Event()
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self.metrics = Metrics(config.served_model_name)
         self.created = int(time.time())
@@ -105,6 +107,7 @@ class Service:
     def start_drain(self) -> None:
         """No new groups from now on; those that run finish."""
         self.admission.draining = True
+        self.drain_asked.set()
 
     async def drained(self) -> None:
         """Returns once no group is open."""

@@ -3,7 +3,7 @@
 1. the socket is bound, the tokenizer read: what can be wrong quickly is wrong before a model is loaded
 2. the engines start (`deploy.cell`), or the first worker is waited for (`deploy.gateway`); a signal meanwhile ends that
 3. ready: requests are served
-4. the first signal: new groups get 503, those that run may finish, for `drain_timeout_s` at most
+4. the first signal, or POST /drain: new groups get 503, those that run may finish, for `drain_timeout_s` at most
    the second signal, or the time is up: open groups end with an error event
    nobody is left who decodes: open groups ended with an error event, /health says 503, and the server ends by itself
 5. the engines are closed, connections are closed, what watched them ends; no process, socket or file is left
@@ -131,7 +131,12 @@ class Server:
             watching = tasks.create_task(self._workforce.watch())
             serving = tasks.create_task(self._http.run_until_stopped())
             on_ready()
-            await first_of(asyncio.wait([serving]), self._signals.drain.wait(), self._workforce.death())
+            await first_of(
+                asyncio.wait([serving]),
+                self._signals.drain.wait(),
+                self._service.drain_asked.wait(),
+                self._workforce.death(),
+            )
             if not self._workforce.dead:
                 await self._drain()
             outcome = Outcome.STOPPED

@@ -1,0 +1,149 @@
+"""A keeper starts its engine again, later each time, and gives up in the end."""
+
+import asyncio
+
+import pytest
+
+from motet.config import EngineConfig
+from motet.deploy.local_keeper import STEADY_S, LocalKeeper, backoff_s
+from motet.engines.base import Worker, WorkerState
+from motet.errors import ModelLoadError
+from motet.kv_events.changes import Stored
+from motet.routing.fleet import Fleet
+from motet.types import Role
+from tests.deploy.dying import DyingEngine, Starter
+
+pytestmark = pytest.mark.anyio
+
+
+class Scene:
+    """A keeper whose clock moves by what it waits."""
+
+    def __init__(self, *, restarts: int = 3, starter: Starter | None = None) -> None:
+        self.now_s = 0.0
+        self.waits_s: list[float] = []
+        self.met: list[str] = []
+        self.told: list[DyingEngine] = []
+        self.starter = starter or Starter()
+        self.fleet = Fleet(clock=lambda: self.now_s)
+        self.config = EngineConfig(model_path="", model_name="tiny", role=Role.DECODE)
+        self.keeper = LocalKeeper(
+            "decode-0",
+            self.config,
+            fleet=self.fleet,
+            start_engine=self.starter,
+            address=lambda engine: "here",
+            publish=lambda id, engine: self.told.append(engine),  # type: ignore[arg-type]
+            meet=self._meet,
+            restarts=restarts,
+            clock=lambda: self.now_s,
+            wait=self._wait,
+        )
+
+    async def __aenter__(self) -> "Scene":
+        self.fleet.expect("decode-0", "-", Role.DECODE)
+        await self.keeper.adopt(await self.starter(self.config))
+        self.keeping = asyncio.create_task(self.keeper.keep())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.keeping.cancel()
+        await asyncio.wait([self.keeping])
+        await self.keeper.close()
+
+    @property
+    def state(self) -> WorkerState:
+        return self.fleet.reports()[0].state
+
+    async def ready_again(self, number: int) -> DyingEngine:
+        """The engine that was started as that, when the fleet has it."""
+        engine = await self.starter.engine(number)
+        while (worker := self.fleet.reports()[0].worker) is None or worker.engine is not engine:
+            await self.fleet.changed()
+        return engine
+
+    async def _meet(self, worker: Worker) -> None:
+        assert self.state is not WorkerState.READY  # it is met before it gets a group
+        self.met.append(worker.id)
+
+    async def _wait(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        self.now_s += wait_s
+
+
+async def test_an_engine_that_dies_is_started_again_as_the_same_worker() -> None:
+    async with Scene() as scene:
+        first = scene.starter.engines[0]
+        first.die()
+        second = await scene.ready_again(1)
+        assert scene.state is WorkerState.READY
+        assert first.closed and not second.closed
+        assert scene.met == ["decode-0", "decode-0"]
+        assert scene.told == [first, second]
+        assert scene.keeper.restarted == 1
+    assert second.closed
+
+
+async def test_it_takes_longer_each_time_and_then_it_is_given_up() -> None:
+    async with Scene(restarts=3) as scene:
+        for number in range(3):
+            (await scene.ready_again(number)).die()
+        last = await scene.ready_again(3)
+        assert scene.waits_s == [0.25, 0.5, 1.0]
+        last.die()
+        await scene.keeper.given_up.wait()
+        assert (scene.state, scene.fleet.hopeful) == (WorkerState.DEAD, False)
+        assert [engine.closed for engine in scene.starter.engines] == [True] * 4
+
+
+async def test_one_that_was_steady_begins_anew() -> None:
+    async with Scene(restarts=2) as scene:
+        for number in range(5):
+            engine = await scene.ready_again(number)
+            scene.now_s += STEADY_S
+            engine.die()
+        await scene.ready_again(5)
+        assert scene.waits_s == [0.25] * 5
+
+
+async def test_with_no_restarts_it_is_given_up_at_once() -> None:
+    async with Scene(restarts=0) as scene:
+        scene.starter.engines[0].die()
+        await scene.keeper.given_up.wait()
+        assert len(scene.starter.configs) == 1
+
+
+async def test_one_that_cannot_start_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    errors: dict[Role, ModelLoadError] = {}
+    async with Scene(restarts=2, starter=Starter(errors=errors)) as scene:
+        errors[Role.DECODE] = ModelLoadError("the disk is gone")
+        scene.starter.engines[0].die()
+        await scene.keeper.given_up.wait()
+        assert scene.waits_s == [0.25, 0.5]
+        assert len(scene.starter.configs) == 3
+    assert "the disk is gone" in caplog.text
+
+
+async def test_ending_while_it_starts_leaves_nothing() -> None:
+    hangs: list[Role] = []
+    async with Scene(starter=Starter(hangs=hangs)) as scene:
+        hangs.append(Role.DECODE)
+        scene.starter.engines[0].die()
+        await scene.starter.hanging.wait()
+        assert scene.state is WorkerState.STARTING
+    assert scene.starter.cancelled == 1
+
+
+async def test_what_an_engine_has_cached_is_known_until_it_dies() -> None:
+    async with Scene() as scene:
+        first = scene.starter.engines[0]
+        for listener in first.block_listeners:
+            listener([Stored((b"name",), None, ())])
+        assert scene.fleet.index.blocks("decode-0") == 1
+        first.die()
+        await scene.ready_again(1)
+        assert scene.fleet.index.blocks("decode-0") == 0
+
+
+def test_the_wait_is_bounded() -> None:
+    assert [backoff_s(k) for k in (0, 1, 6, 7, 8, 100)] == [0.25, 0.5, 16.0, 30.0, 30.0, 30.0]
