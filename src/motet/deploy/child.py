@@ -20,14 +20,21 @@ SHOWN_LOG_LINES = 20
 
 
 class ChildServer:
-    """`motet serve` with these arguments, from `with` to its end. `url` is known once it is entered."""
+    """`motet serve`, or another command that serves, from `with` to its end. `url` is known once it is entered."""
 
-    def __init__(self, arguments: Sequence[str], *, port: int = 0, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        command: str = "serve",
+        port: int = 0,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         """`environ`: in place of this process's environment."""
         self.url = ""
         self._environ = environ
         self._command = [
-            sys.executable, "-m", "motet", "serve", *arguments, "--port", str(port), "--stop-with-stdin"
+            sys.executable, "-m", "motet", command, *arguments, "--port", str(port), "--stop-with-stdin"
         ]  # fmt: skip
 
     def __enter__(self) -> "ChildServer":

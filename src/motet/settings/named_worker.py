@@ -34,7 +34,7 @@ def named_workers(texts: Iterable[str]) -> Iterator[NamedWorker]:
 def server_url(written: str) -> str:
     """Raises ConfigError unless it is a URL of a server."""
     if not is_http_url(written):
-        raise ConfigError(f"{written!r} is no URL such as http://host:8000, nor {', '.join(Role)}")
+        raise ConfigError(f"{written!r} is neither a URL such as http://host:8000 nor a role ({', '.join(Role)})")
     return written.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

@@ -1,0 +1,144 @@
+"""A gateway in front of real servers, which are killed or stopped while they write: texts are those of one server."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from motet.config import environment
+from motet.deploy.child import ChildServer
+from motet.deploy.figures import read_figures
+
+pytestmark = pytest.mark.slow
+
+SERVER = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
+GATEWAY = ("--worker-timeout", "2")
+BODY = {
+    "prompt": "the hand in the sand and then the other hand",
+    "n": 3,
+    "max_tokens": 400,
+    "seed": 7,
+    "ignore_eos": True,
+    "stream": True,
+}
+PATIENCE_S = 30.0
+
+
+def child(command: str, tmp_path: Path, *arguments: str) -> ChildServer:
+    """Its temporary files are all in `tmp_path`."""
+    return ChildServer(list(arguments), command=command, environ={**environment(), "TMPDIR": str(tmp_path)})
+
+
+class Streaming:
+    """A completion that is being read."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.texts = ["", "", ""]
+        self.finished = 0
+        self._lines = response.iter_lines()
+
+    def read_some(self) -> None:
+        """The first tokens of every choice."""
+        while not all(self.texts):
+            self._take(next(self._lines))
+
+    def read_all(self) -> list[str]:
+        for line in self._lines:
+            self._take(line)
+        assert self.finished == 3
+        return self.texts
+
+    def _take(self, line: str) -> None:
+        data = line.removeprefix("data: ")
+        if not data or data == "[DONE]":
+            return
+        event = json.loads(data)
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            self.texts[choice["index"]] += choice["text"]
+            self.finished += choice["finish_reason"] is not None
+
+
+@contextmanager
+def streaming(server: ChildServer) -> Iterator[Streaming]:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=60) as response:
+        assert response.status_code == 200
+        yield Streaming(response)
+
+
+def writing(gateway: ChildServer, servers: list[ChildServer]) -> ChildServer:
+    """The server that has the only group."""
+    busy = [worker["address"] for worker in status(gateway)["workers"] if worker.get("groups_running")]
+    (server,) = [server for server in servers if server.url in busy]
+    return server
+
+
+def status(gateway: ChildServer) -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = httpx.get(f"{gateway.url}/status").json()
+    return found
+
+
+def until_state(gateway: ChildServer, server: ChildServer, state: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while {worker["address"]: worker["state"] for worker in status(gateway)["workers"]}[server.url] != state:
+        assert time.monotonic() < deadline, f"{server.url} does not get {state}"
+        time.sleep(0.05)
+
+
+def test_a_text_is_the_same_when_a_server_is_killed_and_another_one_stops(model: Path, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(child("serve", tmp_path, str(model), *SERVER)) for _ in range(3)]
+        with streaming(servers[0]) as alone:
+            expected = alone.read_all()
+        workers = [part for server in servers for part in ("--worker", server.url)]
+        own = tmp_path / "gateway"
+        own.mkdir()
+        gateway = stack.enter_context(child("gateway", own, *workers, *GATEWAY))
+
+        with streaming(gateway) as answer:
+            answer.read_some()
+            killed = writing(gateway, servers)
+            os.kill(killed.pid, signal.SIGKILL)
+            assert answer.read_all() == expected
+        until_state(gateway, killed, "dead")
+
+        with streaming(gateway) as answer:
+            answer.read_some()
+            stopped = writing(gateway, servers)
+            os.kill(stopped.pid, signal.SIGSTOP)
+            try:
+                assert answer.read_all() == expected
+                until_state(gateway, stopped, "silent")
+            finally:
+                os.kill(stopped.pid, signal.SIGCONT)
+        until_state(gateway, stopped, "ready")
+
+        with streaming(gateway) as answer:
+            assert answer.read_all() == expected
+        os.kill(gateway.pid, signal.SIGTERM)
+        assert gateway.wait() == 0
+        assert list(own.iterdir()) == []
+
+
+def test_prefill_and_decode_servers_behind_a_gateway_write_what_one_server_writes(model: Path, tmp_path: Path) -> None:
+    apart = ("--side-channel-port", "0", "--cluster-key", "ours")
+    with ExitStack() as stack:
+        prefill, decode, single = (
+            stack.enter_context(child("serve", tmp_path, str(model), *SERVER, *more))
+            for more in (("--role", "prefill", *apart), ("--role", "decode", *apart), ())
+        )
+        workers = ("--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode")
+        gateway = stack.enter_context(child("gateway", tmp_path, *workers, "--bypass-tokens", "0"))
+        with streaming(single) as alone, streaming(gateway) as answer:
+            assert answer.read_all() == alone.read_all()
+        with httpx.Client(base_url=decode.url) as client:
+            figures = read_figures(client)
+        assert (figures.kv_transfers, figures.recomputed_tokens) == (1, 1)
+        totals = httpx.get(f"{gateway.url}/status").json()["totals"]
+        assert (totals["transfers"], totals["bypasses"], totals["migrations"]) == (1, 0, 0)
