@@ -11,7 +11,7 @@ from motet.routing.candidate import Work
 from motet.routing.fleet import REFUSAL_S, Fleet
 from motet.routing.routed import Routed
 from motet.types import Role
-from tests.routing.cell import Clock, Tasks, answer, answers_of, group, tokens_of, worker
+from tests.routing.cell import Clock, Pair, Tasks, answer, answers_of, group, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -243,3 +243,20 @@ async def test_the_report_tells_why_a_worker_got_its_last_group() -> None:
     fleet = Fleet([worker("decode-0")[0]])
     await answers_of(Routed(fleet), group())
     assert [report.last_decision for report in fleet.reports()] == ["only decode-0 is there"]
+
+
+async def test_choices_that_others_gave_a_worker_count_and_ours_do_not_count_twice() -> None:
+    pair = Pair("decode")
+    first, second = pair.fleet.members
+    stream = pair.engine.generate(group("ours", n=4))
+    assert (first.open_choices, second.open_choices) == (4, 0)
+    for member, told in ((first, 4), (second, 30)):
+        member.reported(told)
+    assert (first.open_choices, second.open_choices) == (4, 30)
+    other = pair.engine.generate(group("other", n=4))
+    assert pair.groups == (2, 0)
+    first.reported(3)  # it has not seen all of ours yet
+    assert first.open_choices == 8
+    await stream.aclose()
+    await other.aclose()
+    pair.check()

@@ -53,7 +53,7 @@ def make_router(
         migrating,
         disaggregated,
         spread_choices=routing.spread_choices,
-        open_choices=lambda: [member.books.open_choices for member in fleet.ready(Work.GENERATE)],
+        open_choices=lambda: [member.open_choices for member in fleet.ready(Work.GENERATE)],
     )
     queued = Queued(
         spread,

@@ -152,6 +152,8 @@ class RemoteKeeper:
                 await self._adopt(report)
             await self._events.follow(report.engine_id, report.block_events)
             self._mark_present(report)
+            if report.stats is not None and (member := self._fleet.get(self.id)):
+                member.reported(report.stats.choices_running + report.stats.choices_waiting)
 
     async def _adopt(self, report: EngineReport) -> None:
         """A worker that was started again is another one: nothing of the former is left."""

@@ -42,6 +42,8 @@ class Member:
         self.state = WorkerState.STARTING
         self.worker: Worker | None = None
         self.books = WorkerLoad(clock=clock)
+        self.foreign_choices = 0
+        """Open choices that others gave it, as it told last; 0 for a worker that is ours alone."""
         self.groups: set[Evictable] = set()
         """Those it is writing."""
         self.last_decision: str | None = None
@@ -51,6 +53,15 @@ class Member:
         """Whether nobody expects it back."""
         self._clock = clock
         self._refused_until_s = clock()
+
+    @property
+    def open_choices(self) -> int:
+        """Being written there or to be written, whoever wants them."""
+        return self.books.open_choices + self.foreign_choices
+
+    def reported(self, choices: int) -> None:
+        """It says that so many are open there."""
+        self.foreign_choices = max(0, choices - self.books.open_choices)
 
     @property
     def refused(self) -> bool:
@@ -65,6 +76,7 @@ class Member:
         self.books = WorkerLoad(clock=self._clock)
         self.groups = set()
         self.given_up = False
+        self.foreign_choices = 0
         self.worker = worker
         self.role = worker.engine.info.role
         self.address = worker.address

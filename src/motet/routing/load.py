@@ -1,6 +1,7 @@
 """How busy the workers are, and how fast they read prompts: what choosing a worker and bypassing prefill go by.
 
-Everything is seen from here: what this server gave a worker and what came back when. What others gave it is not.
+Everything is seen from here: what this server gave a worker and what came back when. What others gave it, a worker
+tells itself (`fleet.Member.foreign_choices`).
 """
 
 from collections.abc import Callable

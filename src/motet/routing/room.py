@@ -15,9 +15,9 @@ def has_room(members: Iterable[Member], *, choices: int, prompt_tokens: int, on_
         if member.worker is None:
             continue
         info, books = member.worker.engine.info, member.books
-        free = info.max_num_seqs - books.open_choices
+        free = info.max_num_seqs - member.open_choices
         blocks = books.trunk_blocks + books.tail_blocks + -(-prompt_tokens // info.block_size) + choices
-        fits = fits or books.open_choices == 0 or (free >= choices and blocks <= info.num_blocks)
+        fits = fits or member.open_choices == 0 or (free >= choices and blocks <= info.num_blocks)
         free_choices += max(0, free)
         if fits and (free_choices >= choices or not on_the_way):
             return True

@@ -69,7 +69,7 @@ def _candidate(member: Member, worker: Worker, cached_tokens: int, *, has_sessio
         id=member.id,
         cached_tokens=cached_tokens,
         queued_tokens=books.waiting_tokens,
-        open_choices=books.open_choices,
+        open_choices=member.open_choices,
         trunk_blocks=books.trunk_blocks,
         tail_blocks=books.tail_blocks,
         max_choices=info.max_num_seqs,
