@@ -1,15 +1,21 @@
 """Workers that join and leave a gateway while it runs, by an operator's word or by a file's."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import httpx
 import pytest
 
+from motet.config import CellConfig, GatewayConfig, RoutingConfig
+from motet.deploy.compose import make_router
+from motet.deploy.gateway import Gateway
+from motet.deploy.remote_keeper import KeptEngine, KeptServer
 from motet.engines.base import WorkerState
-from motet.errors import ConfigError
+from motet.engines.wire import EngineReport
+from motet.errors import ConfigError, EngineDiedError
 from motet.types import Role
-from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
+from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of
 from tests.deploy.running import Running
 from tests.deploy.test_gateway import EXPECTED, texts
 
@@ -124,6 +130,39 @@ async def test_who_has_left_may_join_again(folder: Path) -> None:
             await gateway.until_state(server, WorkerState.READY)
         server.engine.let_run()
         assert texts((await gateway.chat()).text) == EXPECTED
+
+
+async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
+    """Between its start and its service it once forgot who was leaving."""
+
+    async def refuse() -> EngineReport:
+        raise EngineDiedError("connection refused")
+
+    router = make_router(RoutingConfig(), CellConfig())
+    config = GatewayConfig(workers=("http://a:1", "http://b:1"))
+    gateway = Gateway(
+        router, config, server_at=lambda url: KeptServer(url, refuse, no_engine), drain_s=0, heartbeat_s=HEARTBEAT_S
+    )
+    leaving = router.fleet.get("a:1")
+    assert leaving is not None
+    reading = leaving.books.give(tokens=5)
+    first = asyncio.create_task(gateway.watch())
+    await gateway.looked()
+    await gateway.leave("a:1", drain_s=3600)
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(gateway.watch())
+    leaving.books.drop(reading)
+    while router.fleet.get("a:1"):
+        await router.fleet.changed()
+    second.cancel()
+    await asyncio.wait([second])
+    assert [member.id for member in router.fleet.members] == ["b:1"]
+    router.fleet.check()
+
+
+def no_engine(_: EngineReport) -> KeptEngine:
+    raise AssertionError("nobody reports")
 
 
 async def test_workers_follow_their_file(folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -54,7 +55,8 @@ class Gateway:
         self._keepers: dict[str, RemoteKeeper] = {}
         self._from_file: dict[str, str] = {}
         """URL -> id of those that the file brought."""
-        self._leaving: set[str] = set()
+        self._leaving: dict[str, float] = {}
+        """How long their groups have."""
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._welcoming = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
@@ -83,16 +85,19 @@ class Gateway:
         await asyncio.gather(*(keeper.looked.wait() for keeper in list(self._keepers.values())))
 
     async def watch(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                for keeper in self._keepers.values():
-                    self._keep(keeper, self._tasks)
-                if self._file is not None:
-                    self._tasks.create_task(self._follow(self._file))
+        """Until it is cancelled; what it was doing then is taken up when it is called again."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for keeper in self._keepers.values():
+                self._keep(keeper, tasks)
+            for id in self._leaving:
+                tasks.create_task(self._let_go(id))
+            if self._file is not None:
+                tasks.create_task(self._follow(self._file))
+            try:
                 await asyncio.Event().wait()
-        finally:
-            self._tasks = None
-            self._keeping.clear()
+            finally:
+                self._tasks = None
 
     async def close(self) -> None:
         """The servers run on."""
@@ -156,29 +161,27 @@ class Gateway:
     def _start_leaving(self, id: str, drain_s: float) -> None:
         tasks = self._open_tasks()
         if id not in self._leaving:
-            self._leaving.add(id)
+            self._leaving[id] = drain_s
             self._keepers[id].take_out()
-            tasks.create_task(self._let_go(id, drain_s))
+            tasks.create_task(self._let_go(id))
 
-    async def _let_go(self, id: str, drain_s: float) -> None:
-        try:
-            async with asyncio.timeout(drain_s):
+    async def _let_go(self, id: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._leaving[id]):
                 await self._idle(id)
-        except TimeoutError:
-            pass
         keeping = self._keeping.pop(id)
         keeping.cancel()
         await asyncio.wait([keeping])
         await self._fleet.evict(id, WorkerLeavingError(f"{id} has left"))
         await self._keepers[id].close()
         self._fleet.remove(id)
-        del self._keepers[id]
-        self._leaving.discard(id)
+        del self._keepers[id], self._leaving[id]
 
     async def _idle(self, id: str) -> None:
         """Returns once it has nothing of ours. Nobody tells that a prompt has been prefilled, so that is looked for."""
         while (member := self._fleet.get(id)) is not None and _busy(member):
-            await asyncio.wait([self._fleet.changed()], timeout=self._heartbeat_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._fleet.changed(), self._heartbeat_s)
 
     async def _follow(self, file: WorkersFile) -> None:
         while True:
