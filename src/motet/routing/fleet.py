@@ -176,9 +176,12 @@ class Fleet:
         member = self._members.get(id)
         if member is None or (member.state, member.note) == (state, why):
             return
-        bad = member.state is not state and state not in (*ANSWERING, WorkerState.STARTING)
-        was = f"was {member.state}" if member.state is not state else "still"
-        logger.log(logging.ERROR if bad else logging.INFO, "%s is %s, %s%s", id, state, was, f": {why}" if why else "")
+        because = f": {why}" if why else ""
+        if member.state is state:
+            logger.info("%s is still %s%s", id, state, because)
+        else:
+            level = logging.INFO if state in (*ANSWERING, WorkerState.STARTING) else logging.ERROR
+            logger.log(level, "%s is %s, was %s%s", id, state, member.state, because)
         member.state, member.note = state, why
         self.notify()
 
