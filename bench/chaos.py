@@ -4,7 +4,10 @@ Every kind of request is asked once undisturbed. Then clients ask them over and 
 and stopped, and every answer is compared with the undisturbed one, choice by choice: text, finish reason,
 log-probabilities, usage. In the end nothing may be left: no block, lease or group on any engine.
 
-    python -m bench.chaos [--minutes 10] [--clients 6] [--check]
+    python -m bench.chaos [--gateway] [--minutes 10] [--clients 6] [--check]
+
+Without `--gateway` the engine processes of a cell are killed and stopped; with it whole servers behind a gateway are
+killed, stopped and told to drain, and started again under their addresses.
 """
 
 import argparse
@@ -13,9 +16,10 @@ import contextlib
 import json
 import random
 import re
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from statistics import quantiles
@@ -24,14 +28,16 @@ import httpx
 from rich.console import Console
 
 from bench.chaos_requests import Answer, Request, ask, mixed_requests
-from bench.chaos_strikes import Striker
+from bench.chaos_servers import kept_servers
+from bench.chaos_strikes import DRAINED, KILLED, STOPPED, Status, Striker
 from bench.floor import Bound, Floor
 from bench.machine import machine
 from motet.deploy.child import ChildServer
 
 KINDS = 40
 EVERY_S = (2.0, 6.0)
-STOPPED_SHARE = 0.2
+CELL_STRIKES = {KILLED: 0.8, STOPPED: 0.2}
+SERVER_STRIKES = {KILLED: 0.4, STOPPED: 0.2, DRAINED: 0.4}
 SETTLE_S = 90.0
 TIMEOUT_S = 300.0
 CELL = ("--prefill", "1", "--decode", "2", "--heartbeat-timeout", "3", "--engine-restarts", "1000")
@@ -165,31 +171,52 @@ async def left_behind(http: httpx.AsyncClient) -> dict[str, int]:
         await asyncio.sleep(0.5)
 
 
-async def run(url: str, *, minutes: float, clients: int, seed: int, server: ChildServer) -> Report:
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:
-        requests = mixed_requests(KINDS, seed=seed)
+@dataclass(frozen=True)
+class Plan:
+    """How long and how hard."""
+
+    minutes: float
+    clients: int
+    seed: int
+
+    async def run(self, striker: Striker, log: Callable[[], str]) -> Report:
+        http = striker.client
+        requests = mixed_requests(KINDS, seed=self.seed)
         expected = [await ask(http, request) for request in requests]
         if failed := [answer.error for answer in expected if answer.error is not None]:
             raise SystemExit(f"undisturbed, and failed already: {failed[0]}")
         asking = Clients(http, requests, expected)
-        striker = Striker(http, EVERY_S, STOPPED_SHARE, random.Random(seed))
         striking = asyncio.create_task(striker.run())
-        until_s = time.monotonic() + minutes * 60
-        await asyncio.gather(*(asking.run(seed=seed + number, until_s=until_s) for number in range(clients)))
+        until_s = time.monotonic() + self.minutes * 60
+        await asyncio.gather(*(asking.run(seed=self.seed + number, until_s=until_s) for number in range(self.clients)))
         striking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await striking
         left = await left_behind(http)
         totals = (await http.get("/status")).json()["totals"]
-    return Report(
-        machine(),
-        minutes,
-        asking.outcome,
-        dict(striker.counts),
-        totals,
-        left,
-        pauses_of(asking.answers, server.log),
-    )
+        pauses_s = pauses_of(asking.answers, log())
+        return Report(machine(), self.minutes, asking.outcome, dict(striker.counts), totals, left, pauses_s)
+
+
+async def over_cell(plan: Plan, model: str) -> Report:
+    with ChildServer([model, *CELL]) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as http:
+            striker = Striker(http, EVERY_S, CELL_STRIKES, random.Random(plan.seed))
+            return await plan.run(striker, lambda: server.log)
+
+
+async def over_gateway(plan: Plan, model: str) -> Report:
+    async with kept_servers(model) as servers:
+        by_id = {server.id: server for server in servers}
+
+        async def hit(worker: Status, number: signal.Signals) -> None:
+            await by_id[str(worker["id"])].strike(number)
+
+        workers = [argument for server in servers for argument in ("--worker", server.url)]
+        with ChildServer([*workers, "--worker-timeout", "3"], command="gateway") as gateway:
+            async with httpx.AsyncClient(base_url=gateway.url, timeout=TIMEOUT_S) as http:
+                striker = Striker(http, EVERY_S, SERVER_STRIKES, random.Random(plan.seed), hit)
+                return await plan.run(striker, lambda: gateway.log)
 
 
 def main() -> int:
@@ -198,14 +225,12 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="more arguments for the server, the last")
+    parser.add_argument("--gateway", action="store_true", help="strike at servers behind a gateway")
     parser.add_argument("--json", help="write the record there")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
     arguments = parser.parse_args()
-    with ChildServer([arguments.model, *CELL, *arguments.serve]) as server:
-        report = asyncio.run(
-            run(server.url, minutes=arguments.minutes, clients=arguments.clients, seed=arguments.seed, server=server)
-        )
+    plan = Plan(arguments.minutes, arguments.clients, arguments.seed)
+    report = asyncio.run((over_gateway if arguments.gateway else over_cell)(plan, arguments.model))
     report.print(Console())
     if arguments.json:
         with open(arguments.json, "w") as file:

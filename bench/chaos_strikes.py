@@ -1,59 +1,65 @@
-"""Strikes at the engine processes of a cell: killed or stopped, one after the other, at moments drawn by chance."""
+"""Strikes at the workers of a server, one after the other, at moments drawn by chance."""
 
 import asyncio
 import os
 import random
 import signal
-import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
-KILLED, STOPPED = "killed", "stopped"
-SIGNALS = {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP}
+KILLED, STOPPED, DRAINED = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
+NAMES = {KILLED: "killed", STOPPED: "stopped", DRAINED: "drained"}
+
+Status = Mapping[str, object]
+"""Of one worker, from `/status`."""
+Hit = Callable[[Status, signal.Signals], Awaitable[None]]
 
 
-@dataclass(frozen=True)
-class Strike:
-    """One of them."""
-
-    at_s: float
-    worker: str
-    kind: str
-    busy: bool
-    """Whether the worker had choices."""
+async def hit_engine(worker: Status, number: signal.Signals) -> None:
+    """A process of a cell."""
+    pid = worker["pid"]
+    assert isinstance(pid, int)
+    os.kill(pid, number)
 
 
 @dataclass
 class Striker:
-    """Strikes until it is cancelled."""
+    """Strikes until it is cancelled. `weights`: how often which signal is chosen."""
 
     client: httpx.AsyncClient
     every_s: tuple[float, float]
-    stopped_share: float
+    weights: Mapping[signal.Signals, float]
     dice: random.Random
-    strikes: list[Strike] = field(default_factory=list)
-
-    @property
-    def counts(self) -> Counter[str]:
-        return Counter(f"{strike.worker.partition('-')[0]} {strike.kind}" for strike in self.strikes)
+    hit: Hit = hit_engine
+    counts: Counter[str] = field(default_factory=Counter)
+    """By role and what was done."""
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self.dice.uniform(*self.every_s))
-            await self._strike()
+        async with asyncio.TaskGroup() as hits:
+            while True:
+                await asyncio.sleep(self.dice.uniform(*self.every_s))
+                if (worker := self._target(await self._workers())) is not None:
+                    (number,) = self.dice.choices(list(self.weights), list(self.weights.values()))
+                    self.counts[f"{worker['role']} {NAMES[number]}"] += 1
+                    hits.create_task(self._strike(worker, number))
 
-    async def _strike(self) -> None:
-        """At a worker that is ready, never at the last one that decodes: whoever waits for all of them would wait for
-        as long as a start takes, which says nothing of migration."""
-        workers = (await self.client.get("/status")).json()["workers"]
-        ready = [worker for worker in workers if worker["state"] == "ready" and worker["pid"]]
+    async def _strike(self, worker: Status, number: signal.Signals) -> None:
+        try:
+            await self.hit(worker, number)
+        except ProcessLookupError:
+            self.counts["missed"] += 1
+
+    async def _workers(self) -> Sequence[Status]:
+        workers: Sequence[Status] = (await self.client.get("/status")).json()["workers"]
+        return workers
+
+    def _target(self, workers: Sequence[Status]) -> Status | None:
+        """One that is ready, and never the last that decodes: whoever waits for all of them waits for a start, which says
+        nothing of migration."""
+        ready = [worker for worker in workers if worker["state"] == "ready"]
         decoding = [worker for worker in ready if worker["role"] != "prefill"]
         targets = [worker for worker in ready if worker not in decoding or len(decoding) > 1]
-        if not targets:
-            return
-        worker = self.dice.choice(targets)
-        kind = STOPPED if self.dice.random() < self.stopped_share else KILLED
-        self.strikes.append(Strike(time.monotonic(), worker["id"], kind, bool(worker.get("choices_running"))))
-        os.kill(worker["pid"], SIGNALS[kind])
+        return self.dice.choice(targets) if targets else None

@@ -1,0 +1,78 @@
+"""Servers behind a gateway, each started again under its address when it ends, as an orchestrator would do it."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from motet.deploy.child import ChildServer
+
+STOPPED_S = 10.0
+"""A stopped server is killed after so long, as a failed health check would have it."""
+
+
+class KeptServer:
+    """One of them; `keep` runs until the task is cancelled."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+        self._port = 0
+        self._child: ChildServer | None = None
+
+    @property
+    def id(self) -> str:
+        """As the gateway calls it."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.id}"
+
+    async def start(self) -> None:
+        child = ChildServer(self._arguments, port=self._port)
+        await asyncio.to_thread(child.__enter__)
+        self._child, self._port = child, int(child.url.rpartition(":")[2])
+
+    async def keep(self) -> None:
+        while self._child is not None:
+            await asyncio.to_thread(self._child.wait, 3600.0)
+            await self.end()
+            await self.start()
+
+    async def strike(self, number: signal.Signals) -> None:
+        if self._child is None:
+            return
+        pid = self._child.pid
+        os.kill(pid, number)
+        if number is signal.SIGSTOP:
+            await asyncio.sleep(STOPPED_S)
+            os.kill(pid, signal.SIGKILL)
+
+    async def end(self) -> None:
+        if self._child is not None:
+            child, self._child = self._child, None
+            await asyncio.to_thread(child.__exit__, None, None, None)
+
+
+@asynccontextmanager
+async def kept_servers(model: str) -> AsyncIterator[list[KeptServer]]:
+    """A prefill server and two decode servers."""
+    shared = [model, "--cluster-key", secrets.token_hex(16), "--side-channel-port", "0", "--threads", "1"]
+    servers = [
+        KeptServer([*shared, "--role", role, "--drain-timeout", "3"]) for role in ("prefill", "decode", "decode")
+    ]
+    keeping: list[asyncio.Task[None]] = []
+    try:
+        await asyncio.gather(*(server.start() for server in servers))
+        keeping = [asyncio.create_task(server.keep()) for server in servers]
+        yield servers
+    finally:
+        for task in keeping:
+            task.cancel()
+        for server in servers:
+            with contextlib.suppress(ProcessLookupError):
+                await server.end()
+        await asyncio.gather(*keeping, return_exceptions=True)
