@@ -57,7 +57,7 @@ class Striker:
         return workers
 
     def _target(self, workers: Sequence[Status]) -> Status | None:
-        """One that is ready, and never the last that decodes: whoever waits for all of them waits for a start, which says
+        """One that is ready, never the last that decodes: whoever waits for all of them waits for a start, which says
         nothing of migration."""
         ready = [worker for worker in workers if worker["state"] == "ready"]
         decoding = [worker for worker in ready if worker["role"] != "prefill"]
