@@ -8,6 +8,7 @@ import pytest
 
 from motet.engines.native.cpu.library import library
 from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import RunningCell
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -41,3 +42,11 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines started from now on move KV over TCP, as between machines: through shared memory a stopped process can
     still be read."""
     monkeypatch.setenv("UCX_TLS", "tcp")
+
+
+@pytest.fixture
+async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
+    """The one that the tests of a module share, whole before each of them; what a test leaves in it is a fault."""
+    await shared.whole()
+    yield shared
+    await shared.check_nothing_left()

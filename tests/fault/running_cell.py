@@ -21,15 +21,17 @@ from motet.config import CellConfig, RoutingConfig, ServerConfig
 from motet.deploy.cell import Cell
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, run_server
-from motet.deploy.stop import StopSignals
+from motet.deploy.stop import StopSignals, first_of
 from motet.engines.base import WorkerState
 from motet.errors import WorkerLeavingError
 from motet.metrics.routing import RoutingFigures
+from motet.routing.candidate import Work
 from motet.routing.fleet import Fleet, Member
 from motet.routing.queued import Queued
 from motet.types import EngineStats
 from tests.engines.native.drive import engine_config
-from tests.fault.striking import Strikes, StruckEngine, start_struck
+from tests.fault.answers import Answer, Body, ask
+from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck
 
 SECONDS = 60.0
 """Whatever was done to it, a cell is whole again by then."""
@@ -122,6 +124,11 @@ class RunningCell:
     async def stats(self, id: str) -> EngineStats:
         return await self.engine(id).stats(check=True)
 
+    @property
+    def decoding(self) -> list[StruckEngine]:
+        """Those that decode and are there."""
+        return [self.engine(member.id) for member in self.fleet.ready(Work.GENERATE)]
+
     def id_of(self, engine: StruckEngine) -> str:
         return next(member.id for member in self.fleet.members if member.worker and member.worker.engine is engine)
 
@@ -130,6 +137,15 @@ class RunningCell:
         id = self.id_of(engine)
         self.fleet.mark(id, WorkerState.DRAINING)
         self._blows.append(asyncio.create_task(self.fleet.evict(id, WorkerLeavingError(f"{id} is leaving"))))
+
+    def on_all(self, blow: Blow) -> Blow:
+        """A blow that, whoever is struck, falls on every engine that decodes."""
+
+        def fall(_: StruckEngine) -> None:
+            for engine in self.decoding:
+                blow(engine)
+
+        return fall
 
     @contextmanager
     def all_on(self, id: str) -> Iterator[None]:
@@ -140,6 +156,14 @@ class RunningCell:
         yield
         for other in others:
             self.fleet.mark(other, WorkerState.READY)
+
+    async def ask_on(self, id: str, route: str, body: Body, *, point: Point, blow: Blow) -> Answer:
+        """Of a group that is struck on that worker, and may go on on any."""
+        with self.all_on(id):
+            strike = self.strikes.arm(point, blow)
+            asking = asyncio.create_task(ask(self.http, route, body))
+            await first_of(strike.fallen.wait(), asyncio.wait([asking]))
+        return await asking
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Looks whenever the fleet changes."""
@@ -164,8 +188,7 @@ class RunningCell:
         """Of any group that was ever asked for; the cell is whole."""
         self.strikes.disarm()
         await self.whole()
-        for member in self.fleet.members:
-            await eventually(partial(self._holds_nothing, member.id), f"{member.id} holds something")
+        await eventually(self.holds_nothing, "the engines hold something")
         self.fleet.check()
         assert isinstance(self._cell.engine, Queued)
         self._cell.engine.check()
@@ -174,6 +197,10 @@ class RunningCell:
         assert set(processes()) - self._processes == engines
         assert len(set(folders()) - self._folders) == len(engines)
         await eventually(self._no_task_left, "tasks are left")
+
+    async def holds_nothing(self) -> bool:
+        """Whether no engine has anything of a group."""
+        return all([await self._holds_nothing(member.id) for member in self.fleet.members])
 
     def _on_ready(self, url: str, cell: Cell) -> None:
         self._cell = cell

@@ -66,7 +66,7 @@ class Strike:
 
 
 class Strikes:
-    """Those that the engines of one cell are to expect."""
+    """Those that the engines of one cell are to expect, one after the other."""
 
     def __init__(self) -> None:
         self._armed: list[Strike] = []
@@ -80,8 +80,8 @@ class Strikes:
         self._armed.clear()
 
     def look(self, engine: "StruckEngine", course: Course) -> None:
-        for strike in [strike for strike in self._armed if strike.point(course)]:
-            self._armed.remove(strike)
+        if self._armed and self._armed[0].point(course):
+            strike = self._armed.pop(0)
             strike.on = engine
             strike.blow(engine)
             strike.fallen.set()

@@ -25,7 +25,7 @@ from tests.fault.asked import (
 )
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
-from tests.fault.striking import Course, Moment, kill, written
+from tests.fault.striking import Course, Moment, kill, submitted, written
 from tests.tiny_tokenizer import FIRST_BYTE_ID
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -56,13 +56,6 @@ async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[Runnin
         yield cell
 
 
-@pytest.fixture
-async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
-    await shared.whole()
-    yield shared
-    await shared.check_nothing_left()
-
-
 class AllWritten:
     """A point: so many groups have that many tokens of each choice."""
 
@@ -88,6 +81,25 @@ async def test_every_option_holds_when_the_worker_of_all_is_killed(cell: Running
     for (route, body), answer, wanted in zip(EVERY_OPTION, asking, expected, strict=True):
         assert await answer == wanted, (route, body)
     assert cell.moved - moved == groups
+
+
+async def test_answers_wait_for_an_engine_when_all_that_decode_are_killed(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    bodies = [(CHAT, chat("all", COUNTED, n=8)), (COMPLETIONS, completion("all", n=8, prompts=2, logprobs=1))]
+    expected = [await undisturbed.answer(route, body) for route, body in bodies]
+    cell.strikes.arm(written(20), cell.on_all(kill))
+    answers = await asyncio.gather(*(ask(cell.http, route, body) for route, body in bodies))
+    assert answers == expected
+
+
+async def test_a_group_is_struck_again_while_it_is_being_resumed(cell: RunningCell, undisturbed: Undisturbed) -> None:
+    body = completion("again", COUNTED, n=8, return_token_ids=True)
+    expected = await undisturbed.answer(COMPLETIONS, body)
+    cell.strikes.arm(written(20), cell.leave)
+    again = cell.strikes.arm(submitted, kill)
+    assert await ask(cell.http, COMPLETIONS, body) == expected
+    assert again.fallen.is_set()
 
 
 async def test_the_official_client_reads_on_when_its_worker_is_killed(

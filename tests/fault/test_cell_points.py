@@ -68,13 +68,6 @@ async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[Runnin
         yield cell
 
 
-@pytest.fixture
-async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
-    await shared.whole()
-    yield shared
-    await shared.check_nothing_left()
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_the_answer_is_the_undisturbed_one_with_an_engine(
     case: Case, cell: RunningCell, undisturbed: Undisturbed

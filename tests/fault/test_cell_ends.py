@@ -1,0 +1,34 @@
+"""The last engine that decodes is gone for good: clients get a clear error at once, and the server ends."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from motet.config import RoutingConfig
+from motet.deploy.server import Outcome
+from tests.fault.answers import Reader, read
+from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.running_cell import TOGETHER, RunningCell
+from tests.fault.striking import kill, written
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def test_a_server_ends_when_no_engine_is_started_again(folder: Path) -> None:
+    async with RunningCell(folder, cell=TOGETHER, routing=RoutingConfig(engine_restarts=0), max_num_seqs=8) as cell:
+        cell.strikes.arm(written(20), cell.on_all(kill))
+        begun = [asyncio.create_task(streamed(cell, f"begun {i}")) for i in range(2)]
+        queued = asyncio.create_task(cell.http.post(COMPLETIONS, json=completion("queued", STREAMED, n=8)))
+        for reader in await asyncio.gather(*begun):
+            assert reader.failure is not None and reader.failure.code == "engine_died"
+            assert reader.done
+        refused = await queued
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        assert (await cell.http.get("/health")).status_code == 503
+        assert await cell.outcome() is Outcome.ENGINE_DIED
+
+
+async def streamed(cell: RunningCell, name: str) -> Reader:
+    async with cell.http.stream("POST", CHAT, json=chat(name, STREAMED, n=8, max_tokens=200)) as response:
+        return await read(response.aiter_lines(), Reader())

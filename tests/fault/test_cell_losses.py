@@ -1,0 +1,87 @@
+"""A cell loses more than one engine, or its clients: whoever still reads has the whole answer, or a clear error.
+
+Decode engines alone, float32; a group may move once.
+"""
+
+import resource
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from motet.config import RoutingConfig
+from tests.fault.answers import Reader, read
+from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
+from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import TOGETHER, RunningCell, eventually
+from tests.fault.striking import StruckEngine, kill, submitted, written
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+ONCE = RoutingConfig(engine_restarts=50, migration_limit=1)
+
+
+@pytest.fixture(scope="module")
+async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+    await undisturbed.start("float32")
+    async with RunningCell(folder, cell=TOGETHER, routing=ONCE, kv_cache_gb=0.1, max_num_batched_tokens=32768) as cell:
+        yield cell
+
+
+async def test_a_request_that_every_engine_dies_of_ends_with_a_clear_error(cell: RunningCell) -> None:
+    for _ in range(2):
+        cell.strikes.arm(submitted, kill)
+    answer = await cell.http.post(CHAT, json=chat("poison", STREAMED, n=4))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
+    assert cell.figures.migrations["died", "limit"] == 1
+
+
+async def test_an_engine_that_can_have_no_more_memory_dies_and_does_not_lie(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    """Small groups it can still write in the memory it has; of this one it dies."""
+    small, large = chat("memory", STREAMED, n=8), completion("memory", prompt=[f"{i} {TEXT * 18}" for i in range(48)])
+    large |= {"echo": True, "logprobs": 5, "max_tokens": 10}
+    expected = [await undisturbed.answer(CHAT, small), await undisturbed.answer(COMPLETIONS, large)]
+    assert await cell.ask_on("decode-0", CHAT, small, point=written(5), blow=starve) == expected[0]
+    starved = cell.engine("decode-0")
+    assert await cell.ask_on("decode-0", COMPLETIONS, large, point=submitted, blow=lambda _: None) == expected[1]
+    assert starved.died.is_set()
+
+
+async def test_a_client_that_does_not_read_for_a_while_misses_nothing(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    body = chat("slow", STREAMED, n=16, max_tokens=120, logprobs=True, top_logprobs=20)
+    expected = await undisturbed.answer(CHAT, body)
+    strike = cell.strikes.arm(written(10), kill)
+    reader = Reader()
+    async with cell.http.stream("POST", CHAT, json=body) as response:
+        lines = response.aiter_lines()
+        await read(lines, reader, until=lambda reader: reader.chunks == 1)
+        await strike.fallen.wait()
+        await cell.until(lambda: len(cell.decoding) == 2)
+        await read(lines, reader)
+    assert reader.complete() == expected
+
+
+async def test_a_client_that_leaves_when_its_worker_dies_leaves_nothing(cell: RunningCell) -> None:
+    strike = cell.strikes.arm(written(10), kill)
+    async with cell.http.stream("POST", CHAT, json=chat("gone", STREAMED, n=8, max_tokens=200)):
+        await strike.fallen.wait()
+
+
+async def test_a_client_that_leaves_while_its_group_waits_for_a_worker_leaves_nothing(cell: RunningCell) -> None:
+    strike = cell.strikes.arm(written(10), cell.on_all(cell.leave))
+    async with cell.http.stream("POST", CHAT, json=chat("gone too", STREAMED, n=8, max_tokens=200)):
+        await strike.fallen.wait()
+        await eventually(cell.holds_nothing, "the engines hold the group")
+
+
+def starve(engine: StruckEngine) -> None:
+    """A blow: the process can have no more memory than it has."""
+    pid = engine.info.pid
+    assert pid is not None
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize(), hard))

@@ -1,0 +1,71 @@
+"""A large group over two decode engines: one prefill, a pull for each part, and the answer of one engine, also when one
+of the two is lost."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from motet.config import RoutingConfig
+from tests.fault.answers import ask
+from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
+from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import APART, RunningCell
+from tests.fault.striking import first_token, kill, prefilling, written
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+    await undisturbed.start("float32")
+    routing = RoutingConfig(engine_restarts=50, spread_choices=8)
+    async with RunningCell(folder, cell=APART, routing=routing) as cell:
+        yield cell
+
+
+async def test_a_spread_group_is_the_group_of_one_engine_for_one_prefill(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    body = chat("spread", COUNTED, n=16, logprobs=True)
+    expected = await undisturbed.answer(CHAT, body)
+    assert await ask(cell.http, CHAT, body) == expected
+    assert cell.figures.spreads == 1
+    prefill, *decode = [await cell.stats(member.id) for member in cell.fleet.members]
+    assert (prefill.prefills, [stats.transfers for stats in decode]) == (1, [1, 1])
+    assert [stats.recomputed_tokens for stats in decode] == [1, 1]
+
+
+async def test_a_spread_group_that_loses_one_of_its_engines_goes_on_on_the_other(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    body = completion("spread", COUNTED, n=16, return_token_ids=True)
+    expected = await undisturbed.answer(COMPLETIONS, body)
+    before = cell.figures
+    cell.strikes.arm(written(20), kill)
+    assert await ask(cell.http, COMPLETIONS, body) == expected
+    assert cell.figures.spreads == before.spreads + 1
+    assert cell.figures.choices_resumed - before.choices_resumed == 8
+
+
+async def test_a_spread_group_whose_ticket_one_part_has_not_read_when_it_moves(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    body = completion("unread", COUNTED, n=16)
+    expected = await undisturbed.answer(COMPLETIONS, body)
+    cell.strikes.arm(first_token, cell.leave)
+    assert await ask(cell.http, COMPLETIONS, body) == expected
+
+
+async def test_prefill_that_is_killed_again_and_again_is_done_without(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    for life in range(2):
+        bodies = [completion(f"flaps {life} {i}", COUNTED, n=12 - 4 * i) for i in range(3)]
+        expected = [await undisturbed.answer(COMPLETIONS, body) for body in bodies]
+        await cell.whole()
+        strike = cell.strikes.arm(prefilling, kill)
+        answers = await asyncio.gather(*(ask(cell.http, COMPLETIONS, body) for body in bodies))
+        assert strike.fallen.is_set()
+        assert answers == expected

@@ -1,0 +1,64 @@
+"""A cell without prefill engines, in bfloat16 with the compiled kernels: prompts and answers on one engine each.
+
+What a move costs is read from the engines' own figures: a trunk is computed once, whatever n is.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.answers import Body, ask
+from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, STREAMED, chat, completion
+from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import TOGETHER, RunningCell
+from tests.fault.striking import Blow, Point, crash, kill, one_finished, submitted, written
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.kernels]
+
+DTYPE = "bfloat16"
+
+
+@pytest.fixture(scope="module")
+async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+    await undisturbed.start(DTYPE)
+    async with RunningCell(folder, cell=TOGETHER, dtype=DTYPE, max_num_batched_tokens=64) as cell:
+        assert "_kernels-" in cell.engine("decode-0").info.fingerprint
+        yield cell
+
+
+@pytest.mark.parametrize(
+    ("point", "blow", "route", "body"),
+    [
+        (submitted, kill, CHAT, chat("a", COUNTED, n=8)),
+        (one_finished, crash, COMPLETIONS, completion("b", ENDS_AT_RANDOM, n=8, max_tokens=200, logprobs=1)),
+        (written(20), None, COMPLETIONS, completion("c", STREAMED, n=32, max_tokens=40)),
+        (written(20), None, CHAT, chat("d", n=1, logprobs=True, top_logprobs=2)),
+    ],
+    ids=["killed-while-prefilling", "crashed-when-one-is-done", "left-with-32", "left-with-1"],
+)
+async def test_the_answer_is_the_undisturbed_one_with_an_engine(
+    point: Point, blow: Blow | None, route: str, body: Body, cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    expected = await undisturbed.answer(route, body, dtype=DTYPE)
+    moved = cell.moved
+    strike = cell.strikes.arm(point, blow or cell.leave)
+    assert await ask(cell.http, route, body) == expected
+    assert strike.fallen.is_set()
+    assert cell.moved == moved + 1
+
+
+@pytest.mark.parametrize("n", [1, 8, 32])
+async def test_a_group_that_goes_on_elsewhere_computes_its_prompt_once(
+    n: int, cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    body = completion(f"once {n}", STREAMED, n=n, max_tokens=40)
+    expected = await undisturbed.answer(COMPLETIONS, body, dtype=DTYPE)
+    assert expected.usage is not None
+    before, replayed = await cell.stats("decode-1"), cell.figures.tokens_replayed
+    assert await cell.ask_on("decode-0", COMPLETIONS, body, point=written(20), blow=cell.leave) == expected
+    stats = await cell.stats("decode-1")
+    assert stats.prefill_tokens - before.prefill_tokens == expected.usage.prompt_tokens
+    # The last token that a choice has written gives the first new one: it is run like any other.
+    assert stats.replayed_tokens - before.replayed_tokens == cell.figures.tokens_replayed - replayed - n
+    assert stats.forks - before.forks == n - 1
