@@ -5,7 +5,7 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -92,10 +92,11 @@ async def expected_from(server: ChildServer) -> list[str]:
 
 
 async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(model: Path) -> None:
-    async with running("serve", str(model), *SERVER) as first, running("serve", str(model), *SERVER) as second:
-        expected = await expected_from(first)
-        ports = [port_of(first), port_of(second)]
-        workers = [part for server in (first, second) for part in ("--worker", server.url)]
+    async with AsyncExitStack() as stack:
+        serve = ("serve", str(model), *SERVER)
+        servers = [await stack.enter_async_context(running(*serve)) for _ in range(2)]
+        expected = await expected_from(servers[0])
+        workers = [part for server in servers for part in ("--worker", server.url)]
         async with (
             running("gateway", *workers, *GATEWAY) as gateway,
             httpx.AsyncClient(base_url=gateway.url, timeout=60) as http,
@@ -114,18 +115,16 @@ async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(model:
             async with asyncio.TaskGroup() as clients:
                 for number in range(CLIENTS):
                     clients.create_task(ask_on_and_on(number))
-                for server, port in zip((first, second), ports, strict=True):
+                for number, server in enumerate(servers):
                     before = answers
                     os.kill(server.pid, signal.SIGTERM)
                     assert await asyncio.to_thread(server.wait) == 0
-                    await asyncio.to_thread(server.__exit__, None, None, None)
-                    await asyncio.to_thread(server.__enter__)
-                    assert port_of(server) == port
-                    await until_ready(http, server)
+                    servers[number] = await stack.enter_async_context(running(*serve, port=port_of(server)))
+                    await until_ready(http, servers[number])
                     assert answers > before  # the other one answered meanwhile
                 over.set()
-            await until_idle(first)
-            await until_idle(second)
+            for server in servers:
+                await until_idle(server)
 
 
 async def test_a_gateway_that_is_killed_leaves_nothing_on_its_workers_and_the_next_one_serves(model: Path) -> None:
