@@ -227,3 +227,45 @@ async def test_workers_of_another_model_are_not_used(folder: Path) -> None:
             await gateway.until_state(wrong, WorkerState.DEAD)
             workers = (await gateway.http.get("/workers", headers=ADMIN)).json()["workers"]
             assert "it has a vocabulary of 9, and the other workers 512" in workers[1]["note"]
+
+
+async def test_a_prefill_server_that_is_gone_is_done_without_and_used_again_when_it_returns(folder: Path) -> None:
+    leases = FakeLeases()
+    prefill_engines = Starter(leases=leases)
+    async with (
+        Running(folder, role=Role.PREFILL, starter=prefill_engines) as first,
+        Running(folder, role=Role.DECODE, starter=Starter(leases=leases)) as decode,
+        RunningGateway(first, decode) as gateway,
+    ):
+        decode.engine.let_run()
+        first.signals.ask()
+        await gateway.until_state(first, WorkerState.DEAD)
+        assert texts((await gateway.chat()).text) == EXPECTED
+        assert decode.engine.pulls == 0
+        port = first.http.base_url.port
+        async with Running(folder, role=Role.PREFILL, starter=prefill_engines, port=port) as second:
+            await gateway.until_state(second, WorkerState.READY)
+            assert texts((await gateway.chat()).text) == EXPECTED
+            engines = prefill_engines.engines
+            assert [len(engine.prefills) for engine in engines] == [0, 1]
+            assert decode.engine.pulls == 1
+            assert decode.engine.met == [engine.info.transfer for engine in engines]
+
+
+async def test_a_client_that_leaves_frees_its_group_on_the_worker(folder: Path) -> None:
+    async with Running(folder) as server, RunningGateway(server) as gateway:
+        response, _ = await gateway.begun_chat(server)
+        await response.aclose()
+        while server.engine.open:
+            await server.http.get("/health")
+        server.engine.check()
+
+
+async def test_a_stop_string_ends_a_choice_as_on_one_server(folder: Path) -> None:
+    async with Running(folder) as server, RunningGateway(server) as gateway:
+        server.engine.let_run()
+        body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "stop": "other", "seed": 1}
+        answers = [(await http.post("/v1/chat/completions", json=body)).json() for http in (server.http, gateway.http)]
+        assert answers[0]["choices"] == answers[1]["choices"]
+        assert answers[1]["choices"][0]["message"]["content"] == "the hand and the "
+        assert answers[0]["usage"] == answers[1]["usage"]

@@ -191,6 +191,39 @@ async def test_a_file_removes_only_whom_it_brought(folder: Path, tmp_path: Path)
             assert await ids(gateway) == [id_of(a)]
 
 
+async def test_whom_an_operator_removes_the_file_does_not_bring_back(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "workers"
+    async with Running(folder) as a, Running(folder) as b:
+        write(file, f"{address(a)}\n")
+        async with RunningGateway(file=file) as gateway:
+            await leave(gateway, a, drain_s=0)
+            await gateway.until_state(a, None)
+            write(file, f"{address(a)}\n{address(b)}\n")
+            await gateway.until_state(b, WorkerState.READY)
+            assert await ids(gateway) == [id_of(b)]
+            await join(gateway, a, id="back")
+            write(file, f"{address(b)}\n")
+            await gateway.until_state("back", WorkerState.READY)
+            write(file, "")
+            await gateway.until_state(b, None)
+            assert await ids(gateway) == ["back"]
+
+
+async def test_a_line_that_comes_back_while_its_worker_leaves_brings_it_back(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "workers"
+    async with Running(folder) as a:
+        write(file, f"{address(a)}\n")
+        async with RunningGateway(file=file) as gateway:
+            response, _ = await gateway.begun_chat(a)
+            write(file, "")
+            await gateway.until_state(a, WorkerState.DRAINING)
+            write(file, f"{address(a)}\n")
+            a.engine.let_run()
+            assert texts((await response.aread()).decode()) == EXPECTED
+            await gateway.until_state(a, None)
+            await gateway.until_state(a, WorkerState.READY)
+
+
 async def test_a_file_that_is_missing_at_the_start_is_refused(tmp_path: Path) -> None:
     async with RunningGateway(file=tmp_path / "gone") as gateway:
         with pytest.raises(ConfigError, match=r"--workers-file .*gone: cannot be read"):

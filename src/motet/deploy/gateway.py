@@ -54,7 +54,9 @@ class Gateway:
         self._heartbeat_s = heartbeat_s
         self._keepers: dict[str, RemoteKeeper] = {}
         self._from_file: dict[str, str] = {}
-        """URL -> id of those that the file brought."""
+        """URL -> id of those that the file brought and that are to stay."""
+        self._in_file: set[str] = set()
+        """URLs in the file that have been heeded."""
         self._leaving: dict[str, float] = {}
         """How long their groups have."""
         self._keeping: dict[str, asyncio.Task[None]] = {}
@@ -162,6 +164,7 @@ class Gateway:
         tasks = self._open_tasks()
         if id not in self._leaving:
             self._leaving[id] = drain_s
+            self._from_file.pop(self._keepers[id].url, None)
             self._keepers[id].take_out()
             tasks.create_task(self._let_go(id))
 
@@ -189,14 +192,18 @@ class Gateway:
             self._take_from_file(await asyncio.to_thread(file.look))
 
     def _take_from_file(self, named: Iterable[NamedWorker]) -> None:
-        """Those that joined in another way are not the file's to remove."""
+        """Heeds a line once: whom an operator removes stays away; whom one has joined is not the file's to remove."""
         wanted = {worker.url: worker for worker in named}
-        self._from_file = {url: id for url, id in self._from_file.items() if id in self._keepers}
         for url in self._from_file.keys() - wanted.keys():
             self._start_leaving(self._from_file[url], self._drain_s)
-        there = {keeper.url for keeper in self._keepers.values()}
-        for url in [url for url in wanted if url not in there]:
-            self._from_file[url] = self.add(wanted[url])
+        self._in_file &= wanted.keys()
+        there = {keeper.url: keeper.id for keeper in self._keepers.values()}
+        for url in [url for url in wanted if url not in self._in_file]:
+            if url not in there:
+                self._from_file[url] = self.add(wanted[url])
+            elif there[url] in self._leaving:
+                continue  # until it has left
+            self._in_file.add(url)
 
     async def _welcome(self, newcomer: Worker) -> None:
         """One at a time: two that come at once would both not see the other."""
