@@ -176,31 +176,31 @@ class RunningCell:
                     changed.cancel()
 
     async def whole(self) -> None:
-        """All engines are there, new ones where there were others."""
+        """All engines are there, new ones where there were others, and of the others nothing."""
+        await self.until(lambda: all(self._is_there(member) for member in self.fleet.members))
+        engines = {self.engine(member.id).info.pid for member in self.fleet.members}
+        assert set(processes()) - self._processes == engines
+        assert len(set(folders()) - self._folders) == len(engines)
+
+    async def check_nothing_left(self) -> None:
+        """Of any group that was ever asked for. Engines may be on their way back."""
+        self.strikes.disarm()
         await asyncio.gather(*self._blows)
         self._blows.clear()
         for member in self.fleet.members:
             if member.state is WorkerState.DRAINING:
                 self.fleet.mark(member.id, WorkerState.READY)
-        await self.until(lambda: all(self._is_there(member) for member in self.fleet.members))
-
-    async def check_nothing_left(self) -> None:
-        """Of any group that was ever asked for; the cell is whole."""
-        self.strikes.disarm()
-        await self.whole()
         await eventually(self.holds_nothing, "the engines hold something")
         self.fleet.check()
         assert isinstance(self._cell.engine, Queued)
         self._cell.engine.check()
         assert 'groups_without_first_token{model_name="tiny"} 0.0' in (await self.http.get("/metrics")).text
-        engines = {self.engine(member.id).info.pid for member in self.fleet.members}
-        assert set(processes()) - self._processes == engines
-        assert len(set(folders()) - self._folders) == len(engines)
         await eventually(self._no_task_left, "tasks are left")
 
     async def holds_nothing(self) -> bool:
         """Whether no engine has anything of a group."""
-        return all([await self._holds_nothing(member.id) for member in self.fleet.members])
+        there = [member.id for member in self.fleet.members if self._is_there(member)]
+        return all([await self._holds_nothing(id) for id in there])
 
     def _on_ready(self, url: str, cell: Cell) -> None:
         self._cell = cell
@@ -220,7 +220,8 @@ class RunningCell:
         return held + stats.groups_running + stats.groups_waiting == 0
 
     async def _no_task_left(self) -> bool:
-        await self.stats(self.fleet.members[0].id)
+        """A lost engine has none any more; a start has no more of them than an engine."""
+        await self.http.get("/health")
         return len(asyncio.all_tasks()) <= self._tasks
 
 

@@ -1,24 +1,30 @@
 """An engine of a cell is struck at each point of a group's course: clients read what they would have read.
 
-Prefill and decode apart, float32. What is compared is the whole answer: texts, ends, token ids, usage.
+Prefill and decode apart, float32, KV over TCP as between machines, where a stopped engine cannot be read. What is
+compared is the whole answer: texts, ends, token ids, usage.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from motet.transfer.base import TransferError
+from motet.transfer.ticket import TransferAddress
 from tests.fault.answers import Body, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import RunningCell
+from tests.fault.running_cell import RunningCell, eventually
 from tests.fault.striking import (
     Blow,
     Point,
+    StruckEngine,
     abort,
     crash,
     first_token,
+    granted,
     hang,
     kill,
     one_finished,
@@ -47,8 +53,7 @@ CASES = [
     Case("crashed-before-the-first-token", submitted, crash, CHAT, chat("c", n=8, logprobs=True)),
     Case("left-before-the-first-token", submitted, None, COMPLETIONS, completion("d", n=8, prompts=2)),
     Case("killed-at-the-first-token", first_token, kill, CHAT, chat("e", STREAMED, n=32)),
-    Case("left-at-the-first-token", first_token, None, CHAT, chat("f", n=1)),
-    Case("killed-in-mid-stream", written(20), kill, COMPLETIONS, completion("g", STREAMED, n=1)),
+    Case("left-at-the-first-token", first_token, None, CHAT, chat("f", n=8)),
     Case("hung-in-mid-stream", written(20), hang, COMPLETIONS, completion("h", COUNTED, n=4, prompts=2)),
     Case("left-in-mid-stream", written(20), None, CHAT, chat("i", n=32)),
     Case("aborted-when-one-choice-is-done", one_finished, abort, CHAT,
@@ -64,8 +69,10 @@ CASES = [
 @pytest.fixture(scope="module")
 async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    async with RunningCell(folder, heartbeat_timeout_s=1.0) as cell:
-        yield cell
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("UCX_TLS", "tcp")
+        async with RunningCell(folder, heartbeat_timeout_s=1.0) as cell:
+            yield cell
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -78,3 +85,30 @@ async def test_the_answer_is_the_undisturbed_one_with_an_engine(
     assert await ask(cell.http, case.route, case.body) == expected
     assert strike.fallen.is_set(), "the point never came"
     assert (cell.moved > moved) == (case.point is not prefilling), "decode does without prefill, and not without decode"
+
+
+@pytest.mark.parametrize("blow", [kill, None], ids=["killed", "left"])
+async def test_the_answer_is_the_undisturbed_one_with_a_decode_engine_that_is_lost_in_its_pull(
+    blow: Blow | None, cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    body = chat("pull killed" if blow else "pull left", COUNTED, n=8)
+    expected = await undisturbed.answer(CHAT, body)
+    moved = cell.moved
+    cell.strikes.arm(granted, hang)
+    with cell.all_on("decode-0"):
+        asking = asyncio.create_task(ask(cell.http, CHAT, body))
+        await pull_posted(cell.engine("decode-0"))
+    (blow or cell.leave)(cell.engine("decode-0"))
+    assert await asking == expected
+    assert cell.moved == moved + 1
+
+
+async def pull_posted(engine: StruckEngine) -> None:
+    """The transfer thread obeys in order, and looks at every pull between two orders that did not come together."""
+
+    async def ordered() -> bool:
+        return (await engine.stats()).pulls_open == 1
+
+    await eventually(ordered, "no pull was ordered")
+    with pytest.raises(TransferError, match="no address"):
+        await engine.connect(TransferAddress("nobody", "no address", 1))
