@@ -99,7 +99,7 @@ async def undisturbed(request: GenerateRequest) -> Heard:
 class Scene:
     """Workers by name, such as `decode-1`, behind `Migrating(Disaggregated(Routed(fleet)))`."""
 
-    def __init__(self, *names: str, limit: int = 3, wait_s: float = 15.0) -> None:
+    def __init__(self, *names: str, limit: int = 3, wait_s: float = 15.0, rules: BypassRules | None = None) -> None:
         self.clock = Clock()
         self.leases = FakeLeases()
         self.fleet = Fleet(clock=self.clock)
@@ -109,7 +109,7 @@ class Scene:
         for name in names:
             self.start(name)
         self.routed = Routed(self.fleet)
-        self.apart = Disaggregated(self.routed, self.routed, BypassRules())
+        self.apart = Disaggregated(self.routed, self.routed, rules or BypassRules())
         self.engine = Migrating(
             self.apart,
             MigrationRules(limit, wait_s),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from motet.errors import MotetError
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta, Role
@@ -25,6 +26,22 @@ class GroupStream(Protocol):
     async def aclose(self) -> None:
         """Ends the group: its blocks are free one step later at the latest. May be called at any time, twice too."""
         ...
+
+
+class NoGroup:
+    """The stream of a group that was not taken."""
+
+    def __init__(self, error: MotetError) -> None:
+        self._error = error
+
+    def __aiter__(self) -> "NoGroup":
+        return self
+
+    async def __anext__(self) -> GroupDelta:
+        raise self._error
+
+    async def aclose(self) -> None:
+        """There is nothing to free."""
 
 
 class Engine(Protocol):

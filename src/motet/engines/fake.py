@@ -193,6 +193,7 @@ class FakeGroup:
         self._error: MotetError | None = None
         """What it ended with."""
         self._left = False
+        self._lease_told = False
         self._woken = asyncio.Event()
 
     def __aiter__(self) -> "FakeGroup":
@@ -211,7 +212,7 @@ class FakeGroup:
             raise StopAsyncIteration
         if self.step == 0 and self._request.ticket is not None:
             self._engine.pulls += 1
-            self._engine.leases.end(self._request.ticket)
+            self._tell_lease()
         deltas = tuple(self._advance(start) for start in list(self.unfinished.values()))
         report = self._report() if self.step == 0 else None
         self.step += 1
@@ -247,9 +248,15 @@ class FakeGroup:
         """Nothing more comes of it. `tells`: the lease, if there is one; the dead do not."""
         self._left = True
         here = self._engine.open.pop(self._request.request_id, None) is not None
-        if here and tells and self._request.ticket is not None:
-            self._engine.leases.end(self._request.ticket)
+        if here and tells:
+            self._tell_lease()
         self.wake()
+
+    def _tell_lease(self) -> None:
+        """It needs the ticket no more; said once."""
+        if self._request.ticket is not None and not self._lease_told:
+            self._lease_told = True
+            self._engine.leases.read(self._request.ticket)
 
     def _report(self) -> PromptReport:
         """Each prompt token is as likely as its place in the prompt: -1 for the second, -2 for the third."""

@@ -1,5 +1,6 @@
 """The book of leases that the fake workers of a cell share."""
 
+from collections import Counter
 from itertools import count
 
 from motet.transfer.ticket import Ticket, TransferAddress, prompt_digest
@@ -13,6 +14,8 @@ class FakeLeases:
 
     def __init__(self) -> None:
         self.held: dict[int, Ticket] = {}
+        self._read: Counter[int] = Counter()
+        """Readers that are done, by lease."""
         self._ids = count(1)
 
     def grant(self, request: GenerateRequest, address: TransferAddress, *, readers: int, block_size: int) -> Ticket:
@@ -35,6 +38,12 @@ class FakeLeases:
             readers=readers,
         )
         return self.held[lease_id]
+
+    def read(self, ticket: Ticket) -> None:
+        """One of its readers is done with it; after the last one it is over."""
+        self._read[ticket.lease_id] += 1
+        if self._read[ticket.lease_id] >= ticket.readers:
+            self.end(ticket)
 
     def end(self, ticket: Ticket) -> None:
         self.held.pop(ticket.lease_id, None)

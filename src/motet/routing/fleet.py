@@ -94,6 +94,29 @@ class Member:
         )
 
 
+class Waiters:
+    """Those who wait for something to happen next."""
+
+    def __init__(self) -> None:
+        self._futures: list[asyncio.Future[None]] = []
+
+    @property
+    def count(self) -> int:
+        return sum(not future.done() for future in self._futures)
+
+    def wait(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures = [other for other in self._futures if not other.done()]
+        self._futures.append(future)
+        return future
+
+    def wake(self) -> None:
+        futures, self._futures = self._futures, []
+        for future in futures:
+            if not future.done():
+                future.set_result(None)
+
+
 class Fleet:
     """Members by id, in the order in which they joined."""
 
@@ -109,7 +132,8 @@ class Fleet:
         self.sessions = Affinity(clock=clock, ttl_s=session_expiry_s)
         self._clock = clock
         self._members: dict[str, Member] = {}
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters = Waiters()
+        self._room_waiters = Waiters()
         for worker in workers:
             self.put(worker)
 
@@ -203,18 +227,21 @@ class Fleet:
         self.sessions.forget_worker(id)
 
     def notify(self) -> None:
-        """Something changed: a member, or the room on one."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        """Something changed: a member, or one group less is on one."""
+        self._waiters.wake()
+        self.notify_room()
+
+    def notify_room(self) -> None:
+        """There may be a place for whoever waits for one: a choice has ended, say."""
+        self._room_waiters.wake()
 
     def changed(self) -> asyncio.Future[None]:
         """Done at the next change after this call; to be cancelled by who does not wait for it."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters = [other for other in self._waiters if not other.done()]
-        self._waiters.append(waiter)
-        return waiter
+        return self._waiters.wait()
+
+    def room(self) -> asyncio.Future[None]:
+        """The same, and done too when a place may have come free."""
+        return self._room_waiters.wait()
 
     def check(self) -> None:
         """Raises unless every group has ended and the books are empty."""
@@ -222,5 +249,5 @@ class Fleet:
             member.books.check()
             if member.groups:
                 raise AssertionError(f"{member.id}: {len(member.groups)} groups left")
-        if waiting := sum(not waiter.done() for waiter in self._waiters):
+        if waiting := self._waiters.count + self._room_waiters.count:
             raise AssertionError(f"{waiting} wait for the fleet to change")

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from motet.engines.base import Engine, GroupStream
+from motet.engines.base import Engine, GroupStream, NoGroup
 from motet.errors import EngineClosedError, MotetError
 from motet.routing.moves import Cause, Moves, Outcome, cause_of
 from motet.routing.unfinished import Unfinished
@@ -46,7 +46,7 @@ class MigratingGroup:
         self._abandoned = False
         self._woken = asyncio.Event()
         """Ends a wait for a worker."""
-        self._stream: GroupStream = engine.generate(request)
+        self._stream: GroupStream = self._first_stream()
 
     def __aiter__(self) -> "MigratingGroup":
         return self
@@ -87,6 +87,15 @@ class MigratingGroup:
         """The server is closing."""
         self._abandoned = True
         self._woken.set()
+
+    def _first_stream(self) -> GroupStream:
+        """A new group is refused at once; for a part of one that was let in before, another worker may come."""
+        try:
+            return self._engine.generate(self.request)
+        except MotetError as error:
+            if not self.request.straight:
+                raise
+            return NoGroup(error)
 
     def _given(self, delta: GroupDelta) -> GroupDelta:
         if self._lives:

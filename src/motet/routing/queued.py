@@ -49,6 +49,7 @@ class Queued:
         self._groups: dict[RequestId, QueuedGroup] = {}
         """Those that waited, until they end."""
         self._usher: asyncio.Task[None] | None = None
+        self._closed = False
         self._waits = [0] * (len(QUEUE_S) + 1)
         self._waits_sum_s = 0.0
 
@@ -70,14 +71,16 @@ class Queued:
         return self._waits_sum_s
 
     def generate(self, request: GenerateRequest) -> GroupStream:
-        if not self._queue and self._goes(request):
+        if self._goes(request):
+            stream = self._engine.generate(request)
             self._waited(0.0)
-            return self._engine.generate(request)
+            return stream
         group = QueuedGroup(request, self._engine, now_s=self._clock(), ended=self._ended)
         self._groups[request.request_id] = group
         self._queue.push(group, choices=len(request.choices), priority=request.priority, now_s=self._clock())
         if self._usher is None:
             self._usher = asyncio.create_task(self._let_in())
+        self._fleet.notify_room()  # it may fit where those before it do not
         return group
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
@@ -97,9 +100,11 @@ class Queued:
 
     async def close(self) -> None:
         """Groups that wait get `EngineClosedError`."""
+        self._closed = True
         if self._usher is not None:
             self._usher.cancel()
             await asyncio.gather(self._usher, return_exceptions=True)
+            self._usher = None
         closed = EngineClosedError("the engine was closed")
         for group in list(self._groups.values()):
             group.fail(closed)
@@ -121,12 +126,14 @@ class Queued:
                 group.start()
             if self._queue:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._fleet.changed(), LOOK_AGAIN_S)
+                    await asyncio.wait_for(self._fleet.room(), LOOK_AGAIN_S)
         self._usher = None
 
     def _goes(self, request: GenerateRequest) -> bool:
-        """Without any worker the group goes too: it is told so."""
-        return self._has_room(request) or not self._fleet.ready(Work.GENERATE)
+        """Without any worker, and when all is closed, the group goes too: it is told so."""
+        if self._closed or not self._fleet.ready(Work.GENERATE):
+            return True
+        return not self._queue and self._has_room(request)
 
     def _fits(self, group: QueuedGroup) -> bool:
         """Where no worker will ever have room the group goes too: it is told so."""

@@ -26,7 +26,7 @@ class QueuedGroup:
         self._engine = engine
         self._ended = ended
         self._stream: GroupStream | None = None
-        self._error: MotetError | None = None
+        self._error: Exception | None = None
         self._over = False
         self._turn = asyncio.Event()
 
@@ -34,7 +34,7 @@ class QueuedGroup:
         """It has room."""
         try:
             self._stream = self._engine.generate(self.request)
-        except MotetError as error:
+        except Exception as error:  # the reader's, and not of who lets groups in
             self._error = error
         self._turn.set()
 

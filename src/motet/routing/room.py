@@ -9,10 +9,10 @@ def has_room(members: Iterable[Member], *, choices: int, prompt_tokens: int, on_
     """`members`: those that may get it. `on_the_way`: choices that were let through and stand in no books yet.
 
     A worker has room if it holds nothing, whatever the size of the group, or places for the choices and blocks for its
-    trunk and a tail block each. Looks no further than needed."""
+    trunk and a tail block each. One that refused a group a moment ago has none. Looks no further than needed."""
     fits, free_choices = False, -on_the_way
     for member in members:
-        if member.worker is None:
+        if member.worker is None or member.refused:
             continue
         info, books = member.worker.engine.info, member.books
         free = info.max_num_seqs - member.open_choices

@@ -68,6 +68,7 @@ class Routed:
                 uncached_tokens=load.own_tokens,
                 failed=self._failed,
                 ended=self._ended,
+                freed=self._fleet.notify_room,
             )
         except (EngineDiedError, OverloadedError) as error:
             self._failed(member, worker, error)

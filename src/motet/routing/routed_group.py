@@ -23,14 +23,16 @@ class RoutedGroup:
         uncached_tokens: int,
         failed: Callable[[Member, Worker, MotetError], None],
         ended: Callable[["RoutedGroup"], None],
+        freed: Callable[[], None],
     ) -> None:
-        """`uncached_tokens`: prompt tokens to be computed there."""
+        """`uncached_tokens`: prompt tokens to be computed there. `freed`: called when choices have ended."""
         self.request = request
         self.member = member
         self._worker = worker
         engine = worker.engine
         self._failed = failed
         self._ended = ended
+        self._freed = freed
         self._open = True
         self._evicted: MotetError | None = None
         if request.straight:
@@ -102,6 +104,7 @@ class RoutedGroup:
                 self._unfinished.remove(index)
                 self._books.open_choices -= 1
                 self._books.tail_blocks -= self._tail_blocks
+                self._freed()
         if not self._unfinished:
             self._close_books()
 

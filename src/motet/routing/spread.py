@@ -7,6 +7,8 @@ is placed, moved and resumed like any other, and what it writes is what it would
 import asyncio
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from motet.engines.base import Engine, GroupStream
 from motet.ids import RequestId
 from motet.routing.spread_group import SpreadGroup, Tickets
@@ -49,7 +51,10 @@ class Spread:
             self._open_choices(),
             spread_choices=self._spread_choices,
         )
-        self.spreads += len(plan) > 1
+        if len(plan) == 1:
+            # Prefill is asked, and a bypass counted, once: who is not for it now goes past the question.
+            return self._engine.generate(request if apart else msgspec.structs.replace(request, straight=True))
+        self.spreads += 1
         group = SpreadGroup(request, plan, self._engine, self._tickets, apart=apart, ended=self._ended)
         self._groups[request.request_id] = group
         return group

@@ -2,7 +2,7 @@
 
 Who frees what: from the moment prefill grants the ticket until every part has brought its first delta, the ticket is
 this stream's, and then, or when the group ends before, it is given back; for a part that moved has not read it, and a
-lease waits for all its readers. Giving back what all have read changes nothing.
+lease waits for all its readers. Giving back what all have read changes nothing, and no reader waits for it.
 """
 
 import asyncio
@@ -56,8 +56,11 @@ class SpreadGroup:
         self._parts: list[GenerateRequest] | None = None
         self._streams: list[GroupStream] = []
         self._unread: Ticket | None = None
+        self._releasing: asyncio.Task[None] | None = None
         self._not_begun = 0
         self._prompt_told = False
+        self._error: Exception | None = None
+        """What it ended with."""
         # Two deltas of each part at most: a slow reader holds the parts back rather than filling memory.
         self._queue: asyncio.Queue[GroupDelta | Exception | None] = asyncio.Queue(maxsize=2 * len(plan))
         self._running = asyncio.create_task(self._run(apart=apart))
@@ -74,9 +77,10 @@ class SpreadGroup:
     async def __anext__(self) -> GroupDelta:
         item = None if self._ending is not None else await self._queue.get()
         if isinstance(item, GroupDelta):
-            return await self._given(item)
+            return self._given(item)
+        self._error = self._error or item
         await self.aclose()
-        raise StopAsyncIteration if item is None else item
+        raise self._error or StopAsyncIteration
 
     async def aclose(self) -> None:
         if self._ending is None:
@@ -88,6 +92,8 @@ class SpreadGroup:
         """Before decode has the group: the choice is left out of it."""
         if self._parts is None:
             self._choices = tuple(start for start in self._choices if start.index != index)
+            if not self._choices:
+                await self.aclose()
             return
         for part in self._parts:
             if any(start.index == index for start in part.choices):
@@ -98,7 +104,8 @@ class SpreadGroup:
         if self._parts is None:
             self._running.cancel()
             await asyncio.wait((self._running,))
-            await self._queue.put(EngineClosedError("the engine was closed"))
+            if self._queue.empty():
+                self._queue.put_nowait(EngineClosedError("the engine was closed"))
 
     async def _run(self, *, apart: bool) -> None:
         """Ends with an error or a None in the queue."""
@@ -115,9 +122,15 @@ class SpreadGroup:
                 for stream in self._streams:
                     pumps.create_task(self._pump(stream))
         except* Exception as errors:  # handed to the reader, who raises it
-            await self._queue.put(_first(errors))
+            await self._over(_first(errors))
         else:
-            await self._queue.put(None)
+            await self._over(None)
+
+    async def _over(self, error: Exception | None) -> None:
+        """Not told where the group is being ended: nobody makes room in the queue any more, and that this task was
+        cancelled is lost if a part failed in the same turn."""
+        if self._ending is None:
+            await self._queue.put(error)
 
     def _split(self, plan: Sequence[int]) -> Iterator[GenerateRequest]:
         left = iter(self._choices)
@@ -136,26 +149,33 @@ class SpreadGroup:
         async for delta in stream:
             if not begun:
                 begun = True
-                self._not_begun -= 1
+                self._needs_ticket_no_more()
             await self._queue.put(delta)
+        if not begun:  # all its choices were stopped
+            self._needs_ticket_no_more()
 
-    async def _given(self, delta: GroupDelta) -> GroupDelta:
-        if self._unread is not None and not self._not_begun:
-            await self._give_back()
+    def _needs_ticket_no_more(self) -> None:
+        """One part more has read it, moved or ended."""
+        self._not_begun -= 1
+        if not self._not_begun:
+            self._give_back()
+
+    def _given(self, delta: GroupDelta) -> GroupDelta:
         prompt = None if self._prompt_told else delta.prompt
         self._prompt_told = self._prompt_told or prompt is not None
         return GroupDelta(self.request.request_id, delta.choices, prompt)
 
-    async def _give_back(self) -> None:
-        if self._unread is not None:
-            ticket, self._unread = self._unread, None
-            await self._tickets.release(ticket)
+    def _give_back(self) -> None:
+        if self._unread is not None and self._releasing is None:
+            self._releasing = asyncio.create_task(self._tickets.release(self._unread))
 
     async def _end(self) -> None:
         try:
             await asyncio.wait((self._running,))
             await asyncio.gather(*(stream.aclose() for stream in self._streams))
-            await self._give_back()
+            self._give_back()
+            if self._releasing is not None:
+                await self._releasing
         finally:
             if self._queue.empty():
                 self._queue.put_nowait(None)  # whoever still waits for a delta

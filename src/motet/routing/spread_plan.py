@@ -38,8 +38,8 @@ def plan_parts(group: Group, open_choices: Sequence[int], *, spread_choices: int
     most_parts = min(len(open_choices), group.choices // least)
     levels = sorted(open_choices)
     plans = [filled(group.choices, levels[:parts]) for parts in range(1, most_parts + 1)]
-    plans = [plan for plan in plans if min(plan) >= least] or [[group.choices]]
-    return min(plans, key=lambda plan: (time_ms(group, plan, levels), len(plan)))
+    plans = [plan for plan in plans if min(plan) >= least]
+    return min(plans, key=lambda plan: (time_ms(group, plan, levels), len(plan)), default=[group.choices])
 
 
 def time_ms(group: Group, plan: Sequence[int], levels: Sequence[int]) -> float:

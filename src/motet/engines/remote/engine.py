@@ -13,9 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
-from motet.engines.base import GroupStream, WorkerState
+from motet.engines.base import GroupStream, NoGroup, WorkerState
 from motet.engines.remote.group import RemoteGroup
-from motet.engines.remote.no_group import NoGroup
 from motet.engines.remote.server import QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S, EngineServer
 from motet.engines.wire import EngineReport, StopChoice
 from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 import httpx
 import msgspec
 
+from motet.engines.base import NoGroup
 from motet.engines.remote.answers import RemoteStatus, failure_in, status_in, ticket_in
-from motet.engines.remote.no_group import NoGroup
 from motet.engines.remote.prefill_request import Route, prefill_request
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError
 from motet.ids import RequestId
