@@ -63,6 +63,8 @@ class Strike:
     fallen: asyncio.Event = field(default_factory=asyncio.Event)
     on: "StruckEngine | None" = None
     """Whom it fell on."""
+    unfinished: int = 0
+    """Choices of the group that reached the point."""
 
 
 class Strikes:
@@ -83,6 +85,7 @@ class Strikes:
         if self._armed and self._armed[0].point(course):
             strike = self._armed.pop(0)
             strike.on = engine
+            strike.unfinished = len(course.written) - len(course.finished)
             strike.blow(engine)
             strike.fallen.set()
 

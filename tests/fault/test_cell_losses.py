@@ -72,10 +72,14 @@ async def test_a_client_that_leaves_when_its_worker_dies_leaves_nothing(cell: Ru
 
 
 async def test_a_client_that_leaves_while_its_group_waits_for_a_worker_leaves_nothing(cell: RunningCell) -> None:
+    before = [await engine.stats() for engine in cell.decoding]
     strike = cell.strikes.arm(written(10), cell.on_all(cell.leave))
-    async with cell.http.stream("POST", CHAT, json=chat("gone too", STREAMED, n=8, max_tokens=200)):
+    async with cell.http.stream("POST", CHAT, json=chat("gone too", STREAMED, n=8, max_tokens=300)):
         await strike.fallen.wait()
         await eventually(cell.holds_nothing, "the engines hold the group")
+    await cell.check_nothing_left()
+    after = [await engine.stats() for engine in cell.decoding]
+    assert sum(s.generated_tokens for s in after) - sum(s.generated_tokens for s in before) < 8 * 300
 
 
 def starve(engine: StruckEngine) -> None:

@@ -12,7 +12,7 @@ from tests.fault.answers import ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import APART, RunningCell
-from tests.fault.striking import first_token, kill, prefilling, written
+from tests.fault.striking import kill, prefilling, submitted, written
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -49,12 +49,12 @@ async def test_a_spread_group_that_loses_one_of_its_engines_goes_on_on_the_other
     assert cell.figures.choices_resumed - before.choices_resumed == 8
 
 
-async def test_a_spread_group_whose_ticket_one_part_has_not_read_when_it_moves(
+async def test_a_ticket_that_one_part_has_not_read_when_it_moves_is_given_back(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     body = completion("unread", COUNTED, n=16)
     expected = await undisturbed.answer(COMPLETIONS, body)
-    cell.strikes.arm(first_token, cell.leave)
+    cell.strikes.arm(submitted, kill)
     assert await ask(cell.http, COMPLETIONS, body) == expected
 
 

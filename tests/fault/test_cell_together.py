@@ -41,11 +41,13 @@ async def test_the_answer_is_the_undisturbed_one_with_an_engine(
     point: Point, blow: Blow | None, route: str, body: Body, cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     expected = await undisturbed.answer(route, body, dtype=DTYPE)
-    moved = cell.moved
+    before = cell.figures
     strike = cell.strikes.arm(point, blow or cell.leave)
     assert await ask(cell.http, route, body) == expected
     assert strike.fallen.is_set()
-    assert cell.moved == moved + 1
+    assert cell.figures.choices_resumed - before.choices_resumed == strike.unfinished, "and no finished one"
+    move = "died" if blow else "leaving", "resumed"
+    assert cell.figures.migrations[move] == before.migrations.get(move, 0) + 1
 
 
 @pytest.mark.parametrize("n", [1, 8, 32])
