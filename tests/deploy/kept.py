@@ -1,5 +1,6 @@
 """A worker elsewhere by a script, and its keeper with a clock that only a test moves."""
 
+import asyncio
 from collections.abc import Iterator
 from itertools import repeat
 
@@ -8,6 +9,8 @@ from motet.engines.base import Worker, WorkerState
 from motet.engines.fake import FakeEngine, fake_info
 from motet.engines.wire import EngineReport
 from motet.errors import MotetError
+from motet.kv_events.changes import BlockListener, Stored
+from motet.kv_events.subscription import BlockSource
 from motet.routing.fleet import Fleet, Member
 from motet.types import Role
 
@@ -19,6 +22,28 @@ def report(
     engine_id: str = "first", state: WorkerState = WorkerState.READY, *, block_events: str | None = None
 ) -> EngineReport:
     return EngineReport(version="0", engine_id=engine_id, state=state, info=fake_info(), block_events=block_events)
+
+
+class Follows:
+    """Stands for following: tells of one block, and waits for its end."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.sources: list[str] = []
+        self.open = 0
+        self.begun = asyncio.Semaphore(0)
+        self._error = error
+
+    async def __call__(self, source: BlockSource, listener: BlockListener) -> None:
+        self.sources.append(source.endpoint)
+        self.open += 1
+        listener([Stored((b"name",), None, ())])
+        self.begun.release()
+        try:
+            if self._error is not None:
+                raise self._error
+            await asyncio.Event().wait()
+        finally:
+            self.open -= 1
 
 
 class KeptFake(FakeEngine):
@@ -45,12 +70,15 @@ class Kept:
         self.answers: Iterator[EngineReport | Exception] = iter(())
         self.answer_takes_s: Iterator[float] = repeat(0.0)
         self.asked_s: list[float] = []
+        self.follows = Follows()
         self.fleet.expect(ID, URL, role)
         self.keeper = RemoteKeeper(
             ID,
             KeptServer(URL, self._report, self._engine),
             fleet=self.fleet,
-            rules=KeeperRules(problem=lambda _: self.problem, welcome=self._welcome, silence_s=SILENCE_S),
+            rules=KeeperRules(
+                problem=lambda _: self.problem, welcome=self._welcome, silence_s=SILENCE_S, follow=self.follows
+            ),
             clock=lambda: self.now_s,
             wait=self._wait,
         )

@@ -1,40 +1,16 @@
 """Block events of a worker elsewhere: followed as long as it is the same, and never a trouble for it."""
 
-import asyncio
 import logging
 
 import pytest
 
 from motet.deploy.event_following import EventFollowing
-from motet.kv_events.changes import BlockListener, Stored
-from motet.kv_events.subscription import BlockSource
 from motet.routing.prefix_index import PrefixIndex
+from tests.deploy.kept import Follows
 
 pytestmark = pytest.mark.anyio
 
 ID, HERE, THERE = "worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5559"
-
-
-class Follows:
-    """Stands for following: tells of one block, and waits for its end."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.sources: list[str] = []
-        self.open = 0
-        self.begun = asyncio.Semaphore(0)
-        self._error = error
-
-    async def __call__(self, source: BlockSource, listener: BlockListener) -> None:
-        self.sources.append(source.endpoint)
-        self.open += 1
-        listener([Stored((b"name",), None, ())])
-        self.begun.release()
-        try:
-            if self._error is not None:
-                raise self._error
-            await asyncio.Event().wait()
-        finally:
-            self.open -= 1
 
 
 async def test_what_a_worker_tells_goes_into_the_index_as_long_as_it_is_followed() -> None:

@@ -211,13 +211,14 @@ async def test_whom_an_operator_removes_the_file_does_not_bring_back(folder: Pat
 
 async def test_a_line_that_comes_back_while_its_worker_leaves_brings_it_back(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "workers"
-    async with Running(folder) as a:
+    async with Running(folder) as a, Running(folder) as b:
         write(file, f"{address(a)}\n")
         async with RunningGateway(file=file) as gateway:
             response, _ = await gateway.begun_chat(a)
             write(file, "")
             await gateway.until_state(a, WorkerState.DRAINING)
-            write(file, f"{address(a)}\n")
+            write(file, f"{address(a)}\n{address(b)}\n")
+            await gateway.until_state(b, WorkerState.READY)  # so the file has been read
             a.engine.let_run()
             assert texts((await response.aread()).decode()) == EXPECTED
             await gateway.until_state(a, None)

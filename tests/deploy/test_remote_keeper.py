@@ -177,6 +177,21 @@ async def test_it_is_asked_once_a_heartbeat_however_long_an_answer_takes(kept: K
     assert kept.keeper.looked.is_set()
 
 
+async def test_the_blocks_it_tells_of_are_known_as_long_as_it_is_the_same(kept: Kept) -> None:
+    here = "tcp://10.0.0.1:5557"
+    await kept.look(report("first", block_events=here), report("first", block_events=here))
+    await kept.follows.begun.acquire()
+    assert kept.fleet.index.blocks(ID) == 1
+    await kept.look(report("second", block_events=here))
+    assert kept.fleet.index.blocks(ID) == 0
+    await kept.follows.begun.acquire()
+    assert kept.follows.sources == [here, here]
+    kept.answers = iter([EnoughError()])
+    with pytest.raises(EnoughError):
+        await kept.keeper.keep()
+    assert kept.follows.open == 0
+
+
 async def test_closing_it_closes_the_engine(kept: Kept) -> None:
     await kept.keeper.close()
     await kept.look(report())

@@ -8,6 +8,7 @@ from motet.engines.fake import fake_info
 from motet.errors import (
     EngineClosedError,
     EngineDiedError,
+    EngineSilentError,
     MotetError,
     NoWorkerError,
     OverloadedError,
@@ -120,6 +121,18 @@ async def test_a_group_whose_worker_dies_is_not_begun_again_and_the_worker_gets_
         await answers_of(pair.engine, group(name))
     assert pair.groups == (1, 2)
     pair.check()
+
+
+async def test_a_worker_that_its_keeper_found_silent_stays_silent_when_its_groups_fail() -> None:
+    one, _ = worker("decode-0", fail_after={1: EngineSilentError("no sign of life")})
+    fleet = Fleet([one])
+    stream = Routed(fleet).generate(group("a"))
+    await anext(stream)
+    fleet.mark("decode-0", WorkerState.SILENT)
+    with pytest.raises(EngineSilentError):
+        await anext(stream)
+    assert fleet.reports()[0].state is WorkerState.SILENT
+    fleet.check()
 
 
 async def test_with_all_workers_dead_every_group_is_told_so() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from motet.deploy.block_index import indexing
 from motet.errors import ConfigError
 from motet.kv_events.changes import BlockListener
-from motet.kv_events.follower import follow_blocks
 from motet.kv_events.subscription import BlockSource
 from motet.routing.prefix_index import PrefixIndex
 
@@ -20,7 +19,7 @@ Follow = Callable[[BlockSource, BlockListener], Awaitable[None]]
 class EventFollowing:
     """Of one worker. Trouble with its events is never trouble for the worker: then less is known of its blocks."""
 
-    def __init__(self, id: str, index: PrefixIndex, follow: Follow = follow_blocks) -> None:
+    def __init__(self, id: str, index: PrefixIndex, follow: Follow) -> None:
         self._id = id
         self._index = index
         self._follow = follow

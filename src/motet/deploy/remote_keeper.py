@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from motet.deploy.event_following import EventFollowing
+from motet.deploy.event_following import EventFollowing, Follow
 from motet.engines.base import Engine, Worker, WorkerState
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineSilentError, MotetError
+from motet.kv_events.follower import follow_blocks
 from motet.routing.fleet import Fleet
 
 HEARTBEAT_S = 1.0
@@ -63,6 +64,8 @@ class KeeperRules:
     """Without an answer for so long it is given up, until it answers again."""
     heartbeat_s: float = HEARTBEAT_S
     """Between questions."""
+    follow: Follow = follow_blocks
+    """How block events are followed."""
 
 
 class RemoteKeeper:
@@ -88,7 +91,7 @@ class RemoteKeeper:
         self._clock = clock
         self._wait = wait
         self._engine: KeptEngine | None = None
-        self._events = EventFollowing(id, fleet.index)
+        self._events = EventFollowing(id, fleet.index, rules.follow)
         self._taken_out = False
         """An operator wants it to get no new groups."""
         self._unheard_s = 0.0
@@ -159,7 +162,6 @@ class RemoteKeeper:
         """A worker that was started again is another one: nothing of the former is left."""
         if (former := self._engine) is not None:
             self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} was started again"))
-            await self._events.stop()
             self._engine = None
             await former.close()
         engine = self._server.engine(report)
