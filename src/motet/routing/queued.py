@@ -92,6 +92,7 @@ class Queued:
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self._groups.get(request_id):
             await group.stop(index)
+            self._fleet.notify_room()  # it may fit now
         else:
             await self._engine.stop_choice(request_id, index)
 

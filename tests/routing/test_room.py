@@ -1,0 +1,106 @@
+"""When a group could begin at once on some worker."""
+
+import msgspec
+import pytest
+
+from motet.engines.base import Worker
+from motet.engines.fake import FakeEngine, fake_info
+from motet.routing.fleet import Fleet, Member
+from motet.routing.room import has_room
+from tests.routing.cell import Clock, script
+
+PLACES = 8
+BLOCKS = 20
+PROMPT = 33
+"""Three blocks."""
+
+
+def fleet(count: int, clock: Clock | None = None) -> list[Member]:
+    """Idle workers."""
+    info = msgspec.structs.replace(fake_info(), max_num_seqs=PLACES, num_blocks=BLOCKS)
+    members = Fleet(clock=clock or Clock())
+    return [members.put(Worker(f"both-{n}", FakeEngine(script, info=info), "127.0.0.1:1")) for n in range(count)]
+
+
+def room(members: list[Member], choices: int, *, prompt_tokens: int = PROMPT, on_the_way: int = 0) -> bool:
+    return has_room(members, choices=choices, prompt_tokens=prompt_tokens, on_the_way=on_the_way)
+
+
+def test_nobody_has_no_room() -> None:
+    assert not room([], 1)
+
+
+def test_a_worker_that_is_not_up_has_none() -> None:
+    assert not room([Fleet().expect("both-0", "127.0.0.1:1")], 1)
+
+
+@pytest.mark.parametrize(("open_choices", "choices"), [(1, 7), (7, 1), (4, 4)])
+def test_there_is_room_up_to_the_last_place_and_no_further(open_choices: int, choices: int) -> None:
+    (member,) = members = fleet(1)
+    member.books.open_choices = open_choices
+    assert room(members, choices)
+    assert not room(members, choices + 1)
+
+
+def test_what_others_gave_a_worker_takes_places_too() -> None:
+    (member,) = members = fleet(1)
+    member.reported(5)
+    assert room(members, 3)
+    assert not room(members, 4)
+
+
+def test_the_room_of_two_workers_is_not_that_of_one() -> None:
+    members = fleet(2)
+    for member in members:
+        member.books.open_choices = 5
+    assert room(members, 3)
+    assert not room(members, 4)
+
+
+@pytest.mark.parametrize(("trunk_blocks", "tail_blocks"), [(13, 0), (0, 13), (7, 6)])
+def test_blocks_are_wanted_for_the_trunk_and_a_tail_block_a_choice(trunk_blocks: int, tail_blocks: int) -> None:
+    (member,) = members = fleet(1)
+    member.books.open_choices = 1
+    member.books.trunk_blocks, member.books.tail_blocks = trunk_blocks, tail_blocks
+    assert room(members, 4)  # 13 held + 3 + 4 of 20
+    assert not room(members, 5)
+    assert not room(members, 4, prompt_tokens=PROMPT + 16)
+
+
+def test_an_idle_worker_has_room_for_a_group_of_any_size() -> None:
+    (member,) = members = fleet(1)
+    assert room(members, 100, prompt_tokens=10_000)
+    member.books.open_choices = 1
+    assert not room(members, 100)
+
+
+def test_a_worker_that_refused_a_moment_ago_has_none() -> None:
+    clock = Clock()
+    members = fleet(1, clock)
+    members[0].refuse()
+    assert not room(members, 1)
+    clock.now_s += 0.5
+    assert room(members, 1)
+
+
+def test_choices_on_the_way_take_places_that_no_books_know() -> None:
+    members = fleet(2)
+    assert room(members, 8, on_the_way=8)
+    assert not room(members, 8, on_the_way=9)
+    members[0].books.open_choices = 6
+    assert room(members, 8, on_the_way=2)
+    assert not room(members, 8, on_the_way=3)
+
+
+def test_a_worker_with_more_than_it_can_hold_takes_nothing_from_the_others() -> None:
+    full, other = members = fleet(2)
+    full.books.open_choices = PLACES + 20
+    other.books.open_choices = 2
+    assert room(members, 4, on_the_way=2)
+    assert not room(members, 4, on_the_way=3)
+
+
+def test_it_is_looked_no_further_than_needed() -> None:
+    members = iter(fleet(3))
+    assert has_room(members, choices=1, prompt_tokens=PROMPT, on_the_way=0)
+    assert len(list(members)) == 2
