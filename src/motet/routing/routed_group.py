@@ -1,6 +1,6 @@
 """One group on the worker it was given to: its stream, and the books of that worker."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
@@ -69,7 +69,9 @@ class RoutedGroup:
         if self._steps % self._block_size == 0:
             self._tail_blocks += 1
             self._books.tail_blocks += len(self._unfinished)
-        self._finished(choice.index for choice in delta.choices if choice.finish is not None)
+        for choice in delta.choices:
+            if choice.finish is not None:
+                self._finished(choice.index)
         return delta
 
     async def aclose(self) -> None:
@@ -78,7 +80,7 @@ class RoutedGroup:
 
     async def stop(self, index: int) -> None:
         await self._worker.engine.stop_choice(self.request.request_id, index)
-        self._finished((index,))
+        self._finished(index)
 
     async def evict(self, error: MotetError) -> None:
         """Ends the group here; its reader gets `error`, unless all its choices have finished."""
@@ -98,13 +100,12 @@ class RoutedGroup:
             return delta
         return msgspec.structs.replace(delta, prompt=msgspec.structs.replace(report, worker=self.member.id))
 
-    def _finished(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            if index in self._unfinished:
-                self._unfinished.remove(index)
-                self._books.open_choices -= 1
-                self._books.tail_blocks -= self._tail_blocks
-                self._freed()
+    def _finished(self, index: int) -> None:
+        if index in self._unfinished:
+            self._unfinished.remove(index)
+            self._books.open_choices -= 1
+            self._books.tail_blocks -= self._tail_blocks
+            self._freed()
         if not self._unfinished:
             self._close_books()
 
