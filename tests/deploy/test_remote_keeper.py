@@ -167,6 +167,14 @@ async def test_one_that_is_taken_out_before_it_comes_gets_nothing_when_it_does(k
     assert kept.state() is WorkerState.DRAINING
 
 
+async def test_one_that_is_dead_is_not_made_draining_by_an_operator(kept: Kept) -> None:
+    await kept.look(report(), REFUSED)
+    kept.keeper.take_out()
+    assert kept.state() is WorkerState.DEAD
+    await kept.look(report())
+    assert kept.state() is WorkerState.DRAINING
+
+
 async def test_it_is_asked_once_a_heartbeat_however_long_an_answer_takes(kept: Kept) -> None:
     kept.answers = iter([report(), report(), report(), EnoughError()])
     kept.answer_takes_s = iter([0.0, 0.25, 2.5, 0.0])

@@ -95,7 +95,9 @@ class RemoteKeeper:
         self._taken_out = False
         """An operator wants it to get no new groups."""
         self._unheard_s = 0.0
-        self._asked_s = clock()
+        """How long it has been silent, as far as we listened."""
+        self._listened_s = clock()
+        """When we listened last."""
 
     async def keep(self) -> None:
         """Runs until it is cancelled."""
@@ -112,26 +114,17 @@ class RemoteKeeper:
         """Asks once, and draws the consequences."""
         try:
             report = await self._server.report()
-        except EngineSilentError:
-            self._unheard_s += self._since_last_time_s()
-            if self._unheard_s >= self._rules.silence_s:
-                why = f"{self.url} gives no sign of life for {self._rules.silence_s:g} s"
-                self._out(WorkerState.SILENT, EngineSilentError(why))
-        except EngineDiedError as error:
-            self._since_last_time_s()
-            self._out(WorkerState.DEAD, error)
         except MotetError as error:
-            self._since_last_time_s()
-            self._out(WorkerState.DEAD, EngineDiedError(error.message), heard=True)
+            self._not_understood(error)
         else:
-            self._unheard_s = 0.0
+            self._listened_s, self._unheard_s = self._clock(), 0.0
             await self._take(report)
-            self._since_last_time_s()
 
     def take_out(self) -> None:
         """It gets no new groups any more."""
         self._taken_out = True
-        if self._engine is not None:
+        member = self._fleet.get(self.id)
+        if member is not None and member.state is WorkerState.READY:
             self._fleet.mark(self.id, WorkerState.DRAINING, "an operator wants it so")
 
     async def close(self) -> None:
@@ -139,11 +132,19 @@ class RemoteKeeper:
         if self._engine is not None:
             await self._engine.close()
 
-    def _since_last_time_s(self) -> float:
+    def _not_understood(self, error: MotetError) -> None:
         now_s = self._clock()
-        passed_s = min(now_s - self._asked_s, LONGEST_MISS * self._rules.heartbeat_s)
-        self._asked_s = now_s
-        return passed_s
+        passed_s, self._listened_s = now_s - self._listened_s, now_s
+        match error:
+            case EngineSilentError():
+                self._unheard_s += min(passed_s, LONGEST_MISS * self._rules.heartbeat_s)
+                if self._unheard_s >= self._rules.silence_s:
+                    why = f"{self.url} gives no sign of life for {self._rules.silence_s:g} s"
+                    self._out(WorkerState.SILENT, EngineSilentError(why))
+            case EngineDiedError():
+                self._out(WorkerState.DEAD, error)
+            case _:
+                self._out(WorkerState.DEAD, EngineDiedError(error.message), heard=True)
 
     async def _take(self, report: EngineReport) -> None:
         if problem := self._rules.problem(report):
