@@ -1,0 +1,140 @@
+"""What a choice of a worker is made from: books, cached prefixes, sessions and refusals of those that are ready."""
+
+import msgspec
+import pytest
+
+from motet.block_names import block_names
+from motet.engines.base import WorkerState
+from motet.engines.fake import fake_info
+from motet.routing.candidate import Work
+from motet.routing.fleet import Fleet
+from motet.routing.shortlist import EVERYBODY
+from motet.routing.survey import Survey, survey
+from motet.transfer.ticket import Ticket
+from motet.types import GenerateRequest
+from tests.routing.cell import Cell, Clock, group, remember, worker
+
+pytestmark = pytest.mark.anyio
+
+BLOCK = fake_info().block_size
+
+
+def fleet(*names: str, clock: Clock | None = None) -> Fleet:
+    return Fleet([worker(name)[0] for name in names], clock=clock or Clock())
+
+
+def seen(fleet: Fleet, request: GenerateRequest, work: Work = Work.GENERATE) -> Survey:
+    found = survey(fleet, work, request)
+    assert found is not None
+    return found
+
+
+def test_where_nobody_is_ready_there_is_nothing_to_see() -> None:
+    assert survey(Fleet(), Work.GENERATE, group()) is None
+    workers = fleet("prefill-0", "decode-0")
+    assert survey(workers, Work.PREFILL, group(), besides=["prefill-0"]) is None
+    for state in set(WorkerState) - {WorkerState.READY}:
+        workers.mark("decode-0", state)
+        assert survey(workers, Work.GENERATE, group()) is None
+
+
+def test_only_those_who_do_such_work_are_looked_at_and_none_of_those_left_out() -> None:
+    workers = fleet("prefill-0", "decode-0", "decode-1", "both-0")
+    assert [one.id for one in seen(workers, group()).candidates] == ["decode-0", "decode-1", "both-0"]
+    assert [one.id for one in seen(workers, group(), Work.PREFILL).candidates] == ["prefill-0"]
+    rest = survey(workers, Work.GENERATE, group(), besides=["decode-1", "unknown"])
+    assert rest is not None
+    assert [one.id for one in rest.candidates] == ["decode-0", "both-0"]
+    assert [member.id for member, _ in rest.present] == ["decode-0", "both-0"]
+
+
+def test_the_group_is_seen_with_its_choices_and_prompt() -> None:
+    wanted = seen(fleet("both-0"), group(n=5, prompt_tokens=33)).wanted
+    assert (wanted.work, wanted.choices, wanted.prompt_tokens, wanted.prompt_blocks) == (Work.GENERATE, 5, 33, 3)
+    assert wanted.needs_prompt
+
+
+async def test_a_prompt_that_comes_with_a_ticket_need_not_be_computed() -> None:
+    cell = Cell()
+    ticket: Ticket = await cell.engine.prefill(group())
+    assert not seen(fleet("both-0"), group(ticket=ticket)).wanted.needs_prompt
+
+
+def test_the_books_of_each_worker_are_seen() -> None:
+    workers = fleet("both-0", "both-1")
+    member = workers.members[1]
+    member.books.open_choices, member.books.trunk_blocks, member.books.tail_blocks = 3, 7, 5
+    member.books.give(90)
+    member.reported(10)
+    idle, busy = seen(workers, group()).candidates
+    assert (idle.open_choices, idle.trunk_blocks, idle.tail_blocks, idle.queued_tokens) == (0, 0, 0, 0)
+    assert (busy.open_choices, busy.trunk_blocks, busy.tail_blocks, busy.queued_tokens) == (10, 7, 5, 90)
+    assert (busy.max_choices, busy.num_blocks) == (fake_info().max_num_seqs, fake_info().num_blocks)
+
+
+def test_what_a_worker_has_cached_of_the_prompt_is_seen_and_counts_for_its_load() -> None:
+    workers = fleet("both-0", "both-1", "both-2")
+    remember(workers, "both-1", group(), 4 * BLOCK)
+    remember(workers, "both-2", group(prompt_tokens=500), 10 * BLOCK)
+    found = seen(workers, group())
+    assert [one.cached_tokens for one in found.candidates] == [0, 64, 160]
+    assert [found.load(place).own_tokens for place in range(3)] == [200, 136, 40]
+
+
+def test_the_last_token_of_a_prompt_is_never_cached() -> None:
+    """Its logits are wanted, so it is always computed: a block that ends with it does not count."""
+    workers, request = fleet("both-0"), group(prompt_tokens=2 * BLOCK)
+    remember(workers, "both-0", request, 2 * BLOCK)
+    assert seen(workers, request).candidates[0].cached_tokens == BLOCK
+
+
+def test_groups_of_another_salt_find_nothing_cached() -> None:
+    workers, request = fleet("both-0"), group()
+    salted = msgspec.structs.replace(request, cache_salt="mine")
+    remember(workers, "both-0", request, 4 * BLOCK)
+    assert seen(workers, salted).candidates[0].cached_tokens == 0
+    workers.index.stored("both-0", block_names(request.prompt[: 2 * BLOCK], BLOCK, "mine"))
+    assert seen(workers, salted).candidates[0].cached_tokens == 2 * BLOCK
+    assert seen(workers, request).candidates[0].cached_tokens == 4 * BLOCK
+
+
+def test_the_session_is_where_it_was() -> None:
+    workers = fleet("both-0", "both-1")
+    workers.sessions.keep("mine", "both-1")
+    request = msgspec.structs.replace(group(), session_id="mine")
+    assert [one.has_session for one in seen(workers, request).candidates] == [False, True]
+    assert [one.has_session for one in seen(workers, group()).candidates] == [False, False]
+    workers.put(worker("both-1")[0])
+    assert [one.has_session for one in seen(workers, request).candidates] == [False, False]
+
+
+def test_a_worker_that_refused_is_avoided_for_a_moment() -> None:
+    clock = Clock()
+    workers = fleet("both-0", "both-1", clock=clock)
+    workers.members[0].refuse()
+    assert [one.avoid for one in seen(workers, group()).candidates] == [True, False]
+    clock.now_s += 0.5
+    assert [one.avoid for one in seen(workers, group()).candidates] == [False, False]
+
+
+def test_how_fast_a_worker_reads_prompts_is_of_its_load() -> None:
+    clock = Clock()
+    workers = fleet("both-0", clock=clock)
+    books = workers.members[0].books
+    reading = books.give(1000)
+    clock.now_s += 2.0
+    books.done(reading, computed_tokens=1000)
+    load = seen(workers, group()).load(0)
+    assert (load.own_tokens, load.waiting_tokens, load.tokens_per_s) == (200, 0, 500.0)
+
+
+def test_of_many_workers_some_are_looked_at_and_those_that_are_special_for_the_group() -> None:
+    names = [f"both-{number}" for number in range(EVERYBODY + 72)]
+    workers = fleet(*names)
+    remember(workers, "both-150", group(), BLOCK)
+    workers.sessions.keep("mine", "both-199")
+    found = seen(workers, msgspec.structs.replace(group(), session_id="mine"))
+    assert len(found.candidates) < len(names)
+    special = {one.id for one in found.candidates if one.cached_tokens or one.has_session}
+    assert special == {"both-150", "both-199"}
+    assert [member.id for member, _ in found.present] == [one.id for one in found.candidates]
