@@ -1,5 +1,5 @@
-"""All of routing at once: groups that wait, are split, prefilled and moved, on workers that die, leave and return in any
-order. Whatever a reader gets is what an undisturbed group begins with."""
+"""All of routing at once: groups that wait, are split, prefilled and moved, on workers that die, leave and return in
+any order. Whatever a reader gets is what an undisturbed group begins with."""
 
 import asyncio
 import contextlib
