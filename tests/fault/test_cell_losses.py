@@ -61,6 +61,7 @@ async def test_a_client_that_does_not_read_for_a_while_misses_nothing(
         await read(lines, reader, until=lambda reader: reader.chunks == 1)
         await strike.fallen.wait()
         await cell.until(lambda: len(cell.decoding) == 2)
+        assert any(member.groups for member in cell.fleet.members), "all was sent to a client that read nothing"
         await read(lines, reader)
     assert reader.complete() == expected
 
