@@ -164,12 +164,13 @@ def test_without_its_prefill_engine_a_cell_answers_the_same(cell: ChildServer, e
     assert workers(cell)["prefill-0"]["state"] == "dead"
 
 
-def test_a_cell_ends_with_its_last_decode_engine(cell: ChildServer, tmp_path: Path) -> None:
-    decode = workers(cell)["decode-0"]["pid"]
-    assert isinstance(decode, int)
-    os.kill(decode, signal.SIGKILL)
-    assert cell.wait() == 70
-    assert list(tmp_path.glob("motet-*")) == []
+def test_without_restarts_a_cell_ends_with_its_last_decode_engine(model: Path, tmp_path: Path) -> None:
+    with start(model, tmp_path, *CELL, "--engine-restarts", "0") as cell:
+        decode = workers(cell)["decode-0"]["pid"]
+        assert isinstance(decode, int)
+        os.kill(decode, signal.SIGKILL)
+        assert cell.wait() == 70
+        assert list(tmp_path.glob("motet-*")) == []
 
 
 def test_two_cells_on_one_machine_do_not_meet(model: Path, tmp_path: Path, expected: list[str]) -> None:

@@ -1,5 +1,6 @@
 """`motet serve` as real processes: it answers, and whatever ends it leaves nothing behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ def engine_pid(server: ChildServer) -> int:
 
 def events_of_long_answer(server: ChildServer, *then_signal: tuple[int, signal.Signals]) -> list[str]:
     """The stream of an answer with no end of its own; once it has begun, signals are sent to processes."""
-    body = {"prompt": "the hand", "n": 3, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = {"prompt": "the hand", "n": 3, "seed": 1, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         events = [next(lines)]
@@ -43,6 +44,15 @@ def events_of_long_answer(server: ChildServer, *then_signal: tuple[int, signal.S
             os.kill(pid, number)
         events.extend(lines)
     return [event for event in events if event]
+
+
+def texts_of(events: list[str]) -> list[str]:
+    """Of the three choices."""
+    texts = [""] * 3
+    for event in events[:-1]:
+        for choice in json.loads(event.removeprefix("data: "))["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return texts
 
 
 @pytest.fixture
@@ -84,15 +94,25 @@ def test_a_second_signal_cuts_the_answer_short_without_a_traceback(server: Child
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_the_death_of_the_engine_ends_the_stream_with_an_error_and_the_server_with_a_code(
-    server: ChildServer, tmp_path: Path
-) -> None:
-    events = events_of_long_answer(server, (engine_pid(server), signal.SIGKILL))
-    assert '"engine_died"' in events[-2]
-    assert events[-1] == "data: [DONE]"
-    assert httpx.get(f"{server.url}/health").status_code == 503
-    assert server.wait() == 70
+def test_an_engine_that_dies_is_started_again_and_the_answer_goes_on(server: ChildServer, tmp_path: Path) -> None:
+    undisturbed = texts_of(events_of_long_answer(server))
+    killed = engine_pid(server)
+    assert texts_of(events_of_long_answer(server, (killed, signal.SIGKILL))) == undisturbed
+    assert engine_pid(server) != killed
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    os.kill(server.pid, signal.SIGTERM)
+    assert server.wait() == 0
     assert list(tmp_path.glob("motet-*")) == []
+
+
+def test_without_restarts_the_death_of_the_engine_is_that_of_the_server(model: Path, tmp_path: Path) -> None:
+    with start(model, tmp_path, "--engine-restarts", "0") as server:
+        events = events_of_long_answer(server, (engine_pid(server), signal.SIGKILL))
+        assert '"engine_died"' in events[-2]
+        assert events[-1] == "data: [DONE]"
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        assert server.wait() == 70
+        assert list(tmp_path.glob("motet-*")) == []
 
 
 def test_a_killed_server_takes_its_engine_along(server: ChildServer) -> None:
