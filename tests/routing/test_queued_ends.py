@@ -166,7 +166,7 @@ async def test_a_group_that_comes_after_the_server_has_closed_is_told_so() -> No
     await settle()
     await scene.queued.close()
     given.append(scene.give("late", 4))
-    for one in given:
+    for one in reversed(given):
         with pytest.raises(EngineClosedError):
             await one.read()
     scene.check()

@@ -1,4 +1,4 @@
-"""Workers that die, choices that are stopped, readers that leave and servers that close, while a group is in parts."""
+"""Workers that die, readers that leave and servers that close, while a group is in parts."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,6 @@ from tests.routing.spreading import APART, Spreading
 pytestmark = pytest.mark.anyio
 
 N = 8
-HALF = N // 2
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34])
@@ -142,99 +141,6 @@ async def test_a_bug_in_a_part_reaches_the_reader(step: int) -> None:
     scene.check()
 
 
-async def test_choices_stopped_before_the_parts_are_made_are_left_out() -> None:
-    scene, request, hold, heard = Spreading(*APART), wish(n=N), Hold(), Heard()
-    whole = await undisturbed(request)
-    scene.engines["prefill-0"].during_prefill = hold
-    stream = scene.spread.generate(request)
-    await hold.entered.wait()
-    for index in (0, 5):
-        await scene.spread.stop_choice(request.request_id, index)
-    hold.go.set()
-    await heard.read(stream, request)
-    assert [[start.index for start in one.choices] for one in scene.asked] == [[1, 2, 3, 4], [6, 7]]
-    assert heard.tokens == {index: whole.tokens[index] for index in range(N) if index not in (0, 5)}
-    scene.check()
-
-
-async def test_when_stopped_choices_leave_one_part_the_lease_waits_for_nobody() -> None:
-    scene, request, hold = Spreading(*APART), wish(n=N), Hold()
-    scene.engines["prefill-0"].during_prefill = hold
-    reading = asyncio.ensure_future(Heard().read(scene.spread.generate(request), request))
-    await hold.entered.wait()
-    for index in range(HALF):
-        await scene.spread.stop_choice(request.request_id, index)
-    gate = scene.gate(1)
-    hold.go.set()
-    await settle()
-    assert [[start.index for start in one.choices] for one in scene.asked] == [[4, 5, 6, 7]]
-    assert scene.leases.held == {}
-    for _ in range(100):
-        gate.release()
-    assert sorted((await reading).finished) == [4, 5, 6, 7]
-    scene.check()
-
-
-async def test_when_all_choices_are_stopped_during_prefill_it_is_cancelled() -> None:
-    scene, request, hold = Spreading(*APART), wish(n=N), Hold()
-    scene.engines["prefill-0"].during_prefill = hold
-    reading = asyncio.ensure_future(Heard().read(scene.spread.generate(request), request))
-    await hold.entered.wait()
-    for index in range(N):
-        await scene.spread.stop_choice(request.request_id, index)
-    assert scene.engines["prefill-0"].prefilling == 0
-    assert (await reading).tokens == {}
-    assert scene.asked == []
-    scene.check()
-
-
-async def test_a_choice_stopped_later_is_stopped_where_its_part_is() -> None:
-    scene, request, heard = Spreading(*APART), wish(n=N), Heard()
-    gate = scene.gate(2)
-    stream = scene.spread.generate(request)
-    for _ in range(2):
-        heard.take(await anext(stream), request)
-    for index in (1, 6):
-        await scene.spread.stop_choice(request.request_id, index)
-    for _ in range(100):
-        gate.release()
-    await heard.read(stream, request)
-    assert sorted(heard.finished) == [0, 2, 3, 4, 5, 7]
-    assert [len(heard.tokens[index]) for index in (1, 6)] == [1, 1]
-    scene.check()
-
-
-async def test_a_part_whose_choices_are_all_stopped_before_it_read_the_ticket_holds_no_lease() -> None:
-    scene, request = Spreading(*APART), wish(n=N)
-    gate = scene.gate(0)
-    reading = asyncio.ensure_future(Heard().read(scene.spread.generate(request), request))
-    await settle()
-    for index in range(HALF):
-        await scene.spread.stop_choice(request.request_id, index)
-    await settle()
-    gate.release()
-    await settle()
-    assert scene.leases.held == {}
-    for _ in range(100):
-        gate.release()
-    assert sorted((await reading).finished) == [4, 5, 6, 7]
-    scene.check()
-
-
-async def test_when_all_choices_are_stopped_the_group_is_over() -> None:
-    scene, request, heard = Spreading(*APART), wish(n=N), Heard()
-    scene.gate(4)
-    stream = scene.spread.generate(request)
-    for _ in range(4):
-        heard.take(await anext(stream), request)
-    for index in (*range(N), 99):
-        await scene.spread.stop_choice(request.request_id, index)
-    assert scene.writers() == []
-    await heard.read(stream, request)
-    assert heard.finished == {}
-    scene.check()
-
-
 async def test_closing_the_server_ends_groups_wherever_they_are() -> None:
     scene, hold = Spreading(*APART), Hold()
     scene.gate(4)
@@ -249,6 +155,7 @@ async def test_closing_the_server_ends_groups_wherever_they_are() -> None:
     await settle()
     for _ in range(6):
         await scene.spread.close()
+    assert scene.engines["prefill-0"].prefilling == 0
     for ending in (*reading, anext(streams[2])):
         with pytest.raises(EngineClosedError):
             await ending

@@ -44,7 +44,7 @@ class Candidate:
     has_session: bool = False
     """The session was here last."""
     avoid: bool = False
-    """It refused a moment ago, or has a part of this group already: taken only if nobody else is there."""
+    """It refused a moment ago: taken only if nobody else is there."""
 
     @property
     def held_blocks(self) -> int:

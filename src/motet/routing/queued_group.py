@@ -39,10 +39,9 @@ class QueuedGroup:
         self._turn.set()
 
     def fail(self, error: MotetError) -> None:
-        """It waits no more; its reader gets `error`. One that has started is left alone."""
-        if self._stream is None:
-            self._error = error
-            self._turn.set()
+        """It waits no more; its reader gets `error`, unless it has started."""
+        self._error = self._error or error
+        self._turn.set()
 
     def __aiter__(self) -> "QueuedGroup":
         return self
