@@ -10,6 +10,7 @@ from motet.config import CellConfig
 from motet.deploy.listen import listen, port_of
 from motet.deploy.server import Outcome
 from motet.errors import KVMemoryError
+from motet.routing.candidate import Work
 from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import CELL, Running
@@ -52,6 +53,17 @@ async def test_every_decode_engine_meets_every_prefill_engine_before_the_server_
     async with Running(folder, cell=TWO_BY_TWO) as server:
         assert [[address.port for address in engine.met] for engine in server.starter.of(Role.DECODE)] == [[1, 2]] * 2
         assert [engine.met for engine in server.starter.of(Role.PREFILL)] == [[], []]
+
+
+async def test_an_engine_that_comes_back_meets_those_that_are_there_and_not_the_dead(folder: Path) -> None:
+    async with Running(folder, cell=CELL, restarts=1) as server:
+        (prefill,), (decode,) = server.starter.of(Role.PREFILL), server.starter.of(Role.DECODE)
+        decode.die()
+        prefill.die()
+        fleet = server.cell.router.fleet
+        while len(server.starter.engines) < 4 or len(fleet.ready(Work.GENERATE)) + len(fleet.ready(Work.PREFILL)) < 2:
+            await asyncio.wait_for(fleet.changed(), timeout=5)
+        assert server.starter.of(Role.DECODE)[1].met == [server.starter.of(Role.PREFILL)[1].info.transfer]
 
 
 async def test_engines_that_cannot_meet_are_a_warning_and_not_the_end(

@@ -25,6 +25,7 @@ from motet.deploy.plan import ServerPlan, cores, engine_configs
 from motet.deploy.prefill_servers import PrefillServers
 from motet.deploy.start import LocalEngine, StartEngine, start_engines
 from motet.engines.base import Engine, Worker
+from motet.routing.fleet import ANSWERING
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 
@@ -107,7 +108,9 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
     block_events = BlockEvents(plan.kv_events, list(configs))
 
     async def meet(worker: Worker) -> None:
-        await meet_all(worker, [member.worker for member in fleet.members if member.worker is not None])
+        """Those that answer: to ask one that is dead would hold up who has just come back."""
+        answering = [member.worker for member in fleet.members if member.state in ANSWERING]
+        await meet_all(worker, [other for other in answering if other is not None])
 
     keepers = [
         LocalKeeper(
