@@ -2,11 +2,13 @@
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from motet.engines.base import Worker
 from motet.engines.fake import FakeEngine, fake_info
 from motet.routing.fleet import Fleet, Member
-from motet.routing.room import has_room
+from motet.routing.room import Look, has_room
 from tests.routing.cell import Clock, script
 
 PLACES = 8
@@ -104,3 +106,31 @@ def test_it_is_looked_no_further_than_needed() -> None:
     members = iter(fleet(3))
     assert has_room(members, choices=1, prompt_tokens=PROMPT, on_the_way=0)
     assert len(list(members)) == 2
+
+
+SIZES = st.tuples(st.integers(1, 12), st.integers(1, 400))
+
+
+@given(groups=st.lists(SIZES, max_size=30), open_choices=st.lists(st.integers(0, PLACES), max_size=3))
+def test_a_look_for_many_groups_finds_what_one_for_each_finds(
+    groups: list[tuple[int, int]], open_choices: list[int]
+) -> None:
+    members = fleet(len(open_choices))
+    for member, choices in zip(members, open_choices, strict=True):
+        member.books.open_choices = member.books.tail_blocks = choices
+    look = Look(lambda choices, tokens: room(members, choices, prompt_tokens=tokens))
+    for choices, tokens in groups:
+        assert look.fits(choices, tokens) == room(members, choices, prompt_tokens=tokens)
+
+
+def test_a_look_asks_once_for_groups_of_a_kind() -> None:
+    asked = []
+
+    def has_no_room(choices: int, prompt_tokens: int) -> bool:
+        asked.append((choices, prompt_tokens))
+        return False
+
+    look = Look(has_no_room)
+    for choices, tokens in [(4, 100), (4, 100), (5, 300), (3, 200), (8, 90), (2, 50), (2, 51), (8, 90)]:
+        assert not look.fits(choices, tokens)
+    assert asked == [(4, 100), (3, 200), (8, 90), (2, 50)]

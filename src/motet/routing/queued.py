@@ -9,6 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from motet.engines.base import Engine, GroupStream
 from motet.errors import EngineClosedError, OverloadedError
@@ -18,7 +19,7 @@ from motet.routing.candidate import Work
 from motet.routing.fair_queue import FairQueue
 from motet.routing.fleet import Fleet
 from motet.routing.queued_group import QueuedGroup
-from motet.routing.room import has_room
+from motet.routing.room import Look, has_room
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineStats, GenerateRequest
 
@@ -122,7 +123,8 @@ class Queued:
             now_s = self._clock()
             for late in self._queue.expired(now_s):
                 late.fail(self._no_room())
-            while (group := self._queue.pop(self._fits, now_s)) is not None:
+            fits = partial(QueuedGroup.fits, look=Look(self._fits))
+            while (group := self._queue.pop(fits, now_s)) is not None:
                 self._waited(now_s - group.since_s)
                 group.start()
             if self._queue:
@@ -134,17 +136,17 @@ class Queued:
         """Without any worker, and when all is closed, the group goes too: it is told so."""
         if self._closed or not self._fleet.ready(Work.GENERATE):
             return True
-        return not self._queue and self._has_room(request)
+        return not self._queue and self._has_room(len(request.choices), len(request.prompt))
 
-    def _fits(self, group: QueuedGroup) -> bool:
-        """Where no worker will ever have room the group goes too: it is told so."""
-        return self._has_room(group.request) or not self._fleet.hopeful
+    def _fits(self, choices: int, prompt_tokens: int) -> bool:
+        """Where no worker will ever have room a group goes too: it is told so."""
+        return self._has_room(choices, prompt_tokens) or not self._fleet.hopeful
 
-    def _has_room(self, request: GenerateRequest) -> bool:
+    def _has_room(self, choices: int, prompt_tokens: int) -> bool:
         return has_room(
             self._fleet.ready(Work.GENERATE),
-            choices=len(request.choices),
-            prompt_tokens=len(request.prompt),
+            choices=choices,
+            prompt_tokens=prompt_tokens,
             on_the_way=self._on_the_way(),
         )
 

@@ -7,6 +7,7 @@ import msgspec
 
 from motet.engines.base import Engine, GroupStream
 from motet.errors import MotetError
+from motet.routing.room import Look
 from motet.types import GenerateRequest, GroupDelta
 
 
@@ -29,6 +30,9 @@ class QueuedGroup:
         self._error: Exception | None = None
         self._over = False
         self._turn = asyncio.Event()
+
+    def fits(self, look: Look) -> bool:
+        return look.fits(len(self.request.choices), len(self.request.prompt))
 
     def start(self) -> None:
         """It has room."""

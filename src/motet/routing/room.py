@@ -1,6 +1,6 @@
 """Whether any worker could begin a group at once. Pure: over the books of what the workers were given."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from motet.routing.fleet import Member
 
@@ -22,3 +22,23 @@ def has_room(members: Iterable[Member], *, choices: int, prompt_tokens: int, on_
         if fits and (free_choices >= choices or not on_the_way):
             return True
     return False
+
+
+class Look:
+    """One look for many groups, while room only becomes less: whatever is at least as large, in choices and in prompt,
+    as a group that had no room has none either. So a long queue costs little more than its kinds of groups."""
+
+    def __init__(self, has_room: Callable[[int, int], bool]) -> None:
+        """`has_room`: of so many choices and prompt tokens."""
+        self._has_room = has_room
+        self._too_large: list[tuple[int, int]] = []
+        """None of them as large as another."""
+
+    def fits(self, choices: int, prompt_tokens: int) -> bool:
+        if any(choices >= other and prompt_tokens >= tokens for other, tokens in self._too_large):
+            return False
+        if self._has_room(choices, prompt_tokens):
+            return True
+        larger = [one for one in self._too_large if one[0] >= choices and one[1] >= prompt_tokens]
+        self._too_large = [*(one for one in self._too_large if one not in larger), (choices, prompt_tokens)]
+        return False
