@@ -15,7 +15,7 @@ from tests.routing.spreading import APART, Failing, Spreading
 pytestmark = pytest.mark.anyio
 
 N = 4
-MOST_TURNS = 72
+MOST_TURNS = 36
 """More turns of the loop than a group takes of which a part moves in its midst."""
 GONE = EngineDiedError("gone")
 
