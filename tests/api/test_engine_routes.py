@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from motet.api.engine_routes import PATIENCE_S, tokenizer_files
+from motet.api.engine_routes import PATIENCE_S
 from motet.config import ServerConfig
+from motet.deploy.tokenizer_files import load_files, read_files
 from motet.engines.base import WorkerState
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, CarriedError, EngineReport, FrameReader, StopChoice
 from motet.errors import EngineDiedError, EngineError
@@ -222,19 +224,15 @@ async def test_a_gateway_gets_the_tokenizer_and_the_template_that_is_used_here(
     assert (await served.http.get("/engine/tokenizer")).status_code == 404
     folder = save_tiny_tokenizer(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"weights")
-    served.service.tokenizer_folder = folder
+    served.service.tokenizer_files = partial(read_files, folder)
     served.service.tokenizer = Tokenizer.load(folder, chat_template=template)
     files = msgspec.msgpack.decode((await served.http.get("/engine/tokenizer")).content, type=dict[str, bytes])
     assert files.keys() == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for name, content in files.items():
-        (copy / name).write_bytes(content)
-    ours, theirs = served.service.tokenizer, Tokenizer.load(copy)
+    ours, theirs = served.service.tokenizer, load_files(files, chat_template=None)
     assert (theirs.encode("hello there"), theirs.chat_template) == (ours.encode("hello there"), ours.chat_template)
     assert ChatTemplate.of(theirs) is not None
 
 
 def test_a_model_without_a_template_has_none_elsewhere(tmp_path: Path) -> None:
     folder = save_tiny_tokenizer(tmp_path, chat_template=None)
-    assert tokenizer_files(folder, None).keys() == {"tokenizer.json", "tokenizer_config.json"}
+    assert read_files(folder).keys() == {"tokenizer.json", "tokenizer_config.json"}

@@ -1,7 +1,6 @@
 """`/engine/...`: this server as a worker of a gateway, in the protocol of `engines.wire`. Not for clients."""
 
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,7 +14,7 @@ from motet.api.kv_params import MAX_READERS
 from motet.api.service import Service
 from motet.api.workers import Answered, Life, ask
 from motet.engines.base import Worker, WorkerState
-from motet.engines.wire import MSGPACK, TOKENIZER_FILES, EngineReport, StopChoice
+from motet.engines.wire import MSGPACK, EngineReport, StopChoice
 from motet.errors import NotFoundError, RequestError
 from motet.ids import RequestId, new_engine_id
 from motet.transfer.ticket import Ticket, TransferAddress, is_address
@@ -93,16 +92,12 @@ def _state(answer: Answered, *, draining: bool) -> WorkerState:
 
 
 async def _tokenizer(service: Service) -> dict[str, bytes]:
-    if service.tokenizer_folder is None:
-        raise NotFoundError("This server hands out no tokenizer.")
-    return await to_thread.run_sync(tokenizer_files, service.tokenizer_folder, service.tokenizer.chat_template)
-
-
-def tokenizer_files(folder: Path, chat_template: str | None) -> dict[str, bytes]:
     """All that a server of the same model needs, with the chat template that is used here."""
-    files = {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
-    if chat_template is not None:
-        files["chat_template.jinja"] = chat_template.encode()
+    if service.tokenizer_files is None:
+        raise NotFoundError("This server hands out no tokenizer.")
+    files = await to_thread.run_sync(service.tokenizer_files)
+    if (template := service.tokenizer.chat_template) is not None:
+        files = files | {"chat_template.jinja": template.encode()}
     return files
 
 

@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from motet.api.admission import Admission
 from motet.api.key_limits import KeyLimits
@@ -42,7 +41,7 @@ class Service:
         workers: Workers | None = None,
         figures: Callable[[], RoutingFigures] = RoutingFigures,
         membership: Membership | None = None,
-        tokenizer_folder: Path | None = None,
+        tokenizer_files: Callable[[], dict[str, bytes]] | None = None,
         connect: Connect | None = None,
         block_events: Callable[[], str | None] = lambda: None,
         draw_seed: Callable[[], int] = draw_seed,
@@ -50,15 +49,15 @@ class Service:
     ) -> None:
         """`engine`: what requests go to. `workers`: those behind it, asked each time; None: it is the only one.
         `figures`: what routing has counted. `membership`: how workers join and leave; None: they are fixed.
-        `tokenizer_folder`: for gateways that ask for it. `connect`: how the engine meets another worker, if it can.
-        `block_events`: where it is told which blocks the engine has cached, if anywhere."""
+        `tokenizer_files`: for gateways that ask for them; may read from disk. `connect`: how the engine meets another
+        worker, if it can. `block_events`: where it is told which blocks the engine has cached, if anywhere."""
         self.engine = engine
         if workers is None:
             workers = OnlyWorker(Worker("engine-0", engine, f"{config.host}:{config.port}"))
         self.workers = workers
         self.figures = figures
         self.membership = membership
-        self.tokenizer_folder = tokenizer_folder
+        self.tokenizer_files = tokenizer_files
         self.connect = connect
         self.block_events = block_events
         self.tokenizer = tokenizer

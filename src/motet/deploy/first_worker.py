@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from motet.deploy.gateway import Gateway
 from motet.engines.base import Worker
@@ -42,21 +41,17 @@ async def decoding_workers(gateway: Gateway, *, timeout_s: float) -> list[Worker
     return found
 
 
-async def fetch_tokenizer(workers: Sequence[Worker], folder: Path, *, server_at: Callable[[str], EngineServer]) -> None:
-    """Into `folder`, from the first of them that hands it out. Raises StartupError."""
+async def fetch_tokenizer(workers: Sequence[Worker], *, server_at: Callable[[str], EngineServer]) -> dict[str, bytes]:
+    """The files of the first of them that hands them out. Raises StartupError."""
     failures = []
     for worker in workers:
         try:
             async with asyncio.timeout(TOKENIZER_TIMEOUT_S):
-                files = await server_at(worker.address).tokenizer()
+                return await server_at(worker.address).tokenizer()
         except TimeoutError:
             failures.append(f"{worker.id} did not send it within {TOKENIZER_TIMEOUT_S:g} s")
         except MotetError as error:
             failures.append(error.message)
-        else:
-            for name, content in files.items():
-                (folder / name).write_bytes(content)
-            return
     raise StartupError(f"no worker hands out its tokenizer, give --tokenizer: {'; '.join(failures)}")
 
 

@@ -7,10 +7,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -25,6 +24,7 @@ from motet.deploy.listen import listen, port_of, url_of
 from motet.deploy.remote_keeper import HEARTBEAT_S, KeptServer
 from motet.deploy.server import Outcome, Server, started
 from motet.deploy.stop import StopSignals
+from motet.deploy.tokenizer_files import load_files, read_files
 from motet.engines.remote import EngineServer, RemoteEngine, engine_client
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
@@ -56,7 +56,6 @@ async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSign
     """Runs a gateway until it is told to stop. Raises `StartupError`."""
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
-        folder = stack.enter_context(tokenizer_folder(plan))
         client = await stack.enter_async_context(engine_client())
 
         def server_at(url: str) -> EngineServer:
@@ -64,7 +63,7 @@ async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSign
 
         gateway = make_gateway(plan, server_at)
         stack.push_async_callback(gateway.close)
-        beginnings = await started(_begin(plan, gateway, folder, server_at), signals)
+        beginnings = await started(_begin(plan, gateway, server_at), signals)
         if beginnings is None:
             return Outcome.STOPPED_BEFORE_READY
         config = msgspec.structs.replace(
@@ -80,7 +79,7 @@ async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSign
             workers=gateway.router.fleet,
             figures=gateway.router.figures,
             membership=gateway,
-            tokenizer_folder=folder,
+            tokenizer_files=lambda: beginnings.files,
         )
         server = Server(service, gateway, HttpServer(create_app(service), listener), signals)
         return await server.run(lambda: on_ready(url_of(listener), service.model, gateway))
@@ -102,27 +101,21 @@ def make_gateway(plan: GatewayPlan, server_at: ServerAt) -> Gateway:
     )
 
 
-@contextlib.contextmanager
-def tokenizer_folder(plan: GatewayPlan) -> Iterator[Path]:
-    """Where the tokenizer is, or will be put, as long as the server runs."""
-    if plan.tokenizer_path is not None:
-        yield plan.tokenizer_path
-        return
-    with TemporaryDirectory(prefix="motet-") as folder:
-        yield Path(folder)
-
-
 @dataclass(frozen=True)
 class Beginnings:
     """What the first workers have told."""
 
     model: str
     tokenizer: Tokenizer
+    files: dict[str, bytes]
+    """That it is made of."""
 
 
-async def _begin(plan: GatewayPlan, gateway: Gateway, folder: Path, server_at: ServerAt) -> Beginnings:
+async def _begin(plan: GatewayPlan, gateway: Gateway, server_at: ServerAt) -> Beginnings:
     first, *others = await decoding_workers(gateway, timeout_s=plan.gateway.start_timeout_s)
     if plan.tokenizer_path is None:
-        await fetch_tokenizer([first, *others], folder, server_at=server_at)
-    tokenizer = await asyncio.to_thread(Tokenizer.load, folder, chat_template=plan.chat_template)
-    return Beginnings(first.engine.info.model, tokenizer)
+        files = await fetch_tokenizer([first, *others], server_at=server_at)
+    else:
+        files = await asyncio.to_thread(read_files, plan.tokenizer_path)
+    tokenizer = await asyncio.to_thread(load_files, files, chat_template=plan.chat_template)
+    return Beginnings(first.engine.info.model, tokenizer, files)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -26,6 +27,7 @@ from motet.deploy.listen import listen, port_of, url_of
 from motet.deploy.plan import ServerPlan
 from motet.deploy.start import StartEngine
 from motet.deploy.stop import StopSignals, first_of
+from motet.deploy.tokenizer_files import read_files
 from motet.engines.remote import prefill_client
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
@@ -96,7 +98,7 @@ async def run_server(
                     config,
                     workers=cell.router.fleet,
                     figures=cell.router.figures,
-                    tokenizer_folder=plan.tokenizer_path,
+                    tokenizer_files=partial(read_files, plan.tokenizer_path),
                     connect=cell.connect,
                     block_events=cell.endpoint,
                 )
