@@ -92,7 +92,7 @@ IMAGE = [msgspec.Raw(msgspec.msgpack.encode(["digest", 3]))]
         ({"block_size": 3}, 0),
         ({"parent_block_hash": 99}, 0),
     ],
-    ids=str,
+    ids=["lora", "another group", "an image", "an image and a salt", "an image later", "block size", "unknown parent"],
 )
 def test_blocks_that_are_not_found_by_tokens_alone_are_passed_over(what: dict[str, object], known: int) -> None:
     reader = EventReader()
