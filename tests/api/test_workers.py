@@ -121,6 +121,7 @@ async def test_a_dead_worker_is_shown_with_nothing_in_its_hands(serve: Serving, 
     assert 'role="prefill"' not in text
 
 
+@pytest.mark.slow
 async def test_a_silent_worker_holds_neither_status_nor_metrics_up(serve: Serving) -> None:
     served = await serve(workers=cell(SilentEngine(Role.PREFILL), TellingEngine(Role.DECODE, DECODE_STATS)))
     status, metrics = await asyncio.gather(served.http.get("/status"), served.http.get("/metrics"))
@@ -251,6 +252,7 @@ async def test_a_worker_being_drained_is_shown_so(serve: Serving) -> None:
     assert refused.headers["retry-after"] == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [WorkerState.STARTING, WorkerState.SILENT, WorkerState.DEAD])
 async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Serving, state: WorkerState) -> None:
     decode = Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")
@@ -258,8 +260,7 @@ async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Servin
     down = WorkerReport(id="decode-0", address="here", state=state, role=Role.DECODE, worker=decode)
     workers = ListedWorkers([down, ready(prefill)])
     served = await serve(workers=workers)
-    alive = 200 if state is WorkerState.STARTING else 503  # it will be of use again: not to be killed for that
-    assert await health(served) == (alive, 503)
+    assert await health(served) == (200 if state is WorkerState.STARTING else 503, 503)
     workers.listed.append(ready(Worker("decode-1", SilentEngine(Role.DECODE), "there")))  # in a long step
     assert await health(served) == (200, 200)
     workers.listed = []

@@ -17,6 +17,8 @@ from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 AT_ONCE = ["--settle", "0", "--idle", "0.02"]
 SMALL = [*AT_ONCE, "--ns", "1,3", "--prompt-tokens", "40", "--max-tokens", "5", "--repeats", "2"]
 PEER = {"last_first_s": 2.0, "total_s": 10.0, "decode_tokens_per_s": 100.0}

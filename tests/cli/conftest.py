@@ -1,5 +1,7 @@
-"""A model folder for servers that need no weights."""
+"""A model folder for servers that need no weights; commands that run here leave no logging behind."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,3 +12,12 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command sets up the process's logging, by which later tests would see no lines."""
+    logger = logging.getLogger("motet")
+    before = (logger.handlers, logger.level, logger.propagate)
+    yield
+    logger.handlers, logger.level, logger.propagate = before

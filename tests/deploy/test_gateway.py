@@ -18,7 +18,7 @@ from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
 from tests.deploy.running import Running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 def texts(stream: str) -> list[str]:

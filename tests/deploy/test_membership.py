@@ -19,7 +19,7 @@ from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, i
 from tests.deploy.running import Running
 from tests.deploy.test_gateway import EXPECTED, texts
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def join(gateway: RunningGateway, server: Running | str, **fields: object) -> httpx.Response:

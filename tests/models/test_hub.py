@@ -27,6 +27,7 @@ def keep(home: Path, name: str) -> Path:
     return write_model(folder / "snapshots" / COMMIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}], ids=["told", "seen"])
 def test_offline_a_model_comes_from_the_hub_s_cache_or_is_named(tmp_path: Path, how: dict[str, str]) -> None:
     snapshot = keep(tmp_path, "org/kept")

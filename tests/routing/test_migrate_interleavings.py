@@ -11,7 +11,7 @@ from motet.ids import RequestId
 from motet.types import GenerateRequest
 from tests.routing.moving import Heard, Scene, undisturbed, wish
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NAMES = ("prefill-0", "decode-0", "decode-1")
 PREFILL_TURNS = 3

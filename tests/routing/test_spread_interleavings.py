@@ -12,7 +12,7 @@ from motet.types import GenerateRequest
 from tests.routing.moving import Heard, undisturbed, wish
 from tests.routing.spreading import APART, Failing, Spreading
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 N = 4
 MOST_TURNS = 36

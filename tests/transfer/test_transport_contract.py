@@ -15,6 +15,8 @@ from motet.transfer.local import LocalNetwork
 from motet.transfer.nixl import LOOPBACK, NixlTransport
 from tests.transfer.memory import KVMemory, Side, attend_until, finish, read_proof
 
+pytestmark = pytest.mark.slow
+
 NUM_BLOCKS = 24
 starts = itertools.count()
 

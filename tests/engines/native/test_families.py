@@ -11,6 +11,8 @@ import pytest
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal, assert_lively
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (5, 64, 33, 130)
 NEW_TOKENS = 60
 

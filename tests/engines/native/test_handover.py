@@ -15,6 +15,8 @@ from motet.transfer.base import FailureKind
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.pair import Pair, alone, tokens, with_ticket
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[[str], Path]
 FAMILIES = ("llama", "mistral", "gemma2")
 

@@ -17,6 +17,8 @@ from motet.types import GenerateRequest
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.pair import Pair
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[[str], Path]
 Answers = dict[str, dict[int, list[int]]]
 COMMON = prompt_of(24, 99)

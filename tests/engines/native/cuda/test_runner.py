@@ -15,6 +15,8 @@ from tests.engines.native.cuda.cpu_runner import PLAIN, Again, cuda_parts
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[[str], Path]
 SIZES = {5: 1, 64: 5, 33: 2, 130: 3}
 """Prompt length: choices."""
