@@ -163,3 +163,17 @@ async def test_answers_that_outlast_the_drain_of_a_cell_end_with_an_error(folder
         assert '"engine_closed"' in stream
         assert stream.endswith("data: [DONE]\n\n")
         assert await server.outcome() is Outcome.STOPPED
+
+
+async def test_restarts_are_counted(folder: Path) -> None:
+    async with Running(folder, cell=CELL, restarts=1) as server:
+        assert 'motet:engine_restarts_total{model_name="tiny",worker="decode-0"} 0.0' in await metrics(server)
+        server.engine.die()
+        again = await server.starter.engine(2)
+        while all(worker.engine is not again for worker in server.cell.workers):
+            await server.cell.router.fleet.changed()
+        assert 'motet:engine_restarts_total{model_name="tiny",worker="decode-0"} 1.0' in await metrics(server)
+
+
+async def metrics(server: Running) -> str:
+    return (await server.http.get("/metrics")).text

@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from motet.deploy.child import ChildServer
-from tests.tiny_tokenizer import save_tiny_tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -24,11 +23,6 @@ BODIES: tuple[dict[str, object], ...] = tuple(
 )
 CLIENTS = 4
 PATH = "/v1/completions"
-
-
-@pytest.fixture(scope="session")
-def model(folder: Path) -> Path:
-    return save_tiny_tokenizer(folder)
 
 
 @asynccontextmanager
@@ -91,9 +85,9 @@ async def expected_from(server: ChildServer) -> list[str]:
         return [await answer(http, body) for body in BODIES]
 
 
-async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(model: Path) -> None:
+async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(folder: Path) -> None:
     async with AsyncExitStack() as stack:
-        serve = ("serve", str(model), *SERVER)
+        serve = ("serve", str(folder), *SERVER)
         servers = [await stack.enter_async_context(running(*serve)) for _ in range(2)]
         expected = await expected_from(servers[0])
         workers = [part for server in servers for part in ("--worker", server.url)]
@@ -127,9 +121,9 @@ async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(model:
                 await until_idle(server)
 
 
-async def test_a_gateway_that_is_killed_leaves_nothing_on_its_workers_and_the_next_one_serves(model: Path) -> None:
+async def test_a_gateway_that_is_killed_leaves_nothing_on_its_workers_and_the_next_one_serves(folder: Path) -> None:
     long = {**BODIES[1], "max_tokens": 400}
-    async with running("serve", str(model), *SERVER) as server:
+    async with running("serve", str(folder), *SERVER) as server:
         (alone, *_) = [await expected_from(server)]
         async with running("gateway", "--worker", server.url, *GATEWAY) as gateway:
             port = port_of(gateway)

@@ -24,8 +24,11 @@ def fleet(count: int, clock: Clock | None = None) -> list[Member]:
     return [members.put(Worker(f"both-{n}", FakeEngine(script, info=info), "127.0.0.1:1")) for n in range(count)]
 
 
-def room(members: list[Member], choices: int, *, prompt_tokens: int = PROMPT, on_the_way: int = 0) -> bool:
-    return has_room(members, choices=choices, prompt_tokens=prompt_tokens, on_the_way=on_the_way)
+def room(
+    members: list[Member], choices: int, *, largest_part: int = 0, prompt_tokens: int = PROMPT, on_the_way: int = 0
+) -> bool:
+    part = largest_part or choices
+    return has_room(members, choices=choices, largest_part=part, prompt_tokens=prompt_tokens, on_the_way=on_the_way)
 
 
 def test_nobody_has_no_room() -> None:
@@ -102,9 +105,26 @@ def test_a_worker_with_more_than_it_can_hold_takes_nothing_from_the_others() -> 
     assert not room(members, 4, on_the_way=3)
 
 
+def test_a_group_in_parts_needs_places_for_a_part_on_one_worker_and_for_all_on_several() -> None:
+    members = fleet(3)
+    for member in members:
+        member.books.open_choices = 4
+    assert room(members, 12, largest_part=4)
+    assert not room(members, 12, largest_part=5)
+    assert not room(members, 13, largest_part=4)
+    assert not room(members, 12, largest_part=4, on_the_way=1)
+
+
+def test_a_group_larger_than_all_workers_goes_when_they_are_idle() -> None:
+    members = fleet(2)
+    assert room(members, 2 * PLACES + 1, largest_part=PLACES)
+    members[0].books.open_choices = 1
+    assert not room(members, 2 * PLACES + 1, largest_part=PLACES)
+
+
 def test_it_is_looked_no_further_than_needed() -> None:
     members = iter(fleet(3))
-    assert has_room(members, choices=1, prompt_tokens=PROMPT, on_the_way=0)
+    assert has_room(members, choices=1, largest_part=1, prompt_tokens=PROMPT, on_the_way=0)
     assert len(list(members)) == 2
 
 

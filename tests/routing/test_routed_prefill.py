@@ -6,9 +6,12 @@ import msgspec
 import pytest
 
 from motet.engines.base import WorkerState
-from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
-from motet.routing.fleet import REFUSAL_S
-from tests.routing.cell import Hold, Pair, group
+from motet.engines.fake_leases import FakeLeases
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
+from motet.routing.choose import Policy
+from motet.routing.fleet import REFUSAL_S, Fleet
+from motet.routing.routed import Routed
+from tests.routing.cell import Hold, Pair, group, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -55,17 +58,22 @@ async def test_a_prefill_worker_that_died_gets_nothing_until_it_is_said_to_be_re
     assert [report.state for report in pair.fleet.reports()] == [WorkerState.DEAD, WorkerState.READY]
     hold.error = None
     pair.fleet.mark("prefill-0", WorkerState.READY)
-    await pair.engine.release(await pair.engine.prefill(group()))
-    assert pair.prefills == (2, 2)
+    for _ in range(2):  # they take turns
+        await pair.engine.release(await pair.engine.prefill(group()))
+    assert pair.prefills == (2, 3)
     pair.check()
 
 
 async def test_one_that_takes_no_more_is_passed_over_for_half_a_second() -> None:
     pair = Pair(first=failing(OverloadedError("full")))
-    for now_s, prefills in [(0.0, (1, 1)), (REFUSAL_S - 0.01, (1, 2)), (REFUSAL_S, (2, 3))]:
+    for now_s, prefills in [(0.0, (1, 1)), (REFUSAL_S - 0.01, (1, 2)), (REFUSAL_S - 0.01, (1, 3))]:
         pair.now_s = now_s
         await pair.engine.release(await pair.engine.prefill(group()))
         assert pair.prefills == prefills
+    pair.now_s = REFUSAL_S
+    for _ in range(2):  # they take turns
+        await pair.engine.release(await pair.engine.prefill(group()))
+    assert pair.prefills == (2, 5)
 
 
 async def test_one_that_takes_no_more_is_asked_all_the_same_where_nobody_else_is_there() -> None:
@@ -136,4 +144,25 @@ async def test_a_prefill_that_is_cancelled_leaves_the_books() -> None:
     await hold.entered.wait()
     call.cancel()
     await asyncio.wait([call])
+    pair.check()
+
+
+@pytest.mark.parametrize("policy", [Policy.KV, Policy.ROUND_ROBIN, Policy.LEAST_LOADED])
+async def test_equal_prefill_workers_take_turns_and_each_has_its_reason(policy: Policy) -> None:
+    leases = FakeLeases()
+    workers, engines = zip(*(worker(f"prefill-{i}", leases=leases) for i in range(3)), strict=True)
+    fleet = Fleet(workers)
+    routed = Routed(fleet, policy)
+    for name in "abcdef":
+        await routed.release(await routed.prefill(group(name)))
+    assert [len(engine.prefills) for engine in engines] == [2, 2, 2]
+    assert all(report.last_decision for report in fleet.reports())
+    routed.check()
+
+
+async def test_a_prefill_worker_that_is_just_leaving_is_passed_over() -> None:
+    pair = Pair(first=failing(EngineClosedError("closing")))
+    ticket = await pair.engine.prefill(group())
+    assert ticket.remote_engine_id == "engine-of-prefill-1"
+    await pair.engine.release(ticket)
     pair.check()

@@ -37,9 +37,11 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        """200 while an engine lives that can answer, draining or not, or is being started again."""
+        """200 while an engine lives that can answer, draining or not, or is being started again. A gateway is well
+        without workers: they are others' to start."""
         workers = await _needed(service)
-        if not any(one.alive or one.report.state is WorkerState.STARTING for one in workers):
+        lives = any(one.alive or one.report.state is WorkerState.STARTING for one in workers)
+        if not lives and service.membership is None:
             raise EngineDiedError("The engine is not running.")
         return json_response(Health("ok"))
 
@@ -92,8 +94,8 @@ async def _scrape(service: Service) -> Scrape:
 
 async def _needed(service: Service) -> list[Seen]:
     """The workers without which the server is of no use. A dead engine says so at once; one that takes longer to answer
-    is busy with a long step, and alive."""
-    return await look(needed(service.workers.reports()), patience_s=HEALTH_PATIENCE_S)
+    is busy with a long step, and alive. Of servers elsewhere their keepers know."""
+    return await look(needed(service.workers.reports()), patience_s=HEALTH_PATIENCE_S, local_only=True)
 
 
 async def _living(service: Service) -> list[Seen]:

@@ -13,6 +13,7 @@
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import httpx
@@ -25,6 +26,7 @@ from motet.deploy.plan import ServerPlan, cores, engine_configs
 from motet.deploy.prefill_servers import PrefillServers
 from motet.deploy.start import LocalEngine, StartEngine, start_engines
 from motet.engines.base import Engine, Worker
+from motet.metrics.routing import RoutingFigures
 from motet.routing.fleet import ANSWERING
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
@@ -56,6 +58,11 @@ class Cell:
     @property
     def dead(self) -> bool:
         return all(keeper.given_up.is_set() for keeper in self._needed)
+
+    def figures(self) -> RoutingFigures:
+        """What routing has counted, and the keepers."""
+        restarts = {keeper.id: keeper.restarted for keeper in self._keepers}
+        return dataclasses.replace(self.router.figures(), restarts=restarts)
 
     async def death(self) -> None:
         """Returns once it is dead."""

@@ -59,6 +59,7 @@ def make_router(
         spread,
         fleet,
         timeout_s=routing.queue_timeout_s,
+        largest_part=routing.spread_choices,
         on_the_way=lambda: disaggregated.choices_on_the_way + spread.choices_on_the_way,
         clock=clock,
     )

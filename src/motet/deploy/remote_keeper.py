@@ -154,8 +154,8 @@ class RemoteKeeper:
         else:
             if self._engine is None or self._engine.engine_id != report.engine_id:
                 await self._adopt(report)
+            self._mark_present(report)  # before anything waits: one that drains is not to be given groups
             await self._events.follow(report.engine_id, report.block_events)
-            self._mark_present(report)
             if report.stats is not None and (member := self._fleet.get(self.id)):
                 member.reported(report.stats.choices_running + report.stats.choices_waiting)
 

@@ -97,7 +97,7 @@ async def run_server(
                     template,
                     config,
                     workers=cell.router.fleet,
-                    figures=cell.router.figures,
+                    figures=cell.figures,
                     tokenizer_files=partial(read_files, plan.tokenizer_path),
                     connect=cell.connect,
                     block_events=cell.endpoint,

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SESSION_TTL_S = 1800.0
+SESSION_TTL_S = 600.0
 """A session that was silent for so long has lost its KV, as a rule."""
 MAX_SESSIONS = 100_000
 

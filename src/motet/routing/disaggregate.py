@@ -109,14 +109,14 @@ class Disaggregated:
 
     def asks_prefill(self, request: GenerateRequest) -> bool:
         """Whether this group is for prefill first; counted where it is not. Raises NoWorkerError if decode has none."""
-        decode = self._decode.generate_load(request)
         if not self._prefill.has_prefill:
+            self._decode.check_ready()
             return False
         facts = Facts(
             prompt_tokens=len(request.prompt),
             prompt_logprobs=request.sampling.prompt_logprobs is not None,
             prefill=self._prefill.prefill_load(request),
-            decode=decode,
+            decode=self._decode.generate_load(request),
         )
         reason = bypass_reason(facts, self._rules)
         if reason is not None:

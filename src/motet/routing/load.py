@@ -40,6 +40,10 @@ class Loaded(Engine, Protocol):
         """Whether there are prefill workers, up or not."""
         ...
 
+    def check_ready(self) -> None:
+        """Raises NoWorkerError if `generate` has no worker now."""
+        ...
+
     def prefill_load(self, request: GenerateRequest) -> Load | None:
         """Of the worker that `prefill` would choose; None: there is none now."""
         ...

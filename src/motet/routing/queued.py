@@ -37,13 +37,16 @@ class Queued:
         fleet: Fleet,
         *,
         timeout_s: float,
+        largest_part: int = 0,
         on_the_way: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_the_way`: choices that were let through and that no worker's books know yet."""
+        """`largest_part`: of a larger group so many choices may have to go to one worker; 0: all. `on_the_way`:
+        choices that were let through and that no worker's books know yet."""
         self._engine = engine
         self._fleet = fleet
         self._timeout_s = timeout_s
+        self._largest_part = largest_part
         self._on_the_way = on_the_way
         self._clock = clock
         self._queue: FairQueue[QueuedGroup] = FairQueue(max_wait_s=timeout_s)
@@ -146,6 +149,7 @@ class Queued:
         return has_room(
             self._fleet.ready(Work.GENERATE),
             choices=choices,
+            largest_part=min(choices, self._largest_part or choices),
             prompt_tokens=prompt_tokens,
             on_the_way=self._on_the_way(),
         )

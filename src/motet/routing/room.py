@@ -5,23 +5,29 @@ from collections.abc import Callable, Iterable
 from motet.routing.fleet import Member
 
 
-def has_room(members: Iterable[Member], *, choices: int, prompt_tokens: int, on_the_way: int) -> bool:
-    """`members`: those that may get it. `on_the_way`: choices that were let through and stand in no books yet.
+def has_room(
+    members: Iterable[Member], *, choices: int, largest_part: int, prompt_tokens: int, on_the_way: int
+) -> bool:
+    """`members`: those that may get it. `largest_part`: of the choices, those that one worker has to take.
+    `on_the_way`: choices that were let through and stand in no books yet.
 
     A worker has room if it holds nothing, whatever the size of the group, or places for the choices and blocks for its
-    trunk and a tail block each. One that refused a group a moment ago has none. Looks no further than needed."""
-    fits, free_choices = False, -on_the_way
+    trunk and a tail block each. A group in parts needs places for all of them beside that. A worker that refused a
+    group a moment ago has none. Looks no further than needed."""
+    fits, busy, free_choices = False, on_the_way > 0, -on_the_way
+    whole = largest_part >= choices
     for member in members:
         if member.worker is None or member.refused:
             continue
         info, books = member.worker.engine.info, member.books
         free = info.max_num_seqs - member.open_choices
-        blocks = books.trunk_blocks + books.tail_blocks + -(-prompt_tokens // info.block_size) + choices
-        fits = fits or member.open_choices == 0 or (free >= choices and blocks <= info.num_blocks)
+        blocks = books.trunk_blocks + books.tail_blocks + -(-prompt_tokens // info.block_size) + largest_part
+        fits = fits or member.open_choices == 0 or (free >= largest_part and blocks <= info.num_blocks)
+        busy = busy or member.open_choices > 0
         free_choices += max(0, free)
-        if fits and (free_choices >= choices or not on_the_way):
+        if fits and (free_choices >= choices or (whole and not on_the_way)):
             return True
-    return False
+    return fits and not busy
 
 
 class Look:

@@ -37,7 +37,7 @@ class Routed:
         self._fleet = fleet
         self._policy = policy
         self._groups: dict[RequestId, RoutedGroup] = {}
-        self._turns = count()
+        self._turns = {work: count() for work in Work}
         self._info: EngineInfo | None = None
         self._decisions = Counter[str]()
         self.routed_tokens = 0
@@ -84,13 +84,15 @@ class Routed:
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         failures: list[MotetError] = []
         tried: list[str] = []
-        while (chosen := self._next(Work.PREFILL, request, besides=tried)) is not None:
+        while (chosen := self._next(Work.PREFILL, request, besides=tried, decided=True)) is not None:
             member, worker, load = chosen
             tried.append(member.id)
             try:
                 return await self._prefill(member, worker, request, load, readers=readers)
             except (EngineDiedError, OverloadedError) as error:
                 self._failed(member, worker, error)
+                failures.append(error)
+            except EngineClosedError as error:  # it is just leaving
                 failures.append(error)
         full = [error for error in failures if isinstance(error, OverloadedError)]
         raise (full or failures or [self._none_up(Work.PREFILL)])[-1]
@@ -121,6 +123,10 @@ class Routed:
     @property
     def has_prefill(self) -> bool:
         return self._fleet.has_prefill
+
+    def check_ready(self) -> None:
+        if not self._fleet.ready(Work.GENERATE):
+            raise self._none_up(Work.GENERATE)
 
     def prefill_load(self, request: GenerateRequest) -> Load | None:
         chosen = self._next(Work.PREFILL, request)
@@ -164,7 +170,7 @@ class Routed:
     def _next(
         self, work: Work, request: GenerateRequest, *, besides: Sequence[str] = (), decided: bool = False
     ) -> tuple[Member, Worker, Load] | None:
-        turn = next(self._turns) if decided else 0
+        turn = next(self._turns[work]) if decided else 0
         seen = survey(self._fleet, work, request, besides=besides, turn=turn)
         decision = seen and choose(seen.candidates, seen.wanted, self._policy, turn=turn)
         if not seen or not decision:

@@ -95,7 +95,7 @@ async def test_a_group_is_submitted_before_anybody_reads_it(serve: Serving) -> N
         (RequestError("no", param="n", code="odd"), RequestError),
         (EngineDiedError("gone"), EngineDiedError),
         (EngineSilentError("silent"), EngineSilentError),
-        (NoWorkerError("nobody"), NoWorkerError),
+        (NoWorkerError("nobody"), EngineDiedError),
         (EngineClosedError("closed"), WorkerLeavingError),
         (DrainingError("draining", retry_after_s=3), WorkerLeavingError),
         (OverloadedError("full", retry_after_s=3), OverloadedError),

@@ -39,7 +39,7 @@ from motet.engines.native.pulse import Patience, Pulse
 from motet.engines.native.questions import Questions
 from motet.engines.native.spawn import first_event, spawn
 from motet.engines.native.stream import PipeStream
-from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError
+from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 from motet.transfer.base import TransferError
@@ -78,6 +78,13 @@ class NativeEngine:
     @classmethod
     async def start(cls, config: EngineConfig) -> "NativeEngine":
         """Starts the process and waits until it can serve. Raises the StartupError it could not start with."""
+        try:
+            return await cls._start(config)
+        except OSError as error:  # no process, no memory or no file to be had
+            raise StartupError(f"the engine process cannot be started: {error}") from error
+
+    @classmethod
+    async def _start(cls, config: EngineConfig) -> "NativeEngine":
         launch = Launch(config, tempfile.mkdtemp(prefix=f"motet-{os.getpid()}-"))  # only this user may enter it
         pipes = Pipes(launch)
         process = None

@@ -1,6 +1,7 @@
 """Starts an engine process and waits until it can serve, or has said why it cannot."""
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Mapping
 
@@ -25,7 +26,8 @@ async def spawn(launch: Launch) -> asyncio.subprocess.Process:
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")
     process.stdin.write(msgspec.json.encode(launch) + b"\n")
-    await process.stdin.drain()
+    with contextlib.suppress(ConnectionError):  # it has ended already, which its caller finds out
+        await process.stdin.drain()
     return process
 
 

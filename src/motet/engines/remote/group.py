@@ -20,6 +20,7 @@ from motet.errors import (
     EngineDiedError,
     EngineError,
     MotetError,
+    NoWorkerError,
     WorkerLeavingError,
 )
 from motet.types import GenerateRequest, GroupDelta
@@ -140,6 +141,8 @@ def _as_seen_from_here(error: MotetError) -> MotetError:
     """A worker that closes or drains takes part no more, while we go on: so may the group, elsewhere."""
     if isinstance(error, EngineClosedError | DrainingError):
         return WorkerLeavingError(error.message)
+    if isinstance(error, NoWorkerError):  # it has none: of ours it says nothing
+        return EngineDiedError(error.message)
     return error
 
 
