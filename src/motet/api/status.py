@@ -29,6 +29,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     """Only of a process on this machine."""
     address: str
+    model: str | None
+    max_num_seqs: int
+    """Choices that run there at once."""
     transfer: TransferAddress | None
     """Where its KV can be fetched."""
     groups_running: int | UnsetType = UNSET
@@ -95,6 +98,8 @@ def worker_status(seen: Seen) -> WorkerStatus:
         state=seen.state,
         pid=info.pid if info else None,
         address=report.address,
+        model=info.model if info else None,
+        max_num_seqs=info.max_num_seqs if info else 0,
         transfer=info.transfer if info else None,
         groups_running=figure(lambda s: s.groups_running),
         choices_running=figure(lambda s: s.choices_running),
