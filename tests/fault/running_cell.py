@@ -22,11 +22,11 @@ from motet.deploy.cell import Cell
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, run_server
 from motet.deploy.stop import StopSignals, first_of
-from motet.engines.base import WorkerState
+from motet.engines.base import ANSWERING, WorkerState
 from motet.errors import WorkerLeavingError
 from motet.metrics.routing import RoutingFigures
 from motet.routing.candidate import Work
-from motet.routing.fleet import ANSWERING, Fleet, Member
+from motet.routing.fleet import Fleet, Member
 from motet.routing.queued import Queued
 from motet.types import EngineStats
 from tests.engines.native.drive import engine_config

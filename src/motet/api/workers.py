@@ -11,12 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from motet.engines.base import Worker, WorkerReport, WorkerState
+from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import EngineError
 from motet.types import EngineInfo, EngineStats, Role
 
-ANSWERING = (WorkerState.READY, WorkerState.DRAINING)
-"""States in which there is somebody to ask."""
 WITHOUT_ENGINE = (WorkerState.STARTING, WorkerState.DEAD)
 
 

@@ -25,9 +25,8 @@ from motet.deploy.meet import Connecting, meet_all
 from motet.deploy.plan import ServerPlan, cores, engine_configs
 from motet.deploy.prefill_servers import PrefillServers
 from motet.deploy.start import LocalEngine, StartEngine, start_engines
-from motet.engines.base import Engine, Worker
+from motet.engines.base import ANSWERING, Engine, Worker
 from motet.metrics.routing import RoutingFigures
-from motet.routing.fleet import ANSWERING
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 

@@ -22,9 +22,9 @@ from motet.deploy.likeness import Likeness
 from motet.deploy.meet import meet_all
 from motet.deploy.remote_keeper import HEARTBEAT_S, KeeperRules, KeptServer, RemoteKeeper
 from motet.deploy.workers_file import WorkersFile
-from motet.engines.base import Worker, WorkerState
+from motet.engines.base import ANSWERING, Worker, WorkerState
 from motet.errors import ConfigError, DrainingError, NotFoundError, RequestError, WorkerLeavingError
-from motet.routing.fleet import ANSWERING, Member
+from motet.routing.fleet import Member
 from motet.settings.named_worker import NamedWorker, named_workers, server_url
 from motet.types import Role
 

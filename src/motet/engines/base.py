@@ -90,6 +90,10 @@ class WorkerState(StrEnum):
     DEAD = "dead"
 
 
+ANSWERING = (WorkerState.READY, WorkerState.DRAINING)
+"""States of workers that can be asked something."""
+
+
 @dataclass(frozen=True)
 class Worker:
     """An engine as routing knows it."""

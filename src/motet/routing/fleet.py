@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from motet.engines.base import Worker, WorkerReport, WorkerState
+from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
 from motet.routing.affinity import SESSION_TTL_S, Affinity
 from motet.routing.candidate import Work
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 REFUSAL_S = 0.5
 """A worker that took no more is passed over for so long."""
-ANSWERING = (WorkerState.READY, WorkerState.DRAINING)
 
 
 class Evictable(Protocol):

@@ -15,20 +15,20 @@ from motet.engines.base import Engine, GroupStream
 from motet.errors import EngineClosedError, OverloadedError
 from motet.ids import RequestId
 from motet.metrics.routing import QUEUE_S
+from motet.routing.around import Around
 from motet.routing.candidate import Work
 from motet.routing.fair_queue import FairQueue
 from motet.routing.fleet import Fleet
 from motet.routing.queued_group import QueuedGroup
 from motet.routing.room import Look, has_room
-from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineStats, GenerateRequest
+from motet.types import GenerateRequest
 
 LOOK_AGAIN_S = 0.5
 """Room may come without anybody telling, and groups may have waited too long."""
 RETRY_AFTER_S = 5
 
 
-class Queued:
+class Queued(Around[QueuedGroup]):
     """An `Engine` in front of one that gives groups to the fleet."""
 
     def __init__(  # sizes: what it stands before, what it looks at, and how long it waits
@@ -43,23 +43,17 @@ class Queued:
     ) -> None:
         """`largest_part`: of a larger group so many choices may have to go to one worker; 0: all. `on_the_way`:
         choices that were let through and that no worker's books know yet."""
-        self._engine = engine
+        super().__init__(engine)
         self._fleet = fleet
         self._timeout_s = timeout_s
         self._largest_part = largest_part
         self._on_the_way = on_the_way
         self._clock = clock
         self._queue: FairQueue[QueuedGroup] = FairQueue(max_wait_s=timeout_s)
-        self._groups: dict[RequestId, QueuedGroup] = {}
-        """Those that waited, until they end."""
         self._usher: asyncio.Task[None] | None = None
         self._closed = False
         self._waits = [0] * (len(QUEUE_S) + 1)
         self._waits_sum_s = 0.0
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._engine.info
 
     @property
     def queued(self) -> int:
@@ -79,29 +73,18 @@ class Queued:
             stream = self._engine.generate(request)
             self._waited(0.0)
             return stream
-        group = QueuedGroup(request, self._engine, now_s=self._clock(), ended=self._ended)
-        self._groups[request.request_id] = group
+        group = self._keep(QueuedGroup(request, self._engine, now_s=self._clock(), ended=self._ended))
         self._queue.push(group, choices=len(request.choices), priority=request.priority, now_s=self._clock())
         if self._usher is None:
             self._usher = asyncio.create_task(self._let_in())
         self._fleet.notify_room()  # it may fit where those before it do not
         return group
 
-    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        return await self._engine.prefill(request, readers=readers)
-
-    async def release(self, ticket: Ticket) -> None:
-        await self._engine.release(ticket)
-
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        if group := self._groups.get(request_id):
-            await group.stop(index)
-            self._fleet.notify_room()  # it may fit now
-        else:
-            await self._engine.stop_choice(request_id, index)
-
-    async def stats(self) -> EngineStats:
-        return await self._engine.stats()
+        may_fit_now = request_id in self._groups
+        await super().stop_choice(request_id, index)
+        if may_fit_now:
+            self._fleet.notify_room()
 
     async def close(self) -> None:
         """Groups that wait get `EngineClosedError`."""
@@ -117,8 +100,9 @@ class Queued:
 
     def check(self) -> None:
         """Raises unless every group has ended."""
-        if self._groups or self._queue:
-            raise AssertionError(f"groups left open: {sorted(self._groups)}")
+        super().check()
+        if self._queue:
+            raise AssertionError(f"{len(self._queue)} groups left in the queue")
 
     async def _let_in(self) -> None:
         """Runs as long as a group waits."""
@@ -166,5 +150,4 @@ class Queued:
 
     def _ended(self, group: QueuedGroup) -> None:
         self._queue.remove(group)
-        if self._groups.get(group.request.request_id) is group:
-            del self._groups[group.request.request_id]
+        super()._ended(group)

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from motet.engines.base import Worker, WorkerState
+from motet.engines.base import ANSWERING, Worker, WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError
 from motet.ids import RequestId
 from motet.routing.choose import Policy, Work, choose
-from motet.routing.fleet import ANSWERING, Fleet, Member
+from motet.routing.fleet import Fleet, Member
 from motet.routing.load import Load
 from motet.routing.routed_group import RoutedGroup
 from motet.routing.survey import survey

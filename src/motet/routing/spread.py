@@ -10,30 +10,24 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from motet.engines.base import Engine, GroupStream
-from motet.ids import RequestId
+from motet.routing.around import Around
 from motet.routing.spread_group import SpreadGroup, Tickets
 from motet.routing.spread_plan import Group, plan_parts
-from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineStats, GenerateRequest
+from motet.types import GenerateRequest
 
 
-class Spread:
+class Spread(Around[SpreadGroup]):
     """An `Engine` around one that places whole groups. `open_choices`: of each worker that a part could go to."""
 
     def __init__(
         self, engine: Engine, tickets: Tickets, *, spread_choices: int, open_choices: Callable[[], Sequence[int]]
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._tickets = tickets
         self._spread_choices = spread_choices
         self._open_choices = open_choices
-        self._groups: dict[RequestId, SpreadGroup] = {}
         self.spreads = 0
         """Groups that were split."""
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._engine.info
 
     @property
     def choices_on_the_way(self) -> int:
@@ -56,34 +50,9 @@ class Spread:
             return self._engine.generate(request if apart else msgspec.structs.replace(request, straight=True))
         self.spreads += 1
         group = SpreadGroup(request, plan, self._engine, self._tickets, apart=apart, ended=self._ended)
-        self._groups[request.request_id] = group
-        return group
-
-    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        return await self._engine.prefill(request, readers=readers)
-
-    async def release(self, ticket: Ticket) -> None:
-        await self._engine.release(ticket)
-
-    async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        if group := self._groups.get(request_id):
-            await group.stop(index)
-        else:
-            await self._engine.stop_choice(request_id, index)
-
-    async def stats(self) -> EngineStats:
-        return await self._engine.stats()
+        return self._keep(group)
 
     async def close(self) -> None:
         """Parts end with what the engine below says; a group that has none yet ends here."""
         await asyncio.gather(*(group.wait_no_more() for group in list(self._groups.values())))
         await self._engine.close()
-
-    def check(self) -> None:
-        """Raises unless every group has ended."""
-        if self._groups:
-            raise AssertionError(f"groups left open: {sorted(self._groups)}")
-
-    def _ended(self, group: SpreadGroup) -> None:
-        if self._groups.get(group.request.request_id) is group:
-            del self._groups[group.request.request_id]
