@@ -184,7 +184,8 @@ class Gateway:
         """Returns once it has nothing of ours. Nobody tells that a prompt has been prefilled, so that is looked for."""
         while (member := self._fleet.get(id)) is not None and _busy(member):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._fleet.changed(), self._heartbeat_s)
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._fleet.changed()
 
     async def _follow(self, file: WorkersFile) -> None:
         while True:

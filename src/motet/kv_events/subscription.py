@@ -118,7 +118,9 @@ class Subscription:
             self._connect(socket, self._source.replay)
             await socket.send_multipart([b"", schema.number_bytes(start)])
             while True:
-                frames = await asyncio.wait_for(socket.recv_multipart(), QUIET_S if messages else patience_s)
+                # Not wait_for, which before Python 3.12 swallows being cancelled as the answer comes.
+                async with asyncio.timeout(QUIET_S if messages else patience_s):
+                    frames = await socket.recv_multipart()
                 if schema.END in frames[-2:-1]:
                     return Replay(messages, whole=True)
                 if (message := _message(frames)) is None:

@@ -115,8 +115,10 @@ class Queued(Around[QueuedGroup]):
                 self._waited(now_s - group.since_s)
                 group.start()
             if self._queue:
+                # Not wait_for, which before Python 3.12 swallows being cancelled as room comes.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._fleet.room(), LOOK_AGAIN_S)
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await self._fleet.room()
         self._usher = None
 
     def _goes(self, request: GenerateRequest) -> bool:
