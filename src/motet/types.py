@@ -84,6 +84,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The client's `x-session-id`, for the next hop."""
     straight: bool = False
     """Past prefill: it has been asked already, or is not to be. Between parts of routing; no engine is told."""
+    model: ModelName = ModelName("")
+    """Which of the models its workers have; empty where there is only one."""
+    seeded: bool = True
+    """Whether the client named the seed. If not, an engine that pays for seeds may draw as it likes."""
+    stops: bool = False
+    """Whether the reader may end single choices early, at a stop string say."""
 
 
 def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
@@ -140,6 +146,28 @@ class GroupDelta(msgspec.Struct, frozen=True, array_like=True):
     """On the first delta of a group only."""
 
 
+class EngineKind(StrEnum):
+    """Whose engine it is. KV passes between engines of one kind only."""
+
+    MOTET = "motet"
+    VLLM = "vllm"
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that a worker serves beside its own: an adapter, or another name."""
+
+    name: ModelName
+    root: str = ""
+    """Where it comes from, as the worker tells."""
+    parent: ModelName | None = None
+    """Of an adapter: what it adapts."""
+    max_model_len: int
+
+
+UNKNOWN_VOCABULARY = 2**31 - 1
+"""`vocab_size` of an engine that does not tell; it refuses by itself what it does not know."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is; does not change while it lives."""
 
@@ -161,6 +189,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Only for a process on this machine."""
     transfer: TransferAddress | None = None
     """Where its KV can be fetched; None for an engine that keeps it to itself."""
+    kind: EngineKind = EngineKind.MOTET
+    ticket_readers: int = 64
+    """How many readers a ticket of its may have."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

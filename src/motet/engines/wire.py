@@ -48,7 +48,7 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.ids import RequestId
-from motet.types import EngineInfo, EngineStats, GroupDelta
+from motet.types import EngineInfo, EngineStats, GroupDelta, ModelCard
 
 PROTOCOL = 1
 PROTOCOL_HEADER = "x-motet-engine-protocol"
@@ -132,6 +132,10 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """None: it did not tell in time, or is dead."""
     block_events: str | None = None
     """Where it tells which blocks its prefix cache has; None: nowhere."""
+    block_replay: str | None = None
+    """Where what was missed of that can be asked for; None: as our own servers do it, at the port after."""
+    models: tuple[ModelCard, ...] = ()
+    """What it serves beside `info.model`; may change from report to report."""
 
 
 class StopChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,6 +62,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of `num_tokens`, those found in the prefill worker's prefix cache."""
     seal: str = ""
     """Of all the rest, with the cluster key (see `cluster_key`); empty without one."""
+    foreign: str = ""
+    """The ticket of an engine that is not ours, as the JSON that it wrote; only such an engine reads it. Never on the
+    wire: it passes from a prefill engine to a decode engine inside one server."""
 
     @property
     def address(self) -> TransferAddress:
@@ -110,6 +113,8 @@ def params_of(ticket: Ticket) -> dict[str, object]:
 
 def _contradiction(ticket: Ticket) -> str | None:
     """What in a ticket cannot be, though each field is of the right type."""
+    if ticket.foreign:
+        return "foreign is not for the wire"
     if not ticket.do_remote_prefill or ticket.do_remote_decode:
         return "a ticket has do_remote_prefill true and do_remote_decode false"
     if not is_address(ticket.remote_host):
