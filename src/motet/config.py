@@ -128,11 +128,23 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The servers that a gateway stands before."""
 
     workers: tuple[str, ...] = ()
-    """`URL` or `URL,role` each."""
+    """`URL`, `URL,role` or `URL,role,kind` each."""
+    role_of: tuple[str, ...] = ()
+    """`URL=role`, for workers that do not say it themselves."""
     workers_file: str | None = None
     """A file with one of them a line; what is added or removed there joins or leaves."""
     worker_api_key: str | None = None
     """Sent to them."""
+    key_of: tuple[str, ...] = ()
+    """`URL=key`: sent to that worker instead."""
+    worker_ca_file: str | None = None
+    """Certificates that sign those of workers at `https` URLs, in place of the system's."""
+    tokenizer_of: tuple[str, ...] = ()
+    """`MODEL=folder or hub name`, for workers that do not hand theirs out."""
+    leader_timeout_s: float = 30.0
+    """How long a prompt's KV may take to show up on a vLLM decode server before the group does without."""
+    upstream_timeout_s: float = 300.0
+    """A text upstream that sends nothing for so long is given up."""
     worker_timeout_s: float = 5.0
     """One that does not answer for so long gets no groups until it does, and those it has go on elsewhere."""
     start_timeout_s: float = 300.0

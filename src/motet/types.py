@@ -151,6 +151,8 @@ class EngineKind(StrEnum):
 
     MOTET = "motet"
     VLLM = "vllm"
+    OPENAI = "openai"
+    """Text in, text out: no engine to us, but a worker all the same."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,10 +52,12 @@ FLAGS: Final[Mapping[str, str]] = {
     "workers": "--worker",
     "worker_timeout_s": "--worker-timeout",
     "start_timeout_s": "--start-timeout",
+    "leader_timeout_s": "--leader-timeout",
+    "upstream_timeout_s": "--upstream-timeout",
 }
 """Flags that are not their setting's name with dashes."""
 
-SECRETS: Final = frozenset({"api_keys", "admin_key", "prefill_api_key", "cluster_key", "worker_api_key"})
+SECRETS: Final = frozenset({"api_keys", "admin_key", "prefill_api_key", "cluster_key", "worker_api_key", "key_of"})
 
 
 def setting_fields() -> dict[str, FieldInfo]:

@@ -2,23 +2,16 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from motet.config import (
-    CellConfig,
-    EngineConfig,
-    GatewayConfig,
-    KVEventsConfig,
-    ModelConfig,
-    RoutingConfig,
-    ServerConfig,
-)
 from motet.errors import ConfigError
 from motet.log import LogFormat
-from motet.settings.named_worker import is_http_url, named_workers
+from motet.settings.gateway_rules import GATEWAY_RULES
+from motet.settings.named_worker import is_http_url
 from motet.settings.record import DEFAULT, Setting, Settings, flag_of
+from motet.settings.rule import Proposal, Rule
 from motet.types import Role
 
 DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+")
@@ -31,33 +24,7 @@ MAX_BLOCK_SIZE = 256
 MAX_PORT = 65535
 LEAST_LEASE_S = 3
 LEAST_HEARTBEAT_TIMEOUT_S = 1
-LEAST_WORKER_TIMEOUT_S = 2
 EVERY_ADDRESS = ("", "0.0.0.0", "::", "*")
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """The records as they would be, for rules to look at."""
-
-    model: ModelConfig
-    engine: EngineConfig
-    cell: CellConfig
-    routing: RoutingConfig
-    kv_events: KVEventsConfig
-    gateway: GatewayConfig
-    server: ServerConfig
-
-
-@dataclass(frozen=True)
-class Rule:
-    names: tuple[str, ...]
-    """The settings it is about, the one to blame first."""
-    says: str
-    holds: Callable[[Proposal], bool]
-
-    def of(self, settings: Settings) -> bool:
-        """Whether it is about settings of this command."""
-        return settings.rows.keys() >= set(self.names)
 
 
 RULES = (
@@ -199,22 +166,7 @@ RULES = (
         "must be one address at which others reach this server: a gateway is told to follow it there",
         lambda p: p.kv_events.kv_events_host.strip() not in EVERY_ADDRESS,
     ),
-    Rule(
-        ("workers", "workers_file"),
-        "a gateway needs workers: --worker URL, several times, or --workers-file FILE",
-        lambda p: bool(p.gateway.workers or p.gateway.workers_file),
-    ),
-    Rule(
-        ("workers",),
-        "must be URLs such as http://host:8000, each with a role behind it or none, and none twice",
-        lambda p: are_workers(p.gateway.workers),
-    ),
-    Rule(
-        ("worker_timeout_s",),
-        f"must be at least {LEAST_WORKER_TIMEOUT_S}: workers are asked every second",
-        lambda p: LEAST_WORKER_TIMEOUT_S <= p.gateway.worker_timeout_s < math.inf,
-    ),
-    Rule(("start_timeout_s",), "must be above 0", lambda p: 0 < p.gateway.start_timeout_s < math.inf),
+    *GATEWAY_RULES,
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
@@ -244,14 +196,6 @@ RULES = (
     Rule(("log_format",), f"must be one of {', '.join(LogFormat)}", lambda p: p.server.log_format in tuple(LogFormat)),
     Rule(("drain_timeout_s",), "must be 0 or more", lambda p: 0 <= p.server.drain_timeout_s < math.inf),
 )
-
-
-def are_workers(texts: Sequence[str]) -> bool:
-    try:
-        urls = [worker.url for worker in named_workers(texts)]
-    except ConfigError:
-        return False
-    return len(set(urls)) == len(urls)
 
 
 def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
