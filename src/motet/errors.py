@@ -17,6 +17,7 @@
     │   │   ├── EngineSilentError      it lives, and gives no sign of life
     │   │   └── NoWorkerError          no worker is there that could take the group
     │   ├── WorkerLeavingError    503  its worker takes part no more: the group may be resumed elsewhere
+    │   ├── OtherServerError      500  a server elsewhere is not of the kind it was asked as
     │   └── EngineClosedError     503  closed by us (shutting down)
     └── StartupError              --   the server cannot start; the command line prints it and exits with `exit_code`
         ├── ConfigError
@@ -137,6 +138,10 @@ class WorkerLeavingError(EngineError):
     status = 503
     code = "worker_leaving"
     may_retry = True
+
+
+class OtherServerError(EngineError):
+    code = "other_server"
 
 
 class EngineClosedError(EngineError):

@@ -39,6 +39,7 @@ from motet.errors import (
     MotetError,
     NotFoundError,
     NoWorkerError,
+    OtherServerError,
     OverloadedError,
     RateLimitedError,
     RequestError,
@@ -82,6 +83,7 @@ _KNOWN: tuple[type[MotetError], ...] = (
     EngineSilentError,
     NoWorkerError,
     WorkerLeavingError,
+    OtherServerError,
     EngineClosedError,
     StartupError,
     ConfigError,
@@ -133,7 +135,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     block_events: str | None = None
     """Where it tells which blocks its prefix cache has; None: nowhere."""
     block_replay: str | None = None
-    """Where what was missed of that can be asked for; None: as our own servers do it, at the port after."""
+    """Where what was missed of that can be asked for. Our own servers do not say it: it is the port after."""
     models: tuple[ModelCard, ...] = ()
     """What it serves beside `info.model`; may change from report to report."""
 

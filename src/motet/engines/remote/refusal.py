@@ -2,6 +2,7 @@
 
     5xx that is not from a server of this kind    EngineDiedError
     503                                           DrainingError, OverloadedError, or EngineDiedError if it says so
+    404, 405, 501                                 OtherServerError: it has no such route
     any other                                     EngineError that quotes it
 
 A 4xx is not the client's fault here: the two servers disagree about what a request may hold.
@@ -14,8 +15,17 @@ from http import HTTPStatus
 import msgspec
 
 from motet.engines.wire import UNREADABLE
-from motet.errors import DrainingError, EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError
+from motet.errors import (
+    DrainingError,
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    MotetError,
+    OtherServerError,
+    OverloadedError,
+)
 
+NO_SUCH_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 QUOTED_CHARS = 300
 
@@ -48,6 +58,8 @@ class Refusal:
         said = f"{server} answered {self.status}: {quoted or self.phrase}"
         if self.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return EngineError(f"{said}. {key_hint}")
+        if self.status in NO_SUCH_ROUTE:
+            return OtherServerError(said)
         if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR and (reason is None or reason.code in GONE_CODES):
             return EngineDiedError(said)
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:

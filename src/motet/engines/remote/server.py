@@ -16,7 +16,7 @@ import msgspec
 
 from motet.engines.remote.refusal import Refusal
 from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, TOKENIZER_FILES, UNREADABLE, EngineReport
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
 
 T = TypeVar("T")
 
@@ -61,9 +61,12 @@ class EngineServer:
             self._headers["authorization"] = f"Bearer {api_key}"
 
     async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
-        """How it is. EngineError if it speaks another protocol."""
+        """How it is. EngineError if it speaks another protocol, OtherServerError if it is no server of ours."""
         body = await self.ask("GET", "/engine", timeout_s=timeout_s)
-        spoken = self.decode(body, _Spoken)
+        try:
+            spoken = self.decode(body, _Spoken)
+        except EngineError as error:
+            raise OtherServerError(error.message) from error
         if spoken.protocol != PROTOCOL:
             raise EngineError(
                 f"{self.name} (Motet {spoken.version}) speaks engine protocol {spoken.protocol}, and this server "
