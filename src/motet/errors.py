@@ -9,7 +9,8 @@
     │   │   └── ModelNotFoundError     model_not_found
     │   ├── MethodNotAllowedError 405
     │   ├── BodyTooLargeError     413
-    │   └── RateLimitedError      429
+    │   ├── RateLimitedError      429
+    │   └── UpstreamRefusalError  4xx  another server's refusal, with its own status and words
     ├── OverloadedError           503  try again after `retry_after_s`
     │   └── DrainingError              this server takes no new groups any more
     ├── EngineError               500  the engine failed this group
@@ -35,8 +36,8 @@ from typing import ClassVar
 class MotetError(Exception):
     """Base of the tree. `message` says what, which value, what is allowed and what to do."""
 
-    status: ClassVar[int] = 500
-    type: ClassVar[str] = "server_error"
+    status: int = 500
+    type: str = "server_error"
     code: str | None = None
     may_retry: ClassVar[bool] = False
     retry_after_s: int | None = None
@@ -96,6 +97,25 @@ class RateLimitedError(RequestError):
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
     retry_after_s = 1
+
+
+class UpstreamRefusalError(RequestError):
+    """What a server that we only pass texts to says of a client's request."""
+
+    def __init__(  # sizes: what stands in an answer that refuses
+        self,
+        message: str,
+        *,
+        status: int,
+        type: str,
+        param: str | None,
+        code: str | None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.type = type
+        self.retry_after_s = retry_after_s
 
 
 class OverloadedError(MotetError):

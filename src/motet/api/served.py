@@ -11,6 +11,7 @@ from typing import Protocol
 
 from motet.config import ServerConfig
 from motet.engines.base import Engine
+from motet.engines.upstream.base import TextSource
 from motet.errors import ModelNotFoundError, NoWorkerError, RequestError
 from motet.text.prepare import Preparer
 from motet.text.template import ChatTemplate
@@ -51,10 +52,6 @@ class ServedModel:
     def max_group(self, config: ServerConfig) -> int:
         """Choices one prompt may have."""
         return min(config.max_n, self.info.max_num_seqs)
-
-
-class TextSource(Protocol):
-    """Whoever answers for a text model."""
 
 
 @dataclass(frozen=True, kw_only=True)
