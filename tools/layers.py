@@ -40,6 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines.remote": ("engines.base", "engines.wire", "transfer.ticket"),
     "engines.upstream": ("engines.base",),
     "engines.upstream.base": (),
+    "engines.vllm": ("engines.base", "engines.wire", "engines.remote", "transfer.ticket"),
     "engines.native": ("engines.base", "engines.wire", "transfer", "kv_events"),
     "text": ("engines.base",),
     "routing": ("engines.base", "engines.upstream.base", "transfer.ticket", "metrics.routing"),
