@@ -54,7 +54,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": ("engines.native", "models.convert"),
     "transformers": ("engines.native", "models.convert"),
     "triton": ("engines.native.cuda.kernels",),
-    "aiohttp": ("engines.remote", "engines.upstream"),
+    "aiohttp": ("engines.remote", "engines.upstream", "engines.vllm"),
     "zmq": ("engines.native", "transfer", "kv_events"),
     "nixl": ("transfer",),
     "ray": ("deploy",),
