@@ -92,7 +92,7 @@ async def test_it_takes_longer_each_time_and_then_it_is_given_up() -> None:
         assert scene.waits_s == [0.25, 0.5, 1.0]
         last.die()
         await scene.keeper.given_up.wait()
-        assert (scene.state, scene.fleet.hopeful) == (WorkerState.DEAD, False)
+        assert (scene.state, scene.fleet.hopeful()) == (WorkerState.DEAD, False)
         assert [engine.closed for engine in scene.starter.engines] == [True] * 4
 
 

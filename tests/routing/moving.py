@@ -114,7 +114,7 @@ class Scene:
             self.apart,
             MigrationRules(limit, wait_s),
             changed=self.fleet.changed,
-            hopeful=lambda: self.fleet.hopeful,
+            hopeful=self.fleet.hopeful,
             clock=self.clock,
         )
         self._tasks = Tasks()

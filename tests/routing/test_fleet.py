@@ -8,7 +8,8 @@ from motet.engines.base import WorkerState
 from motet.errors import EngineDiedError, NoWorkerError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.routing.candidate import Work
-from motet.routing.fleet import REFUSAL_S, Fleet
+from motet.routing.fleet import Fleet
+from motet.routing.member import REFUSAL_S
 from motet.routing.routed import Routed
 from motet.types import Role
 from tests.routing.cell import Clock, Pair, Tasks, answer, answers_of, group, tokens_of, worker
@@ -63,13 +64,13 @@ def test_only_who_is_ready_gets_work() -> None:
 def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
     fleet = Fleet([worker("prefill-0")[0]])
     assert ready(fleet, Work.GENERATE) == ready(fleet, Work.PREFILL) == ["prefill-0"]
-    assert (fleet.has_decode, fleet.has_prefill) == (False, False)
+    assert (fleet.has_decode(), fleet.has_prefill()) == (False, False)
     fleet.expect("decode-0", "-", Role.DECODE)
     assert ready(fleet, Work.GENERATE) == []
     assert ready(fleet, Work.PREFILL) == ["prefill-0"]
     fleet.put(worker("decode-0")[0])
     assert ready(fleet, Work.GENERATE) == ["decode-0"]
-    assert (fleet.has_decode, fleet.has_prefill) == (True, True)
+    assert (fleet.has_decode(), fleet.has_prefill()) == (True, True)
     fleet.mark("decode-0", WorkerState.DEAD)
     assert ready(fleet, Work.GENERATE) == []  # it will come back; until then its groups wait
     fleet.remove("decode-0")
@@ -86,14 +87,14 @@ def test_workers_that_do_both_are_not_asked_to_prefill() -> None:
 def test_there_is_hope_until_all_who_could_generate_are_given_up(role: str) -> None:
     fleet = Fleet([worker(f"{role}-0")[0], worker(f"{role}-1")[0]])
     for number in range(2):
-        assert fleet.hopeful
+        assert fleet.hopeful()
         fleet.mark(f"{role}-{number}", WorkerState.DEAD)
-        assert fleet.hopeful
+        assert fleet.hopeful()
         fleet.give_up(f"{role}-{number}")
-    assert not fleet.hopeful
+    assert not fleet.hopeful()
     fleet.give_up("unknown")
     fleet.put(worker(f"{role}-1")[0])
-    assert fleet.hopeful
+    assert fleet.hopeful()
 
 
 def test_who_refused_is_passed_over_for_a_while_and_a_new_start_of_it_is_not() -> None:

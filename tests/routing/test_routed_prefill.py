@@ -9,7 +9,8 @@ from motet.engines.base import WorkerState
 from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.routing.choose import Policy
-from motet.routing.fleet import REFUSAL_S, Fleet
+from motet.routing.fleet import Fleet
+from motet.routing.member import REFUSAL_S
 from motet.routing.routed import Routed
 from tests.routing.cell import Hold, Pair, group, worker
 

@@ -46,7 +46,7 @@ def make_router(
         disaggregated,
         MigrationRules(routing.migration_limit, routing.migration_wait_s),
         changed=fleet.changed,
-        hopeful=lambda: fleet.hopeful,
+        hopeful=fleet.hopeful,
         clock=clock,
     )
     spread = Spread(
@@ -66,7 +66,7 @@ def make_router(
 
     def figures() -> RoutingFigures:
         return RoutingFigures(
-            bypasses=disaggregated.bypasses if fleet.has_prefill else {},
+            bypasses=disaggregated.bypasses if fleet.has_prefill() else {},
             migrations=migrating.figures.moves,
             choices_resumed=migrating.figures.choices_resumed,
             tokens_replayed=migrating.figures.tokens_replayed,

@@ -8,112 +8,22 @@ and begins new books: groups of its former life still close the old ones.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
 from motet.routing.affinity import SESSION_TTL_S, Affinity
 from motet.routing.candidate import Work
-from motet.routing.load import WorkerLoad
+from motet.routing.catalog import Catalog
+from motet.routing.member import Member
 from motet.routing.prefix_index import PrefixIndex
-from motet.types import Role
+from motet.routing.serving import Serving
+from motet.routing.waiters import Waiters
+from motet.types import ModelCard, Role
+
+__all__ = ["Fleet", "Member"]
 
 logger = logging.getLogger(__name__)
-
-REFUSAL_S = 0.5
-"""A worker that took no more is passed over for so long."""
-
-
-class Evictable(Protocol):
-    """A group that can be told to go elsewhere."""
-
-    async def evict(self, error: MotetError) -> None: ...
-
-
-class Member:
-    """One worker of a fleet, from when it was first heard of."""
-
-    def __init__(self, id: str, address: str, role: Role | None, *, clock: Callable[[], float]) -> None:
-        self.id = id
-        self.address = address
-        self.role = role
-        self.state = WorkerState.STARTING
-        self.worker: Worker | None = None
-        self.books = WorkerLoad(clock=clock)
-        self.foreign_choices = 0
-        """Open choices that others gave it, as it told last; 0 for a worker that is ours alone."""
-        self.groups: set[Evictable] = set()
-        """Those it is writing."""
-        self.last_decision: str | None = None
-        self.note = ""
-        """Why it is in its state."""
-        self.given_up = False
-        """Whether nobody expects it back."""
-        self._clock = clock
-        self._refused_until_s = clock()
-
-    @property
-    def open_choices(self) -> int:
-        """Being written there or to be written, whoever wants them."""
-        return self.books.open_choices + self.foreign_choices
-
-    def reported(self, choices: int) -> None:
-        """It says that so many are open there."""
-        self.foreign_choices = max(0, choices - self.books.open_choices)
-
-    @property
-    def refused(self) -> bool:
-        """Whether it took no more a moment ago."""
-        return self._clock() < self._refused_until_s
-
-    def refuse(self) -> None:
-        self._refused_until_s = self._clock() + REFUSAL_S
-
-    def returned(self, worker: Worker) -> None:
-        """It is there, for the first time or again."""
-        self.books = WorkerLoad(clock=self._clock)
-        self.groups = set()
-        self.given_up = False
-        self.foreign_choices = 0
-        self.worker = worker
-        self.role = worker.engine.info.role
-        self.address = worker.address
-        self._refused_until_s = self._clock()
-
-    def report(self) -> WorkerReport:
-        return WorkerReport(
-            id=self.id,
-            address=self.address,
-            state=self.state,
-            role=self.role,
-            worker=self.worker,
-            last_decision=self.last_decision,
-            note=self.note or None,
-        )
-
-
-class Waiters:
-    """Those who wait for something to happen next."""
-
-    def __init__(self) -> None:
-        self._futures: list[asyncio.Future[None]] = []
-
-    @property
-    def count(self) -> int:
-        return sum(not future.done() for future in self._futures)
-
-    def wait(self) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures = [other for other in self._futures if not other.done()]
-        self._futures.append(future)
-        return future
-
-    def wake(self) -> None:
-        futures, self._futures = self._futures, []
-        for future in futures:
-            if not future.done():
-                future.set_result(None)
 
 
 class Fleet:
@@ -131,6 +41,7 @@ class Fleet:
         self.sessions = Affinity(clock=clock, ttl_s=session_expiry_s)
         self._clock = clock
         self._members: dict[str, Member] = {}
+        self._catalog = Catalog(self._members)
         self._waiters = Waiters()
         self._room_waiters = Waiters()
         for worker in workers:
@@ -146,53 +57,79 @@ class Fleet:
     def get(self, id: str) -> Member | None:
         return self._members.get(id)
 
-    def ready(self, work: Work) -> list[Member]:
+    def serving(self, model: str = "") -> Serving:
+        """Who serves the model now; without a name, any."""
+        return self._catalog.serving(model)
+
+    def ready(self, work: Work, model: str = "") -> tuple[Member, ...]:
         """Those that may get such work now. Prefill workers generate only where there is nobody else who could."""
-        members = [member for member in self._members.values() if member.state is WorkerState.READY]
-        if work is Work.PREFILL:
-            return [member for member in members if member.role is Role.PREFILL]
-        if self.has_decode:
-            return [member for member in members if member.role is not Role.PREFILL]
-        return members
+        return self.serving(model).ready(work)
 
-    @property
-    def has_decode(self) -> bool:
+    def has_decode(self, model: str = "") -> bool:
         """Whether a worker that decodes has been heard of, up or not."""
-        return any(member.role in (Role.DECODE, Role.BOTH) for member in self._members.values())
+        return self.serving(model).has_decode
 
-    @property
-    def has_prefill(self) -> bool:
+    def has_prefill(self, model: str = "") -> bool:
         """Whether prefill and decode are apart: workers of both kinds have been heard of, up or not."""
-        return self.has_decode and any(member.role is Role.PREFILL for member in self._members.values())
+        return self.serving(model).has_prefill
 
-    @property
-    def hopeful(self) -> bool:
+    def hopeful(self, model: str = "") -> bool:
         """Whether a worker that could generate is there or may come back."""
-        everybody = not self.has_decode
-        return any(
-            not member.given_up for member in self._members.values() if everybody or member.role is not Role.PREFILL
-        )
+        return self.serving(model).hopeful
+
+    def texts(self, model: str) -> list[Member]:
+        """Those that take texts and may get one for this model now."""
+        ready = (member for member in self._members.values() if member.state is WorkerState.READY)
+        return [member for member in ready if member.text and member.has(model)]
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """What its members serve, or served when they were last there, in order of arrival."""
+        return tuple(self._catalog.models.values())
+
+    def only_text(self, model: str) -> bool:
+        """Whether none but members that take texts serve it."""
+        having = [member for member in self._members.values() if model and member.has(model)]
+        return bool(having) and all(member.text for member in having)
+
+    def maker(self, engine_id: str) -> Member | None:
+        """Of tickets that name this start of an engine; None: it is no member, or not any more."""
+        return self._catalog.makers.get(engine_id)
 
     def give_up(self, id: str) -> None:
         """It will not come back."""
         if member := self._members.get(id):
             member.given_up = True
+            self._catalog.changed()
             self.notify()
 
-    def expect(self, id: str, address: str, role: Role | None = None) -> Member:
-        """Names a worker that is yet to come."""
+    def expect(self, id: str, address: str, role: Role | None = None, *, text: bool = False) -> Member:
+        """Names a worker that is yet to come. `text`: it takes texts, not tokens."""
         if id not in self._members:
-            self._members[id] = Member(id, address, role, clock=self._clock)
+            self._members[id] = Member(id, address, role, text=text, clock=self._clock)
+            self._catalog.changed()
         return self._members[id]
 
     def put(self, worker: Worker) -> Member:
         """A worker is ready: a new one, or one that has come back with another engine."""
-        member = self.expect(worker.id, worker.address)
-        self._forget(worker.id)
-        member.returned(worker)
-        self.mark(worker.id, WorkerState.READY)
-        self.notify()  # also of one that was ready, and nobody had noticed that it was gone
-        return member
+        return self._returned(self.expect(worker.id, worker.address), worker)
+
+    def put_text(self, id: str, cards: Sequence[ModelCard]) -> Member | None:
+        """One that takes texts, and was expected, is ready, for the first time or again, and serves these models.
+        None: it has been removed meanwhile."""
+        member = self._members.get(id)
+        if member is None:
+            return None
+        member.offers(cards)
+        return self._returned(member, None)
+
+    def offer(self, id: str, cards: Sequence[ModelCard]) -> None:
+        """What it serves beside its engine's own model, from now on; told before it is put, it is ready with it.
+        Unknown ids are ignored."""
+        member = self._members.get(id)
+        if member is not None and member.models != tuple(cards):
+            member.offers(cards)
+            self._catalog.changed()
+            self.notify()
 
     def mark(self, id: str, state: WorkerState, why: str = "") -> None:
         """Unknown ids are ignored: the worker has been removed meanwhile."""
@@ -206,12 +143,14 @@ class Fleet:
             level = logging.INFO if state in (*ANSWERING, WorkerState.STARTING) else logging.ERROR
             logger.log(level, "%s is %s, was %s%s", id, state, member.state, because)
         member.state, member.note = state, why
+        self._catalog.changed()
         self.notify()
 
     def remove(self, id: str) -> None:
         """It is not known any more; its groups, if any, are to be evicted before."""
         if self._members.pop(id, None) is not None:
             self._forget(id)
+            self._catalog.changed()
             logger.info("%s has left", id)
             self.notify()
 
@@ -219,6 +158,14 @@ class Fleet:
         """Its groups end with `error`, which says whether they may go on elsewhere."""
         if member := self._members.get(id):
             await asyncio.gather(*(group.evict(error) for group in list(member.groups)))
+
+    def _returned(self, member: Member, worker: Worker | None) -> Member:
+        self._forget(member.id)
+        member.returned(worker)
+        self._catalog.changed()
+        self.mark(member.id, WorkerState.READY)
+        self.notify()  # also of one that was ready, and nobody had noticed that it was gone
+        return member
 
     def _forget(self, id: str) -> None:
         """What it had cached is gone, or tells of itself anew."""

@@ -129,7 +129,7 @@ class Queued(Around[QueuedGroup]):
 
     def _fits(self, choices: int, prompt_tokens: int) -> bool:
         """Where no worker will ever have room a group goes too: it is told so."""
-        return self._has_room(choices, prompt_tokens) or not self._fleet.hopeful
+        return self._has_room(choices, prompt_tokens) or not self._fleet.hopeful()
 
     def _has_room(self, choices: int, prompt_tokens: int) -> bool:
         return has_room(

@@ -122,7 +122,7 @@ class Routed:
 
     @property
     def has_prefill(self) -> bool:
-        return self._fleet.has_prefill
+        return self._fleet.has_prefill()
 
     def check_ready(self) -> None:
         if not self._fleet.ready(Work.GENERATE):
