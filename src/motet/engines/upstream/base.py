@@ -1,19 +1,15 @@
 """The seam between the API and servers that take texts: JSON goes in and out as it is, choices are told apart.
 
-It is no `Engine`: there are no token ids, and what a choice has written cannot be given to another server to go on with.
+It is no `Engine`: there are no token ids, and another server cannot go on with what a choice has written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 
 from motet.errors import MotetError
-from motet.types import ModelCard
-
-UNKNOWN_LENGTH = 2**31 - 1
-"""`max_model_len` of a model whose server does not tell it; the server refuses by itself what is too long."""
 
 
 class TextRoute(StrEnum):
@@ -37,8 +33,6 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Of completions: each by itself. Empty for a chat, which has one."""
     seed: int | None = None
     stream: bool = False
-    greedy: bool = False
-    """Whether `temperature` is 0."""
     best_of: int | None = None
     trace: str = ""
     """The client's `x-request-id`, for the next hop."""
@@ -79,13 +73,14 @@ class TextUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int
     completion_tokens: int
-    details: dict[str, msgspec.Raw] = {}
-    """`prompt_tokens_details` and what else stood beside, where that can be said of the whole request."""
+    cached_tokens: int | None = None
+    """Of the prompt; None: not told."""
+    reasoning_tokens: int | None = None
+    """Of the choices; None: not told."""
 
 
 class TextGroup(Protocol):
-    """What comes of one request, until each of its choices has finished. Iterating raises as `GroupStream` does, and
-    `UpstreamRefusalError`; then it is over. `aclose` closes every connection, and may be called at any time."""
+    """What comes of one request, until each of its choices has finished. After an error it is over."""
 
     @property
     def worker(self) -> str:
@@ -97,38 +92,21 @@ class TextGroup(Protocol):
         """Complete after the last step; None: the server did not tell all of it."""
         ...
 
-    async def __anext__(self) -> TextStep: ...
+    async def read(self) -> Sequence[TextStep]:
+        """What has come since, at least something; empty at the end. Raises `MotetError`, as `GroupStream` does, and
+        `UpstreamRefusalError`."""
+        ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Closes every connection. May be called at any time, twice too."""
+        ...
 
 
 class TextSource(Protocol):
     """Whoever answers for text models."""
 
     def generate(self, request: TextRequest) -> TextGroup:
-        """Asks nobody before the first `__anext__`."""
-        ...
-
-
-class UpstreamReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server said of itself a moment ago."""
-
-    models: tuple[ModelCard, ...]
-    """`max_model_len` is `UNKNOWN_LENGTH` where it is not told."""
-
-
-class Upstream(TextSource, Protocol):
-    """A text server, as its keeper and routing know it."""
-
-    @property
-    def url(self) -> str: ...
-
-    async def report(self) -> UpstreamReport:
-        """Asks it. Raises `EngineError` if it does not answer as such a server should."""
-        ...
-
-    async def close(self) -> None:
-        """Ends what it does by itself, and all groups. May be called twice."""
+        """Asks nobody before the first `read`. Raises `RequestError` for what can never be answered."""
         ...
 
 
