@@ -64,9 +64,9 @@ class Refusal:
             return EngineDiedError(said)
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
             kind = DrainingError if reason and reason.code == DrainingError.code else OverloadedError
-            return kind(said, retry_after_s=self._retry_after_s)
+            return kind(said, retry_after_s=self.retry_after_s)
         return EngineError(said)
 
     @property
-    def _retry_after_s(self) -> int:
+    def retry_after_s(self) -> int:
         return int(self.retry_after) if self.retry_after.isascii() and self.retry_after.isdigit() else 1
