@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bench.frontend_engine import Pulse, PulsedEngine
 from bench.prompt import TEXT
 from motet.api.app import create_app
+from motet.api.served import OneModel
 from motet.api.service import Service
 from motet.config import EngineConfig, ServerConfig, cache_folder, environment
 from motet.deploy.cell import Cell
@@ -31,7 +32,6 @@ from motet.deploy.server import run_server
 from motet.deploy.stop import StopSignals
 from motet.log import setup_logging
 from motet.models import resolve
-from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 
 MODEL = "smollm2"
@@ -100,7 +100,7 @@ async def serve_motet(plan: ServerPlan, engine: PulsedEngine) -> None:
 
 async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
     tokenizer = Tokenizer.load(plan.tokenizer_path)
-    app = create_app(Service(engine, tokenizer, ChatTemplate.of(tokenizer), plan.server))
+    app = create_app(Service(OneModel.of(plan.server.served_model_name, engine, tokenizer), plan.server))
     with listen(plan.server.host, plan.server.port) as listener, StopSignals() as signals:
         signals.watch_stdin(sys.stdin)
         server = HttpServer(Replay(app, engine.pulse), listener)

@@ -16,13 +16,13 @@ from uvicorn.server import ServerState
 
 from motet.api.app import create_app
 from motet.api.membership import Membership
+from motet.api.served import OneModel
 from motet.api.service import Service
 from motet.config import ServerConfig
 from motet.engines.base import Worker, WorkerReport, Workers, WorkerState
 from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.errors import MotetError
 from motet.metrics.routing import RoutingFigures
-from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceStart, GenerateRequest, Role
 from tests.tiny_tokenizer import fake_answer
@@ -139,6 +139,11 @@ class Served:
             self.check()
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """Of its only model."""
+        return self.service.only_model().tokenizer
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -187,13 +192,12 @@ class Serving:
     ) -> Served:
         tokenizer = tokenizer or self.tokenizer
         engine = engine or WatchedEngine(script)
+        config = config or ServerConfig(served_model_name=MODEL)
         if isinstance(workers, Sequence):
             workers = ListedWorkers([ready(worker) for worker in workers])
         service = Service(
-            engine,
-            tokenizer,
-            ChatTemplate.of(tokenizer),
-            config or ServerConfig(served_model_name=MODEL),
+            OneModel.of(config.served_model_name, engine, tokenizer),
+            config,
             workers=workers,
             figures=lambda: figures or RoutingFigures(),
             membership=membership,

@@ -146,7 +146,7 @@ async def test_prompt_is_the_rendered_template(served: Served) -> None:
     await served.openai.chat.completions.create(model=MODEL, messages=HI)
     prompt = list(served.engine.requests[0].prompt)
     expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert served.service.tokenizer.decode(prompt, skip_special_tokens=False) == expected
+    assert served.tokenizer.decode(prompt, skip_special_tokens=False) == expected
     assert prompt[0] == IM_START_ID
 
 
@@ -158,7 +158,7 @@ async def test_developer_speaks_as_system_and_text_parts_are_joined(served: Serv
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         ],
     )
-    text = served.service.tokenizer.decode(served.engine.requests[0].prompt, skip_special_tokens=False)
+    text = served.tokenizer.decode(served.engine.requests[0].prompt, skip_special_tokens=False)
     assert text.startswith("<|im_start|>system\nshort<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n")
 
 
@@ -169,7 +169,7 @@ async def test_last_message_can_be_continued(served: Served) -> None:
     }
     response = await served.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200
-    text = served.service.tokenizer.decode(served.engine.requests[0].prompt, skip_special_tokens=False)
+    text = served.tokenizer.decode(served.engine.requests[0].prompt, skip_special_tokens=False)
     assert text.endswith("<|im_start|>assistant\nwell")
 
 
@@ -178,7 +178,7 @@ async def test_variables_of_the_request_reach_the_chat_template(serve: Serving, 
     served = await serve(tokenizer=Tokenizer.load(folder))
     response = await served.chat(chat_template_kwargs={"mood": "good"})
     assert response.status_code == 200
-    assert served.service.tokenizer.decode(served.engine.requests[0].prompt) == "good: hi"
+    assert served.tokenizer.decode(served.engine.requests[0].prompt) == "good: hi"
 
 
 async def test_stop_string_ends_one_choice_and_is_named(serve: Serving) -> None:

@@ -15,6 +15,7 @@ from motet.api.completion_chunks import CompletionChunks
 from motet.api.generate_chunks import TokensChunks
 from motet.api.open_groups import Step
 from motet.api.plan import Head, Plan
+from motet.api.served import OneModel, ServedModel
 from motet.api.service import Service
 from motet.config import ServerConfig
 from motet.engines.fake import FakeEngine, FakeGroup
@@ -44,8 +45,11 @@ def usage() -> Usage:
     return USAGE
 
 
-def plan(*, prompts: int = 1, n: int = 2, include: bool = False, continuous: bool = False) -> Plan:
+def plan(
+    tokenizer: Tokenizer, *, prompts: int = 1, n: int = 2, include: bool = False, continuous: bool = False
+) -> Plan:
     return Plan(
+        served=served(FakeEngine(hello), tokenizer),
         head=Head(id='chatcmpl-"1"', created=123, model="a/m\\odel", fingerprint="fp-same"),
         groups=tuple(
             GenerateRequest(
@@ -61,6 +65,10 @@ def plan(*, prompts: int = 1, n: int = 2, include: bool = False, continuous: boo
         include_usage=include,
         continuous_usage=continuous,
     )
+
+
+def served(engine: FakeEngine, tokenizer: Tokenizer) -> ServedModel:
+    return ServedModel(name=MODEL, engine=engine, tokenizer=tokenizer, template=ChatTemplate.of(tokenizer))
 
 
 def step(*events: ChoiceEvent, group: int = 0) -> Step:
@@ -81,7 +89,7 @@ def parsed(data: bytes) -> list[dict[str, object]]:
 async def test_chat_chunk_is_what_an_encoder_would_write(
     tokenizer: Tokenizer, text: str, token_ids: bool, finish: FinishReason | None
 ) -> None:
-    writer = ChatChunks(plan(), tokenizer, num_top=None, token_ids=token_ids)
+    writer = ChatChunks(plan(tokenizer), tokenizer, num_top=None, token_ids=token_ids)
     event = ChoiceEvent(1, text, (8, 9), None, None, finish, None)
     roles_and_chunk = parsed(writer.feed([step(event)], usage))
     *_, chunk = roles_and_chunk
@@ -113,7 +121,7 @@ async def test_chat_chunk_is_what_an_encoder_would_write(
 async def test_usage_of_a_chunk_is_as_asked_for(
     tokenizer: Tokenizer, include: bool, continuous: bool, expected: object
 ) -> None:
-    wanted = plan(include=include, continuous=continuous)
+    wanted = plan(tokenizer, include=include, continuous=continuous)
     event = ChoiceEvent(0, "x", (8,))
     for writer in (
         ChatChunks(wanted, tokenizer, num_top=None, token_ids=False),
@@ -127,7 +135,7 @@ async def test_usage_of_a_chunk_is_as_asked_for(
 
 
 async def test_stop_reason_is_a_string_or_a_token(tokenizer: Tokenizer) -> None:
-    writer = ChatChunks(plan(), tokenizer, num_top=None, token_ids=False)
+    writer = ChatChunks(plan(tokenizer), tokenizer, num_top=None, token_ids=False)
     a_string = ChoiceEvent(0, "x", (8,), None, None, FinishReason.STOP, '"E"')
     a_token = ChoiceEvent(1, "x", (8,), None, None, FinishReason.STOP, 7)
     *_, first, second = parsed(writer.feed([step(a_string, a_token)], usage))
@@ -145,7 +153,7 @@ def choice_of(chunk: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
 async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer, text: str) -> None:
-    writer = CompletionChunks(plan(prompts=2), tokenizer, num_top=1, token_ids=False, echoes=None)
+    writer = CompletionChunks(plan(tokenizer, prompts=2), tokenizer, num_top=1, token_ids=False, echoes=None)
     entry = TokenLogprob(8, -0.25, 1, ((8, -0.25), (9, -1.5)))
     event = ChoiceEvent(1, text, (8,), (entry,), (4,), FinishReason.STOP, None)
     (chunk,) = parsed(writer.feed([step(event, group=1)], usage))
@@ -174,8 +182,8 @@ async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokeni
     assert orjson.loads(Completion.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
 
 
-async def test_token_chunk_is_what_an_encoder_would_write() -> None:
-    writer = TokensChunks(plan(), 'id "7"', num_top=None)
+async def test_token_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer) -> None:
+    writer = TokensChunks(plan(tokenizer), 'id "7"', num_top=None)
     (chunk,) = parsed(writer.feed([step(ChoiceEvent(1, "x", (8, 9)))], usage))
     choice = {"index": 1, "logprobs": None, "finish_reason": None, "token_ids": [8, 9]}
     assert chunk == {"request_id": 'id "7"', "choices": [choice], "usage": None}
@@ -216,9 +224,7 @@ async def sent_by(app: object, path: str, body: object) -> list[Message]:
 
 @pytest.mark.parametrize("n", [1, 7, 64])
 async def test_all_chunks_of_a_step_go_out_in_one_message(tokenizer: Tokenizer, n: int) -> None:
-    app = create_app(
-        Service(FakeEngine(hello), tokenizer, ChatTemplate.of(tokenizer), ServerConfig(served_model_name=MODEL))
-    )
+    app = create_app(Service(OneModel(served(FakeEngine(hello), tokenizer)), ServerConfig(served_model_name=MODEL)))
     body = {"messages": [{"role": "user", "content": "hi"}], "n": n, "stream": True}
     start, *bodies = await sent_by(app, "/v1/chat/completions", body)
     assert start["type"] == "http.response.start"
@@ -264,7 +270,7 @@ class LockstepEngine(FakeEngine):
 
 
 async def test_one_step_of_several_prompts_goes_out_in_one_message(tokenizer: Tokenizer) -> None:
-    service = Service(LockstepEngine(3), tokenizer, ChatTemplate.of(tokenizer), ServerConfig(served_model_name=MODEL))
+    service = Service(OneModel(served(LockstepEngine(3), tokenizer)), ServerConfig(served_model_name=MODEL))
     body = {"prompt": ["x", "y", "z"], "n": 2, "stream": True}
     _, *bodies, done = await sent_by(create_app(service), "/v1/completions", body)
     assert done["body"] == b"data: [DONE]\n\n"

@@ -219,16 +219,16 @@ async def test_only_an_address_can_be_met(served: Served, address: tuple[str, in
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}!"])
 async def test_a_gateway_gets_the_tokenizer_and_the_template_that_is_used_here(
-    served: Served, tmp_path: Path, template: str | None
+    serve: Serving, tmp_path: Path, template: str | None
 ) -> None:
-    assert (await served.http.get("/engine/tokenizer")).status_code == 404
     folder = save_tiny_tokenizer(tmp_path / "model")
+    served = await serve(tokenizer=Tokenizer.load(folder, chat_template=template))
+    assert (await served.http.get("/engine/tokenizer")).status_code == 404
     (folder / "model.safetensors").write_bytes(b"weights")
     served.service.tokenizer_files = partial(read_files, folder)
-    served.service.tokenizer = Tokenizer.load(folder, chat_template=template)
     files = msgspec.msgpack.decode((await served.http.get("/engine/tokenizer")).content, type=dict[str, bytes])
     assert files.keys() == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-    ours, theirs = served.service.tokenizer, load_files(files, chat_template=None)
+    ours, theirs = served.tokenizer, load_files(files, chat_template=None)
     assert (theirs.encode("hello there"), theirs.chat_template) == (ours.encode("hello there"), ours.chat_template)
     assert ChatTemplate.of(theirs) is not None
 

@@ -71,7 +71,7 @@ async def test_logprobs_name_tokens_by_id(serve: Serving) -> None:
 
 async def test_prompt_logprobs_are_vllms(served: Served) -> None:
     body: dict[str, Any] = (await generate(served, {"prompt_logprobs": 0})).json()
-    text = served.service.tokenizer.token_text
+    text = served.tokenizer.token_text
     assert body["prompt_logprobs"] == [
         None,
         {"6": {"logprob": -1.0, "rank": 1, "decoded_token": text(6)}},

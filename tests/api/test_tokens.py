@@ -29,7 +29,7 @@ async def test_chat_becomes_the_tokens_that_a_chat_request_has(served: Served) -
 async def test_generation_prompt_can_be_left_out(served: Served) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False}
     tokens = (await served.http.post("/tokenize", json=body)).json()["tokens"]
-    text = served.service.tokenizer.decode(tokens, skip_special_tokens=False)
+    text = served.tokenizer.decode(tokens, skip_special_tokens=False)
     assert text == "<|im_start|>user\nhi<|im_end|>\n"
 
 

@@ -72,7 +72,7 @@ async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
     assert set(worker) == {
         *("id", "role", "state", "pid", "address", "groups_running", "choices_running", "choices_waiting"),
         *("blocks_total", "blocks_used", "blocks_cached", "leases", "oldest_lease_s", "pulls_open", "blocks_pulling"),
-        *("transfer", "last_decision", "note", "model", "max_num_seqs"),
+        *("transfer", "last_decision", "note", "kind", "model", "models", "max_num_seqs", "resumable"),
     }
     assert (worker["id"], worker["role"], worker["state"]) == ("engine-0", "both", "ready")
     assert (worker["choices_waiting"], worker["transfer"]) == (3, None)

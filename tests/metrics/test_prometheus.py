@@ -1,7 +1,7 @@
 """The exposition: every metric documented, engine figures as each engine gave them, group figures as they happened."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,8 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from motet.deploy.figures import block_size_in, figures_in
 from motet.engines.fake import fake_info
+from motet.metrics.groups import STEP_S
 from motet.metrics.names import ENGINE_COUNTS, ENGINE_FIGURES, ENGINE_HISTOGRAMS, PREFIX
-from motet.metrics.prometheus import STEP_S, Metrics
+from motet.metrics.prometheus import Metrics
 from motet.metrics.record import GroupRecord
 from motet.metrics.routing import QUEUE_S, RoutingFigures
 from motet.metrics.routing_exposed import ROUTING_FIGURES
@@ -25,7 +26,7 @@ ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \| (.+) \|$", re.MULTILINE)
 
 
 def one_worker() -> Metrics:
-    return Metrics("m")
+    return Metrics()
 
 
 def saying(stats: EngineStats) -> Scrape:
@@ -53,8 +54,8 @@ def exposed(metrics: Metrics, scrape: Scrape | None = None) -> dict[str, float]:
     return samples
 
 
-def text_of(metrics: Metrics, scrape: Scrape | None = None) -> str:
-    return metrics.exposition(scrape or Scrape(), waiting=3).decode()
+def text_of(metrics: Metrics, scrape: Scrape | None = None, *, models: Sequence[str] = ("m",)) -> str:
+    return metrics.exposition(scrape or Scrape(), models=models, waiting=3).decode()
 
 
 def registered(metrics: Metrics) -> Iterator[tuple[str, str]]:
@@ -202,12 +203,12 @@ def test_without_an_engine_its_figures_are_absent() -> None:
 def test_a_group_leaves_its_times_and_counts() -> None:
     metrics = one_worker()
     record = GroupRecord(num_choices=2, started_s=100.0)
-    metrics.group_opened(record, prompt_tokens=7, max_tokens=9)
+    metrics.of("m").group_opened(record, prompt_tokens=7, max_tokens=9)
     record.step([ShownChoice(0, None)], 101.0)
     record.step([ShownChoice(0, None), ShownChoice(1, None)], 102.0)
     record.step([ShownChoice(0, FinishReason.STOP)], 103.0)
     record.step([ShownChoice(1, FinishReason.LENGTH)], 106.0)
-    metrics.group_ended(record, status=200, tokens={0: 3, 1: 5}, now_s=107.0)
+    metrics.of("m").group_ended(record, status=200, tokens={0: 3, 1: 5}, now_s=107.0)
     samples = exposed(metrics)
     assert samples["motet:time_to_first_token_seconds_sum"] == 1.0
     assert samples["motet:time_to_first_token_last_choice_seconds_sum"] == 2.0
@@ -226,7 +227,7 @@ def test_a_group_leaves_its_times_and_counts() -> None:
 def test_times_between_steps_are_a_histogram() -> None:
     metrics = one_worker()
     for since_s in (0.0025, 0.003, 7.0):
-        metrics.steps.add(since_s)
+        metrics.of("m").steps.add(since_s)
     samples = exposed(metrics)
     name = "motet:inter_token_latency_seconds"
     assert [samples[f"{name}_bucket|le={bound}"] for bound in STEP_S] == [1, *(2 for _ in STEP_S[1:])]
@@ -236,7 +237,7 @@ def test_times_between_steps_are_a_histogram() -> None:
 
 def test_a_group_that_ended_early_leaves_no_times_it_does_not_have() -> None:
     metrics = one_worker()
-    metrics.group_ended(GroupRecord(num_choices=2, started_s=0.0), status=499, tokens={}, now_s=1.0)
+    metrics.of("m").group_ended(GroupRecord(num_choices=2, started_s=0.0), status=499, tokens={}, now_s=1.0)
     samples = exposed(metrics)
     assert samples["motet:time_to_first_token_seconds_count"] == 0
     assert samples["motet:finish_spread_seconds_count"] == 0

@@ -64,7 +64,9 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        text = service.metrics.exposition(await _scrape(service), waiting=service.admission.waiting)
+        text = service.metrics.exposition(
+            await _scrape(service), models=service.model_names, waiting=service.admission.waiting
+        )
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @router.post("/drain")

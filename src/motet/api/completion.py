@@ -7,7 +7,7 @@ from motet.api.caller import Caller, caller_of
 from motet.api.completion_body import CompletionBody
 from motet.api.completion_chunks import CompletionChunks
 from motet.api.echo import Echoes
-from motet.api.kv_params import KVParams, read_kv_params
+from motet.api.kv_params import Asked, read_kv_params
 from motet.api.plan import Plan, Wanted, check_counts, make_plan
 from motet.api.prompts import completion_prompts
 from motet.api.schema_completion import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -19,29 +19,29 @@ def completion_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Answer:
-        async with read_kv_params(service, body.kv_transfer_params, num_choices=body.num_drawn) as params:
-            body = body.without_answer() if params.order else body
-            return await _answer(service, body, _wanted(body, caller_of(request), params))
+        async with read_kv_params(service, body, num_choices=body.num_drawn) as asked:
+            body = body.without_answer() if asked.kv_params.order else body
+            return await _answer(service, body, _wanted(body, caller_of(request), asked))
 
     return router
 
 
 async def _answer(service: Service, body: CompletionRequest, wanted: Wanted) -> Answer:
-    service.check_model(body.model)
     num_prompts = len(body.prompt)
     check_counts(service, num_prompts, wanted)
     service.check_room(wanted.caller.client, num_groups=num_prompts, num_choices=num_prompts * wanted.num_choices)
-    prompts = await completion_prompts(service, body.prompt, add_special_tokens=body.add_special_tokens)
+    prompts = await completion_prompts(wanted.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
     plan = make_plan(service, prompts, body, body, wanted)
-    return Answer(service, plan, _writer(service, plan, body))
+    return Answer(service, plan, _writer(plan, body))
 
 
-def _wanted(body: CompletionRequest, caller: Caller, params: KVParams) -> Wanted:
+def _wanted(body: CompletionRequest, caller: Caller, asked: Asked) -> Wanted:
     ranked = body.num_drawn > body.n
     return Wanted(
+        served=asked.served,
         prefix="cmpl",
         caller=caller,
-        kv_params=params,
+        kv_params=asked.kv_params,
         prompt_param="prompt",
         num_choices=body.num_drawn,
         count_param="best_of" if ranked else "n",
@@ -51,8 +51,8 @@ def _wanted(body: CompletionRequest, caller: Caller, params: KVParams) -> Wanted
     )
 
 
-def _writer(service: Service, plan: Plan, body: CompletionRequest) -> Writer:
-    tokenizer, num_top, token_ids = service.tokenizer, body.logprobs, body.return_token_ids
+def _writer(plan: Plan, body: CompletionRequest) -> Writer:
+    tokenizer, num_top, token_ids = plan.served.tokenizer, body.logprobs, body.return_token_ids
     echoes = Echoes(plan, body.prompt, tokenizer, num_top=num_top) if body.echo else None
     if body.stream:
         return CompletionChunks(plan, tokenizer, num_top=num_top, token_ids=token_ids, echoes=echoes)

@@ -23,6 +23,7 @@ from motet.api.failure import INTERNAL
 from motet.api.group_course import GroupCourse
 from motet.api.open_groups import SENT
 from motet.api.request_id import straight_send
+from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.api.while_client_stays import while_client_stays
 from motet.engines.base import GroupStream
@@ -39,11 +40,12 @@ HOLD_BACK_BYTES = 256 * 1024
 class EngineAnswer(Response):
     """Owns one group from its first to its last moment. `ids`: of the groups that such answers have open."""
 
-    def __init__(self, service: Service, request: GenerateRequest, ids: set[RequestId]) -> None:
+    def __init__(self, service: Service, served: ServedModel, request: GenerateRequest, ids: set[RequestId]) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"content-type": FRAMES})
         self._service = service
+        self._served = served
         self._request = request
         self._ids = ids
         self._group: OpenEngineGroup | None = None
@@ -78,18 +80,18 @@ class EngineAnswer(Response):
 
     def _open(self) -> "OpenEngineGroup":
         """Raises what the group is refused for."""
-        service, request = self._service, self._request
-        check_group(service, request)
+        service, served, request = self._service, self._served, self._request
+        check_group(served, request)
         if request.request_id in self._ids:
             raise OverloadedError(f"The group {request.request_id} is still open here. Try again, or another worker.")
         (place,) = service.admission.admit(1)
         try:
-            stream = service.engine.generate(request)
+            stream = served.engine.generate(request)
         except BaseException:
             place.leave()
             raise
         self._ids.add(request.request_id)
-        return OpenEngineGroup(stream, GroupCourse(service, request, place), request)
+        return OpenEngineGroup(stream, GroupCourse(service, served, request, place), request)
 
     async def _write(self) -> None:
         while True:
@@ -107,7 +109,7 @@ class EngineAnswer(Response):
                 self._status = SENT  # who reads that the last choice has ended need not wait for the end of the body
             await self._group.close(status=self._status)
         elif ticket is not None:
-            await self._service.engine.release(ticket)
+            await self._served.engine.release(ticket)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from motet.api.request_id import is_id
-from motet.api.service import Service
+from motet.api.served import ServedModel
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, UNREADABLE
 from motet.errors import RequestError
 from motet.transfer.ticket import Ticket, params_of, ticket_of
@@ -67,7 +67,7 @@ def checked(request: GenerateRequest) -> GenerateRequest:
     return request
 
 
-def check_group(service: Service, request: GenerateRequest) -> None:
+def check_group(served: ServedModel, request: GenerateRequest) -> None:
     """Raises RequestError, naming the field."""
     for name, value in (
         ("request_id", request.request_id),
@@ -76,18 +76,20 @@ def check_group(service: Service, request: GenerateRequest) -> None:
     ):
         if not (is_id(value) or (value == "" and name != "request_id")):
             raise _refused(name, "up to 200 printable characters without spaces are allowed")
+    if request.model not in ("", served.info.model):
+        raise _refused("model", f"{request.model!r} is not here; this worker has {served.info.model!r}")
     if not -(2**63) <= request.priority < 2**63:
         raise _refused("priority", f"{request.priority} has more than 64 bits")
     sampling = request.sampling
-    service.preparer.check_prompt(request.prompt, param="prompt")
+    served.preparer.check_prompt(request.prompt, param="prompt")
     if sampling.max_tokens < 1:
         raise _refused("max_tokens", f"{sampling.max_tokens}; at least 1 is allowed")
-    service.preparer.max_tokens(len(request.prompt), sampling.max_tokens, default=None, param="prompt")
+    served.preparer.max_tokens(len(request.prompt), sampling.max_tokens, default=None, param="prompt")
     _check_sampling(sampling)
-    _check_tokens("stop_token_ids", sampling.stop_token_ids, service)
-    _check_tokens("logit_bias", sampling.logit_bias, service)
-    _check_choices(service, request)
-    _check_use_of_ticket(service, request)
+    _check_tokens("stop_token_ids", sampling.stop_token_ids, served)
+    _check_tokens("logit_bias", sampling.logit_bias, served)
+    _check_choices(served, request)
+    _check_use_of_ticket(served, request)
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
@@ -101,15 +103,15 @@ def _check_sampling(sampling: SamplingParams) -> None:
         raise _refused("logit_bias", f"-{MAX_BIAS} to {MAX_BIAS} is allowed")
 
 
-def _check_choices(service: Service, request: GenerateRequest) -> None:
-    choices, most = request.choices, service.engine.info.max_num_seqs
+def _check_choices(served: ServedModel, request: GenerateRequest) -> None:
+    choices, most = request.choices, served.info.max_num_seqs
     if not 1 <= len(choices) <= most:
         raise _refused("choices", f"{len(choices)} of them; 1 to {most} are allowed")
     if len({choice.index for choice in choices}) < len(choices):
         raise _refused("choices", "two have the same index")
     for choice in choices:
         _check_choice(choice, request.sampling.max_tokens)
-        _check_tokens("choices", choice.written, service)
+        _check_tokens("choices", choice.written, served)
 
 
 def _check_choice(choice: ChoiceStart, max_tokens: int) -> None:
@@ -121,8 +123,8 @@ def _check_choice(choice: ChoiceStart, max_tokens: int) -> None:
         raise _refused("choices", f"choice {choice.index} has written its {max_tokens} tokens already")
 
 
-def _check_use_of_ticket(service: Service, request: GenerateRequest) -> None:
-    ticket, role = request.ticket, service.engine.info.role
+def _check_use_of_ticket(served: ServedModel, request: GenerateRequest) -> None:
+    ticket, role = request.ticket, served.info.role
     if ticket is None:
         return
     if role is not Role.DECODE:
@@ -131,11 +133,11 @@ def _check_use_of_ticket(service: Service, request: GenerateRequest) -> None:
         raise _refused("ticket", "it is for another prompt")
 
 
-def _check_tokens(param: str, tokens: Iterable[int], service: Service) -> None:
+def _check_tokens(param: str, tokens: Iterable[int], served: ServedModel) -> None:
     """Raises unless they are of the model's vocabulary."""
     known = sorted(tokens)
     if known:
-        service.preparer.check_prompt((known[0], known[-1]), param=param)
+        served.preparer.check_prompt((known[0], known[-1]), param=param)
 
 
 def _refused(param: str, why: str) -> RequestError:

@@ -10,6 +10,7 @@ from motet.api.engine_body import check_group
 from motet.api.kv_params import PrefillOrder
 from motet.api.open_groups import Step
 from motet.api.plan import Head, Plan
+from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.engines.wire import MSGPACK
 from motet.errors import RequestError
@@ -22,29 +23,31 @@ from motet.types import ChoiceStart, GenerateRequest, Role
 
 def prefill_answer(service: Service, request: GenerateRequest, *, readers: int) -> Answer:
     """Raises RequestError. Of the choices, whose tokens are for the reader to write, one stands for all."""
-    if service.engine.info.role is not Role.PREFILL:
+    served = service.only_model()
+    if served.info.role is not Role.PREFILL:
         raise RequestError(
-            f"This is a worker with role {service.engine.info.role}; it prefills nothing for others.", code="wrong_role"
+            f"This is a worker with role {served.info.role}; it prefills nothing for others.", code="wrong_role"
         )
     group = msgspec.structs.replace(
         request, request_id=new_request_id("prefill"), choices=(ChoiceStart(0, 0),), ticket=None
     )
-    check_group(service, group)
+    check_group(served, group)
     if len(group.prompt) < 2:
         raise RequestError("A prompt of one token is run by who decodes it, and not prefilled.", param="prompt")
-    answer = Answer(service, _plan(service, group, readers), TicketWriter())
+    answer = Answer(service, _plan(served, group, readers), TicketWriter())
     answer.headers["content-type"] = MSGPACK
     return answer
 
 
-def _plan(service: Service, group: GenerateRequest, readers: int) -> Plan:
+def _plan(served: ServedModel, group: GenerateRequest, readers: int) -> Plan:
     return Plan(
         head=Head(
             id=group.request_id,
-            created=service.created,
-            model=service.model,
-            fingerprint=service.engine.info.fingerprint,
+            created=served.created,
+            model=served.name,
+            fingerprint=served.info.fingerprint,
         ),
+        served=served,
         groups=(group,),
         order=PrefillOrder(do_remote_decode=True, readers=readers),
         rules=TextRules(),

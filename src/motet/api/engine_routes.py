@@ -42,7 +42,8 @@ def engine_router(service: Service) -> APIRouter:
 
     @router.post("/generate")
     async def generate(request: Request) -> Response:
-        return EngineAnswer(service, checked(await read_body(request, GenerateRequest)), open_ids)
+        body = checked(await read_body(request, GenerateRequest))
+        return EngineAnswer(service, service.only_model(), body, open_ids)
 
     @router.post("/prefill")
     async def prefill(request: Request, readers: Readers = 1) -> Response:
@@ -50,13 +51,14 @@ def engine_router(service: Service) -> APIRouter:
 
     @router.post("/release")
     async def release(request: Request) -> Response:
-        await service.engine.release(checked_ticket(await read_body(request, Ticket)))
+        ticket = checked_ticket(await read_body(request, Ticket))
+        await service.only_model().engine.release(ticket)
         return Response(status_code=204)
 
     @router.post("/stop")
     async def stop(request: Request) -> Response:
         body = await read_body(request, StopChoice)
-        await service.engine.stop_choice(body.request_id, body.index)
+        await service.only_model().engine.stop_choice(body.request_id, body.index)
         return Response(status_code=204)
 
     @router.post("/connect")
@@ -69,8 +71,9 @@ def engine_router(service: Service) -> APIRouter:
 
 async def engine_report(service: Service, start_id: str) -> EngineReport:
     """`start_id`: of this server, whose engine is named by it if it shares its KV with nobody."""
-    (answer,) = await ask([Worker("engine", service.engine, "")], patience_s=PATIENCE_S)
-    info = service.engine.info
+    engine = service.only_model().engine
+    (answer,) = await ask([Worker("engine", engine, "")], patience_s=PATIENCE_S)
+    info = engine.info
     return EngineReport(
         version=VERSION,
         engine_id=info.transfer.engine_id if info.transfer else start_id,
@@ -95,8 +98,9 @@ async def _tokenizer(service: Service) -> dict[str, bytes]:
     """All that a server of the same model needs, with the chat template that is used here."""
     if service.tokenizer_files is None:
         raise NotFoundError("This server hands out no tokenizer.")
+    tokenizer = service.only_model().tokenizer
     files = await to_thread.run_sync(service.tokenizer_files)
-    if (template := service.tokenizer.chat_template) is not None:
+    if (template := tokenizer.chat_template) is not None:
         files = files | {"chat_template.jinja": template.encode()}
     return files
 

@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 
 from motet.api.answer import Answer
-from motet.api.caller import caller_of
+from motet.api.caller import Caller, caller_of
 from motet.api.generate_body import TokensBody
 from motet.api.generate_chunks import TokensChunks
-from motet.api.kv_params import KVParams, read_kv_params
+from motet.api.kv_params import Asked, read_kv_params
 from motet.api.plan import Wanted, make_plan
 from motet.api.schema_generate import TokensRequest
 from motet.api.service import Service
@@ -17,21 +17,30 @@ def generate_router(service: Service) -> APIRouter:
 
     @router.post("/inference/v1/generate")
     async def generate(body: TokensRequest, request: Request) -> Answer:
-        num_choices = body.sampling_params.n
-        async with read_kv_params(service, body.kv_transfer_params, num_choices=num_choices) as params:
-            return _answer(service, body.without_answer() if params.order else body, request, params)
+        async with read_kv_params(service, body, num_choices=body.sampling_params.n) as asked:
+            body = body.without_answer() if asked.kv_params.order else body
+            return _answer(service, body, _wanted(body, caller_of(request, named=body.request_id), asked))
 
     return router
 
 
-def _answer(service: Service, body: TokensRequest, request: Request, params: KVParams) -> Answer:
-    service.check_model(body.model)
-    service.preparer.check_prompt(body.token_ids, param="token_ids")
+def _answer(service: Service, body: TokensRequest, wanted: Wanted) -> Answer:
+    served, sampling = wanted.served, body.sampling_params
+    served.preparer.check_prompt(body.token_ids, param="token_ids")
+    plan = make_plan(service, [body.token_ids], sampling, body, wanted)
+    request_id = body.request_id or plan.head.id
+    if body.stream:
+        return Answer(service, plan, TokensChunks(plan, request_id, num_top=sampling.logprobs))
+    return Answer(service, plan, TokensBody(plan, request_id, served.tokenizer, num_top=sampling.logprobs))
+
+
+def _wanted(body: TokensRequest, caller: Caller, asked: Asked) -> Wanted:
     sampling = body.sampling_params
-    wanted = Wanted(
+    return Wanted(
+        served=asked.served,
         prefix="generate-tokens",
-        caller=caller_of(request, named=body.request_id),
-        kv_params=params,
+        caller=caller,
+        kv_params=asked.kv_params,
         prompt_param="token_ids",
         num_choices=sampling.n,
         default_max_tokens=None,
@@ -39,8 +48,3 @@ def _answer(service: Service, body: TokensRequest, request: Request, params: KVP
         prompt_logprobs=sampling.prompt_logprobs,
         param="sampling_params.",
     )
-    plan = make_plan(service, [body.token_ids], sampling, body, wanted)
-    request_id = body.request_id or plan.head.id
-    if body.stream:
-        return Answer(service, plan, TokensChunks(plan, request_id, num_top=sampling.logprobs))
-    return Answer(service, plan, TokensBody(plan, request_id, service.tokenizer, num_top=sampling.logprobs))

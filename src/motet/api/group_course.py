@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from motet.api.admission import Place
+from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.metrics.record import GroupRecord, Shown
 from motet.types import GenerateRequest
@@ -14,23 +15,24 @@ log = logging.getLogger("motet.api")
 class GroupCourse:
     """Begins when the group has a place; `end` must follow."""
 
-    def __init__(self, service: Service, request: GenerateRequest, place: Place) -> None:
+    def __init__(self, service: Service, served: ServedModel, request: GenerateRequest, place: Place) -> None:
         self.ended = False
-        self._service = service
+        self._clock = service.clock
         self._request = request
         self._place = place
-        self._record = GroupRecord(num_choices=len(request.choices), started_s=service.clock())
-        service.metrics.group_opened(
+        self._record = GroupRecord(num_choices=len(request.choices), started_s=self._clock())
+        self._metrics = service.metrics.of(served.name)
+        self._metrics.group_opened(
             self._record, prompt_tokens=len(request.prompt), max_tokens=request.sampling.max_tokens
         )
 
     def step(self, choices: Sequence[Shown]) -> None:
         """Notes what one step brought."""
-        since = self._record.step(choices, self._service.clock())
+        since = self._record.step(choices, self._clock())
         if since is None:
             self._place.started()
         else:
-            self._service.metrics.steps.add(since)
+            self._metrics.steps.add(since)
 
     def end(self, *, status: int, tokens: Mapping[int, int], cached_tokens: int) -> None:
         """Leaves the place; counts and logs the group, once. `tokens`: how many each choice has written."""
@@ -38,8 +40,8 @@ class GroupCourse:
             return
         self.ended = True
         self._place.leave()
-        now, record, request = self._service.clock(), self._record, self._request
-        self._service.metrics.group_ended(record, status=status, tokens=tokens, now_s=now)
+        now, record, request = self._clock(), self._record, self._request
+        self._metrics.group_ended(record, status=status, tokens=tokens, now_s=now)
         fields = {
             "request_id": request.trace,
             "group": request.request_id,

@@ -5,20 +5,26 @@
     decode     a ticket, or vLLM's list with one for each choice          null
     any other  neither
 
+Which of them a server is, the engine of the model says that is asked for.
+
 A ticket binds memory of its prefill worker, so it is never just dropped. While a request is being checked its tickets
 belong to `read_kv_params`, then to `OpenGroups`, and to the engine once it has the group.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated
 
 import anyio
 import msgspec
 
+from motet.api.schema_shared import GeneratingFields
+from motet.api.served import ServedModel
 from motet.api.service import Service
-from motet.errors import RequestError
+from motet.config import ServerConfig
+from motet.engines.base import Engine
+from motet.errors import MotetError, RequestError
 from motet.transfer.ticket import Ticket, ticket_of
 from motet.types import Role
 
@@ -54,31 +60,62 @@ class KVParams:
             raise _refused("the ticket is for another prompt")
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a request is about."""
+
+    served: ServedModel
+    kv_params: KVParams
+
+
 @asynccontextmanager
-async def read_kv_params(service: Service, given: object, *, num_choices: int) -> AsyncIterator[KVParams]:
-    """Surrounds the checks of a request: if it is refused, its tickets are released."""
+async def read_kv_params(service: Service, body: GeneratingFields, *, num_choices: int) -> AsyncIterator[Asked]:
+    """Surrounds the checks of a request: if it is refused, be it for its model, its tickets are released."""
+    given = body.kv_transfer_params
+    try:
+        served = service.served(body.model)
+    except MotetError:
+        await _give_back(service, given, num_choices)
+        raise
     tickets: list[Ticket] = []
     try:
-        params = _read(service, given, num_choices, tickets)
+        params = _read(served, given, num_choices, service.config, tickets)
         while len(tickets) > 1:  # the trunk is fetched once, with the first
-            await service.engine.release(tickets.pop())
-        yield params
+            await served.engine.release(tickets.pop())
+        yield Asked(served, params)
     except BaseException:
-        with anyio.CancelScope(shield=True):
-            while tickets:
-                await service.engine.release(tickets.pop())
+        await _release(served.engine, tickets)
         raise
 
 
-def _read(service: Service, given: object, num_choices: int, tickets: list[Ticket]) -> KVParams:
+async def _give_back(service: Service, given: object, num_choices: int) -> None:
+    """Releases what a request without a model brought, through any engine: each reaches the leases of all."""
+    served = next((model for model in service.models.all() if isinstance(model, ServedModel)), None)
+    if served is None:
+        return
+    tickets: list[Ticket] = []
+    with suppress(MotetError):
+        _read(served, given, num_choices, service.config, tickets)
+    await _release(served.engine, tickets)
+
+
+async def _release(engine: Engine, tickets: list[Ticket]) -> None:
+    with anyio.CancelScope(shield=True):
+        while tickets:
+            await engine.release(tickets.pop())
+
+
+def _read(
+    served: ServedModel, given: object, num_choices: int, config: ServerConfig, tickets: list[Ticket]
+) -> KVParams:
     """Puts what it finds into `tickets`, also if it raises RequestError after all."""
     if given is None:
         return KVParams()
-    match service.engine.info.role:
+    match served.info.role:
         case Role.PREFILL:
             return KVParams(order=_order(given))
         case Role.DECODE:
-            return KVParams(ticket=_ticket(given, num_choices, service.max_group, tickets))
+            return KVParams(ticket=_ticket(given, num_choices, served.max_group(config), tickets))
         case Role.BOTH:
             raise RequestError(
                 f"Unsupported parameter: '{PARAM}' is for prefill servers and decode servers, and this one is neither.",

@@ -4,7 +4,9 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from motet.api.json_body import json_response
+from motet.api.served import ServedModel, TextModel, model_named
 from motet.api.service import Service
+from motet.errors import NoWorkerError
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,7 +16,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "motet"
     root: str
     parent: str | None = None
-    max_model_len: int
+    max_model_len: int | None
+    """None: not known, or not now."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,17 +30,30 @@ def models_router(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        return json_response(ModelList(data=[_card(service)]))
+        return json_response(ModelList(data=[_card(model) for model in service.models.all()]))
 
     @router.get("/v1/models/{model:path}")
     async def get_model(model: str) -> Response:
-        service.check_model(model)
-        return json_response(_card(service))
+        return json_response(_card(model_named(service.models, model)))
 
     return router
 
 
-def _card(service: Service) -> ModelCard:
+def _card(model: ServedModel | TextModel) -> ModelCard:
+    if isinstance(model, TextModel):
+        return ModelCard(id=model.name, created=model.created, root=model.root, max_model_len=model.max_model_len)
+    return ModelCard(
+        id=model.name,
+        created=model.created,
+        root=model.info.model if model.root is None else model.root,
+        parent=model.parent,
+        max_model_len=_length(model),
+    )
+
+
+def _length(model: ServedModel) -> int | None:
     """Asked of the engine each time: workers that come and go may have other limits."""
-    info = service.engine.info
-    return ModelCard(id=service.model, created=service.created, root=info.model, max_model_len=info.max_model_len)
+    try:
+        return model.info.max_model_len
+    except NoWorkerError:
+        return None

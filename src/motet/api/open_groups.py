@@ -59,10 +59,9 @@ class OpenGroup:
 
     def __init__(
         self,
-        service: Service,
         request: GenerateRequest,
         source: Source,
-        place: Place,
+        course: GroupCourse,
         *,
         number: int,
         prefill: PrefillGroup | None,
@@ -72,7 +71,7 @@ class OpenGroup:
         self._prefill = prefill
         self._request = request
         self._number = number
-        self._course = GroupCourse(service, request, place)
+        self._course = course
 
     async def read(self) -> tuple[Step] | None:
         """The next step; None after the last."""
@@ -121,7 +120,8 @@ class OpenGroups:
         self._places = service.admission.admit(len(plan.groups))
         for number, (request, place) in enumerate(zip(plan.groups, self._places, strict=True)):
             source = self._submit(request)
-            self._groups.append(OpenGroup(service, request, source, place, number=number, prefill=self._prefill))
+            course = GroupCourse(service, plan.served, request, place)
+            self._groups.append(OpenGroup(request, source, course, number=number, prefill=self._prefill))
 
     def usage(self) -> Usage:
         """Of the whole request, up to now."""
@@ -148,13 +148,13 @@ class OpenGroups:
             for group in reversed(self._groups):
                 closing.push_async_callback(group.close, status=status)
             for ticket in self._unused_tickets(status):
-                closing.push_async_callback(self._service.engine.release, ticket)
+                closing.push_async_callback(self._plan.served.engine.release, ticket)
 
     def _submit(self, request: GenerateRequest) -> Source:
-        service, plan = self._service, self._plan
+        plan, served = self._plan, self._plan.served
         if plan.order is None:
-            return TextGroup(service.engine, request, service.tokenizer, plan.rules)
-        self._prefill = PrefillGroup(service.engine, request, readers=plan.order.readers)
+            return TextGroup(served.engine, request, served.tokenizer, plan.rules)
+        self._prefill = PrefillGroup(served.engine, request, readers=plan.order.readers)
         return self._prefill
 
     def _unused_tickets(self, status: int) -> Iterator[Ticket]:

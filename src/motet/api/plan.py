@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from motet.api.caller import Caller
 from motet.api.kv_params import KVParams, PrefillOrder
 from motet.api.schema_shared import GeneratingFields, SamplingFields
+from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.errors import RequestError
 from motet.ids import RequestId, new_request_id
@@ -32,6 +33,8 @@ class Plan:
     """A request on its way to the engine: one group a prompt, all with the same rules."""
 
     head: Head
+    served: ServedModel
+    """What answers it."""
     groups: tuple[GenerateRequest, ...]
     order: PrefillOrder | None = None
     """If the one group there is shall only be prefilled, for others."""
@@ -56,6 +59,8 @@ class Plan:
 class Wanted:
     """What a route adds to the fields all routes have."""
 
+    served: ServedModel
+    """The model that is asked."""
     prefix: str
     """Of the answer's id, as in `chatcmpl-`."""
     caller: Caller
@@ -84,6 +89,7 @@ def make_plan(
     """Raises `RequestError` for what only the server's limits and the prompts can refuse."""
     check_counts(service, len(prompts), wanted)
     wanted.kv_params.check(prompts)
+    served = wanted.served
     answer_id = new_request_id(wanted.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     groups = tuple(
@@ -91,19 +97,20 @@ def make_plan(
             request_id=_group_id(answer_id, number, len(prompts)),
             prompt=tuple(prompt),
             choices=choice_starts(wanted.num_choices, seed),
-            sampling=_sampling(service, len(prompt), sampling, wanted),
+            sampling=_sampling(len(prompt), sampling, wanted),
             cache_salt=around.cache_salt,
             priority=around.priority,
             ticket=wanted.kv_params.ticket,
             trace=wanted.caller.trace,
             session_id=wanted.caller.session_id,
+            seeded=sampling.seed is not None,
+            stops=bool(sampling.stop),
         )
         for number, prompt in enumerate(prompts)
     )
     return Plan(
-        head=Head(
-            id=answer_id, created=int(time.time()), model=service.model, fingerprint=service.engine.info.fingerprint
-        ),
+        head=Head(id=answer_id, created=int(time.time()), model=served.name, fingerprint=served.info.fingerprint),
+        served=served,
         groups=groups,
         order=wanted.kv_params.order,
         client=wanted.caller.client,
@@ -115,10 +122,10 @@ def make_plan(
 
 
 def check_counts(service: Service, num_prompts: int, wanted: Wanted) -> None:
-    if wanted.num_choices > service.max_group:
+    if wanted.num_choices > (most_choices := wanted.served.max_group(service.config)):
         name = wanted.param + wanted.count_param
         raise RequestError(
-            f"Invalid '{name}': integer above maximum value. Expected a value <= {service.max_group}, "
+            f"Invalid '{name}': integer above maximum value. Expected a value <= {most_choices}, "
             f"but got {wanted.num_choices} instead.",
             param=name,
             code="integer_above_max_value",
@@ -144,11 +151,11 @@ def _group_id(answer_id: RequestId, number: int, num_prompts: int) -> RequestId:
     return answer_id if num_prompts == 1 else RequestId(f"{answer_id}-{number}")
 
 
-def _sampling(service: Service, prompt_len: int, fields: SamplingFields, wanted: Wanted) -> SamplingParams:
-    vocab_size = service.engine.info.vocab_size
+def _sampling(prompt_len: int, fields: SamplingFields, wanted: Wanted) -> SamplingParams:
+    vocab_size = wanted.served.info.vocab_size
     for token in fields.stop_token_ids:
         _check_token(token, vocab_size, f"{wanted.param}stop_token_ids")
-    max_tokens = service.preparer.max_tokens(
+    max_tokens = wanted.served.preparer.max_tokens(
         prompt_len, fields.max_tokens_asked, default=wanted.default_max_tokens, param=wanted.prompt_param
     )
     if fields.min_tokens > max_tokens:

@@ -6,16 +6,15 @@ from anyio import to_thread
 
 from motet.api.schema_chat import ChatPrompt
 from motet.api.schema_completion import Prompt
-from motet.api.service import Service
+from motet.text.prepare import Preparer
 
 LONG_TEXT = 8192
 """Characters whose tokenising takes about as long as going to a thread and back is worth."""
 
 
-async def chat_prompt(service: Service, chat: ChatPrompt) -> list[int]:
+async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
     messages = [message.for_template() for message in chat.messages]
     num_chars = sum(len(message.text) for message in chat.messages)
-    preparer = service.preparer
 
     def render() -> list[int]:
         return preparer.chat_prompt(
@@ -30,9 +29,7 @@ async def chat_prompt(service: Service, chat: ChatPrompt) -> list[int]:
     return ids
 
 
-async def text_prompt(service: Service, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-    preparer = service.preparer
-
+async def text_prompt(preparer: Preparer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
     def encode() -> list[int]:
         return preparer.text_prompt(text, add_special_tokens, param=param)
 
@@ -40,15 +37,15 @@ async def text_prompt(service: Service, text: str, *, add_special_tokens: bool, 
 
 
 async def completion_prompts(
-    service: Service, prompts: Sequence[Prompt], *, add_special_tokens: bool
+    preparer: Preparer, prompts: Sequence[Prompt], *, add_special_tokens: bool
 ) -> list[Sequence[int]]:
     checked: list[Sequence[int]] = []
     for number, prompt in enumerate(prompts):
         param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
         ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
         if isinstance(prompt, str):
-            ids = await text_prompt(service, prompt, add_special_tokens=add_special_tokens, param=param)
-        service.preparer.check_prompt(ids, param=param)
+            ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=param)
+        preparer.check_prompt(ids, param=param)
         checked.append(ids)
     return checked
 

@@ -33,8 +33,8 @@ class ServedModel:
     """Where its groups go; it may be that no worker is up just now."""
     tokenizer: Tokenizer
     template: ChatTemplate
-    root: str
-    """What it is where it runs."""
+    root: str | None = None
+    """Where it comes from; None: as its engine calls it."""
     parent: str | None = None
     """Of an adapter: the name of what it adapts."""
     created: int = field(default_factory=now_s)
@@ -91,7 +91,6 @@ class OneModel:
                 engine=engine,
                 tokenizer=tokenizer,
                 template=template or ChatTemplate.of(tokenizer),
-                root=engine.info.model,
             )
         )
 

@@ -1,4 +1,4 @@
-"""What the routes of one app share: the engine, the text layer, the settings, who may come in, and the metrics."""
+"""What the routes of one app share: the models, the settings, who may come in, and the metrics."""
 
 import asyncio
 import secrets
@@ -8,15 +8,13 @@ from collections.abc import Awaitable, Callable
 from motet.api.admission import Admission
 from motet.api.key_limits import KeyLimits
 from motet.api.membership import Membership
+from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.api.workers import OnlyWorker
 from motet.config import ServerConfig
-from motet.engines.base import Engine, Worker, Workers
-from motet.errors import ModelNotFoundError
+from motet.engines.base import Worker, Workers
+from motet.errors import NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
-from motet.text.prepare import Preparer
-from motet.text.template import ChatTemplate
-from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import TransferAddress
 
 Connect = Callable[[TransferAddress], Awaitable[None]]
@@ -33,9 +31,7 @@ class Service:
 
     def __init__(  # sizes: what one server is made of
         self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
+        models: Models,
         config: ServerConfig,
         *,
         workers: Workers | None = None,
@@ -47,12 +43,13 @@ class Service:
         draw_seed: Callable[[], int] = draw_seed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`engine`: what requests go to. `workers`: those behind it, asked each time; None: it is the only one.
-        `figures`: what routing has counted. `membership`: how workers join and leave; None: they are fixed.
+        """`models`: what requests may name. `workers`: those behind them, asked each time; None: it is the only model's
+        engine. `figures`: what routing has counted. `membership`: how workers join and leave; None: they are fixed.
         `tokenizer_files`: for gateways that ask for them; may read from disk. `connect`: how the engine meets another
         worker, if it can. `block_events`: where it is told which blocks the engine has cached, if anywhere."""
-        self.engine = engine
+        self.models = models
         if workers is None:
+            engine = self.only_model().engine
             workers = OnlyWorker(Worker("engine-0", engine, f"{config.host}:{config.port}"))
         self.workers = workers
         self.figures = figures
@@ -60,37 +57,42 @@ class Service:
         self.tokenizer_files = tokenizer_files
         self.connect = connect
         self.block_events = block_events
-        self.tokenizer = tokenizer
-        self.template = template
         self.config = config
         self.admission = Admission(config.max_waiting_groups)
         self.drain_asked = asyncio.Event()
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
-        self.metrics = Metrics(config.served_model_name)
-        self.created = int(time.time())
+        self.metrics = Metrics()
         self.draw_seed = draw_seed
         self.clock = clock
 
     @property
-    def model(self) -> str:
-        return self.config.served_model_name
+    def model_names(self) -> list[str]:
+        return [model.name for model in self.models.all()]
 
-    @property
-    def preparer(self) -> Preparer:
-        """With the limits of the workers there are now; asked on the event loop, used anywhere."""
-        return Preparer(self.tokenizer, self.template, self.engine.info)
-
-    @property
-    def max_group(self) -> int:
-        """Choices one prompt may have."""
-        return min(self.config.max_n, self.engine.info.max_num_seqs)
-
-    def check_model(self, name: str | None) -> None:
-        """A request may leave the model out: there is only one."""
-        if name is not None and name != self.model:
-            raise ModelNotFoundError(
-                f"The model `{name}` does not exist or you do not have access to it.", param="model"
+    def served(self, name: str | None) -> ServedModel:
+        """The model that a request names, or leaves out where there is only one. Raises what `model_named` raises, and
+        `RequestError` for one that is asked in texts: such requests are passed on before they come here."""
+        model = model_named(self.models, name)
+        if isinstance(model, TextModel):
+            raise RequestError(
+                f"The model `{model.name}` runs on a server that takes texts: /v1/chat/completions and /v1/completions "
+                "are all it can be asked through.",
+                param="model",
+                code="unsupported_model",
             )
+        return model
+
+    def only_model(self) -> ServedModel:
+        """What this server is to a gateway that uses it as a worker. Raises NotFoundError unless it is one model."""
+        models = self.models.all()
+        model = models[0] if len(models) == 1 else None
+        if not isinstance(model, ServedModel):
+            raise NotFoundError(
+                f"A worker is a server with one model of its own. This one has {self.model_names or 'none'}: name the "
+                "servers behind it as workers instead.",
+                code="no_worker_itself",
+            )
+        return model
 
     def check_room(self, client: str, *, num_groups: int, num_choices: int) -> None:
         """Raises if such a request would not be let in now: asked early, it saves reading a prompt in vain."""

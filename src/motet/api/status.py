@@ -8,7 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from motet.api.service import Service
 from motet.api.workers import Seen, look
-from motet.engines.base import WorkerState
+from motet.engines.base import WorkerKind, WorkerState
+from motet.ids import ModelName
 from motet.metrics.routing import RoutingFigures
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineStats, Role
@@ -29,7 +30,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     """Only of a process on this machine."""
     address: str
+    kind: WorkerKind
     model: str | None
+    models: tuple[ModelName, ...]
+    """Beside `model`."""
     max_num_seqs: int
     """Choices that run there at once."""
     transfer: TransferAddress | None
@@ -44,6 +48,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     oldest_lease_s: float | UnsetType | None = UNSET
     pulls_open: int | UnsetType = UNSET
     blocks_pulling: int | UnsetType = UNSET
+    resumable: bool
+    """Whether what it writes can go on elsewhere."""
     last_decision: str | None
     """Why it got the last group it was given."""
     note: str | None
@@ -66,16 +72,19 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
+    model: str | None
+    """The first of `models`."""
+    models: list[str]
     version: str
     workers: list[WorkerStatus]
     totals: Totals
 
 
 async def server_status(service: Service, version: str) -> ServerStatus:
-    workers = await look_at_all(service)
+    workers, models = await look_at_all(service), service.model_names
     return ServerStatus(
-        model=service.model,
+        model=models[0] if models else None,
+        models=models,
         version=version,
         workers=[worker_status(seen) for seen in workers],
         totals=_totals([seen.stats for seen in workers if seen.stats], service.figures()),
@@ -98,7 +107,9 @@ def worker_status(seen: Seen) -> WorkerStatus:
         state=seen.state,
         pid=info.pid if info else None,
         address=report.address,
+        kind=report.kind,
         model=info.model if info else None,
+        models=report.models,
         max_num_seqs=info.max_num_seqs if info else 0,
         transfer=info.transfer if info else None,
         groups_running=figure(lambda s: s.groups_running),
@@ -111,6 +122,7 @@ def worker_status(seen: Seen) -> WorkerStatus:
         oldest_lease_s=figure(lambda s: s.oldest_lease_s),
         pulls_open=figure(lambda s: s.pulls_open),
         blocks_pulling=figure(lambda s: s.blocks_pulling),
+        resumable=report.resumable,
         last_decision=report.last_decision,
         note=report.note,
     )

@@ -26,24 +26,24 @@ def token_router(service: Service) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
-        service.check_model(body.model)
+        served = service.served(body.model)
         if body.prompt is None:
-            ids = await chat_prompt(service, body)
+            ids = await chat_prompt(served.preparer, body)
         else:
             special = body.add_special_tokens is not False
-            ids = await text_prompt(service, body.prompt, add_special_tokens=special, param="prompt")
-        names = [service.tokenizer.token_name(token) for token in ids] if body.return_token_strs else None
-        return json_response(Tokenized(len(ids), service.engine.info.max_model_len, ids, names))
+            ids = await text_prompt(served.preparer, body.prompt, add_special_tokens=special, param="prompt")
+        names = [served.tokenizer.token_name(token) for token in ids] if body.return_token_strs else None
+        return json_response(Tokenized(len(ids), served.info.max_model_len, ids, names))
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
-        service.check_model(body.model)
-        vocab_size = service.engine.info.vocab_size
+        served = service.served(body.model)
+        vocab_size = served.info.vocab_size
         if unknown := next((token for token in body.tokens if token >= vocab_size), None):
             raise RequestError(
                 f"Invalid 'tokens': token id {unknown} is outside the model's vocabulary of {vocab_size}.",
                 param="tokens",
             )
-        return json_response(Detokenized(service.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+        return json_response(Detokenized(served.tokenizer.decode(body.tokens, skip_special_tokens=False)))
 
     return router

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from motet.api.app import create_app
+from motet.api.served import OneModel
 from motet.api.service import Service
 from motet.config import CellConfig, GatewayConfig, RoutingConfig, ServerConfig
 from motet.deploy.compose import make_router
@@ -26,7 +27,6 @@ from motet.deploy.server import Outcome, Server, started
 from motet.deploy.stop import StopSignals
 from motet.deploy.tokenizer_files import load_files, read_files
 from motet.engines.remote import EngineServer, RemoteEngine, engine_client
-from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 
 ServerAt = Callable[[str], EngineServer]
@@ -72,9 +72,7 @@ async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSign
             served_model_name=plan.server.served_model_name or beginnings.model,
         )
         service = Service(
-            gateway.router.engine,
-            beginnings.tokenizer,
-            ChatTemplate.of(beginnings.tokenizer),
+            OneModel.of(config.served_model_name, gateway.router.engine, beginnings.tokenizer),
             config,
             workers=gateway.router.fleet,
             figures=gateway.router.figures,
@@ -82,7 +80,7 @@ async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSign
             tokenizer_files=lambda: beginnings.files,
         )
         server = Server(service, gateway, HttpServer(create_app(service), listener), signals)
-        return await server.run(lambda: on_ready(url_of(listener), service.model, gateway))
+        return await server.run(lambda: on_ready(url_of(listener), config.served_model_name, gateway))
 
 
 def make_gateway(plan: GatewayPlan, server_at: ServerAt) -> Gateway:

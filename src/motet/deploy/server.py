@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from motet.api.app import create_app
+from motet.api.served import OneModel
 from motet.api.service import Service
 from motet.deploy.cell import Cell, start_cell
 from motet.deploy.compose import Router
@@ -92,9 +93,7 @@ async def run_server(
                 return Outcome.STOPPED_BEFORE_READY
             try:
                 service = Service(
-                    cell.engine,
-                    tokenizer,
-                    template,
+                    OneModel.of(config.served_model_name, cell.engine, tokenizer, template),
                     config,
                     workers=cell.router.fleet,
                     figures=cell.figures,

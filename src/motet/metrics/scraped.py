@@ -38,9 +38,10 @@ class Scrape:
 class ScrapeCollector(Collector):
     """Exposes the last scrape, with the labels of each worker."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self) -> None:
         self.scrape = Scrape()
-        self._model = model
+        self.model = ""
+        """What all of it is labelled with."""
 
     def collect(self) -> Iterator[Metric]:
         answers = [(self._labels(said), said.stats) for said in self.scrape.engines if said.stats is not None]
@@ -62,11 +63,11 @@ class ScrapeCollector(Collector):
                 histogram.add_metric(labels, cumulative(kept.bounds, kept.read(stats)), kept.sum(stats))
             yield histogram
         yield self._cache_facts()
-        yield worker_states(self._model, self.scrape.states)
-        yield from routing_metrics(self._model, self.scrape.routing)
+        yield worker_states(self.model, self.scrape.states)
+        yield from routing_metrics(self.model, self.scrape.routing)
 
     def _labels(self, said: EngineSample) -> tuple[str, str, str]:
-        return self._model, said.worker, said.info.role.value
+        return self.model, said.worker, said.info.role.value
 
     def _cache_facts(self) -> Metric:
         facts = ("block_size", "num_blocks", "bytes_per_block")

@@ -12,23 +12,34 @@ from prometheus_client.registry import Collector
 from motet.metrics.cumulative import cumulative
 
 
-class StepTimes(Collector):
-    """Written and read on one event loop."""
+class StepTimes:
+    """Of the groups of one model. Written and read on one event loop."""
 
-    def __init__(self, name: str, help: str, *, bounds: Sequence[float], model: str) -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Of times above the bound before and not above this one; the last: above all."""
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum_s += seconds
+
+
+class StepTimesByModel(Collector):
+    """One histogram, with the model as its label."""
+
+    def __init__(self, name: str, help: str, *, bounds: Sequence[float]) -> None:
         self._name = name
         self._help = help
         self._bounds = bounds
-        self._model = model
-        self._counts = [0] * (len(bounds) + 1)
-        """Of times above the bound before and not above this one; the last: above all."""
-        self._sum_s = 0.0
+        self._times: dict[str, StepTimes] = {}
 
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum_s += seconds
+    def of(self, model: str) -> StepTimes:
+        return self._times.setdefault(model, StepTimes(self._bounds))
 
     def collect(self) -> Iterator[Metric]:
         metric = HistogramMetricFamily(self._name, self._help, labels=("model_name",))
-        metric.add_metric((self._model,), cumulative(self._bounds, self._counts), self._sum_s)
+        for model, times in self._times.items():
+            metric.add_metric((model,), cumulative(times.bounds, times.counts), times.sum_s)
         yield metric
