@@ -12,7 +12,8 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
-from motet.engines.remote.server import FAULTS, EngineServer
+from motet.engines.remote.calls import FAULTS
+from motet.engines.remote.server import EngineServer
 from motet.engines.wire import CarriedError, FrameReader
 from motet.errors import (
     DrainingError,
@@ -51,8 +52,8 @@ class RemoteGroup:
         """Whether it has given up its connection."""
         return self._released
 
-    async def opened(self) -> None:
-        """Returns when the server has the group, or never will."""
+    async def settled(self) -> None:
+        """Returns when the server has the group, or never will: then no task of it is left."""
         await asyncio.wait([self._opening])
 
     def __aiter__(self) -> "RemoteGroup":
@@ -71,7 +72,7 @@ class RemoteGroup:
         self._deltas.clear()
         self._unfinished.clear()
         self._release()
-        await self.opened()
+        await self.settled()
 
     def fail(self, error: MotetError) -> None:
         """Ends the group with `error`, behind what has been read before."""
@@ -95,7 +96,7 @@ class RemoteGroup:
     async def _read(self) -> None:
         """What the connection has, at least something of it."""
         if self._response is None:
-            await self.opened()
+            await self.settled()
             if self._response is None and self._unfinished and self._error is None:
                 self._opening.result()  # what it failed with is no error of ours
             return

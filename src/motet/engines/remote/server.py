@@ -1,35 +1,20 @@
-"""A `motet serve` server as a gateway asks it, in the protocol of `engines.wire`: calls, and what their failures mean.
+"""A `motet serve` server as a gateway asks it, in the protocol of `engines.wire`.
 
-    no answer in time                    EngineSilentError
-    no answer, or a connection broke     EngineDiedError
-    a refusal                            as in `refusal`
-    another protocol, or nonsense        EngineError
-
-aiohttp and not httpx: on streams of small frames it takes a third to a fifth of the time.
+Faults of the connection are as in `calls`, refusals as in `refusal`; another protocol, or nonsense, is an EngineError.
 """
 
-from http import HTTPStatus
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from motet.engines.remote.refusal import Refusal
+from motet.engines.remote.calls import QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S, Calls, header_text
 from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, TOKENIZER_FILES, UNREADABLE, EngineReport
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
+from motet.errors import EngineError, MotetError, OtherServerError
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT_S = 2.0
-REPORT_TIMEOUT_S = 1.0
-"""Twice what a server waits for its engine before it reports that it is silent."""
-QUESTION_TIMEOUT_S = 10.0
-KEEPALIVE_S = 4.0
-"""Shorter than a server keeps an idle connection, so that it never closes one that is just being used again."""
-MAX_REFUSAL_BYTES = 64 * 1024
-
-FAULTS: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError, TimeoutError)
-"""What goes wrong with a connection."""
+KEY_HINT = "Give the gateway a key that the worker knows."
 
 
 class _Spoken(msgspec.Struct):
@@ -39,26 +24,22 @@ class _Spoken(msgspec.Struct):
     version: str = "unknown"
 
 
-def engine_client() -> aiohttp.ClientSession:
-    """For any number of servers and of calls at once. To be made in the event loop, and closed after the engines."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-        auto_decompress=False,
-    )
-
-
 class EngineServer:
     """One server. The client belongs to who made it."""
 
     def __init__(self, url: str, client: aiohttp.ClientSession, *, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the worker {self.url}"
-        self._client = client
-        self._headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": MSGPACK}
+        headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": MSGPACK}
         if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+            headers["authorization"] = f"Bearer {api_key}"
+        self._calls = Calls(
+            self.url,
+            client,
+            name=self.name,
+            headers=headers,
+            refused=lambda refusal: refusal.error(self.name, key_hint=KEY_HINT),
+        )
 
     async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
         """How it is. EngineError if it speaks another protocol, OtherServerError if it is no server of ours."""
@@ -89,17 +70,11 @@ class EngineServer:
         timeout_s: float | None = QUESTION_TIMEOUT_S,
     ) -> bytes:
         """The whole body of an answer."""
-        response = await self._send(method, path, body, trace=trace, timeout_s=timeout_s)
-        try:
-            return await response.read()
-        except FAULTS as error:
-            raise self.fault(error) from error
-        finally:
-            response.release()
+        return await self._calls.ask(method, path, body, headers=_traced(trace), timeout_s=timeout_s)
 
     async def open(self, path: str, body: bytes, *, trace: str) -> aiohttp.ClientResponse:
         """An answer that lasts; whoever gets it closes it."""
-        return await self._send("POST", path, body, trace=trace, timeout_s=None)
+        return await self._calls.open(path, body, headers=_traced(trace))
 
     def decode(self, body: bytes, kind: type[T]) -> T:
         try:
@@ -109,31 +84,8 @@ class EngineServer:
 
     def fault(self, error: Exception) -> MotetError:
         """What is wrong with a connection, in our words."""
-        if isinstance(error, aiohttp.InvalidURL):
-            return EngineError(f"{self.name} cannot be asked: its URL is none")
-        kind = EngineSilentError if isinstance(error, TimeoutError) else EngineDiedError
-        return kind(f"{self.name} did not answer: {str(error) or type(error).__name__}")
+        return self._calls.fault(error)
 
-    async def _send(
-        self, method: str, path: str, body: bytes, *, trace: str, timeout_s: float | None
-    ) -> aiohttp.ClientResponse:
-        """A response that is neither a refusal nor read."""
-        headers = self._headers
-        if trace and trace.isascii() and trace.isprintable():  # else it would fail the call
-            headers = {**headers, "x-request-id": trace}
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        try:
-            response = await self._client.request(
-                method, self.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            )
-            if response.status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
-                return response
-            raise await self._refusal(response)
-        except FAULTS as error:
-            raise self.fault(error) from error
 
-    async def _refusal(self, response: aiohttp.ClientResponse) -> MotetError:
-        async with response:
-            said = await response.content.read(MAX_REFUSAL_BYTES)
-        refusal = Refusal(response.status, response.reason or "", said, response.headers.get("retry-after", ""))
-        return refusal.error(self.name, key_hint="Give the gateway a key that the worker knows.")
+def _traced(trace: str) -> dict[str, str]:
+    return {"x-request-id": value} if (value := header_text(trace)) else {}

@@ -1,7 +1,7 @@
 """Log-probabilities as vLLM lists them, in each of its three forms. Pure.
 
-A list holds the drawn token (or the prompt's) first, and then the k best but for it, best first. So it has k + 1 entries
-if that token is not among the k best, and k if it is.
+A list holds the drawn token (or the prompt's) first, then the k best but for it, best first. So it has k + 1 entries if
+that token is not among the k best, and k if it is.
 
     /v1/completions           {"token_logprobs": [-0.1], "top_logprobs": [{"token_id:5": -0.1, "token_id:7": -2.0}]}
     /inference/v1/generate    {"content": [{"token_id", "logprob", "rank", "top_logprobs": [...]}]}
