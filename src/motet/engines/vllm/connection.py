@@ -123,7 +123,7 @@ class Connection:
             answer.close()
 
     def _hand_over(self, items: list[Piece | Usage]) -> bool:
-        """Whether there was something for anybody who still reads."""
+        """Whether there is more to come for somebody who must take this first."""
         pieces: list[tuple[int, Piece]] = []
         usage: Usage | None = None
         for item in items:
@@ -139,7 +139,7 @@ class Connection:
             self._held = False
         self._listener.brought(self, Brought(tuple(pieces), usage))
         self._close_if_unheard()
-        return bool(self._listening)
+        return bool(pieces and self._listening)
 
     def _close_if_unheard(self) -> None:
         if self._unfinished and not self._listening and not self._held:
