@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines.fake_leases": ("transfer.ticket",),
     "engines.under_way": ("engines.base", "engines.wire"),
     "engines.remote": ("engines.base", "engines.under_way", "engines.wire", "transfer.ticket"),
-    "engines.upstream": ("engines.base",),
+    "engines.upstream": ("engines.base", "engines.wire"),
     "engines.upstream.base": (),
     "engines.vllm": ("engines.base", "engines.under_way", "engines.wire", "engines.remote", "transfer.ticket"),
     "engines.native": ("engines.base", "engines.wire", "transfer", "kv_events"),

@@ -11,6 +11,9 @@ import msgspec
 
 from motet.errors import MotetError
 
+UNKNOWN_LENGTH = 2**31 - 1
+"""`max_model_len` of a model whose server does not tell it; it refuses by itself what is too long."""
+
 
 class TextRoute(StrEnum):
     """Routes of OpenAI's API, as paths below a server's root."""

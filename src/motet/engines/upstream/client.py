@@ -5,11 +5,12 @@
     a refusal                     as in `refusal`
     nonsense                      EngineError
 
-The key: the one configured for this server; else the client's own, where that is allowed; else none. A key of ours never
+The key: the one configured for it; else the client's own, where that is allowed; else none. A key of ours never
 goes there, nor does any key follow a redirect.
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 KEEPALIVE_S = 4.0
 """Shorter than servers keep an idle connection, so that none closes one that is just being used again."""
+END_S = 0.05
 MAX_REFUSAL_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 2**28
 EVENT_STREAM = "text/event-stream"
@@ -114,6 +116,13 @@ class Reply:
             if num_bytes > max_bytes:
                 raise EngineError(f"{self._server.name} sent an answer of more than {max_bytes} bytes")
         return b"".join(parts)
+
+    async def end(self) -> None:
+        """Reads what little follows the end of a stream, so that the connection can be used again."""
+        with contextlib.suppress(TimeoutError, *FAULTS):
+            async with asyncio.timeout(END_S):
+                while await self._response.content.readany():
+                    pass
 
     def close(self) -> None:
         """May be called twice. A connection whose answer has been read to its end is used again."""

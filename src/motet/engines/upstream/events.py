@@ -24,10 +24,7 @@ class EventReader:
         lines = (self._rest + data).splitlines(keepends=True)
         # A line that ends in CR may go on with the LF of a CRLF.
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
-        events = []
-        for line in lines:
-            if (event := self._line(line.rstrip(b"\r\n"))) is not None:
-                events.append(event)
+        events = [event for line in lines if (event := self._line(line.rstrip(b"\r\n"))) is not None]
         if self._num_bytes + len(self._rest) > self._max_bytes:
             raise EngineError(f"an event of its stream is larger than {self._max_bytes} bytes")
         return events
