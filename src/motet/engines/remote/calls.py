@@ -85,6 +85,14 @@ class Calls:
         """An answer that lasts; whoever gets it closes it."""
         return await self._send("POST", path, body, headers=headers, timeout_s=None)
 
+    async def status(self, method: str, path: str, body: bytes = b"", *, timeout_s: float = QUESTION_TIMEOUT_S) -> int:
+        """Of the answer, whichever it is; for who only wants to know whether there is such a route."""
+        try:
+            async with await self._request(method, path, body, NO_HEADERS, timeout_s) as response:
+                return response.status
+        except FAULTS as error:
+            raise self.fault(error) from error
+
     def fault(self, error: Exception) -> MotetError:
         """What is wrong with a connection, in our words."""
         if isinstance(error, aiohttp.InvalidURL):
@@ -96,17 +104,22 @@ class Calls:
         self, method: str, path: str, body: bytes, *, headers: Mapping[str, str], timeout_s: float | None
     ) -> aiohttp.ClientResponse:
         """A response that is neither a refusal nor read."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        every = {**self._headers, **headers}
         try:
-            response = await self._client.request(
-                method, self._url + path, data=body, headers=every, timeout=timeout, allow_redirects=False
-            )
+            response = await self._request(method, path, body, headers, timeout_s)
             if response.status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
                 return response
             raise await self._refusal(response)
         except FAULTS as error:
             raise self.fault(error) from error
+
+    async def _request(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float | None
+    ) -> aiohttp.ClientResponse:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        every = {**self._headers, **headers}
+        return await self._client.request(
+            method, self._url + path, data=body, headers=every, timeout=timeout, allow_redirects=False
+        )
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> MotetError:
         async with response:

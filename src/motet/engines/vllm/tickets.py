@@ -25,16 +25,17 @@ class _Prefilled(msgspec.Struct):
     kv_transfer_params: KVParams | list[KVParams] | None = None
 
 
-def kv_params_in(body: bytes) -> list[KVParams]:
-    """Of the answer to a prefill: one object for each request that may use it. Raises EngineError if there is none."""
+def kv_params_in(body: bytes, server: str = "vLLM") -> list[KVParams]:
+    """Of the answer to a prefill: one object for each request that may use it. Raises EngineError if there is none.
+    `server` names who answers in messages."""
     try:
         params = msgspec.json.decode(body, type=_Prefilled).kv_transfer_params
     except UNREADABLE as error:
-        raise EngineError(f"what vLLM answered is no answer to a prefill: {error}") from error
+        raise EngineError(f"what {server} answered is no answer to a prefill: {error}") from error
     found = [params] if isinstance(params, dict) else params
     if not found:
         raise EngineError(
-            "vLLM computed the prompt, but made no ticket (kv_transfer_params): start it with a KV connector, such as "
+            f"{server} computed the prompt, but made no ticket (kv_transfer_params): start it with a KV connector, as "
             """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'"""
         )
     return found
