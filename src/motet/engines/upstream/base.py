@@ -100,6 +100,10 @@ class TextGroup(Protocol):
         `UpstreamRefusalError`."""
         ...
 
+    def fail(self, error: MotetError) -> None:
+        """Ends it with `error`, which whoever reads it gets."""
+        ...
+
     async def aclose(self) -> None:
         """Closes every connection. May be called at any time, twice too."""
         ...
