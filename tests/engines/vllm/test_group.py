@@ -1,0 +1,269 @@
+"""A group without a ticket: its requests go out at once, and what comes back is one stream."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.engines.vllm.wire import Piece, Usage
+from motet.errors import EngineDiedError, EngineError, RequestError
+from motet.types import (
+    ChoiceDelta,
+    ChoiceStart,
+    GroupDelta,
+    PromptReport,
+    TokenLogprob,
+)
+from tests.engines.vllm.asked import GREEDY, SAMPLING, group
+from tests.engines.vllm.far import LENGTH, piece, scene, settle
+
+pytestmark = pytest.mark.anyio
+
+
+def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDelta:
+    return GroupDelta(group().request_id, choices, prompt)
+
+
+async def test_requests_go_out_before_anybody_reads_with_trace_and_session() -> None:
+    async with scene() as there:
+        there.engine.generate(group())
+        await settle()
+        (call,) = there.calls
+        assert (call.ask.n, call.ask.model, call.trace, call.session_id) == (3, "m", "trace-g", "session-1")
+
+
+async def test_all_that_lies_ready_is_one_delta_and_the_first_tells_of_the_prompt() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(stops=True))
+        await settle()
+        for number, call in enumerate(there.calls):
+            call.say(piece(0, 10 + number), piece(0, 20 + number))
+        await settle()
+        assert await anext(stream) == delta(
+            ChoiceDelta(0, (10, 20)),
+            ChoiceDelta(1, (11, 21)),
+            ChoiceDelta(2, (12, 22)),
+            prompt=PromptReport(cached_tokens=0),
+        )
+        there.calls[1].say(piece(0, 31, finish=LENGTH))
+        assert await anext(stream) == delta(ChoiceDelta(1, (31,), None, LENGTH))
+        await stream.aclose()
+
+
+async def test_children_are_choices_and_the_stream_ends_with_the_last() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(choices=(ChoiceStart(4, 7), ChoiceStart(2, 8))))
+        await settle()
+        (call,) = there.calls
+        call.say(piece(0, 10), piece(1, 11, finish=LENGTH))
+        assert (await anext(stream)).choices == (ChoiceDelta(2, (11,), None, LENGTH), ChoiceDelta(4, (10,)))
+        call.say(piece(0, finish=LENGTH), Usage(4, None))
+        call.end()
+        assert (await anext(stream)).choices == (ChoiceDelta(4, (), None, LENGTH),)
+        for _ in range(2):
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+
+async def test_logprobs_stay_with_their_tokens() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(n=1))
+        await settle()
+        logprobs = tuple(TokenLogprob(token_id, -0.5, 1) for token_id in (10, 11))
+        there.calls[0].say(Piece(0, (10,), logprobs[:1]), Piece(0, (11,), logprobs[1:], LENGTH))
+        assert (await anext(stream)).choices == (ChoiceDelta(0, (10, 11), logprobs, LENGTH),)
+
+
+async def test_cached_tokens_are_told_if_the_answer_is_all_there() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(n=1))
+        await settle()
+        there.calls[0].say(piece(0, 10, finish=LENGTH), Usage(4, 3))
+        assert (await anext(stream)).prompt == PromptReport(cached_tokens=3)
+
+
+async def test_greedy_choices_are_copies_and_a_stopped_copy_is_only_muted() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(sampling=GREEDY))
+        await settle()
+        (call,) = there.calls
+        call.say(piece(0, 10))
+        assert [choice.index for choice in (await anext(stream)).choices] == [0, 1, 2]
+        await there.engine.stop_choice(group().request_id, 1)
+        call.say(piece(0, 11, finish=LENGTH))
+        assert (await anext(stream)).choices == (
+            ChoiceDelta(0, (11,), None, LENGTH),
+            ChoiceDelta(2, (11,), None, LENGTH),
+        )
+
+
+async def test_a_stopped_choice_that_is_alone_in_its_request_ends_there() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(stops=True))
+        await settle()
+        await there.engine.stop_choice(group().request_id, 1)
+        await settle()
+        assert there.open == [0, 2]
+        for call in there.calls:
+            call.say(piece(0, 10, finish=LENGTH))
+        assert [choice.index for choice in (await anext(stream)).choices] == [0, 2]
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+async def test_a_request_of_several_ends_when_none_of_them_is_read_any_more() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group())
+        await settle()
+        (call,) = there.calls
+        call.say(piece(2, 12, finish=LENGTH))
+        await anext(stream)
+        await there.engine.stop_choice(group().request_id, 0)
+        call.say(piece(0, 10), piece(1, 11))
+        assert (await anext(stream)).choices == (ChoiceDelta(1, (11,)),)
+        assert there.open == [0]
+        await there.engine.stop_choice(group().request_id, 1)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        await settle()
+        assert call.closed
+
+
+async def test_a_muted_child_alone_keeps_no_request_open_when_the_others_have_finished() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(choices=(ChoiceStart(0, 1), ChoiceStart(1, 2), ChoiceStart(2, 9, (5,)))))
+        await settle()
+        await there.engine.stop_choice(group().request_id, 0)
+        there.calls[0].say(piece(1, 11, finish=LENGTH))
+        await anext(stream)
+        await settle()
+        assert there.open == [1]
+
+
+async def test_the_rest_of_an_answer_is_read_so_that_its_connection_can_be_used_again() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(stops=True))
+        await settle()
+        first = there.calls[0]
+        first.say(piece(0, 10, finish=LENGTH))
+        await anext(stream)
+        first.say(Usage(4, None))
+        await settle()
+        assert (first.reads, first.closed) == (2, False)
+        first.end()
+        await stream.aclose()
+
+
+async def test_a_slow_reader_holds_its_connections_back() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(n=1))
+        await settle()
+        (call,) = there.calls
+        for token_id in range(10, 14):
+            call.say(piece(0, token_id))
+            await settle()
+        assert call.reads == 1
+        assert (await anext(stream)).choices == (ChoiceDelta(0, (10,)),)
+        assert (await anext(stream)).choices == (ChoiceDelta(0, (11, 12, 13)),)
+
+
+@pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), EngineError("broken")])
+async def test_an_error_of_one_request_ends_the_group_behind_what_has_come(error: EngineError) -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(stops=True))
+        await settle()
+        there.calls[0].say(piece(0, 10))
+        there.calls[1].end(error)
+        await settle()
+        assert (await anext(stream)).choices == (ChoiceDelta(0, (10,)),)
+        for _ in range(2):
+            with pytest.raises(type(error), match=error.message):
+                await anext(stream)
+        assert there.open == []
+
+
+async def test_a_refusal_ends_the_group_and_what_was_asked_beside_it() -> None:
+    async with scene(accepting=False) as there:
+        stream = there.engine.generate(group(stops=True))
+        await settle()
+        there.calls[2].refuse(RequestError("too long"))
+        with pytest.raises(RequestError, match="too long"):
+            await anext(stream)
+        await settle()
+        assert there.open == []
+
+
+async def test_an_answer_that_breaks_off_is_a_server_that_died() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group())
+        await settle()
+        there.calls[0].say(piece(1, 10, finish=LENGTH))
+        there.calls[0].end()
+        assert (await anext(stream)).choices == (ChoiceDelta(1, (10,), None, LENGTH),)
+        with pytest.raises(EngineDiedError, match=r"broke off before choices \[0, 2\] ended"):
+            await anext(stream)
+
+
+async def test_what_is_wrong_with_the_code_reaches_the_reader() -> None:
+    async with scene(accepting=False) as there:
+        stream = there.engine.generate(group())
+        await settle()
+        there.calls[0].opening.set_exception(ZeroDivisionError("a defect"))
+        with pytest.raises(ZeroDivisionError):
+            await anext(stream)
+
+
+@pytest.mark.parametrize("accepting", [True, False])
+async def test_closing_ends_every_request_also_those_not_taken_yet(accepting: bool) -> None:
+    async with scene(accepting=accepting) as there:
+        stream = there.engine.generate(group(stops=True))
+        waiting = asyncio.ensure_future(anext(stream))
+        await settle()
+        await stream.aclose()
+        await stream.aclose()
+        assert there.open == []
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+
+
+async def test_closing_before_anything_was_sent_sends_nothing() -> None:
+    async with scene() as there:
+        await there.engine.generate(group()).aclose()
+        assert there.calls == []
+
+
+async def test_a_reader_that_is_cancelled_may_read_again() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(n=1))
+        waiting = asyncio.ensure_future(anext(stream))
+        await settle()
+        waiting.cancel()
+        await settle()
+        there.calls[0].say(piece(0, 10, finish=LENGTH))
+        assert (await anext(stream)).choices == (ChoiceDelta(0, (10,), None, LENGTH),)
+
+
+async def test_the_first_delta_waits_for_the_logprobs_of_the_prompt() -> None:
+    request = group(n=1, sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))
+    logprobs = (None, *(TokenLogprob(token_id, -0.5, 1) for token_id in request.prompt[1:]))
+    async with scene() as there:
+        stream = there.engine.generate(request)
+        await settle()
+        there.calls[0].say(piece(0, 10, finish=LENGTH))
+        waiting = asyncio.ensure_future(anext(stream))
+        await settle()
+        assert not waiting.done()
+        assert there.server.known_prompt is not None
+        there.server.known_prompt.set_result(logprobs)
+        assert await waiting == delta(ChoiceDelta(0, (10,), None, LENGTH), prompt=PromptReport(0, logprobs))
+
+
+async def test_no_logprobs_of_the_prompt_no_group() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1)))
+        await settle()
+        there.calls[0].say(piece(0, 10))
+        assert there.server.known_prompt is not None
+        there.server.known_prompt.set_exception(EngineError("broken"))
+        with pytest.raises(EngineError, match="broken"):
+            await anext(stream)
