@@ -8,6 +8,7 @@ import pytest
 
 from motet.text.tokenizer import Tokenizer
 from tests.api.serving import Served, Serving
+from tests.api.two_models import Tokenizers, TwoModels, turned_tokenizer
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 
@@ -33,3 +34,13 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
 async def served(serve: Serving) -> Served:
     """A server that answers `hello <number of the choice>`."""
     return await serve()
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
+    return tokenizer, turned_tokenizer(tmp_path_factory.mktemp("turned"))
+
+
+@pytest.fixture
+def models(tokenizers: Tokenizers) -> TwoModels:
+    return TwoModels(tokenizers)

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from motet.api.app import create_app
 from motet.api.membership import Membership
-from motet.api.served import OneModel
+from motet.api.served import Models, OneModel
 from motet.api.service import Service
 from motet.config import ServerConfig
 from motet.engines.base import Worker, WorkerReport, Workers, WorkerState
@@ -102,9 +102,11 @@ class ListedWorkers:
 class Served:
     """One server and its clients."""
 
-    def __init__(self, service: Service, engine: WatchedEngine) -> None:
+    def __init__(self, service: Service, engine: WatchedEngine, *others: WatchedEngine) -> None:
+        """`engine`: of its only model, or the first of several."""
         self.service = service
         self.engine = engine
+        self._engines = (engine, *others)
         self.app = create_app(service)
         self._stack = AsyncExitStack()
         self._state = ServerState()
@@ -153,7 +155,8 @@ class Served:
         return port
 
     def check(self) -> None:
-        self.engine.check()
+        for engine in self._engines:
+            engine.check()
         self.service.admission.check()
         assert self.service.admission.open == 0
         assert self.service.key_limits.clients == {}
@@ -169,7 +172,8 @@ class Served:
     async def until_empty(self) -> None:
         """Returns once no group is open; the test's time-out is the limit."""
         await self.service.drained()
-        self.engine.check()
+        for engine in self._engines:
+            engine.check()
 
 
 @dataclass
@@ -204,3 +208,13 @@ class Serving:
             draw_seed=lambda: SEED,
         )
         return await self.stack.enter_async_context(Served(service, engine))
+
+    async def several(self, models: Models, *engines: WatchedEngine, config: ServerConfig | None = None) -> Served:
+        """A server of `models`, whose engines are looked at when the test ends; it has no workers to show."""
+        service = Service(
+            models,
+            config or ServerConfig(served_model_name=""),
+            workers=ListedWorkers([]),
+            draw_seed=lambda: SEED,
+        )
+        return await self.stack.enter_async_context(Served(service, *engines))

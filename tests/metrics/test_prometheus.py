@@ -249,3 +249,25 @@ def test_two_apps_in_one_process_share_nothing() -> None:
     first.http_request(handler="/health", method="GET", status=200)
     assert "motet:http_requests_total|handler=/health|method=GET|status=200" in exposed(first)
     assert "motet:http_requests_total|handler=/health|method=GET|status=200" not in exposed(second)
+
+
+def test_groups_have_the_label_of_their_model_and_the_whole_server_that_of_its_only_one() -> None:
+    metrics = Metrics()
+    for model, status in (("m", 200), ("other", 200), ("other", 499)):
+        metrics.of(model).group_ended(GroupRecord(num_choices=1, started_s=0.0), status=status, tokens={}, now_s=1.0)
+        metrics.of(model).steps.add(0.5)
+    text = text_of(metrics, saying(EngineStats()), models=("m", "other"))
+    assert 'motet:groups_total{model_name="m",status="200"} 1.0' in text
+    assert 'motet:groups_total{model_name="other",status="499"} 1.0' in text
+    assert 'motet:inter_token_latency_seconds_count{model_name="other"} 2.0' in text
+    for shared in ("groups_without_first_token", "groups_queued"):
+        assert re.findall(rf"^motet:{shared}\{{(.*)\}} ", text, re.MULTILINE) == ['model_name=""']
+    assert 'motet:forks_total{model_name="",role="both",worker="engine-0"}' in text
+
+
+def test_what_is_of_the_whole_server_keeps_its_label_when_all_models_but_one_have_gone() -> None:
+    metrics = Metrics()
+    told = [text_of(metrics, models=models) for models in (["m"], ["m", "other"], ["m"])]
+    name = "motet:groups_without_first_token"
+    found = [re.findall(rf'^{name}\{{model_name="(.*)"\}} ', text, re.MULTILINE) for text in told]
+    assert found == [["m"], [""], [""]]

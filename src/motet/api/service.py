@@ -90,7 +90,7 @@ class Service:
             raise NotFoundError(
                 f"A worker is a server with one model of its own. This one has {self.model_names or 'none'}: name the "
                 "servers behind it as workers instead.",
-                code="no_worker_itself",
+                code="no_single_model",
             )
         return model
 

@@ -1,0 +1,171 @@
+"""Several models behind one server: each request has the words, the limits and the engine of the one it names."""
+
+import asyncio
+
+import pytest
+
+from motet.config import ServerConfig
+from motet.engines.fake import NOWHERE
+from motet.transfer.ticket import params_of
+from motet.types import Role
+from tests.api.engine_asking import group
+from tests.api.serving import Served, Serving, chunks
+from tests.api.two_models import (
+    PLAIN,
+    TURNED,
+    Tokenizers,
+    TwoModels,
+    ask,
+    error,
+    every_route,
+    generating_routes,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def served(serve: Serving, models: TwoModels) -> Served:
+    return await serve.several(models, *models.engines)
+
+
+async def test_a_prompt_becomes_the_tokens_of_the_model_that_is_asked(
+    served: Served, models: TwoModels, tokenizers: Tokenizers
+) -> None:
+    for model in (PLAIN, TURNED):
+        assert (await served.complete("hello aab", model=model)).status_code == 200
+    (plain,), (turned,) = models.plain.requests, models.turned.requests
+    assert list(plain.prompt) == tokenizers[0].encode("hello aab", add_special_tokens=True)
+    assert list(turned.prompt) == tokenizers[1].encode("hello aab", add_special_tokens=True)
+    assert plain.prompt != turned.prompt
+
+
+async def test_an_answer_is_read_with_the_tokenizer_of_its_model(served: Served) -> None:
+    """Both engines write the same tokens."""
+    for model, text, fingerprint in ((PLAIN, "ab", "plain-same"), (TURNED, "ba", "turned-same")):
+        chat = (await ask(served, "/v1/chat/completions", model, logprobs=True)).json()
+        assert (chat["model"], chat["system_fingerprint"]) == (model, fingerprint)
+        assert chat["choices"][0]["message"]["content"] == text
+        assert "".join(entry["token"] for entry in chat["choices"][0]["logprobs"]["content"][:2]) == text
+        completion = (await ask(served, "/v1/completions", model, echo=True)).json()
+        assert (completion["model"], completion["choices"][0]["text"]) == (model, "aab" + text)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_names_its_model_and_has_its_text(served: Served, path: str) -> None:
+    for model, text in ((PLAIN, "ab"), (TURNED, "ba")):
+        got = chunks(await ask(served, path, model, stream=True, n=2))
+        assert {chunk["model"] for chunk in got} == {model}
+        texts = ["", ""]
+        for choice in (choice for chunk in got for choice in chunk["choices"]):
+            texts[choice["index"]] += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        assert texts == [text, text]
+
+
+async def test_a_chat_is_written_by_the_template_of_its_model(
+    served: Served, models: TwoModels, tokenizers: Tokenizers
+) -> None:
+    for model in (PLAIN, TURNED):
+        await ask(served, "/v1/chat/completions", model)
+    read = [
+        tokenizer.decode(engine.requests[0].prompt, skip_special_tokens=False)
+        for tokenizer, engine in zip(tokenizers, models.engines, strict=True)
+    ]
+    assert read == ["<|im_start|>user\naab<|im_end|>\n<|im_start|>assistant\n", "aab"]
+
+
+async def test_token_ids_reach_the_engine_of_the_model_that_is_asked(served: Served, models: TwoModels) -> None:
+    assert (await ask(served, "/inference/v1/generate", TURNED)).status_code == 200
+    assert (len(models.plain.requests), len(models.turned.requests)) == (0, 1)
+    assert models.turned.requests[0].prompt == (5, 6)
+
+
+async def test_texts_are_tokenised_for_the_model_that_is_asked(served: Served, tokenizers: Tokenizers) -> None:
+    for model, tokenizer, length in ((PLAIN, tokenizers[0], 4096), (TURNED, tokenizers[1], 64)):
+        tokenized = (await ask(served, "/tokenize", model, return_token_strs=True)).json()
+        assert tokenized["tokens"] == tokenizer.encode("aab", add_special_tokens=True)
+        assert (tokenized["token_strs"], tokenized["max_model_len"]) == (["a", "a", "b"], length)
+        back = (await ask(served, "/detokenize", model, tokens=tokenized["tokens"])).json()
+        assert back == {"prompt": "aab"}
+
+
+async def test_lengths_counts_and_vocabularies_are_those_of_the_model(served: Served) -> None:
+    refusals: dict[str, dict[str, object]] = {
+        "context_length_exceeded": {"prompt": "x" * 70},
+        "integer_above_max_value": {"n": 4},
+        "invalid_value": {"logit_bias": {"300": 1}},
+    }
+    for code, fields in refusals.items():
+        assert (await ask(served, "/v1/completions", PLAIN, **fields)).status_code == 200
+        refused = await ask(served, "/v1/completions", TURNED, **fields)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, code)
+    for path, field in (("/inference/v1/generate", "token_ids"), ("/detokenize", "tokens")):
+        assert (await ask(served, path, PLAIN, **{field: [300]})).status_code == 200
+        assert (await ask(served, path, TURNED, **{field: [300]})).status_code == 400
+
+
+@every_route
+async def test_with_several_models_a_request_must_name_one(served: Served, path: str) -> None:
+    refused = await ask(served, path, None)
+    assert error(refused) == (400, "missing_required_parameter", "model")
+    assert refused.json()["error"]["message"].endswith(f"Available here: `{PLAIN}`, `{TURNED}`.")
+
+
+@every_route
+async def test_an_unknown_model_is_told_which_there_are(served: Served, path: str) -> None:
+    refused = await ask(served, path, "gpt")
+    assert error(refused) == (404, "model_not_found", "model")
+    assert refused.json()["error"]["message"] == (
+        f"The model `gpt` does not exist or you do not have access to it. Available here: `{PLAIN}`, `{TURNED}`."
+    )
+
+
+@generating_routes
+async def test_engines_are_told_whether_the_seed_was_named_and_choices_may_end_early(
+    served: Served, models: TwoModels, path: str
+) -> None:
+    for fields in ({}, {"seed": 7}, {"stop": "x"}, {"seed": 0, "stop": ["x", "y"]}):
+        inside = {"sampling_params": fields} if path == "/inference/v1/generate" else fields
+        assert (await ask(served, path, PLAIN, **inside)).status_code == 200
+    told = [(request.seeded, request.stops) for request in models.plain.requests]
+    assert told == [(False, False), (True, False), (False, True), (True, True)]
+
+
+async def test_all_models_wait_at_one_door(serve: Serving, tokenizers: Tokenizers) -> None:
+    models = TwoModels(tokenizers, gated=True)
+    config = ServerConfig(served_model_name="", max_waiting_groups=1)
+    served = await serve.several(models, *models.engines, config=config)
+    asking = asyncio.create_task(ask(served, "/v1/completions", PLAIN))
+    await models.plain.submitted.acquire()
+    refused = await ask(served, "/v1/completions", TURNED)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    for _ in range(3):
+        models.plain.steps.release()
+    assert (await asking).status_code == 200
+
+
+async def test_prefill_and_decode_are_told_apart_by_model(serve: Serving, tokenizers: Tokenizers) -> None:
+    models = TwoModels(tokenizers, roles=(Role.PREFILL, Role.DECODE))
+    served = await serve.several(models, *models.engines)
+    order = {"do_remote_decode": True}
+    made = await ask(served, "/v1/completions", PLAIN, kv_transfer_params=order)
+    assert made.json()["kv_transfer_params"]["num_tokens"] == 2
+    models.plain.leases.held.clear()
+    assert error(await ask(served, "/v1/completions", TURNED, kv_transfer_params=order))[2] == "kv_transfer_params"
+    ticket = models.turned.leases.grant(group(prompt=(5, 6)), NOWHERE, readers=1, block_size=16)
+    taken = await ask(served, "/inference/v1/generate", TURNED, kv_transfer_params=params_of(ticket))
+    assert taken.status_code == 200
+    assert models.turned.requests[-1].ticket == ticket
+
+
+@generating_routes
+@pytest.mark.parametrize("model", ["gpt", None])
+async def test_a_ticket_for_a_model_that_is_not_there_is_given_back(
+    serve: Serving, tokenizers: Tokenizers, path: str, model: str | None
+) -> None:
+    models = TwoModels(tokenizers, roles=(Role.DECODE, Role.DECODE))
+    served = await serve.several(models, *models.engines)
+    ticket = models.plain.leases.grant(group(prompt=(5, 6)), NOWHERE, readers=1, block_size=16)
+    refused = await ask(served, path, model, kv_transfer_params=params_of(ticket))
+    assert refused.json()["error"]["param"] == "model"
+    assert models.plain.released == [ticket]

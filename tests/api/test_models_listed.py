@@ -1,0 +1,197 @@
+"""Which models a server has, as they come and go: who lists them, who counts by them, and who is told of them."""
+
+import asyncio
+
+import pytest
+
+from motet.api.served import ServedModel, TextModel
+from motet.engines.upstream.base import TextGroup, TextRequest
+from motet.errors import NoWorkerError
+from motet.ids import ModelName
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+from motet.types import EngineInfo
+from tests.api.engine_asking import group, post
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, error, every_route
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def served(serve: Serving, models: TwoModels) -> Served:
+    return await serve.several(models, *models.engines)
+
+
+async def test_the_models_are_listed_with_what_is_known_of_each(
+    serve: Serving, models: TwoModels, tokenizer: Tokenizer
+) -> None:
+    adapter = ServedModel(
+        name="adapter",
+        engine=models.plain,
+        tokenizer=tokenizer,
+        template=ChatTemplate.of(tokenizer),
+        root="hub/adapter",
+        parent=PLAIN,
+        created=5,
+    )
+    models.listed += [adapter, text_model("elsewhere")]
+    served = await serve.several(models, *models.engines)
+    cards = (await served.http.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["root"], card["parent"], card["max_model_len"]) for card in cards] == [
+        (PLAIN, "weights/plain", None, 4096),
+        (TURNED, "weights/turned", None, 64),
+        ("adapter", "hub/adapter", PLAIN, 4096),
+        ("elsewhere", "far/away", None, None),
+    ]
+    assert {(card["object"], card["owned_by"]) for card in cards} == {("model", "motet")}
+    assert cards[2]["created"] == 5
+    for card in cards:
+        assert (await served.http.get(f"/v1/models/{card['id']}")).json() == card
+    refused = await served.http.get("/v1/models/other/one")
+    assert error(refused) == (404, "model_not_found", "model")
+    assert f"`{PLAIN}`, `{TURNED}`, `adapter`, `elsewhere`" in refused.json()["error"]["message"]
+    status = (await served.http.get("/status")).json()
+    assert (status["model"], status["models"]) == (PLAIN, [PLAIN, TURNED, "adapter", "elsewhere"])
+
+
+@every_route
+async def test_a_model_that_goes_is_not_found_and_found_when_it_is_back(
+    served: Served, models: TwoModels, path: str
+) -> None:
+    gone = models.listed.pop()
+    assert error(await ask(served, path, TURNED))[:2] == (404, "model_not_found")
+    assert (await ask(served, path, None)).status_code == 200
+    models.listed.append(gone)
+    assert (await ask(served, path, TURNED)).status_code == 200
+    assert (await ask(served, path, None)).status_code == 400
+
+
+async def test_what_a_model_was_writing_when_it_went_is_written_to_the_end(
+    serve: Serving, tokenizers: Tokenizers
+) -> None:
+    models = TwoModels(tokenizers, gated=True)
+    served = await serve.several(models, *models.engines)
+    asking = asyncio.create_task(ask(served, "/v1/completions", TURNED))
+    await models.turned.submitted.acquire()
+    models.listed.clear()
+    for _ in range(3):
+        models.turned.steps.release()
+    answer = (await asking).json()
+    assert (answer["model"], answer["choices"][0]["text"]) == (TURNED, "ba")
+
+
+@every_route
+async def test_while_there_is_no_model_at_all_clients_may_try_again(
+    served: Served, models: TwoModels, path: str
+) -> None:
+    models.listed.clear()
+    for model in (None, PLAIN):
+        response = await ask(served, path, model)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+        assert response.json()["error"]["code"] == "no_worker"
+    assert (await served.http.get("/v1/models")).json()["data"] == []
+    status = (await served.http.get("/status")).json()
+    assert (status["model"], status["models"]) == (None, [])
+    assert (await served.http.get("/metrics")).status_code == 200
+
+
+class NobodyUp(WatchedEngine):
+    """Of a model whose workers have not come up yet."""
+
+    @property
+    def info(self) -> EngineInfo:
+        raise NoWorkerError("No worker is ready.")
+
+    @info.setter
+    def info(self, info: EngineInfo) -> None:
+        """It has none."""
+
+
+@every_route
+async def test_a_model_without_workers_holds_nobody_else_up(
+    serve: Serving, models: TwoModels, tokenizer: Tokenizer, path: str
+) -> None:
+    models.listed.append(
+        ServedModel(
+            name="away", engine=NobodyUp(), tokenizer=tokenizer, template=ChatTemplate.of(tokenizer), root="its/root"
+        )
+    )
+    served = await serve.several(models, *models.engines)
+    response = await ask(served, path, "away")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_worker")
+    assert (await ask(served, path, PLAIN)).status_code == 200
+    cards = (await served.http.get("/v1/models")).json()["data"]
+    assert [card["max_model_len"] for card in cards] == [4096, 64, None]
+
+
+class NoTexts:
+    """Where no text is ever asked for."""
+
+    def generate(self, request: TextRequest) -> TextGroup:
+        raise AssertionError("asked for texts")
+
+
+def text_model(name: str) -> TextModel:
+    return TextModel(name=name, root="far/away", created=1, max_model_len=None, source=NoTexts())
+
+
+@pytest.mark.parametrize("path", ["/inference/v1/generate", "/tokenize", "/detokenize"])
+async def test_a_model_that_takes_texts_has_no_tokens(serve: Serving, models: TwoModels, path: str) -> None:
+    models.listed.append(text_model("elsewhere"))
+    served = await serve.several(models, *models.engines)
+    assert error(await ask(served, path, "elsewhere")) == (400, "unsupported_model", "model")
+    del models.listed[:2]
+    assert error(await ask(served, path, None)) == (400, "unsupported_model", "model")
+
+
+async def samples(served: Served) -> dict[str, float]:
+    lines = (await served.http.get("/metrics")).text.splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+async def test_groups_are_counted_for_their_model_and_no_name_of_a_client_is(served: Served) -> None:
+    await ask(served, "/v1/completions", PLAIN, n=3)
+    await ask(served, "/v1/completions", TURNED)
+    await ask(served, "/v1/completions", TURNED)
+    await ask(served, "/v1/completions", "gpt")
+    told = await samples(served)
+    name = "motet:request_params_n"
+    assert told[f'{name}_sum{{model_name="{PLAIN}"}}'] == 3
+    assert told[f'{name}_count{{model_name="{TURNED}"}}'] == 2
+    assert told[f'motet:request_success_total{{finished_reason="stop",model_name="{TURNED}"}}'] == 2
+    assert told[f'motet:groups_total{{model_name="{PLAIN}",status="200"}}'] == 1
+    assert told[f'motet:inter_token_latency_seconds_count{{model_name="{TURNED}"}}'] == 4
+    assert told['motet:groups_without_first_token{model_name=""}'] == 0
+    assert not any("gpt" in name for name in told)
+
+
+async def test_every_model_is_told_of_before_anybody_asks_it_and_keeps_its_counts_when_it_goes(
+    served: Served, models: TwoModels
+) -> None:
+    name = 'motet:request_params_n_count{model_name="%s"}'
+    told = await samples(served)
+    assert (told[name % PLAIN], told[name % TURNED]) == (0, 0)
+    await ask(served, "/v1/completions", TURNED)
+    models.listed.pop()
+    told = await samples(served)
+    assert (told[name % PLAIN], told[name % TURNED]) == (0, 1)
+    assert 'motet:groups_without_first_token{model_name=""}' in told
+
+
+async def test_a_gateway_of_several_models_is_no_worker_of_another(served: Served, models: TwoModels) -> None:
+    response = await served.http.get("/engine")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "no_single_model")
+    assert PLAIN in response.json()["error"]["message"]
+    assert (await post(served, "/engine/generate", group())).status_code == 404
+    models.listed.pop()
+    assert (await served.http.get("/engine")).status_code == 200
+
+
+async def test_a_worker_takes_groups_for_its_own_model_only(serve: Serving) -> None:
+    served = await serve()
+    for model, status in (("", 200), ("fake", 200), (MODEL, 400), ("other", 400)):
+        response = await post(served, "/engine/generate", group(model=ModelName(model), seeded=False, stops=True))
+        assert response.status_code == status
+    assert response.json()["error"]["param"] == "model"
+    assert [(asked.seeded, asked.stops) for asked in served.engine.requests] == [(False, True)] * 2

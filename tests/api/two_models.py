@@ -1,0 +1,101 @@
+"""Two models behind one service that differ in all that a request could mix up: words, lengths, counts and templates.
+
+plain     "hello" is one token                 4096 tokens   512 ids   an answer in its own words
+turned    a is b and b is a; "hello" is five     64 tokens   300 ids   at most 3 choices
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from motet.api.served import ServedModel, TextModel
+from motet.ids import ModelName
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+from motet.types import Role
+from tests.api.serving import Served, WatchedEngine, saying
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+Tokenizers = tuple[Tokenizer, Tokenizer]
+
+PLAIN, TURNED = "plain", "org/turned"
+TURNED_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+BODIES: Mapping[str, Mapping[str, object]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "aab"}]},
+    "/v1/completions": {"prompt": "aab"},
+    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {}},
+    "/tokenize": {"prompt": "aab"},
+    "/detokenize": {"tokens": [5, 6]},
+}
+every_route = pytest.mark.parametrize("path", list(BODIES))
+generating_routes = pytest.mark.parametrize("path", list(BODIES)[:3])
+
+
+def turned_tokenizer(folder: Path) -> Tokenizer:
+    """As the tiny tokenizer, without its merges and with the ids of a and b exchanged."""
+    save_tiny_tokenizer(folder, chat_template=TURNED_TEMPLATE)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    content["model"]["merges"] = []
+    path.write_text(json.dumps(content))
+    return Tokenizer.load(folder)
+
+
+class ListedModels:
+    """`Models` that a test may change while the server runs."""
+
+    def __init__(self, *listed: ServedModel | TextModel) -> None:
+        self.listed = list(listed)
+
+    def all(self) -> Sequence[ServedModel | TextModel]:
+        return tuple(self.listed)
+
+    def get(self, name: str) -> ServedModel | TextModel | None:
+        return next((model for model in self.listed if model.name == name), None)
+
+
+class TwoModels(ListedModels):
+    """The two, each with an engine of its own."""
+
+    def __init__(
+        self,
+        tokenizers: Tokenizers,
+        *,
+        roles: tuple[Role, Role] = (Role.BOTH, Role.BOTH),
+        gated: bool = False,
+    ) -> None:
+        self.engines = tuple(WatchedEngine(saying("ab"), role=role, gated=gated) for role in roles)
+        self.plain, self.turned = self.engines
+        self.plain.info = replace(self.plain.info, model=ModelName("weights/plain"), fingerprint="plain-same")
+        self.turned.info = replace(
+            self.turned.info,
+            model=ModelName("weights/turned"),
+            fingerprint="turned-same",
+            max_model_len=64,
+            vocab_size=300,
+            max_num_seqs=3,
+        )
+        super().__init__(
+            *(
+                ServedModel(name=name, engine=engine, tokenizer=tokenizer, template=ChatTemplate.of(tokenizer))
+                for name, engine, tokenizer in zip((PLAIN, TURNED), self.engines, tokenizers, strict=True)
+            )
+        )
+
+
+async def ask(served: Served, path: str, model: str | None, **fields: object) -> httpx.Response:
+    return await served.http.post(path, json={**BODIES[path], **fields, **({} if model is None else {"model": model})})
+
+
+def error(response: httpx.Response) -> tuple[int, str, str]:
+    """Status, code and the field that is named."""
+    said = response.json()["error"]
+    return response.status_code, said["code"], said["param"]
