@@ -1,0 +1,1 @@
+"""Servers of other engines, played on real sockets."""

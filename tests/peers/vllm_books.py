@@ -1,0 +1,100 @@
+"""What a played vLLM server counts, and its `/metrics`."""
+
+import time
+from dataclasses import dataclass, field
+
+from tests.peers.vllm_asked import Asked
+from tests.peers.vllm_tokens import state_of
+
+
+@dataclass
+class Books:
+    """Since the last start, apart from the requests that are open."""
+
+    model: str
+    block_size: int
+    num_blocks: int
+    open: int = 0
+    finished: int = 0
+    aborted: int = 0
+    """Their connection was closed."""
+    generated_tokens: int = 0
+    transfers: int = 0
+    local_compute: int = 0
+    local_cache_hit: int = 0
+    external_kv_transfer: int = 0
+    started_s: float = 0.0
+    _cached: set[int] = field(default_factory=set)
+    """States up to the end of each full block that is in the prefix cache."""
+    _held: int = 0
+
+    def begin(self) -> None:
+        """A new process."""
+        self.started_s = max(time.time(), self.started_s + 0.01)
+        self.finished = self.aborted = self.generated_tokens = self.transfers = 0
+        self.local_compute = self.local_cache_hit = self.external_kv_transfer = 0
+        self._cached.clear()
+
+    def arrived(self, asked: Asked) -> None:
+        self.open += 1
+        self._held += self._blocks(asked)
+
+    def left(self, asked: Asked) -> None:
+        self.open -= 1
+        self._held -= self._blocks(asked)
+
+    def computed(self, asked: Asked) -> None:
+        """Where the prompt of each choice comes from."""
+        for _ in range(asked.sampling.n):
+            cached = self._take_cached(asked.prompt)
+            self.local_cache_hit += cached
+            if asked.reads_ticket:
+                self.external_kv_transfer += len(asked.prompt) - cached
+            else:
+                self.local_compute += len(asked.prompt) - cached
+
+    def text(self, *, pinned_blocks: int) -> str:
+        label = f'engine="0",model_name="{self.model}"'
+        usage = (self._held + pinned_blocks) / self.num_blocks
+        prompt_tokens = self.local_compute + self.local_cache_hit + self.external_kv_transfer
+        plain = {
+            "num_requests_running": self.open,
+            "num_requests_waiting": 0,
+            "kv_cache_usage_perc": usage,
+            "prompt_tokens_total": prompt_tokens,
+            "generation_tokens_total": self.generated_tokens,
+            "num_preemptions_total": 0,
+            "nixl_xfer_time_seconds_count": self.transfers,
+            "nixl_bytes_transferred_sum": self.external_kv_transfer * 1000,
+            "nixl_num_failed_transfers_total": 0,
+            "nixl_num_kv_expired_reqs_total": 0,
+        }
+        sources = {
+            "local_compute": self.local_compute,
+            "local_cache_hit": self.local_cache_hit,
+            "external_kv_transfer": self.external_kv_transfer,
+        }
+        config = f'block_size="{self.block_size}",cache_dtype="auto",engine="0",num_gpu_blocks="{self.num_blocks}"'
+        lines = [
+            f"process_start_time_seconds {self.started_s}",
+            f"vllm:cache_config_info{{{config}}} 1.0",
+            *(f"vllm:{name}{{{label}}} {float(value)}" for name, value in plain.items()),
+            *(
+                f'vllm:prompt_tokens_by_source_total{{{label},source="{source}"}} {float(tokens)}'
+                for source, tokens in sources.items()
+            ),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _take_cached(self, prompt: list[int]) -> int:
+        """Tokens in leading full blocks that are cached, never the last token; from now on all full blocks are."""
+        states, state = [], 0
+        for end in range(self.block_size, len(prompt) + 1, self.block_size):
+            state = state_of(prompt[end - self.block_size : end], state)
+            states.append(state)
+        hits = next((i for i, state in enumerate(states) if state not in self._cached), len(states))
+        self._cached.update(states)
+        return min(hits * self.block_size, (len(prompt) - 1) // self.block_size * self.block_size)
+
+    def _blocks(self, asked: Asked) -> int:
+        return -(-len(asked.prompt) // self.block_size)
