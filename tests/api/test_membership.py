@@ -6,7 +6,8 @@ import pytest
 
 from motet.config import ServerConfig
 from motet.errors import NotFoundError, RequestError
-from motet.types import Role
+from motet.settings.named_worker import NamedWorker
+from motet.types import EngineKind, Role
 from tests.api.serving import MODEL, Served, Serving
 
 pytestmark = pytest.mark.anyio
@@ -28,8 +29,8 @@ class FakeMembership:
         self.ids = ["decode-0"]
         self.calls: list[tuple[object, ...]] = []
 
-    async def join(self, url: str, role: Role | None, id: str | None) -> str:
-        self.calls.append(("join", url, role, id))
+    async def join(self, named: NamedWorker, id: str | None) -> str:
+        self.calls.append(("join", named, id))
         name = id or f"remote-{len(self.ids)}"
         if name in self.ids:
             raise RequestError(f"There is a worker {name} already.", param="id", code="duplicate_worker")
@@ -61,9 +62,12 @@ async def test_a_worker_joins_by_its_url(serve: Serving) -> None:
     served = await server(serve, membership)
     joined = await served.http.post("/workers", json={"url": URL}, headers=ADMIN)
     assert (joined.status_code, joined.json()) == (201, {"id": "remote-1", "state": "starting"})
-    body = {"url": URL, "role": "prefill", "id": "my-prefill.1"}
+    body = {"url": f"{URL}/v1", "role": "prefill", "kind": "vllm", "id": "my-prefill.1"}
     assert (await served.http.post("/workers", json=body, headers=ADMIN)).json()["id"] == "my-prefill.1"
-    assert membership.calls == [("join", URL, None, None), ("join", URL, Role.PREFILL, "my-prefill.1")]
+    assert membership.calls == [
+        ("join", NamedWorker(URL), None),
+        ("join", NamedWorker(URL, Role.PREFILL, EngineKind.VLLM), "my-prefill.1"),
+    ]
 
 
 async def test_a_worker_is_drained_and_removed(serve: Serving) -> None:
@@ -95,6 +99,7 @@ async def test_a_removal_takes_seconds(serve: Serving, seconds: float | str) -> 
         ({"url": "10.0.0.1:8000"}, "url"),
         ({"url": "file:///etc/passwd"}, "url"),
         ({"url": URL, "role": "cook"}, "role"),
+        ({"url": URL, "kind": "sglang"}, "kind"),
         ({"url": URL, "id": "two, names"}, "id"),
         ({"url": URL, "id": "a/b"}, "id"),
         ({"url": URL, "id": "é"}, "id"),

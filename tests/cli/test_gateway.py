@@ -6,8 +6,8 @@ import pytest
 
 from motet.cli.gateway import make_plan
 from motet.deploy.ready import gateway_ready_line, url_in
-from motet.engines.base import Worker
-from motet.engines.fake import FakeEngine
+from motet.deploy.tokenizers import TokenizerRules
+from motet.engines.base import WorkerReport, WorkerState
 from motet.settings import Settings, resolve_settings
 from motet.settings.record import GATEWAY, flag_of
 from tests.cli.test_commands import fails, motet
@@ -44,19 +44,28 @@ def test_a_plan_follows_the_settings(tmp_path: Path) -> None:
     tokenizer = save_tiny_tokenizer(tmp_path / "tokenizer")
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages }}")
-    plan = make_plan(settings(tokenizer=str(tokenizer), chat_template=str(template), served_model_name="mine"))
-    assert (plan.tokenizer_path, plan.chat_template) == (tokenizer, "{{ messages }}")
+    plan = make_plan(
+        settings(
+            tokenizer=str(tokenizer),
+            tokenizer_of=(f"org/other={tokenizer}",),
+            chat_template=str(template),
+            served_model_name="mine",
+        )
+    )
+    assert plan.tokenizers == TokenizerRules({"org/other": tokenizer}, tokenizer, "{{ messages }}")
     assert plan.server.served_model_name == "mine"
 
 
 def test_what_the_workers_say_is_left_to_them() -> None:
     plan = make_plan(settings())
-    assert (plan.tokenizer_path, plan.chat_template, plan.server.served_model_name) == (None, None, "")
+    assert (plan.tokenizers, plan.server.served_model_name) == (TokenizerRules({}), "")
 
 
 @pytest.mark.parametrize(("ids", "says"), [(["a:1"], "(1 worker: a:1)"), (["a:1", "b:2"], "(2 workers: a:1, b:2)")])
 def test_the_ready_line_tells_programs_where_the_gateway_is(ids: list[str], says: str) -> None:
-    workers = [Worker(id, FakeEngine(lambda *_: [0]), "there") for id in ids]
-    line = gateway_ready_line("http://127.0.0.1:8000", "tiny", workers)
+    workers = [WorkerReport(id=id, address="there", state=WorkerState.READY) for id in ids]
+    away = WorkerReport(id="gone", address="there", state=WorkerState.DEAD)
+    line = gateway_ready_line("http://127.0.0.1:8000", ["tiny", "other"], [*workers, away])
+    assert "is ready: tiny, other at " in line
     assert url_in(line) == "http://127.0.0.1:8000"
     assert line.endswith(says)

@@ -49,7 +49,7 @@ class RunningGateway:
             heartbeat_s=HEARTBEAT_S,
         )
         self.signals = StopSignals()
-        self.model = ""
+        self.models: list[str] = []
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> "RunningGateway":
@@ -91,7 +91,7 @@ class RunningGateway:
         (writing,) = [server for server in servers if server.engine.open]
         return response, writing
 
-    def _on_ready(self, url: str, model: str, gateway: Gateway) -> None:
+    def _on_ready(self, url: str, models: list[str], gateway: Gateway) -> None:
         self.gateway = gateway
-        self.model = model
+        self.models = models
         self._ready.set_result(url)

@@ -8,7 +8,7 @@ from motet.deploy.remote_keeper import KeeperRules, KeptServer, RemoteKeeper
 from motet.engines.base import Worker, WorkerState
 from motet.engines.fake import FakeEngine, fake_info
 from motet.engines.wire import EngineReport
-from motet.errors import MotetError
+from motet.errors import EngineError, MotetError
 from motet.kv_events.changes import BlockListener, Stored
 from motet.kv_events.subscription import BlockSource
 from motet.routing.fleet import Fleet, Member
@@ -29,12 +29,14 @@ class Follows:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.sources: list[str] = []
+        self.replays: list[str | None] = []
         self.open = 0
         self.begun = asyncio.Semaphore(0)
         self._error = error
 
     async def __call__(self, source: BlockSource, listener: BlockListener) -> None:
         self.sources.append(source.endpoint)
+        self.replays.append(source.replay)
         self.open += 1
         listener([Stored((b"name",), None, ())])
         self.begun.release()
@@ -67,6 +69,7 @@ class Kept:
         self.engines: list[KeptFake] = []
         self.welcomed: list[Worker] = []
         self.problem: str | None = None
+        self.unusable: EngineError | None = None
         self.answers: Iterator[EngineReport | Exception] = iter(())
         self.answer_takes_s: Iterator[float] = repeat(0.0)
         self.asked_s: list[float] = []
@@ -74,11 +77,9 @@ class Kept:
         self.fleet.expect(ID, URL, role)
         self.keeper = RemoteKeeper(
             ID,
-            KeptServer(URL, self._report, self._engine),
+            KeptServer(URL, self._report, self._join),
             fleet=self.fleet,
-            rules=KeeperRules(
-                problem=lambda _: self.problem, welcome=self._welcome, silence_s=SILENCE_S, follow=self.follows
-            ),
+            rules=KeeperRules(problem=lambda _: self.problem, silence_s=SILENCE_S, follow=self.follows),
             clock=lambda: self.now_s,
             wait=self._wait,
         )
@@ -112,13 +113,14 @@ class Kept:
             raise answer
         return answer
 
-    def _engine(self, of: EngineReport) -> KeptFake:
-        self.engines.append(KeptFake(of.engine_id))
-        return self.engines[-1]
-
-    async def _welcome(self, worker: Worker) -> None:
+    async def _join(self, report: EngineReport) -> KeptFake:
+        if self.unusable is not None:
+            raise self.unusable
+        self.engines.append(KeptFake(report.engine_id))
+        worker = Worker(ID, self.engine, URL, local=False)
         self.welcomed.append(worker)
         self.fleet.put(worker)
+        return self.engine
 
     async def _wait(self, seconds: float) -> None:
         self.now_s += seconds

@@ -56,7 +56,7 @@ async def test_a_gateway_answers_through_its_workers(folder: Path) -> None:
 async def test_the_model_is_the_workers_unless_it_has_another_name(folder: Path) -> None:
     async with Running(folder) as server:
         async with RunningGateway(server) as gateway:
-            assert gateway.model == server.engine.info.model
+            assert gateway.models == [server.engine.info.model]
         async with RunningGateway(server, served_model_name="mine") as gateway:
             assert (await gateway.http.get("/v1/models")).json()["data"][0]["id"] == "mine"
 

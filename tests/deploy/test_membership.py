@@ -9,12 +9,15 @@ import pytest
 
 from motet.config import CellConfig, GatewayConfig, RoutingConfig
 from motet.deploy.compose import make_router
+from motet.deploy.discover import FoundServer, KeptEngine
 from motet.deploy.gateway import Gateway
-from motet.deploy.remote_keeper import KeptEngine, KeptServer
+from motet.deploy.gateway_models import GatewayModels
+from motet.deploy.tokenizers import TokenizerRules, Tokenizers
 from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
 from motet.errors import ConfigError, EngineDiedError
-from motet.types import Role
+from motet.routing.text_routed import TextRouted
+from motet.types import EngineKind, Role
 from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of
 from tests.deploy.running import Running
 from tests.deploy.test_gateway import EXPECTED, texts
@@ -135,13 +138,14 @@ async def test_who_has_left_may_join_again(folder: Path) -> None:
 async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
     """Between its start and its service it once forgot who was leaving."""
 
-    async def refuse() -> EngineReport:
-        raise EngineDiedError("connection refused")
-
     router = make_router(RoutingConfig(), CellConfig())
-    config = GatewayConfig(workers=("http://a:1", "http://b:1"))
     gateway = Gateway(
-        router, config, server_at=lambda url: KeptServer(url, refuse, no_engine), drain_s=0, heartbeat_s=HEARTBEAT_S
+        router,
+        GatewayModels(router, Tokenizers(TokenizerRules({})), TextRouted(router.fleet)),
+        GatewayConfig(workers=("http://a:1", "http://b:1")),
+        server_at=lambda named: FoundServer(named.url, {EngineKind.MOTET: Unreachable}),
+        drain_s=0,
+        heartbeat_s=HEARTBEAT_S,
     )
     leaving = router.fleet.get("a:1")
     assert leaving is not None
@@ -161,8 +165,17 @@ async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
     router.fleet.check()
 
 
-def no_engine(_: EngineReport) -> KeptEngine:
-    raise AssertionError("nobody reports")
+class Unreachable:
+    """A `Way` to nobody."""
+
+    async def report(self) -> EngineReport:
+        raise EngineDiedError("connection refused")
+
+    def kept(self, report: EngineReport) -> KeptEngine:
+        raise AssertionError(f"nobody reports {report}")
+
+    async def tokenizer(self) -> dict[str, bytes]:
+        raise AssertionError("nobody reports")
 
 
 async def test_workers_follow_their_file(folder: Path, tmp_path: Path) -> None:

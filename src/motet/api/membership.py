@@ -2,17 +2,15 @@
 
 from typing import Protocol
 
-from motet.types import Role
+from motet.settings.named_worker import NamedWorker
 
 
 class Membership(Protocol):
     """Raises `NotFoundError` for an id that no worker has."""
 
-    async def join(self, url: str, role: Role | None, id: str | None) -> str:
-        """Adds the server at `url` as a worker, and returns its id once it is listed: as starting, until it has been
-        reached. `role`: what it must be; None: what it says. `id`: None for one that is made up.
-
-        Raises `RequestError` for a URL or an id that is taken, or a URL that cannot be a worker's."""
+    async def join(self, named: NamedWorker, id: str | None) -> str:
+        """Adds a server as a worker, and returns its id once it is listed: as starting, until it has been reached.
+        `id`: None for one that is made up. Raises `RequestError` for a URL or an id that is taken."""
         ...
 
     async def leave(self, id: str, drain_s: float) -> None:

@@ -1,7 +1,8 @@
 """`/workers`: who they are, who joins and who leaves. For operators: joining makes the server connect to addresses."""
 
 import re
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Query, Response
@@ -13,8 +14,10 @@ from motet.api.service import Service
 from motet.api.status import WorkerStatus, look_at_all, worker_status
 from motet.engines.base import WorkerState
 from motet.errors import ForbiddenError, NotFoundError, RequestError
-from motet.settings.named_worker import is_http_url
-from motet.types import Role
+from motet.settings.named_worker import NamedWorker, is_http_url, server_url
+from motet.types import EngineKind, Role
+
+Word = TypeVar("Word", bound=StrEnum)
 
 ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 """Ids stand in headers, in lists with commas and in paths."""
@@ -25,6 +28,7 @@ DrainTimeout = Annotated[float | None, Query(ge=0, allow_inf_nan=False)]
 class NewWorker(Schema):
     url: str
     role: str | None = None
+    kind: str | None = None
     id: str | None = None
 
 
@@ -49,11 +53,8 @@ def membership_router(service: Service) -> APIRouter:
     @router.post("")
     async def join(body: NewWorker) -> Response:
         membership = _membership(service)
-        _check_worker(body)
-        role = None if body.role is None else Role(body.role)
-        return json_response(
-            WorkerChange(await membership.join(body.url, role, body.id), WorkerState.STARTING), status=201
-        )
+        id = await membership.join(_named(body), body.id)
+        return json_response(WorkerChange(id, WorkerState.STARTING), status=201)
 
     @router.delete("/{id}")
     async def leave(id: str, drain_timeout: DrainTimeout = None) -> Response:
@@ -86,17 +87,12 @@ def _membership(service: Service) -> Membership:
     return service.membership
 
 
-def _check_worker(body: NewWorker) -> None:
+def _named(body: NewWorker) -> NamedWorker:
+    """Raises RequestError for what cannot be a worker."""
     if not is_http_url(body.url):
         raise RequestError(
             f"Invalid 'url': {body.url!r} is no address such as http://10.0.0.1:8000.",
             param="url",
-            code="invalid_value",
-        )
-    if body.role is not None and body.role not in tuple(Role):
-        raise RequestError(
-            f"Invalid 'role': {body.role!r}. Supported values are: {', '.join(Role)}.",
-            param="role",
             code="invalid_value",
         )
     if body.id is not None and ID.fullmatch(body.id) is None:
@@ -105,3 +101,14 @@ def _check_worker(body: NewWorker) -> None:
             param="id",
             code="invalid_value",
         )
+    return NamedWorker(server_url(body.url), _one_of(Role, body.role, "role"), _one_of(EngineKind, body.kind, "kind"))
+
+
+def _one_of(words: type[Word], said: str | None, param: str) -> Word | None:
+    if said is not None and said not in tuple(words):
+        raise RequestError(
+            f"Invalid '{param}': {said!r}. Supported values are: {', '.join(words)}.",
+            param=param,
+            code="invalid_value",
+        )
+    return None if said is None else words(said)

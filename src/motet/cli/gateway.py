@@ -1,6 +1,6 @@
 """`motet gateway`: one API in front of servers elsewhere, until a signal ends it."""
 
-from pathlib import Path
+from functools import partial
 
 import typer
 
@@ -13,12 +13,17 @@ from motet.deploy.heap import freeze_heap
 from motet.deploy.ready import gateway_ready_line
 from motet.deploy.server import Outcome
 from motet.deploy.stop import StopSignals
+from motet.deploy.tokenizers import TokenizerRules
 from motet.models import resolve_tokenizer
 from motet.settings import Settings, resolve_settings
 from motet.settings.record import GATEWAY
 
 
-@takes(GATEWAY, served_model_name="The name clients use, in place of the workers'.")
+@takes(
+    GATEWAY,
+    served_model_name="The name clients use for the first model, in place of the workers'.",
+    tokenizer="Folder or hub name of a tokenizer for models without one of their own.",
+)
 def gateway(
     ctx: typer.Context,
     *,
@@ -26,7 +31,7 @@ def gateway(
     stop_with_stdin: StopWithStdin = False,
     **_flags: object,
 ) -> None:
-    """Serve the OpenAI API in front of `motet serve` servers, the workers.
+    """Serve the OpenAI API in front of other servers, the workers: Motet's, vLLM's, or any with an API like OpenAI's.
 
     Every flag may also be given as MOTET_<NAME> in the environment, or in a TOML file.
     """
@@ -42,21 +47,22 @@ def gateway(
 
 def make_plan(settings: Settings) -> GatewayPlan:
     model = settings.model
+    cache = cache_folder(environment())
+    named = (text.partition("=") for text in settings.gateway.tokenizer_of)
     return GatewayPlan(
         settings.gateway,
         settings.server(served_model_name=model.served_model_name or ""),
-        tokenizer_path=find_tokenizer(model.tokenizer),
-        chat_template=read_template(model.chat_template),
+        tokenizers=TokenizerRules(
+            {name: resolve_tokenizer(folder, cache=cache, say=say) for name, _, folder in named},
+            others=None if model.tokenizer is None else resolve_tokenizer(model.tokenizer, cache=cache, say=say),
+            chat_template=read_template(model.chat_template),
+        ),
+        find_tokenizer=partial(resolve_tokenizer, cache=cache),
         routing=settings.routing,
         cell=settings.cell,
     )
 
 
-def find_tokenizer(named: str | None) -> Path | None:
-    """None: the workers' own."""
-    return None if named is None else resolve_tokenizer(named, cache=cache_folder(environment()), say=say)
-
-
-def on_ready(url: str, model: str, gateway: Gateway) -> None:
+def on_ready(url: str, models: list[str], gateway: Gateway) -> None:
     freeze_heap()
-    typer.echo(gateway_ready_line(url, model, gateway.workers))
+    typer.echo(gateway_ready_line(url, models, gateway.router.fleet.reports()))

@@ -1,4 +1,4 @@
-"""The workers of a gateway: `motet serve` servers elsewhere that join, leave, die and return while it runs.
+"""The workers of a gateway: servers elsewhere, of any kind, that join, leave, die and return while it runs.
 
     --worker URL          there from the start
     --workers-file FILE   what is added or removed in it joins or leaves
@@ -13,20 +13,25 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from motet.config import GatewayConfig
 from motet.deploy.compose import Router
+from motet.deploy.discover import FoundServer
+from motet.deploy.gateway_models import GatewayModels
 from motet.deploy.likeness import Likeness
 from motet.deploy.meet import meet_all
-from motet.deploy.remote_keeper import HEARTBEAT_S, KeeperRules, KeptServer, RemoteKeeper
+from motet.deploy.remote_keeper import HEARTBEAT_S, KeeperRules, Kept, KeptServer, RemoteKeeper, offered
 from motet.deploy.workers_file import WorkersFile
 from motet.engines.base import ANSWERING, Worker, WorkerState
-from motet.errors import ConfigError, DrainingError, NotFoundError, RequestError, WorkerLeavingError
+from motet.engines.upstream.upstream import TextUpstream
+from motet.engines.wire import EngineReport
+from motet.errors import DrainingError, NotFoundError, RequestError, WorkerLeavingError
 from motet.routing.fleet import Member
-from motet.settings.named_worker import NamedWorker, named_workers, server_url
-from motet.types import Role
+from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
 
 PORTS = {"http": 80, "https": 443}
 
@@ -37,18 +42,21 @@ class Gateway:
     def __init__(
         self,
         router: Router,
+        models: GatewayModels,
         config: GatewayConfig,
         *,
-        server_at: Callable[[str], KeptServer],
+        server_at: Callable[[NamedWorker], FoundServer],
         drain_s: float,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """With the workers that `config` names; those of the file come and go with it, and then their groups have
         `drain_s`. Raises ConfigError."""
         self.router = router
+        self.models = models
         self.likeness = Likeness()
         self._fleet = router.fleet
         self._server_at = server_at
+        self._roles = roles_by_url(config.role_of)
         self._silence_s = config.worker_timeout_s
         self._drain_s = drain_s
         self._heartbeat_s = heartbeat_s
@@ -60,7 +68,7 @@ class Gateway:
         self._leaving: dict[str, float] = {}
         """How long their groups have."""
         self._keeping: dict[str, asyncio.Task[None]] = {}
-        self._welcoming = asyncio.Lock()
+        self._joining = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         """While it is watched."""
         for named in named_workers(config.workers):
@@ -108,6 +116,7 @@ class Gateway:
 
     def add(self, named: NamedWorker, id: str | None = None) -> str:
         """Returns its id. Raises RequestError if its URL or id is taken."""
+        named = replace(named, role=named.role or self._roles.get(named.url))
         known = {keeper.url: keeper.id for keeper in self._keepers.values()}
         if named.url in known:
             raise RequestError(
@@ -116,13 +125,13 @@ class Gateway:
         if id in self._keepers:
             raise RequestError(f"There is a worker {id} already.", param="id", code="worker_exists")
         id = id or _free_id(named.url, self._keepers)
+        server = self._server_at(named)
         keeper = RemoteKeeper(
             id,
-            self._server_at(named.url),
+            KeptServer(named.url, server.report, partial(self._join, id, server)),
             fleet=self._fleet,
             rules=KeeperRules(
                 problem=lambda report: self.likeness.problem(report, named.role),
-                welcome=self._welcome,
                 silence_s=self._silence_s,
                 heartbeat_s=self._heartbeat_s,
             ),
@@ -133,12 +142,9 @@ class Gateway:
             self._keep(keeper, self._tasks)
         return id
 
-    async def join(self, url: str, role: Role | None, id: str | None) -> str:
+    async def join(self, named: NamedWorker, id: str | None) -> str:
         self._open_tasks()
-        try:
-            return self.add(NamedWorker(server_url(url), role), id)
-        except ConfigError as error:
-            raise RequestError(error.message, param="url", code="invalid_value") from error
+        return self.add(named, id)
 
     async def leave(self, id: str, drain_s: float) -> None:
         self._known(id)
@@ -206,16 +212,25 @@ class Gateway:
                 continue  # until it has left
             self._in_file.add(url)
 
-    async def _welcome(self, newcomer: Worker) -> None:
-        """One at a time: two that come at once would both not see the other."""
-        async with self._welcoming:
+    async def _join(self, id: str, server: FoundServer, report: EngineReport) -> Kept:
+        """Workers of engines one at a time: two that come at once would both not see the other."""
+        await self.models.learn(report, server.tokenizer)
+        kept = server.kept(report)
+        if isinstance(kept, TextUpstream):
+            await kept.learn()
+            self.models.texts.put(id, kept, offered(report))
+            return kept
+        self._fleet.offer(id, offered(report))
+        newcomer = Worker(id, kept, server.url, local=False)
+        async with self._joining:
             present = [member.worker for member in self._fleet.members if member.state in ANSWERING]
             await meet_all(newcomer, [worker for worker in present if worker is not None])
             self._fleet.put(newcomer)
+        return kept
 
 
 def _busy(member: Member) -> bool:
-    return bool(member.groups or member.books.waiting_tokens)
+    return bool(member.groups or member.books.waiting_tokens or member.books.open_choices)
 
 
 def _free_id(url: str, taken: Collection[str]) -> str:

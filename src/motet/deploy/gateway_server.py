@@ -1,37 +1,39 @@
 """The server of a gateway: one API process in front of workers that are servers elsewhere.
 
 1. the socket is bound, the workers' file read: what can be wrong quickly is wrong at once
-2. the first worker that decodes is waited for; from it come the model's name and the tokenizer, unless they are set
+2. the first worker that answers requests is waited for, with all it takes to use it (its model's tokenizer, say)
 3. the rest is `deploy.server`, which serves, drains and ends
 """
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from motet.api.app import create_app
-from motet.api.served import OneModel
 from motet.api.service import Service
 from motet.config import CellConfig, GatewayConfig, RoutingConfig, ServerConfig
 from motet.deploy.compose import make_router
-from motet.deploy.first_worker import decoding_workers, fetch_tokenizer
+from motet.deploy.discover import FoundServer
+from motet.deploy.first_worker import first_models
 from motet.deploy.gateway import Gateway
+from motet.deploy.gateway_models import GatewayModels
 from motet.deploy.http import HttpServer
 from motet.deploy.listen import listen, port_of, url_of
-from motet.deploy.remote_keeper import HEARTBEAT_S, KeptServer
+from motet.deploy.remote_keeper import HEARTBEAT_S
 from motet.deploy.server import Outcome, Server, started
 from motet.deploy.stop import StopSignals
-from motet.deploy.tokenizer_files import load_files, read_files
-from motet.engines.remote import EngineServer, RemoteEngine, engine_client
-from motet.text.tokenizer import Tokenizer
+from motet.deploy.tokenizers import TokenizerRules, Tokenizers
+from motet.deploy.ways import Asking, FindTokenizer, ways_to_ask
+from motet.engines.remote import engine_client
+from motet.engines.upstream.client import upstream_client
+from motet.engines.vllm.figures import PDFigures
+from motet.routing.text_routed import TextRouted
+from motet.settings.named_worker import NamedWorker
 
-ServerAt = Callable[[str], EngineServer]
-OnReady = Callable[[str, str, Gateway], None]
-"""Called with the server's URL and its model once it serves."""
+OnReady = Callable[[str, list[str], Gateway], None]
+"""Called with the server's URL and the names of its models once it serves."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,10 @@ class GatewayPlan:
 
     gateway: GatewayConfig
     server: ServerConfig
-    """Its `served_model_name` may be empty: then it is the workers'."""
-    tokenizer_path: Path | None = None
-    """None: the workers' own."""
-    chat_template: str | None = None
-    """Jinja text in place of the model's own."""
+    """Its `served_model_name` may be empty: then models have their workers' names."""
+    tokenizers: TokenizerRules = field(default=TokenizerRules({}))
+    find_tokenizer: FindTokenizer | None = None
+    """Of a model whose workers only say where it came from; None: that is not looked for."""
     routing: RoutingConfig = field(default=RoutingConfig())
     cell: CellConfig = field(default=CellConfig())
     """When prefill pays."""
@@ -56,64 +57,45 @@ async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSign
     """Runs a gateway until it is told to stop. Raises `StartupError`."""
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
-        client = await stack.enter_async_context(engine_client())
-
-        def server_at(url: str) -> EngineServer:
-            return EngineServer(url, client, api_key=plan.gateway.worker_api_key)
-
-        gateway = make_gateway(plan, server_at)
-        stack.push_async_callback(gateway.close)
-        beginnings = await started(_begin(plan, gateway, server_at), signals)
-        if beginnings is None:
-            return Outcome.STOPPED_BEFORE_READY
-        config = msgspec.structs.replace(
-            plan.server,
-            port=port_of(listener),
-            served_model_name=plan.server.served_model_name or beginnings.model,
+        asking = Asking(
+            config=plan.gateway,
+            engines=await stack.enter_async_context(engine_client(ca_file=plan.gateway.worker_ca_file)),
+            texts=await stack.enter_async_context(upstream_client()),
+            pass_keys=not (plan.server.api_keys or plan.server.admin_key),
+            find_tokenizer=plan.find_tokenizer,
         )
+        gateway = make_gateway(plan, asking)
+        stack.push_async_callback(gateway.close)
+        names = await started(first_models(gateway, timeout_s=plan.gateway.start_timeout_s), signals)
+        if names is None:
+            return Outcome.STOPPED_BEFORE_READY
         service = Service(
-            OneModel.of(config.served_model_name, gateway.router.engine, beginnings.tokenizer),
-            config,
+            gateway.models,
+            msgspec.structs.replace(plan.server, port=port_of(listener), served_model_name=names[0]),
             workers=gateway.router.fleet,
             figures=gateway.router.figures,
             membership=gateway,
-            tokenizer_files=lambda: beginnings.files,
+            tokenizer_files=gateway.models.tokenizer_files,
         )
         server = Server(service, gateway, HttpServer(create_app(service), listener), signals)
-        return await server.run(lambda: on_ready(url_of(listener), config.served_model_name, gateway))
+        return await server.run(lambda: on_ready(url_of(listener), names, gateway))
 
 
-def make_gateway(plan: GatewayPlan, server_at: ServerAt) -> Gateway:
+def make_gateway(plan: GatewayPlan, asking: Asking) -> Gateway:
     """With the workers that the plan names. Raises ConfigError."""
+    figures = PDFigures()
+    router = make_router(plan.routing, plan.cell, pd_figures=figures)
+    texts = TextRouted(router.fleet)
+    models = GatewayModels(router, Tokenizers(plan.tokenizers), texts, first_name=plan.server.served_model_name)
 
-    def kept(url: str) -> KeptServer:
-        server = server_at(url)
-        return KeptServer(url, server.report, lambda report: RemoteEngine(server, report))
+    def server_at(named: NamedWorker) -> FoundServer:
+        return FoundServer(named.url, ways_to_ask(named, asking, figures), named.kind)
 
     return Gateway(
-        make_router(plan.routing, plan.cell),
+        router,
+        models,
         plan.gateway,
-        server_at=kept,
+        server_at=server_at,
         drain_s=plan.server.drain_timeout_s,
         heartbeat_s=plan.heartbeat_s,
     )
-
-
-@dataclass(frozen=True)
-class Beginnings:
-    """What the first workers have told."""
-
-    model: str
-    tokenizer: Tokenizer
-    files: dict[str, bytes]
-    """That it is made of."""
-
-
-async def _begin(plan: GatewayPlan, gateway: Gateway, server_at: ServerAt) -> Beginnings:
-    first, *others = await decoding_workers(gateway, timeout_s=plan.gateway.start_timeout_s)
-    if plan.tokenizer_path is None:
-        files = await fetch_tokenizer([first, *others], server_at=server_at)
-    else:
-        files = await asyncio.to_thread(read_files, plan.tokenizer_path)
-    tokenizer = await asyncio.to_thread(load_files, files, chat_template=plan.chat_template)
-    return Beginnings(first.engine.info.model, tokenizer, files)

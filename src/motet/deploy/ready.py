@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from motet.engines.base import Worker
+from motet.engines.base import Worker, WorkerReport, WorkerState
 from motet.types import Role
 
 GIB = 2**30
@@ -18,10 +18,11 @@ def ready_line(url: str, workers: Sequence[Worker]) -> str:
     return f"Motet is ready: {info.model} at {url} ({roles_of(workers)}{blocks})"
 
 
-def gateway_ready_line(url: str, model: str, workers: Sequence[Worker]) -> str:
-    """`workers`: those that are there by now."""
-    there = f"{len(workers)} worker{'s' * (len(workers) != 1)}: {', '.join(worker.id for worker in workers)}"
-    return f"Motet gateway is ready: {model} at {url} ({there})"
+def gateway_ready_line(url: str, models: Sequence[str], workers: Sequence[WorkerReport]) -> str:
+    """`workers`: those that are known; those that are ready are named."""
+    ready = [worker.id for worker in workers if worker.state is WorkerState.READY]
+    there = f"{len(ready)} worker{'s' * (len(ready) != 1)}: {', '.join(ready)}"
+    return f"Motet gateway is ready: {', '.join(models)} at {url} ({there})"
 
 
 def roles_of(workers: Sequence[Worker]) -> str:

@@ -18,28 +18,31 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from motet.deploy.event_following import EventFollowing, Follow
-from motet.engines.base import Engine, Worker, WorkerState
+from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
-from motet.errors import EngineDiedError, EngineSilentError, MotetError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
 from motet.kv_events.follower import follow_blocks
 from motet.routing.fleet import Fleet
+from motet.types import EngineKind, ModelCard
 
 HEARTBEAT_S = 1.0
 LONGEST_MISS = 2
 """Heartbeats that an unanswered question adds to a silence at most: if more time has passed, we did not listen."""
 
 
-class KeptEngine(Engine, Protocol):
-    """An engine on another server (`RemoteEngine`)."""
+class Kept(Protocol):
+    """One start of a worker, as we have dealings with it (`RemoteEngine`, `VLLMEngine`, `TextUpstream`)."""
 
     @property
     def engine_id(self) -> str:
-        """Of the start of the worker that this is."""
+        """Of that start."""
         ...
 
     def lost(self, error: MotetError) -> None:
         """Ends all it has under way with `error`."""
         ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class KeptServer:
     url: str
     report: Callable[[], Awaitable[EngineReport]]
     """Raises EngineSilentError, EngineDiedError, or another EngineError if there is no understanding."""
-    engine: Callable[[EngineReport], KeptEngine]
+    join: Callable[[EngineReport], Awaitable[Kept]]
+    """Takes a start of it into the fleet, by its first report. Raises EngineError if it cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,6 @@ class KeeperRules:
 
     problem: Callable[[EngineReport], str | None]
     """Why a worker that reports so cannot be used; None: it can."""
-    welcome: Callable[[Worker], Awaitable[None]]
-    """Makes a worker known to those it exchanges KV with, and puts it into the fleet. Never raises."""
     silence_s: float
     """Without an answer for so long it is given up, until it answers again."""
     heartbeat_s: float = HEARTBEAT_S
@@ -90,7 +92,7 @@ class RemoteKeeper:
         self._rules = rules
         self._clock = clock
         self._wait = wait
-        self._engine: KeptEngine | None = None
+        self._engine: Kept | None = None
         self._events = EventFollowing(id, fleet.index, rules.follow)
         self._taken_out = False
         """An operator wants it to get no new groups."""
@@ -152,22 +154,26 @@ class RemoteKeeper:
         elif report.state is WorkerState.DEAD:
             self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} has lost its engine"), heard=True)
         else:
-            if self._engine is None or self._engine.engine_id != report.engine_id:
-                await self._adopt(report)
+            if (self._engine is None or self._engine.engine_id != report.engine_id) and not await self._adopt(report):
+                return
+            self._fleet.offer(self.id, offered(report))
             self._mark_present(report)  # before anything waits: one that drains is not to be given groups
-            await self._events.follow(report.engine_id, report.block_events)
+            await self._events.follow(report)
             if report.stats is not None and (member := self._fleet.get(self.id)):
                 member.reported(report.stats.choices_running + report.stats.choices_waiting)
 
-    async def _adopt(self, report: EngineReport) -> None:
-        """A worker that was started again is another one: nothing of the former is left."""
+    async def _adopt(self, report: EngineReport) -> bool:
+        """A worker that was started again is another one: nothing of the former is left. False: it cannot be used."""
         if (former := self._engine) is not None:
             self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} was started again"))
             self._engine = None
             await former.close()
-        engine = self._server.engine(report)
-        await self._rules.welcome(Worker(self.id, engine, self.url, local=False))
-        self._engine = engine
+        try:
+            self._engine = await self._server.join(report)
+        except EngineError as error:
+            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} is of no use here: {error.message}"), heard=True)
+            return False
+        return True
 
     def _mark_present(self, report: EngineReport) -> None:
         """One that is in a long step reports that its engine is silent; its own server ends it if it hangs."""
@@ -185,3 +191,11 @@ class RemoteKeeper:
         self._fleet.mark(self.id, state, error.message)
         if self._engine is not None:
             self._engine.lost(error)
+
+
+def offered(report: EngineReport) -> tuple[ModelCard, ...]:
+    """The models it serves beside that of its engine: all of them, if it is none of tokens and so has no engine."""
+    info = report.info
+    if info.kind is not EngineKind.OPENAI:
+        return report.models
+    return (ModelCard(name=info.model, max_model_len=info.max_model_len), *report.models)

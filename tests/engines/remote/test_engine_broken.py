@@ -7,7 +7,7 @@ import pytest
 
 from motet.engines.remote import EngineServer, RemoteEngine, engine_client
 from motet.engines.wire import PROTOCOL, frame
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta
 from tests.engines.remote.worker import LAST_CHUNK, REPORT, asked, group, response, scripted
 
@@ -171,7 +171,7 @@ async def test_a_worker_of_another_protocol_is_named_with_both_numbers() -> None
 @pytest.mark.parametrize("body", [b"\x80", b"<html>", b"\xc1", msgspec.msgpack.encode({"protocol": 1})])
 async def test_what_is_no_report_is_said_to_be_none(body: bytes) -> None:
     error = await report_of(body)
-    assert type(error) is EngineError
+    assert type(error) is OtherServerError
     assert "answered what this server cannot read" in error.message
 
 

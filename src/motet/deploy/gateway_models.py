@@ -1,0 +1,89 @@
+"""The models of a gateway: those that its workers have, each with its tokenizer, while any worker has it.
+
+A model is known from when its first worker was met until its last one has left: while all are away it is answered 503
+and not 404.
+"""
+
+from collections.abc import Sequence
+
+from motet.api.served import ServedModel, TextModel, now_s
+from motet.deploy.compose import Router
+from motet.deploy.tokenizers import HandOut, Tokenizers
+from motet.engines.wire import EngineReport
+from motet.routing.of_model import OfModel
+from motet.routing.text_routed import TextRouted
+from motet.types import EngineKind, ModelCard
+
+
+class GatewayModels:
+    """`motet.api.served.Models`. `texts`: who answers for models that only text upstreams have."""
+
+    def __init__(self, router: Router, tokenizers: Tokenizers, texts: TextRouted, *, first_name: str = "") -> None:
+        """`first_name`: what clients call the first model, in place of its workers' name for it."""
+        self._router = router
+        self._tokenizers = tokenizers
+        self.texts = texts
+        self._first_name = first_name
+        self._first: str | None = None
+        self._bases: dict[str, str] = {}
+        """Of every name that a worker serves: the model that its tokenizer is known by."""
+        self._made: dict[ModelCard, ServedModel | TextModel] = {}
+
+    async def learn(self, report: EngineReport, hand_out: HandOut) -> None:
+        """All that a worker takes before it can be used. Raises EngineError if that is not to be had."""
+        if report.info.kind is not EngineKind.OPENAI:
+            await self._tokenizers.learn(report.info.model, hand_out)
+        self.note(report)
+
+    def note(self, report: EngineReport) -> None:
+        """What the worker serves now."""
+        if self._first is None:
+            self._first = report.info.model
+        for name in (report.info.model, *(card.name for card in report.models)):
+            self._bases.setdefault(name, report.info.model)
+
+    def all(self) -> Sequence[ServedModel | TextModel]:
+        known = {card: self._model(card) for card in self._router.fleet.models()}
+        self._made = {card: model for card, model in known.items() if model is not None}
+        return list(self._made.values())
+
+    def get(self, name: str) -> ServedModel | TextModel | None:
+        return next((model for model in self.all() if model.name == name), None)
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Of the first model that has a tokenizer: of the only one, where anybody asks."""
+        served = (self._tokenizers.get(base) for base in self._bases.values())
+        return next((loaded.files for loaded in served if loaded is not None), {})
+
+    def _model(self, card: ModelCard) -> ServedModel | TextModel | None:
+        """None: its tokenizer is not known yet, so no worker with it has been used."""
+        made = self._made.get(card)
+        text = self._router.fleet.only_text(card.name)
+        if made is None or text is not isinstance(made, TextModel):
+            made = self._text_model(card) if text else self._token_model(card)
+        return made
+
+    def _text_model(self, card: ModelCard) -> TextModel:
+        return TextModel(
+            name=self._shown(card.name),
+            root=card.root or card.name,
+            created=now_s(),
+            max_model_len=card.max_model_len,
+            source=self.texts,
+        )
+
+    def _token_model(self, card: ModelCard) -> ServedModel | None:
+        loaded = self._tokenizers.get(self._bases.get(card.name, card.name))
+        if loaded is None:
+            return None
+        return ServedModel(
+            name=self._shown(card.name),
+            engine=OfModel(self._router.engine, self._router.fleet, card.name),
+            tokenizer=loaded.tokenizer,
+            template=loaded.template,
+            root=card.root or card.name,
+            parent=None if card.parent is None else self._shown(card.parent),
+        )
+
+    def _shown(self, name: str) -> str:
+        return self._first_name if self._first_name and name == self._first else name

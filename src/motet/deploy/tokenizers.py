@@ -1,0 +1,94 @@
+"""The tokenizers of the models that a gateway serves: each found once, before the first worker with it gets a group.
+
+--tokenizer-of MODEL=FOLDER     for this model
+--tokenizer FOLDER              for every model without one of its own
+neither                         what the worker hands out, or says it was loaded from
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet.deploy.tokenizer_files import load_files, read_files
+from motet.errors import EngineError, MotetError
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 120.0
+"""How long a tokenizer may take to come, from a hub say."""
+TRY_AGAIN_S = 30.0
+"""A model whose tokenizer could not be had is not looked for again before."""
+
+HandOut = Callable[[], Awaitable[dict[str, bytes]]]
+"""The files of a worker's own tokenizer. Raises MotetError."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A tokenizer, its chat template, and what it was made of."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class TokenizerRules:
+    """Where tokenizers come from, as far as it was said."""
+
+    of_model: Mapping[str, Path]
+    others: Path | None = None
+    """For models that are not named."""
+    chat_template: str | None = None
+    """Jinja text in place of the models' own."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: EngineError
+    again_s: float
+    """When it may be tried again."""
+
+
+class Tokenizers:
+    """By the name that workers have for a model."""
+
+    def __init__(self, rules: TokenizerRules, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._loaded: dict[str, Loaded] = {}
+        self._failures: dict[str, _Failure] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def get(self, model: str) -> Loaded | None:
+        return self._loaded.get(model)
+
+    async def learn(self, model: str, hand_out: HandOut) -> Loaded:
+        """Raises EngineError if it is not to be had."""
+        async with self._locks.setdefault(model, asyncio.Lock()):
+            if loaded := self._loaded.get(model):
+                return loaded
+            failure = self._failures.get(model)
+            if failure is not None and self._clock() < failure.again_s:
+                raise failure.error
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    loaded = await self._load(model, hand_out)
+            except (MotetError, TimeoutError) as error:
+                why = error.message if isinstance(error, MotetError) else f"it did not come within {PATIENCE_S:g} s"
+                told = EngineError(f"no tokenizer for {model} (give --tokenizer-of {model}=FOLDER): {why}")
+                self._failures[model] = _Failure(told, self._clock() + TRY_AGAIN_S)
+                raise told from error
+            self._loaded[model] = loaded
+            return loaded
+
+    async def _load(self, model: str, hand_out: HandOut) -> Loaded:
+        folder = self._rules.of_model.get(model, self._rules.others)
+        files = await hand_out() if folder is None else await asyncio.to_thread(read_files, folder)
+        tokenizer = await asyncio.to_thread(load_files, files, chat_template=self._rules.chat_template)
+        return Loaded(tokenizer, ChatTemplate.of(tokenizer), files)

@@ -1,0 +1,65 @@
+"""Where the tokenizers of a gateway's models come from."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from motet.deploy.tokenizer_files import read_files
+from motet.deploy.tokenizers import TRY_AGAIN_S, TokenizerRules, Tokenizers
+from motet.errors import EngineDiedError, EngineError
+
+pytestmark = pytest.mark.anyio
+
+
+class HandsOut:
+    """A worker with the tokenizer of a folder, or without one."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.asked = 0
+        self.folder = folder
+
+    async def __call__(self) -> dict[str, bytes]:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.folder is None:
+            raise EngineDiedError("the worker is gone")
+        return read_files(self.folder)
+
+
+async def never() -> dict[str, bytes]:
+    raise AssertionError("nobody was to be asked")
+
+
+async def test_a_model_takes_the_tokenizer_of_its_worker_and_keeps_it(folder: Path) -> None:
+    tokenizers, worker = Tokenizers(TokenizerRules({})), HandsOut(folder)
+    assert tokenizers.get("m") is None
+    first, second = await asyncio.gather(tokenizers.learn("m", worker), tokenizers.learn("m", worker))
+    assert first is second is tokenizers.get("m") is await tokenizers.learn("m", never)
+    assert worker.asked == 1
+    assert first.files == read_files(folder)
+    assert tokenizers.get("another") is None
+
+
+async def test_one_that_was_named_for_the_model_is_taken_instead(folder: Path, tmp_path: Path) -> None:
+    tokenizers = Tokenizers(TokenizerRules({"m": folder}, others=tmp_path))
+    assert (await tokenizers.learn("m", never)).files == read_files(folder)
+    with pytest.raises(EngineError, match="no tokenizer for other"):
+        await tokenizers.learn("other", never)
+
+
+async def test_a_chat_template_that_was_given_takes_the_place_of_the_models(folder: Path) -> None:
+    tokenizers = Tokenizers(TokenizerRules({}, others=folder, chat_template="{{ messages }}!"))
+    assert (await tokenizers.learn("m", never)).tokenizer.chat_template == "{{ messages }}!"
+
+
+async def test_one_that_is_not_to_be_had_is_looked_for_again_after_a_while(folder: Path) -> None:
+    now_s = 0.0
+    tokenizers, worker = Tokenizers(TokenizerRules({}), clock=lambda: now_s), HandsOut(None)
+    for _ in range(2):
+        with pytest.raises(EngineError) as caught:
+            await tokenizers.learn("m", worker)
+        assert caught.value.message == "no tokenizer for m (give --tokenizer-of m=FOLDER): the worker is gone"
+    assert worker.asked == 1
+    now_s, worker.folder = TRY_AGAIN_S, folder
+    assert await tokenizers.learn("m", worker) is tokenizers.get("m")
