@@ -1,0 +1,189 @@
+"""A vLLM server as an engine, around its groups: tickets made and given back, lost, closed, and how it is."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.engines.vllm.ask import PREFILL
+from motet.engines.vllm.tickets import ticket_from
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, RequestError
+from motet.ids import ModelName
+from motet.types import EngineStats
+from tests.engines.vllm.asked import PARAMS, PROMPT, group, ticket
+from tests.engines.vllm.far import REPORT, piece, scene, settle
+
+pytestmark = pytest.mark.anyio
+
+RELEASED = {"released": 1, "left": 0}
+LEFT = {"released": 0, "left": 1}
+
+
+async def test_a_prefill_is_one_token_of_the_plain_prompt_and_brings_a_ticket() -> None:
+    async with scene() as there:
+        prefilling = asyncio.ensure_future(there.engine.prefill(group(n=8)))
+        await settle()
+        (ask,) = there.server.prefills
+        assert (ask.prompt, ask.n, ask.sampling.max_tokens, ask.kv_params, ask.stream) == (PROMPT, 1, 1, PREFILL, False)
+        assert (ask.model, ask.cache_salt, ask.priority) == ("m", "salt", 3)
+        assert there.server.prefilled is not None
+        there.server.prefilled.set_result([PARAMS])
+        assert await prefilling == ticket_from(PARAMS, engine_id="far-2", prompt=PROMPT)
+
+
+async def test_of_several_tickets_the_first_is_used_and_the_others_are_given_back() -> None:
+    several = [{**PARAMS, "remote_request_id": f"cmpl-{number}"} for number in range(3)]
+    async with scene() as there:
+        prefilling = asyncio.ensure_future(there.engine.prefill(group()))
+        await settle()
+        assert there.server.prefilled is not None
+        there.server.prefilled.set_result(several)
+        assert (await prefilling).remote_request_id == "cmpl-0"
+        await settle()
+        assert there.server.rejected == several[1:]
+        assert there.figures.tickets_unused == {"released": 2, "left": 0}
+
+
+async def test_a_ticket_has_one_reader() -> None:
+    async with scene() as there:
+        with pytest.raises(RequestError, match="is for 1 readers, not for 2"):
+            await there.engine.prefill(group(), readers=2)
+        assert there.server.prefills == []
+
+
+async def test_a_prefill_that_is_cancelled_is_ended_there() -> None:
+    async with scene() as there:
+        prefilling = asyncio.ensure_future(there.engine.prefill(group()))
+        await settle()
+        prefilling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await prefilling
+        assert there.server.prefilled is not None
+        assert there.server.prefilled.cancelled()
+
+
+async def test_a_server_without_a_model_named_is_told_its_own() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(msgspec.structs.replace(group(), model=ModelName("")))
+        await settle()
+        assert there.calls[0].ask.model == REPORT.info.model
+        await stream.aclose()
+
+
+async def test_a_ticket_is_given_back_once_whoever_says_so() -> None:
+    async with scene() as there:
+        for _ in range(2):
+            await there.engine.release(ticket())
+        assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], RELEASED)
+
+
+@pytest.mark.parametrize("foreign", ["", "no JSON", "[1]"])
+async def test_a_ticket_that_is_not_vllms_is_left_to_its_lease(foreign: str) -> None:
+    async with scene() as there:
+        await there.engine.release(msgspec.structs.replace(ticket(), foreign=foreign))
+        assert (there.server.rejected, there.figures.tickets_unused) == ([], LEFT)
+
+
+async def test_what_one_server_could_not_give_back_another_may() -> None:
+    async with scene() as there:
+        there.server.rejects = False
+        for _ in range(2):
+            await there.engine.release(ticket())
+        assert there.figures.tickets_unused == LEFT
+        there.server.rejects = True
+        await there.engine.release(ticket())
+        assert (len(there.server.rejected), there.figures.tickets_unused) == (3, {"released": 1, "left": 1})
+
+
+@pytest.mark.parametrize("error", [EngineError("broken"), EngineDiedError("gone"), RequestError("refused")])
+async def test_giving_back_never_raises(error: MotetError) -> None:
+    async with scene() as there:
+        there.server.rejecting = asyncio.get_running_loop().create_future()
+        there.server.rejecting.set_exception(error)
+        await there.engine.release(ticket())
+        assert there.figures.tickets_unused == LEFT
+
+
+async def test_lost_ends_groups_prefills_and_questions_with_its_error() -> None:
+    async with scene() as there:
+        there.server.rejecting = asyncio.get_running_loop().create_future()
+        unread, read = there.engine.generate(group("unread")), there.engine.generate(group("read"))
+        reading = asyncio.ensure_future(anext(read))
+        prefilling = asyncio.ensure_future(there.engine.prefill(group("prefilled")))
+        releasing = asyncio.ensure_future(there.engine.release(ticket()))
+        await settle()
+        there.engine.lost(EngineSilentError("it hangs"))
+        there.engine.lost(EngineDiedError("said twice"))
+        for waiting in (reading, prefilling, asyncio.ensure_future(anext(unread))):
+            with pytest.raises(EngineSilentError, match="it hangs"):
+                await waiting
+        await releasing
+        assert (there.open, there.figures.tickets_unused) == ([], LEFT)
+
+
+async def test_a_group_that_begins_after_lost_is_asked_as_ever() -> None:
+    async with scene() as there:
+        there.engine.lost(EngineSilentError("it hangs"))
+        stream = there.engine.generate(group(n=1))
+        await settle()
+        there.calls[0].say(piece(0, 10))
+        assert (await anext(stream)).choices[0].token_ids == (10,)
+        await stream.aclose()
+
+
+async def test_close_ends_all_and_nothing_is_asked_any_more() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group())
+        await settle()
+        for _ in range(2):
+            await there.engine.close()
+        assert there.open == []
+        for late in (stream, there.engine.generate(group("late"))):
+            with pytest.raises(EngineClosedError, match="is closing"):
+                await anext(late)
+        for question in (there.engine.stats(), there.engine.prefill(group())):
+            with pytest.raises(EngineClosedError):
+                await question
+        assert (len(there.calls), there.server.prefills) == (1, [])
+
+
+async def test_tickets_that_are_left_when_it_closes_are_counted() -> None:
+    async with scene(accepting=False) as there:
+        stream = there.engine.generate(group(ticket=ticket()))
+        await settle()
+        await there.engine.close()
+        await stream.aclose()
+        await settle()
+        assert (there.server.rejected, there.figures.tickets_unused) == ([], LEFT)
+
+
+async def test_a_group_under_a_name_that_is_used_again_takes_nothing_from_the_other() -> None:
+    async with scene() as there:
+        first = there.engine.generate(group())
+        second = there.engine.generate(group())
+        await settle()
+        await first.aclose()
+        await there.engine.stop_choice(group().request_id, 0)
+        there.calls[1].say(piece(0, 10), piece(1, 11))
+        assert [choice.index for choice in (await anext(second)).choices] == [1]
+        await second.aclose()
+
+
+async def test_stops_of_unknown_groups_and_choices_are_ignored() -> None:
+    async with scene() as there:
+        await there.engine.stop_choice(group().request_id, 0)
+        stream = there.engine.generate(group(n=1))
+        await there.engine.stop_choice(group().request_id, 7)
+        await settle()
+        assert there.open == [0]
+        await stream.aclose()
+
+
+async def test_figures_are_those_of_the_report() -> None:
+    async with scene() as there:
+        with pytest.raises(EngineSilentError, match="gives no sign of life"):
+            await there.engine.stats()
+        stats = EngineStats(groups_running=3)
+        there.server.answer_report = msgspec.structs.replace(REPORT, stats=stats)
+        assert await there.engine.stats() == stats
+        assert (there.engine.engine_id, there.engine.info) == ("far-2", REPORT.info)
