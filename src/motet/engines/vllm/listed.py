@@ -90,7 +90,7 @@ def _from_texts(token: int, logprob: float | None, top: dict[str, float | None],
         raise EngineError(f"vLLM lists log-probabilities of {list(top)[:3]}, which are no token ids") from error
     drawn = _number(logprob)
     others = [entry for entry in listed if entry[0] != token]
-    rank = k + 1 if len(others) >= k else 1 + sum(other > drawn for _, other in others)
+    rank = 1 + sum(other > drawn for _, other in others)  # k + 1 for one that is not among the k best
     return _told(token, drawn, rank, others, k)
 
 

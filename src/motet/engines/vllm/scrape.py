@@ -102,7 +102,7 @@ def scrape_of(text: bytes) -> Scrape:
         if not samples[CONFIG]:
             raise OtherServerError("it publishes no figures of vLLM; vLLM does, unless run with --disable-log-stats")
         return _scrape(samples)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise OtherServerError(f"its figures cannot be read: {error}") from error
 
 
@@ -127,15 +127,18 @@ def stats_of(scrape: Scrape) -> EngineStats:
 
 
 def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> Scrape:
-    def total(name: bytes, **labels: bytes) -> int:
-        return round(sum(s.value for s in samples[name] if all(s.labels[n.encode()] == v for n, v in labels.items())))
+    def total(name: bytes) -> int:
+        return round(sum(sample.value for sample in samples[name]))
+
+    def prompt_from(source: bytes) -> int:
+        return round(sum(sample.value for sample in samples[BY_SOURCE] if sample.labels.get(b"source") == source))
 
     configs = {sample.rank: sample.labels for sample in samples[CONFIG]}
     config = next(iter(configs.values()))
     blocks = {rank: _count(labels.get(b"num_gpu_blocks", b"")) for rank, labels in configs.items()}
     prompt_tokens = total(PROMPT)
     sources = bool(samples[BY_SOURCE])  # older servers do not tell them apart
-    cached_tokens = total(BY_SOURCE, source=b"local_cache_hit") if sources else total(HITS)
+    cached_tokens = prompt_from(b"local_cache_hit") if sources else total(HITS)
     return Scrape(
         start_s=samples[START][-1].value if samples[START] else None,
         block_size=_count(config.get(b"block_size", b"")),
@@ -146,7 +149,7 @@ def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> Scrape:
         waiting=total(WAITING),
         blocks_used=round(sum(sample.value * blocks.get(sample.rank, 0) for sample in samples[USAGE])),
         prompt_tokens=prompt_tokens,
-        computed_tokens=total(BY_SOURCE, source=b"local_compute") if sources else prompt_tokens - cached_tokens,
+        computed_tokens=prompt_from(b"local_compute") if sources else prompt_tokens - cached_tokens,
         cached_tokens=cached_tokens,
         generated_tokens=total(GENERATED),
         preemptions=total(PREEMPTIONS),

@@ -171,7 +171,7 @@ class VLLMServer:
 
     def _engine_id(self, scrape: Scrape) -> str:
         """Without a time of its start, one that was lost and is back is taken for another."""
-        start = f"lost-{self._times_lost}" if scrape.start_s is None else f"{scrape.start_s:.2f}"
+        start = f"lost-{self._times_lost}" if scrape.start_s is None else f"{scrape.start_s:.3f}"
         return f"{self.url}@{start}"
 
     async def _watch(self, path: str, timeout_s: float) -> bytes:

@@ -33,7 +33,7 @@ def kv_params_in(body: bytes, server: str = "vLLM") -> list[KVParams]:
     except UNREADABLE as error:
         raise EngineError(f"what {server} answered is no answer to a prefill: {error}") from error
     found = [params] if isinstance(params, dict) else params
-    if not found:
+    if not found or not all(found):
         raise EngineError(
             f"{server} computed the prompt, but made no ticket (kv_transfer_params): start it with a KV connector, as "
             """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'"""
