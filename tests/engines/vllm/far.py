@@ -33,6 +33,8 @@ class Call:
     def __init__(self, ask: Ask, trace: str, session_id: str) -> None:
         self.ask, self.trace, self.session_id = ask, trace, session_id
         self.opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.taken = False
+        """Whether who asked knows that it was taken."""
         self.closed = False
         """By who asked."""
         self.over = False
@@ -106,6 +108,7 @@ class FarServer:
         except BaseException:
             call.closed = True
             raise
+        call.taken = True
         return call
 
     async def prompt_logprobs(self, ask: Ask, *, trace: str = "") -> tuple[TokenLogprob | None, ...]:

@@ -1,0 +1,230 @@
+"""Groups on a vLLM server that takes, refuses, says, fails and dies in any order, and readers that stop and leave.
+
+Nobody gets a token that is not his, nothing is left open, and a ticket is used or given back.
+"""
+
+import asyncio
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from motet.engines.vllm.wire import Piece
+from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError
+from motet.transfer.ticket import Ticket
+from motet.types import ChoiceStart, GenerateRequest
+from tests.engines.vllm.asked import GREEDY, SAMPLING, group, ticket
+from tests.engines.vllm.far import LENGTH, Call, Scene, settle
+
+LAST_STEP = 4
+"""Tokens of every child at most."""
+
+
+class Said:
+    """What one call said, child by child: tokens that tell where they come from."""
+
+    def __init__(self, number: int, call: Call) -> None:
+        self.call = call
+        self.tokens: list[list[int]] = [[] for _ in range(call.ask.n)]
+        self.finished: set[int] = set()
+        self._first = 1000 * (number + 1)
+
+    def say(self, child: int, *, last: bool) -> None:
+        child %= len(self.tokens)
+        if not self.call.open or child in self.finished:
+            return
+        tokens = self.tokens[child]
+        tokens.append(self._first + 100 * child + len(tokens))
+        ends = last or len(tokens) >= min(LAST_STEP, self.call.ask.sampling.max_tokens)
+        if ends:
+            self.finished.add(child)
+        self.call.say(Piece(child, (tokens[-1],), None, LENGTH if ends else None))
+        if len(self.finished) == len(self.tokens):
+            self.call.end()
+
+
+class Play:
+    """One group, its server and its reader."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.scene = Scene(accepting=False)
+        self.stream = self.scene.engine.generate(request)
+        self.heard: dict[int, list[int]] = {start.index: [] for start in request.choices}
+        self.finished: set[int] = set()
+        self.stopped: set[int] = set()
+        self.prompts = 0
+        self.over = False
+        self.error: MotetError | None = None
+        self.left = False
+        """Whether the reader did not wait for the end."""
+        self.lost = False
+        self._said: list[Said] = []
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def said(self) -> list[Said]:
+        calls = self.scene.calls
+        self._said += [Said(number, calls[number]) for number in range(len(self._said), len(calls))]
+        return self._said
+
+    def of(self, number: int) -> Said | None:
+        return self.said[number % len(self.said)] if self.said else None
+
+    async def do(self, what: str, number: int, child: int) -> None:
+        said = self.of(number)
+        match what:
+            case "read":
+                self._read()
+            case "stop":
+                index = self.request.choices[child % len(self.request.choices)].index
+                self.stopped.add(index)
+                await self.scene.engine.stop_choice(self.request.request_id, index)
+            case "late":
+                self.scene.late.pass_()
+            case "leave":
+                await self.stream.aclose()
+                self.over = self.left = True
+            case "lose":
+                self.scene.engine.lost(EngineDiedError("gone"))
+                self.lost = True
+            case "close":
+                await self.scene.engine.close()
+            case _ if said is not None:
+                self._act(what, said, child)
+
+    async def finish(self) -> None:
+        """The server answers all that is asked, and the reader reads to the end."""
+        while not self.over:
+            self._read()
+            await settle()
+            for said in self.said:
+                said.call.accept()
+                for child in range(said.call.ask.n):
+                    said.say(child, last=True)
+        if self._reading is not None:
+            await self._reading
+        await self.stream.aclose()
+        await settle()
+
+    async def check(self) -> None:
+        assert self.scene.open == []
+        assert self.prompts <= 1
+        sources = [self._source(index) for index in self.heard if self.heard[index]]
+        if not self.request.sampling.greedy:
+            assert len(set(sources)) == len(sources)
+        if self.error is None and not self.left:
+            assert self.finished | self.stopped == set(self.heard)
+        if self.request.ticket is None:
+            assert self.scene.server.rejected == []
+        else:
+            await self._check_ticket(self.request.ticket)
+
+    def _act(self, what: str, said: Said, child: int) -> None:
+        match what:
+            case "accept":
+                said.call.accept()
+            case "say":
+                said.say(child, last=False)
+            case "last":
+                said.say(child, last=True)
+            case "refuse" if not said.call.opening.done():
+                said.call.refuse(OverloadedError("full"))
+            case "fail" if said.call.open:
+                said.call.end(EngineError("sick"))
+            case "break" if said.call.open:
+                said.call.end()
+
+    def _read(self) -> None:
+        if not self.over and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._take())
+
+    async def _take(self) -> None:
+        try:
+            delta = await anext(self.stream)
+        except StopAsyncIteration:
+            self.over = True
+        except MotetError as error:
+            self.over, self.error = True, error
+        else:
+            self.prompts += delta.prompt is not None
+            for choice in delta.choices:
+                assert choice.index not in self.finished | self.stopped
+                self.heard[choice.index] += choice.token_ids
+                if choice.finish is not None:
+                    self.finished.add(choice.index)
+
+    def _source(self, index: int) -> tuple[int, int]:
+        """Which child of which call a choice got all its tokens from."""
+        tokens = self.heard[index]
+        call, child = tokens[0] // 1000 - 1, tokens[0] % 1000 // 100
+        said = self.said[call]
+        whole = said.tokens[child]
+        assert tokens == whole if index in self.finished else tokens == whole[: len(tokens)]
+        start = next(start for start in self.request.choices if start.index == index)
+        assert tuple(said.call.ask.prompt) == self.request.prompt + start.written
+        if self.request.seeded and not self.request.sampling.greedy and not start.written:
+            assert said.call.ask.seed is not None
+            assert said.call.ask.seed + child == start.seed
+        return call, child
+
+    async def _check_ticket(self, ticket: Ticket) -> None:
+        """Whoever handed it to the group gives it back, as far as he can know."""
+        carrying = [said.call for said in self.said if said.call.ask.kv_params is not None]
+        assert len(carrying) <= 1
+        taken = any(call.taken for call in carrying)
+        lost = self.lost or isinstance(self.error, EngineDiedError)
+        ends = self._ends
+        event(f"taken {taken}, lost {lost}, released and left {ends}")
+        if not lost:
+            assert sum(ends) == (not taken)
+        await self.scene.engine.release(ticket)
+        assert self._ends == ends if not lost else taken or sum(self._ends) == 1
+        if len(self.said) > len(carrying) and not self.scene.figures.pull_fallbacks.total():
+            assert self.said[0].tokens[0], "nobody follows before the first token"
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """How often the ticket was given back, and left to its lease."""
+        return len(self.scene.server.rejected), self.scene.figures.tickets_unused["left"]
+
+
+WHATS = st.sampled_from(
+    ["accept"] * 4
+    + ["say"] * 5
+    + ["last", "read", "read", "read", "stop", "late", "refuse", "fail", "break", "leave"]
+    + ["lose", "close"]
+)
+STEPS = st.lists(st.tuples(WHATS, st.integers(0, 5), st.integers(0, 5), st.booleans()), max_size=30)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> GenerateRequest:
+    n = draw(st.integers(1, 4))
+    written = st.sampled_from([(), (), (8,), (8, 9)])
+    return group(
+        choices=tuple(ChoiceStart(index, 7 + index, draw(written)) for index in range(n)),
+        sampling=draw(st.sampled_from([SAMPLING, GREEDY])),
+        ticket=draw(st.sampled_from([None, ticket()])),
+        seeded=draw(st.booleans()),
+        stops=draw(st.booleans()),
+    )
+
+
+async def played(request: GenerateRequest, steps: list[tuple[str, int, int, bool]]) -> None:
+    before = asyncio.all_tasks()
+    play = Play(request)
+    for what, number, child, at_rest in steps:
+        if at_rest:
+            await settle()
+        await play.do(what, number, child)
+    await play.finish()
+    await play.check()
+    await play.scene.engine.close()
+    assert asyncio.all_tasks() == before
+
+
+@given(requests(), STEPS)
+def test_every_choice_has_its_own_tokens_and_nothing_is_left_open(
+    request: GenerateRequest, steps: list[tuple[str, int, int, bool]]
+) -> None:
+    asyncio.run(played(request, steps))
