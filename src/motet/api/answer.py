@@ -10,7 +10,7 @@ It is an object and not a generator, since a generator that was never started ne
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,22 +18,60 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from motet.api.event_bytes import failure_events
-from motet.api.open_groups import SENT, OpenGroups, Step
-from motet.api.plan import Plan
 from motet.api.request_id import straight_send
-from motet.api.service import Service
 from motet.api.while_client_stays import while_client_stays
 from motet.errors import MotetError
-from motet.text.usage import Usage
 
 log = logging.getLogger("motet.api")
 
+Step = TypeVar("Step")
+"""What came in one go."""
+StepOut = TypeVar("StepOut", covariant=True)
+StepIn = TypeVar("StepIn", contravariant=True)
+Used = TypeVar("Used")
+"""How what was used is told."""
+UsedOut = TypeVar("UsedOut", covariant=True)
+UsedIn = TypeVar("UsedIn", contravariant=True)
+
 WORKER_HEADER = "x-motet-worker"
+SENT = 200
+"""The status of a request whose whole answer has been sent."""
 CLIENT_GONE = 499
 """Logged and counted as nginx does; nobody is there to receive it."""
 
 
-class Writer(Protocol):
+class Steps(Protocol[StepOut]):
+    async def read(self) -> Sequence[StepOut] | None:
+        """What is there to show, at least one step; None after the end."""
+        ...
+
+
+class Groups(Protocol[StepOut, UsedOut]):
+    """The groups of one request while they run (`OpenGroups`, `UpstreamGroups`)."""
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """Who writes them, as far as is known by now, each once."""
+        ...
+
+    def open(self) -> None:
+        """Raises before anything runs if they are not to be let in."""
+        ...
+
+    def usage(self) -> UsedOut:
+        """Of the whole request, up to now."""
+        ...
+
+    def steps(self, tasks: TaskGroup) -> Steps[StepOut]:
+        """To be read once; `tasks` is where readers of several groups run."""
+        ...
+
+    async def aclose(self, *, status: int) -> None:
+        """Must follow, also when `open` failed half way or never came. `status`: how the request went."""
+        ...
+
+
+class Writer(Protocol[StepIn, UsedIn]):
     """Turns the steps of one request into bytes. Pure: one writer an answer, fed in order."""
 
     @property
@@ -41,17 +79,17 @@ class Writer(Protocol):
         """Whether there are bytes before the end; if not, an error at any time still has its HTTP status."""
         ...
 
-    def feed(self, steps: Sequence[Step], usage: Callable[[], Usage]) -> bytes:
+    def feed(self, steps: Sequence[StepIn], usage: Callable[[], UsedIn]) -> bytes:
         """`usage`: of the request up to now; asked only where a chunk tells it, since it is summed over all choices."""
         ...
 
-    def close(self, usage: Usage) -> bytes: ...
+    def close(self, usage: UsedIn) -> bytes: ...
 
 
-class Answer(Response):
-    """Runs a plan and sends what its writer makes of it."""
+class Answer(Response, Generic[Step, Used]):
+    """Runs the groups of a request and sends what its writer makes of them."""
 
-    def __init__(self, service: Service, plan: Plan, writer: Writer) -> None:
+    def __init__(self, groups: Groups[Step, Used], writer: Writer[Step, Used]) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(
@@ -59,7 +97,7 @@ class Answer(Response):
             if writer.streams
             else {"content-type": "application/json"}
         )
-        self._groups = OpenGroups(service, plan)
+        self._groups = groups
         self._writer = writer
         self._started = False
         self._status = CLIENT_GONE
@@ -88,7 +126,7 @@ class Answer(Response):
             else:
                 self._failure = error
 
-    async def _write(self, steps: "Steps") -> None:
+    async def _write(self, steps: Steps[Step]) -> None:
         feed, usage, send = self._writer.feed, self._groups.usage, self._send
         while (batch := await steps.read()) is not None:
             if data := feed(batch, usage):
@@ -111,9 +149,3 @@ class Answer(Response):
         if not isinstance(error, MotetError):
             log.error("a stream failed", exc_info=error)
         await self._send({"type": "http.response.body", "body": failure_events(error), "more_body": False})
-
-
-class Steps(Protocol):
-    async def read(self) -> Sequence[Step] | None:
-        """What is there to show, at least one step; None after the end."""
-        ...

@@ -1,13 +1,13 @@
 """`POST /v1/completions`: several prompts, n choices of each."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import Answer, Writer
 from motet.api.caller import Caller, caller_of
 from motet.api.completion_body import CompletionBody
 from motet.api.completion_chunks import CompletionChunks
 from motet.api.echo import Echoes
 from motet.api.kv_params import Asked, read_kv_params
+from motet.api.open_groups import GroupsAnswer, GroupsWriter, OpenGroups
 from motet.api.plan import Plan, Wanted, check_counts, make_plan
 from motet.api.prompts import completion_prompts
 from motet.api.schema_completion import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -18,7 +18,7 @@ def completion_router(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Answer:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         async with read_kv_params(service, body, num_choices=body.num_drawn) as asked:
             body = body.without_answer() if asked.kv_params.order else body
             return await _answer(service, body, _wanted(body, caller_of(request), asked))
@@ -26,13 +26,13 @@ def completion_router(service: Service) -> APIRouter:
     return router
 
 
-async def _answer(service: Service, body: CompletionRequest, wanted: Wanted) -> Answer:
+async def _answer(service: Service, body: CompletionRequest, wanted: Wanted) -> GroupsAnswer:
     num_prompts = len(body.prompt)
     check_counts(service, num_prompts, wanted)
     service.check_room(wanted.caller.client, num_groups=num_prompts, num_choices=num_prompts * wanted.num_choices)
     prompts = await completion_prompts(wanted.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
     plan = make_plan(service, prompts, body, body, wanted)
-    return Answer(service, plan, _writer(plan, body))
+    return GroupsAnswer(OpenGroups(service, plan), _writer(plan, body))
 
 
 def _wanted(body: CompletionRequest, caller: Caller, asked: Asked) -> Wanted:
@@ -51,7 +51,7 @@ def _wanted(body: CompletionRequest, caller: Caller, asked: Asked) -> Wanted:
     )
 
 
-def _writer(plan: Plan, body: CompletionRequest) -> Writer:
+def _writer(plan: Plan, body: CompletionRequest) -> GroupsWriter:
     tokenizer, num_top, token_ids = plan.served.tokenizer, body.logprobs, body.return_token_ids
     echoes = Echoes(plan, body.prompt, tokenizer, num_top=num_top) if body.echo else None
     if body.stream:

@@ -17,11 +17,10 @@ from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.answer import CLIENT_GONE
+from motet.api.answer import CLIENT_GONE, SENT
 from motet.api.engine_body import check_group
 from motet.api.failure import INTERNAL
 from motet.api.group_course import GroupCourse
-from motet.api.open_groups import SENT
 from motet.api.request_id import straight_send
 from motet.api.served import ServedModel
 from motet.api.service import Service

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from motet.api.answer import Answer
 from motet.api.engine_body import check_group
 from motet.api.kv_params import PrefillOrder
-from motet.api.open_groups import Step
+from motet.api.open_groups import GroupsAnswer, OpenGroups, Step
 from motet.api.plan import Head, Plan
 from motet.api.served import ServedModel
 from motet.api.service import Service
@@ -21,7 +20,7 @@ from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest, Role
 
 
-def prefill_answer(service: Service, request: GenerateRequest, *, readers: int) -> Answer:
+def prefill_answer(service: Service, request: GenerateRequest, *, readers: int) -> GroupsAnswer:
     """Raises RequestError. Of the choices, whose tokens are for the reader to write, one stands for all."""
     served = service.only_model()
     if served.info.role is not Role.PREFILL:
@@ -34,7 +33,7 @@ def prefill_answer(service: Service, request: GenerateRequest, *, readers: int) 
     check_group(served, group)
     if len(group.prompt) < 2:
         raise RequestError("A prompt of one token is run by who decodes it, and not prefilled.", param="prompt")
-    answer = Answer(service, _plan(served, group, readers), TicketWriter())
+    answer = GroupsAnswer(OpenGroups(service, _plan(served, group, readers)), TicketWriter())
     answer.headers["content-type"] = MSGPACK
     return answer
 

@@ -1,12 +1,12 @@
 """`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shapes, so that other gateways can drive us."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import Answer
 from motet.api.caller import Caller, caller_of
 from motet.api.generate_body import TokensBody
 from motet.api.generate_chunks import TokensChunks
 from motet.api.kv_params import Asked, read_kv_params
+from motet.api.open_groups import GroupsAnswer, OpenGroups
 from motet.api.plan import Wanted, make_plan
 from motet.api.schema_generate import TokensRequest
 from motet.api.service import Service
@@ -16,7 +16,7 @@ def generate_router(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/inference/v1/generate")
-    async def generate(body: TokensRequest, request: Request) -> Answer:
+    async def generate(body: TokensRequest, request: Request) -> Response:
         async with read_kv_params(service, body, num_choices=body.sampling_params.n) as asked:
             body = body.without_answer() if asked.kv_params.order else body
             return _answer(service, body, _wanted(body, caller_of(request, named=body.request_id), asked))
@@ -24,14 +24,15 @@ def generate_router(service: Service) -> APIRouter:
     return router
 
 
-def _answer(service: Service, body: TokensRequest, wanted: Wanted) -> Answer:
+def _answer(service: Service, body: TokensRequest, wanted: Wanted) -> GroupsAnswer:
     served, sampling = wanted.served, body.sampling_params
     served.preparer.check_prompt(body.token_ids, param="token_ids")
     plan = make_plan(service, [body.token_ids], sampling, body, wanted)
+    groups = OpenGroups(service, plan)
     request_id = body.request_id or plan.head.id
     if body.stream:
-        return Answer(service, plan, TokensChunks(plan, request_id, num_top=sampling.logprobs))
-    return Answer(service, plan, TokensBody(plan, request_id, served.tokenizer, num_top=sampling.logprobs))
+        return GroupsAnswer(groups, TokensChunks(plan, request_id, num_top=sampling.logprobs))
+    return GroupsAnswer(groups, TokensBody(plan, request_id, served.tokenizer, num_top=sampling.logprobs))
 
 
 def _wanted(body: TokensRequest, caller: Caller, asked: Asked) -> Wanted:

@@ -14,6 +14,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from motet.api.admission import Place
+from motet.api.answer import SENT, Answer, Writer
 from motet.api.group_course import GroupCourse
 from motet.api.key_limits import Share
 from motet.api.plan import Plan
@@ -24,9 +25,6 @@ from motet.text.usage import Usage
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest
 
-SENT = 200
-"""The status of a request whose whole answer has been sent."""
-
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """What one step of the engine showed of one group."""
@@ -36,6 +34,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     events: GroupEvents
     ticket: Ticket | None = None
     """If it came to one."""
+
+
+GroupsAnswer = Answer[Step, Usage]
+GroupsWriter = Writer[Step, Usage]
 
 
 class Source(Protocol):

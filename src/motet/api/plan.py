@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motet.api.caller import Caller
+from motet.api.counts import Counts
 from motet.api.kv_params import KVParams, PrefillOrder
 from motet.api.schema_shared import GeneratingFields, SamplingFields
 from motet.api.served import ServedModel
@@ -122,29 +123,13 @@ def make_plan(
 
 
 def check_counts(service: Service, num_prompts: int, wanted: Wanted) -> None:
-    if wanted.num_choices > (most_choices := wanted.served.max_group(service.config)):
-        name = wanted.param + wanted.count_param
-        raise RequestError(
-            f"Invalid '{name}': integer above maximum value. Expected a value <= {most_choices}, "
-            f"but got {wanted.num_choices} instead.",
-            param=name,
-            code="integer_above_max_value",
-        )
-    total, most = num_prompts * wanted.num_choices, service.config.max_choices
-    if total > most:
-        raise RequestError(
-            f"Too many choices: {num_prompts} prompts x {wanted.num_choices} = {total}, "
-            f"while one request may have at most {most}. Send fewer prompts at a time, or a smaller 'n'.",
-            param=wanted.prompt_param,
-            code="too_many_choices",
-        )
-    if num_prompts > (most_waiting := service.config.max_waiting_groups):
-        raise RequestError(
-            f"Too many prompts: {num_prompts}, while at most {most_waiting} may wait for their first token on this "
-            "server, so they would never be taken in together. Send fewer at a time.",
-            param=wanted.prompt_param,
-            code="too_many_prompts",
-        )
+    Counts(
+        num_prompts=num_prompts,
+        num_choices=wanted.num_choices,
+        most_choices=wanted.served.max_group(service.config),
+        count_param=wanted.param + wanted.count_param,
+        prompt_param=wanted.prompt_param,
+    ).check(service.config)
 
 
 def _group_id(answer_id: RequestId, number: int, num_prompts: int) -> RequestId:

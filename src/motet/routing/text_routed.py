@@ -12,7 +12,6 @@ from motet.engines.upstream.base import TextGroup, TextRequest, TextSource, Text
 from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
-from motet.types import ModelCard
 
 STAY_CHOICES = 8
 """A session stays where it was as long as that is not busier than the others by more."""
@@ -25,16 +24,19 @@ class TextRouted:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self._sources: dict[str, TextSource] = {}
-        """By the id of the member; of those that have left until they are forgotten."""
+        """By the id of the member."""
         self._given: dict[str, int] = {}
         """In which turn each member got its last request."""
         self._turn = 0
 
-    def put(self, id: str, source: TextSource, cards: Sequence[ModelCard]) -> Member | None:
-        """An expected member is ready and serves these models. None: it has been removed meanwhile."""
-        self._sources = {known: it for known, it in self._sources.items() if self.fleet.get(known) is not None}
+    def put(self, id: str, source: TextSource) -> None:
+        """Who answers for a member; said before the fleet is told that it is ready."""
         self._sources[id] = source
-        return self.fleet.put_text(id, cards)
+
+    def remove(self, id: str) -> None:
+        """It has left."""
+        self._sources.pop(id, None)
+        self._given.pop(id, None)
 
     def generate(self, request: TextRequest) -> "RoutedText":
         return RoutedText(self, request)

@@ -17,6 +17,7 @@ from motet.engines.upstream.probe import Abilities, probe
 from motet.engines.upstream.report import report_of
 from motet.engines.wire import EngineReport
 from motet.errors import EngineClosedError, MotetError, NotFoundError
+from motet.types import ModelCard
 
 AGAIN_S = 60.0
 """After asking in vain what a model can."""
@@ -30,6 +31,8 @@ class TextUpstream:
     ) -> None:
         self.engine_id = report.engine_id
         self.server = server
+        self.cards = (ModelCard(name=report.info.model, max_model_len=report.info.max_model_len), *report.models)
+        """Of the models it served when it was met."""
         self._parents: dict[str, str] = {card.name: card.parent for card in report.models if card.parent is not None}
         self._base_models = [report.info.model, *(card.name for card in report.models if card.parent is None)]
         self._abilities: dict[str, Abilities] = {}
