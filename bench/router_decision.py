@@ -46,9 +46,7 @@ def decision_cost(workers: int, blocks: int) -> DecisionCost:
     index.stored(ids[-1], names)
     random = Random(0)
     books = {id: (random.randrange(4000), random.randrange(200), random.randrange(3000)) for id in ids}
-    wanted = Wanted(
-        work=Work.GENERATE, choices=8, prompt_tokens=PROMPT_TOKENS, prompt_blocks=len(names) + 1, needs_prompt=True
-    )
+    wanted = Wanted(work=Work.GENERATE, choices=8, prompt_tokens=PROMPT_TOKENS, needs_prompt=True)
 
     def decide(turn: int) -> None:
         short = shortlist(ids, overlap, ids[0], turn=turn)
@@ -92,6 +90,7 @@ def _candidate(id: str, books: tuple[int, int, int], cached_blocks: int) -> Cand
         tail_blocks=blocks // 2,
         max_choices=256,
         num_blocks=6000,
+        block_size=BLOCK_SIZE,
     )
 
 

@@ -176,6 +176,7 @@ class Run:
             tail_blocks=tails,
             max_choices=self._engine.max_choices,
             num_blocks=self._engine.num_blocks,
+            block_size=BLOCK_SIZE,
             has_session=has_session,
         )
 
@@ -184,7 +185,6 @@ class Run:
             work=Work.GENERATE,
             choices=1 if self._rules.group_is_one else group.choices,
             prompt_tokens=group.prompt_tokens,
-            prompt_blocks=group.prompt_blocks,
             needs_prompt=True,
         )
 

@@ -1,6 +1,6 @@
 """Names of prompt blocks."""
 
-from motet.block_names import block_names
+from motet.block_names import block_names, named_blocks
 
 
 def test_only_full_blocks_have_names() -> None:
@@ -28,6 +28,11 @@ def test_the_order_of_tokens_counts() -> None:
 def test_large_token_ids_are_not_cut() -> None:
     assert block_names([1, 0, 0, 0], 4, "") != block_names([1 + 2**16, 0, 0, 0], 4, "")
     assert block_names([1, 0, 0, 0], 4, "") != block_names([1 + 2**24, 0, 0, 0], 4, "")
+
+
+def test_an_adapter_changes_every_name_and_is_no_salt() -> None:
+    names = [list(named_blocks(range(8), 4, *beside)) for beside in (("",), ("a",), ("", "a"), ("a", "a"), ("a", "b"))]
+    assert len({name for some in names for name in some}) == 10
 
 
 def test_a_salt_changes_every_name() -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from motet.block_names import block_names
+from motet.block_names import block_names, named_blocks
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply_to
 from motet.kv_events.reader import EventReader
 from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, WireHash
@@ -79,12 +79,39 @@ def test_blocks_of_a_salted_prompt_have_the_names_that_go_with_the_salt() -> Non
 
 
 IMAGE = [msgspec.Raw(msgspec.msgpack.encode(["digest", 3]))]
+FRENCH = msgspec.Raw(msgspec.msgpack.encode("french"))
+
+
+@pytest.mark.parametrize(
+    ("salt", "first", "later"),
+    [
+        ("", {"extra_keys": [[FRENCH], [FRENCH]]}, {"extra_keys": [[FRENCH], [FRENCH]]}),
+        ("pepper", {"extra_keys": [[FRENCH, *SALT[0]], [FRENCH]]}, {"extra_keys": [[FRENCH], [FRENCH]]}),
+        ("", {}, {}),
+    ],
+    ids=["as vLLM tells", "with a salt, which comes after the adapter", "as older ones tell: no keys"],
+)
+def test_blocks_of_an_adapter_have_the_names_that_go_with_it(
+    salt: str, first: dict[str, object], later: dict[str, object]
+) -> None:
+    reader, hashes = EventReader(), HASHES["numbers"]
+    changes = reader.changes(stored(hashes, 0, 2, lora_name="french", lora_id=1, **first))
+    changes += reader.changes(stored(hashes, 2, 4, lora_name="french", lora_id=1, **later))
+    french = list(named_blocks(PROMPT, SIZE, salt, "french"))
+    assert names_of(changes) == set(french)
+    assert len(french) == 4
+    assert set(french).isdisjoint({*NAMES, *SALTED, *named_blocks(PROMPT, SIZE, salt, "english")})
+
+
+def test_an_adapter_that_adapts_an_image_is_no_salt() -> None:
+    extra = [[FRENCH, *IMAGE], [FRENCH], [FRENCH], [FRENCH]]
+    assert EventReader().changes(stored(HASHES["numbers"], 0, 4, lora_name="french", extra_keys=extra)) == []
 
 
 @pytest.mark.parametrize(
     ("what", "known"),
     [
-        ({"lora_name": "french", "lora_id": 1}, 0),
+        ({"lora_id": 1}, 0),
         ({"group_idx": 1}, 0),
         ({"extra_keys": [IMAGE, None, None, None]}, 0),
         ({"extra_keys": [[*SALT[0], *IMAGE], None, None, None]}, 0),
@@ -92,7 +119,15 @@ IMAGE = [msgspec.Raw(msgspec.msgpack.encode(["digest", 3]))]
         ({"block_size": 3}, 0),
         ({"parent_block_hash": 99}, 0),
     ],
-    ids=["lora", "another group", "an image", "an image and a salt", "an image later", "block size", "unknown parent"],
+    ids=[
+        "lora without a name",
+        "another group",
+        "an image",
+        "an image and a salt",
+        "an image later",
+        "block size",
+        "unknown parent",
+    ],
 )
 def test_blocks_that_are_not_found_by_tokens_alone_are_passed_over(what: dict[str, object], known: int) -> None:
     reader = EventReader()

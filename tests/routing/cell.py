@@ -9,7 +9,7 @@ from motet.engines.base import Engine, GroupStream, Worker
 from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineDiedError, MotetError
-from motet.ids import RequestId
+from motet.ids import ModelName, RequestId
 from motet.routing.bypass import BypassRules
 from motet.routing.choose import Policy
 from motet.routing.disaggregate import Disaggregated
@@ -19,6 +19,8 @@ from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, Role, SamplingParams, choice_starts
 
 ANSWER_TOKENS = 3
+ANY_MODEL = ModelName("")
+"""Asked for by groups that name none."""
 
 
 def script(_: GenerateRequest, start: ChoiceStart) -> Sequence[int]:

@@ -29,7 +29,7 @@ class Queueing(Scene):
             self.engine,
             self.fleet,
             timeout_s=timeout_s,
-            on_the_way=lambda: self.apart.choices_on_the_way,
+            on_the_way=self.apart.choices_on_the_way,
             clock=self.clock,
         )
 

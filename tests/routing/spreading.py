@@ -3,6 +3,7 @@
 import asyncio
 
 from motet.errors import MotetError
+from motet.ids import ModelName
 from motet.routing.bypass import BypassRules
 from motet.routing.candidate import Work
 from motet.routing.spread import Spread
@@ -30,7 +31,7 @@ class Spreading(Scene):
             self.engine,
             self.tickets,
             spread_choices=spread_choices,
-            open_choices=lambda: [member.open_choices for member in self.fleet.ready(Work.GENERATE)],
+            open_choices=lambda model: [member.open_choices for member in self.fleet.ready(Work.GENERATE, model)],
         )
 
     @property
@@ -70,6 +71,12 @@ class HeldTickets:
 
     def asks_prefill(self, request: GenerateRequest) -> bool:
         return self._scene.apart.asks_prefill(request)
+
+    def ticket_readers(self, model: ModelName) -> int:
+        return self._scene.apart.ticket_readers(model)
+
+    def reads(self, ticket: Ticket, model: ModelName) -> bool:
+        return self._scene.apart.reads(ticket, model)
 
     async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> Ticket | None:
         return await self._scene.apart.ticket(request, readers=readers)

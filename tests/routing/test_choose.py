@@ -11,7 +11,7 @@ from motet.routing.candidate import has_room
 from motet.routing.choose import Candidate, Policy, Reason, Wanted, Work, choose, policy_named
 from motet.routing.cost import WEIGHTS, cost
 
-GROUP = Wanted(work=Work.GENERATE, choices=8, prompt_tokens=1600, prompt_blocks=100, needs_prompt=True)
+GROUP = Wanted(work=Work.GENERATE, choices=8, prompt_tokens=1600, needs_prompt=True)
 IDLE = Candidate(
     id="w",
     cached_tokens=0,
@@ -21,6 +21,7 @@ IDLE = Candidate(
     tail_blocks=0,
     max_choices=256,
     num_blocks=10_000,
+    block_size=16,
 )
 
 
@@ -69,6 +70,13 @@ def test_blocks_of_the_prompt_that_are_there_take_no_room() -> None:
     tight = replace(IDLE, trunk_blocks=9_900, num_blocks=10_000)
     assert not has_room(tight, GROUP)
     assert has_room(replace(tight, cached_tokens=160), GROUP)
+
+
+def test_room_is_counted_in_blocks_of_the_worker() -> None:
+    large = replace(IDLE, num_blocks=13 + 8, block_size=128)  # 12.5 blocks of prompt, a tail for each choice
+    assert has_room(large, GROUP)
+    assert not has_room(replace(large, num_blocks=20), GROUP)
+    assert has_room(replace(large, num_blocks=20, cached_tokens=128), GROUP)
 
 
 def test_a_prefill_needs_blocks_and_no_place_among_the_choices() -> None:
@@ -178,6 +186,7 @@ CANDIDATES = st.builds(
     tail_blocks=st.integers(0, 3000),
     max_choices=st.just(256),
     num_blocks=st.just(10_000),
+    block_size=st.sampled_from([16, 16, 128]),
     avoid=st.booleans(),
 )
 

@@ -9,7 +9,7 @@ from motet.routing.candidate import Candidate, Wanted, Work
 from motet.routing.cost import Weights, cost, explained, own_cost
 
 WEIGHTS = Weights(choice=100.0, trunk_block=10.0, tail_block=2.0, pulled_token=0.25)
-GROUP = Wanted(work=Work.GENERATE, choices=4, prompt_tokens=400, prompt_blocks=25, needs_prompt=True)
+GROUP = Wanted(work=Work.GENERATE, choices=4, prompt_tokens=400, needs_prompt=True)
 WORKER = Candidate(
     id="w3",
     cached_tokens=80,
@@ -19,6 +19,7 @@ WORKER = Candidate(
     tail_blocks=5,
     max_choices=256,
     num_blocks=1000,
+    block_size=16,
 )
 
 

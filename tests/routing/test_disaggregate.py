@@ -21,7 +21,7 @@ from motet.routing.disaggregate import Disaggregated
 from motet.routing.fleet import Fleet
 from motet.routing.routed import Routed
 from motet.types import Role
-from tests.routing.cell import Cell, Hold, Tasks, answer, answers_of, group, remember, tokens_of, worker
+from tests.routing.cell import ANY_MODEL, Cell, Hold, Tasks, answer, answers_of, group, remember, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -271,12 +271,12 @@ async def test_choices_are_on_the_way_until_decode_has_them() -> None:
     cell = Cell(during_prefill=hold)
     stream = cell.engine.generate(group(n=3))
     await hold.entered.wait()
-    assert cell.engine.choices_on_the_way == 3
+    assert cell.engine.choices_on_the_way(ANY_MODEL) == 3
     await cell.engine.stop_choice(group().request_id, 0)
-    assert cell.engine.choices_on_the_way == 2
+    assert cell.engine.choices_on_the_way(ANY_MODEL) == 2
     hold.go.set()
     await anext(stream)
-    assert cell.engine.choices_on_the_way == 0
+    assert cell.engine.choices_on_the_way(ANY_MODEL) == 0
     await stream.aclose()
     cell.check()
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 async def test_with_room_the_stream_is_that_of_the_engine_below() -> None:
     scene = Queueing("both-0")
     engine = scene.engines["both-0"]
-    queued = Queued(engine, scene.fleet, timeout_s=60.0, on_the_way=lambda: 0)
+    queued = Queued(engine, scene.fleet, timeout_s=60.0, on_the_way=lambda _: 0)
     assert queued.generate(wish("g")) is engine.open[RequestId("g")]
     assert queued.waits[0] == 1
     assert queued.waits_sum_s == 0.0

@@ -10,7 +10,7 @@ from motet.routing.fleet import Fleet
 from motet.routing.load import Load
 from motet.routing.routed import Routed
 from motet.types import ChoiceStart, SamplingParams
-from tests.routing.cell import Cell, Hold, Pair, group, worker
+from tests.routing.cell import ANY_MODEL, Cell, Hold, Pair, group, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -47,12 +47,12 @@ async def test_the_books_measure_how_fast_each_side_reads() -> None:
 
 async def test_there_is_no_prefill_load_while_no_prefill_worker_is_up() -> None:
     alike = Pair("decode")
-    assert not alike.engine.has_prefill
+    assert not alike.engine.has_prefill(ANY_MODEL)
     assert alike.engine.prefill_load(group()) is None
     apart = Cell()
     assert apart.routed.prefill_load(group()) == Load(200)
     apart.fleet.mark("prefill-0", WorkerState.DEAD)
-    assert apart.routed.has_prefill
+    assert apart.routed.has_prefill(ANY_MODEL)
     assert apart.routed.prefill_load(group()) is None
 
 

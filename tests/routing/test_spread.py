@@ -9,7 +9,7 @@ from motet.errors import EngineDiedError, EngineError, OverloadedError
 from motet.routing.bypass import BypassRules
 from motet.transfer.ticket import TransferAddress
 from motet.types import GenerateRequest, choice_starts
-from tests.routing.cell import Hold, group
+from tests.routing.cell import ANY_MODEL, Hold, group
 from tests.routing.moving import Heard, settle, undisturbed, wish
 from tests.routing.spreading import APART, Failing, Spreading
 
@@ -165,12 +165,12 @@ async def test_choices_are_on_the_way_until_decode_has_them() -> None:
     scene.gate(0)
     stream = scene.spread.generate(request)
     await hold.entered.wait()
-    assert scene.spread.choices_on_the_way == N
+    assert scene.spread.choices_on_the_way(ANY_MODEL) == N
     await scene.spread.stop_choice(request.request_id, 5)
-    assert scene.spread.choices_on_the_way == N - 1
+    assert scene.spread.choices_on_the_way(ANY_MODEL) == N - 1
     hold.go.set()
     await settle()
-    assert scene.spread.choices_on_the_way == 0
+    assert scene.spread.choices_on_the_way(ANY_MODEL) == 0
     assert sum(member.open_choices for member in scene.fleet.members) == N - 1
     await stream.aclose()
     scene.check()

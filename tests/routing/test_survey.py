@@ -50,7 +50,7 @@ def test_only_those_who_do_such_work_are_looked_at_and_none_of_those_left_out() 
 
 def test_the_group_is_seen_with_its_choices_and_prompt() -> None:
     wanted = seen(fleet("both-0"), group(n=5, prompt_tokens=33)).wanted
-    assert (wanted.work, wanted.choices, wanted.prompt_tokens, wanted.prompt_blocks) == (Work.GENERATE, 5, 33, 3)
+    assert (wanted.work, wanted.choices, wanted.prompt_tokens) == (Work.GENERATE, 5, 33)
     assert wanted.needs_prompt
 
 

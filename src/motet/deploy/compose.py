@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from motet.config import CellConfig, RoutingConfig
 from motet.engines.base import Engine
-from motet.metrics.routing import RoutingFigures
+from motet.metrics.routing import RoutingFigures, TicketFigures
 from motet.routing.bypass import BypassRules
 from motet.routing.choose import Work, policy_named
 from motet.routing.disaggregate import Disaggregated
@@ -35,9 +35,14 @@ class Router:
 
 
 def make_router(
-    routing: RoutingConfig, cell: CellConfig, *, role: Role = Role.BOTH, clock: Callable[[], float] = time.monotonic
+    routing: RoutingConfig,
+    cell: CellConfig,
+    *,
+    role: Role = Role.BOTH,
+    pd_figures: TicketFigures | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Router:
-    """`role`: of the server as its clients see it."""
+    """`role`: of the server as its clients see it. `pd_figures`: what engines that are not ours count of tickets."""
     fleet = Fleet(clock=clock, session_expiry_s=routing.session_expiry_s)
     routed = Routed(fleet, policy_named(routing.routing_policy))
     rules = BypassRules(cell.bypass_tokens, cell.prefill_timeout_s)
@@ -53,14 +58,14 @@ def make_router(
         migrating,
         disaggregated,
         spread_choices=routing.spread_choices,
-        open_choices=lambda: [member.open_choices for member in fleet.ready(Work.GENERATE)],
+        open_choices=lambda model: [member.open_choices for member in fleet.ready(Work.GENERATE, model)],
     )
     queued = Queued(
         spread,
         fleet,
         timeout_s=routing.queue_timeout_s,
         largest_part=routing.spread_choices,
-        on_the_way=lambda: disaggregated.choices_on_the_way + spread.choices_on_the_way,
+        on_the_way=lambda model: disaggregated.choices_on_the_way(model) + spread.choices_on_the_way(model),
         clock=clock,
     )
 
@@ -77,6 +82,8 @@ def make_router(
             queued=queued.queued,
             queue_seconds=queued.waits,
             queue_seconds_sum=queued.waits_sum_s,
+            pull_fallbacks=pd_figures.pull_fallbacks if pd_figures else {},
+            tickets_unused=pd_figures.tickets_unused if pd_figures else {},
             choices={member.id: member.books.open_choices for member in fleet.members},
         )
 

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from motet.engines.base import Worker
 from motet.errors import MotetError
+from motet.routing.pairs import pair_key
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 
@@ -23,11 +24,13 @@ class Connecting(Protocol):
 
 
 async def meet_all(newcomer: Worker, others: Iterable[Worker]) -> None:
-    """Of every pair of decode and prefill worker with `newcomer` in it, decode connects to prefill, all at once.
+    """Of every pair of decode and prefill worker with `newcomer` in it whose KV is alike, decode connects to prefill,
+    all at once.
 
     Never raises: what cannot be fetched is computed.
     """
-    others = [other for other in others if other.id != newcomer.id]
+    key = pair_key(newcomer.engine.info)
+    others = [other for other in others if other.id != newcomer.id and pair_key(other.engine.info) == key]
     if newcomer.engine.info.role is Role.PREFILL:
         pairs = [(other, newcomer) for other in others if other.engine.info.role is Role.DECODE]
     else:

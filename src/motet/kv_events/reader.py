@@ -3,8 +3,9 @@
 Our own servers tell our names. Others tell hashes of theirs and the tokens, of which our names follow; so this keeps
 what each of their hashes is called here, until the block is removed.
 
-What cannot be named is passed over: blocks behind one that was never told of (a follower that came late), blocks of
-adapters and of images, which are not found by tokens alone. Nobody is sent to them, and that is all.
+Blocks of an adapter are named with its name, as whoever looks for them names them. What cannot be named is passed over:
+blocks behind one that was never told of (a follower that came late), blocks of images, and of adapters without a name.
+Nobody is sent to them, and that is all.
 """
 
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ class EventReader:
         names = event.motet_names
         if names is not msgspec.UNSET:
             return [Stored(tuple(names), None, ())] if names else []
-        named = list(self._named(event)) if _by_tokens_alone(event) else []
+        named = list(self._named(event)) if _has_names(event) else []
         for block, name in named:
             self._name_of[block] = name
             self._media.setdefault(block, set()).add(event.medium)
@@ -68,12 +69,13 @@ class EventReader:
 
     def _named(self, event: BlockStored) -> Iterator[tuple[WireHash, BlockName]]:
         """The blocks with their names, up to the first that has none."""
-        extra = event.extra_keys or [None] * len(event.block_hashes)
+        adapter = event.lora_name or ""
+        extra = [_beside(adapter, keys) for keys in event.extra_keys or [None] * len(event.block_hashes)]
         if event.parent_block_hash is None:
             salt = _salt(extra[:1])
             if salt is None:
                 return
-            before, extra = root_name(salt), [None, *extra[1:]]
+            before, extra = root_name(salt, adapter), [None, *extra[1:]]
         elif (known := self._name_of.get(event.parent_block_hash)) is not None:
             before = known
         else:
@@ -85,14 +87,21 @@ class EventReader:
             yield block, name
 
 
-def _by_tokens_alone(event: BlockStored) -> bool:
-    """Whether its blocks are those of a prompt for the model itself, and all there."""
+def _has_names(event: BlockStored) -> bool:
+    """Whether its blocks are all there, and it is known whose they are."""
     whole = len(event.token_ids) == len(event.block_hashes) * event.block_size
-    return whole and not _of_other_layers(event) and event.lora_id is None and event.lora_name is None
+    return whole and not _of_other_layers(event) and (event.lora_id is None or bool(event.lora_name))
 
 
 def _of_other_layers(event: BlockStored | BlockRemoved) -> bool:
     return event.group_idx not in (msgspec.UNSET, None, 0)
+
+
+def _beside(adapter: str, keys: list[msgspec.Raw] | None) -> list[msgspec.Raw] | None:
+    """The keys of a block without the adapter's name, which vLLM puts first."""
+    if adapter and keys and bytes(keys[0]) == msgspec.msgpack.encode(adapter):
+        return keys[1:]
+    return keys
 
 
 def _salt(first: list[list[msgspec.Raw] | None]) -> str | None:

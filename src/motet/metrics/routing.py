@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,22 @@ class RoutingFigures:
     queue_seconds: tuple[int, ...] = ()
     """How many groups waited so long: one count for each bound of `QUEUE_S`, one for longer ones."""
     queue_seconds_sum: float = 0.0
+    pull_fallbacks: Mapping[str, int] = field(default_factory=dict)
+    """Groups whose KV did not come and was computed on decode, by reason."""
+    tickets_unused: Mapping[str, int] = field(default_factory=dict)
+    """Prefilled prompts that nobody fetched, by what became of them."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Engine processes started again, by worker."""
+
+
+class TicketFigures(Protocol):
+    """What engines that are not ours count of their tickets."""
+
+    @property
+    def pull_fallbacks(self) -> Mapping[str, int]: ...
+
+    @property
+    def tickets_unused(self) -> Mapping[str, int]: ...
 
 
 QUEUE_S = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -55,6 +55,16 @@ ROUTING_FIGURES = (
     RoutingFigure(
         "routing_overlap_tokens", _C, "Those that the chosen workers had.", (), _alone(lambda f: f.overlap_tokens)
     ),
+    RoutingFigure(
+        "pull_fallbacks",
+        _C,
+        "Groups whose KV did not come and was computed on decode.",
+        ("reason",),
+        _by(lambda f: f.pull_fallbacks),
+    ),
+    RoutingFigure(
+        "tickets_unused", _C, "Prefilled prompts that nobody fetched.", ("end",), _by(lambda f: f.tickets_unused)
+    ),
     RoutingFigure("group_spreads", _C, "Groups split over several workers.", (), _alone(lambda f: f.spreads)),
     RoutingFigure("worker_choices", _G, "Open choices given to a worker.", ("worker",), _by(lambda f: f.choices)),
     RoutingFigure("engine_restarts", _C, "Engine processes started again.", ("worker",), _by(lambda f: f.restarts)),

@@ -19,7 +19,7 @@ class BypassReason(StrEnum):
     PREFILL_BUSY = "prefill-busy"
     """Waiting for prefill would have taken longer, or it refused to take more."""
     PREFILL_DOWN = "prefill-down"
-    """No prefill worker could be reached."""
+    """No prefill worker could be reached, or none whose KV a decode worker that is up could fetch."""
     PREFILL_FAILED = "prefill-failed"
     PREFILL_LATE = "prefill-late"
     """It did not answer in time."""
@@ -42,7 +42,7 @@ class Facts:
     prompt_tokens: int
     prompt_logprobs: bool
     prefill: Load | None
-    """None: no prefill worker is up."""
+    """None: no prefill worker is up whose KV decode could fetch."""
     decode: Load
 
 

@@ -18,7 +18,6 @@ class Wanted:
     work: Work
     choices: int
     prompt_tokens: int
-    prompt_blocks: int
     needs_prompt: bool
     """False: it comes with a ticket, so the prompt has been computed and is fetched."""
 
@@ -41,6 +40,8 @@ class Candidate:
     max_choices: int
     """`EngineInfo.max_num_seqs`."""
     num_blocks: int
+    block_size: int
+    """In tokens."""
     has_session: bool = False
     """The session was here last."""
     avoid: bool = False
@@ -55,8 +56,8 @@ def has_room(candidate: Candidate, wanted: Wanted) -> bool:
     """Whether the group could begin there at once: its trunk and the first tail block of each choice, beside all that
     is open. Blocks of its prompt that are cached there are taken to be shared with open groups. A prefill writes
     nothing, so it needs no place among the choices."""
-    cached_blocks = candidate.cached_tokens * wanted.prompt_blocks // max(1, wanted.prompt_tokens)
-    blocks = candidate.held_blocks + wanted.prompt_blocks - cached_blocks
+    own_tokens = wanted.prompt_tokens - candidate.cached_tokens
+    blocks = candidate.held_blocks + -(-own_tokens // candidate.block_size)
     if wanted.work is Work.PREFILL:
         return blocks <= candidate.num_blocks
     choices = candidate.open_choices + wanted.choices

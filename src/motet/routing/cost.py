@@ -19,6 +19,8 @@ PROMPT_TOKEN_MS = 0.32
 """1340 prompt tokens in 430 ms (docs/log.md, as the three below: 135M parameters, two cores)."""
 CHOICE_MS = 0.5
 """A choice in a step: 8.2, 10.9, 22.8 and 76 ms with 1, 8, 32 and 128 of them over one prompt."""
+BLOCK_TOKENS = 16
+"""Of the two below; a block of another size weighs by its tokens."""
 TRUNK_BLOCK_MS = 0.046
 """16 trunk tokens in a step: 6.9 ms over a prompt of 1340 tokens, 13.1 over one of 3500."""
 TAIL_BLOCK_MS = 0.012
@@ -58,11 +60,8 @@ def own_cost(candidate: Candidate, wanted: Wanted, weights: Weights = WEIGHTS) -
 
 
 def load_cost(candidate: Candidate, weights: Weights) -> float:
-    return (
-        candidate.open_choices * weights.choice
-        + candidate.trunk_blocks * weights.trunk_block
-        + candidate.tail_blocks * weights.tail_block
-    )
+    blocks = candidate.trunk_blocks * weights.trunk_block + candidate.tail_blocks * weights.tail_block
+    return candidate.open_choices * weights.choice + blocks * (candidate.block_size / BLOCK_TOKENS)
 
 
 def cost(candidate: Candidate, wanted: Wanted, weights: Weights = WEIGHTS) -> float:

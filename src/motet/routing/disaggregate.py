@@ -17,7 +17,7 @@ import msgspec
 
 from motet.engines.base import GroupStream
 from motet.errors import EngineClosedError, MotetError, RequestError
-from motet.ids import RequestId
+from motet.ids import ModelName, RequestId
 from motet.routing.bypass import BypassReason, BypassRules, Facts, bypass_reason, reason_of
 from motet.routing.load import Loaded
 from motet.routing.two_phases import TwoPhaseGroup
@@ -102,15 +102,22 @@ class Disaggregated:
         if self._groups:
             raise AssertionError(f"groups left open: {sorted(self._groups)}")
 
-    @property
-    def choices_on_the_way(self) -> int:
+    def choices_on_the_way(self, model: ModelName) -> int:
         """Of groups that are being prefilled: no decode worker has them in its books yet."""
-        return sum(group.choices_on_the_way for group in self._groups.values())
+        return sum(group.choices_on_the_way for group in self._groups.values() if group.request.model == model)
+
+    def ticket_readers(self, model: ModelName) -> int:
+        """How many readers a ticket may have."""
+        return self._prefill.ticket_readers(model)
+
+    def reads(self, ticket: Ticket, model: ModelName) -> bool:
+        """Whether a decode worker is up that can fetch what the ticket is for."""
+        return self._decode.reads(ticket, model)
 
     def asks_prefill(self, request: GenerateRequest) -> bool:
         """Whether this group is for prefill first; counted where it is not. Raises NoWorkerError if decode has none."""
-        if not self._prefill.has_prefill:
-            self._decode.check_ready()
+        if not self._prefill.has_prefill(request.model):
+            self._decode.check_ready(request.model)
             return False
         facts = Facts(
             prompt_tokens=len(request.prompt),

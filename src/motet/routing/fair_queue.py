@@ -3,20 +3,22 @@
     order    priority (lower first), then tag = arrival + head start (n), then arrival
              head start (n) = the lesser of n x PER_CHOICE_S and MOST_S, which others have on a group of n choices
     room     the first in order that fits goes. One that was passed over because it did not fit is passed over for
-             PATIENCE_S more; then nobody behind it goes, and room comes free for it
+             PATIENCE_S more; then nobody behind it goes who wants the same room, and room comes free for it
+    lanes    items of one lane want the same room; of two lanes it is asked whether they do
 
 It is fair queueing (Demers, Keshav, Shenker, 1989) with arrival in place of virtual time, which gives plain bounds.
 Among equal priorities, a group that came at t with n choices, and did not fit for the first time at f, goes before
 
   - every group of m choices that comes after t + head start (n) - head start (m), so before all that come after
     t + MOST_S, if it fits when its turn comes;
-  - every group behind it in order, from f + PATIENCE_S on, whether it fits or not.
+  - every group behind it in order that wants the same room, from f + PATIENCE_S on, whether it fits or not.
 
 A higher priority goes first always, so it can starve lower ones: that is what it says.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -36,6 +38,7 @@ class _Waiting(Generic[Item]):
     tag_s: float
     number: int
     item: Item = field(compare=False)
+    lane: str = field(compare=False)
     arrival_s: float = field(compare=False)
     passed_over_s: float | None = field(default=None, compare=False)
     """When it first did not fit."""
@@ -59,31 +62,47 @@ class FairQueue(Generic[Item]):
         self._order: list[_Waiting[Item]] = []
         self._by_item: dict[Item, _Waiting[Item]] = {}
         """In order of arrival."""
+        self._lanes = Counter[str]()
         self._pushed = 0
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def push(self, item: Item, *, choices: int, priority: int, now_s: float) -> None:
+    @property
+    def lanes(self) -> Collection[str]:
+        """Those in which anybody waits."""
+        return self._lanes.keys()
+
+    def push(self, item: Item, *, choices: int, priority: int, now_s: float, lane: str = "") -> None:
         """`now_s` never goes back."""
         if item in self._by_item:
             raise ValueError(f"{item} is in the queue already")
         tag_s = now_s + min(choices * self._per_choice_s, self._most_s)
-        waiting = _Waiting(priority, tag_s, self._pushed, item, now_s)
+        waiting = _Waiting(priority, tag_s, self._pushed, item, lane, now_s)
         self._pushed += 1
         self._by_item[item] = waiting
+        self._lanes[lane] += 1
         insort(self._order, waiting)
 
-    def pop(self, fits: Callable[[Item], bool], now_s: float) -> Item | None:
-        """The next one that may go, out of the queue; None: nobody may."""
+    def pop(
+        self, fits: Callable[[Item], bool], now_s: float, *, same_room: Callable[[str, str], bool] = lambda *_: True
+    ) -> Item | None:
+        """The next one that may go, out of the queue; None: nobody may. `same_room`: whether two lanes, which are not
+        the same, want any of the same room."""
+        kept: set[str] = set()
+        """Lanes in which nobody goes any more: room is kept for one that was passed over for long enough."""
         for waiting in self._order:
+            if waiting.lane in kept:
+                continue
             if fits(waiting.item):
                 self.remove(waiting.item)
                 return waiting.item
             if waiting.passed_over_s is None:
                 waiting.passed_over_s = now_s
             if now_s >= waiting.passed_over_s + self._patience_s:
-                return None
+                kept.update(lane for lane in self._lanes if lane == waiting.lane or same_room(waiting.lane, lane))
+                if len(kept) == len(self._lanes):
+                    return None
         return None
 
     def remove(self, item: Item) -> None:
@@ -91,6 +110,9 @@ class FairQueue(Generic[Item]):
         waiting = self._by_item.pop(item, None)
         if waiting is not None:
             del self._order[bisect_left(self._order, waiting)]
+            self._lanes[waiting.lane] -= 1
+            if not self._lanes[waiting.lane]:
+                del self._lanes[waiting.lane]
 
     def expired(self, now_s: float) -> list[Item]:
         """Those that have waited for `max_wait_s`, out of the queue, the longest wait first."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
+from motet.ids import ModelName
 from motet.routing.affinity import SESSION_TTL_S, Affinity
 from motet.routing.candidate import Work
 from motet.routing.catalog import Catalog
@@ -90,6 +91,11 @@ class Fleet:
         """Whether none but members that take texts serve it."""
         having = [member for member in self._members.values() if model and member.has(model)]
         return bool(having) and all(member.text for member in having)
+
+    def adapter(self, model: ModelName) -> str:
+        """Under which name blocks of this model's KV are known beside those of its base model; empty if it has none."""
+        card = self._catalog.models.get(model) if model else None
+        return model if card is not None and card.parent is not None else ""
 
     def maker(self, engine_id: str) -> Member | None:
         """Of tickets that name this start of an engine; None: it is no member, or not any more."""

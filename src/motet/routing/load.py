@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from motet.engines.base import Engine
+from motet.ids import ModelName
+from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest
 
 LEAST_MEASURED_TOKENS = 128
@@ -35,17 +37,24 @@ class Load:
 class Loaded(Engine, Protocol):
     """An engine that knows how busy it is."""
 
-    @property
-    def has_prefill(self) -> bool:
-        """Whether there are prefill workers, up or not."""
+    def has_prefill(self, model: ModelName) -> bool:
+        """Whether there are prefill workers for it, up or not."""
         ...
 
-    def check_ready(self) -> None:
+    def ticket_readers(self, model: ModelName) -> int:
+        """How many readers a ticket of `prefill` may have."""
+        ...
+
+    def reads(self, ticket: Ticket, model: ModelName) -> bool:
+        """Whether `generate` has a worker now that can fetch what the ticket is for."""
+        ...
+
+    def check_ready(self, model: ModelName) -> None:
         """Raises NoWorkerError if `generate` has no worker now."""
         ...
 
     def prefill_load(self, request: GenerateRequest) -> Load | None:
-        """Of the worker that `prefill` would choose; None: there is none now."""
+        """Of the worker that `prefill` would choose; None: there is none now whose KV `generate` could fetch."""
         ...
 
     def generate_load(self, request: GenerateRequest) -> Load:

@@ -40,6 +40,7 @@ class Member:
         self.pair_key: PairKey | None = None
         """None: it has not been there yet."""
         self.block_size = 0
+        self.ticket_readers = 1
         self.books = WorkerLoad(clock=clock)
         self.foreign_choices = 0
         """Open choices that others gave it, as it told last; 0 for a worker that is ours alone."""
@@ -111,7 +112,8 @@ class Member:
         if worker is not None:
             info = worker.engine.info
             self.address, self.role = worker.address, info.role
-            self.pair_key, self.block_size = pair_key(info), info.block_size
+            self.pair_key = pair_key(info)
+            self.block_size, self.ticket_readers = info.block_size, info.ticket_readers
         self.offers(self.models)
 
     def offers(self, cards: Sequence[ModelCard]) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from motet.engines.base import Engine
+from motet.ids import ModelName
 from motet.routing.around import Around
 from motet.routing.migrating_group import MigratingGroup
 from motet.routing.moves import MigrationFigures, MigrationRules, Moves
@@ -25,7 +26,7 @@ from motet.types import GenerateRequest
 
 class Migrating(Around[MigratingGroup]):
     """An `Engine` around one that places groups. `changed` is done when a worker came, left, or has room; `hopeful`
-    says whether any may come."""
+    says whether any that has the model may come."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Migrating(Around[MigratingGroup]):
         rules: MigrationRules,
         *,
         changed: Callable[[], asyncio.Future[None]],
-        hopeful: Callable[[], bool] = lambda: True,
+        hopeful: Callable[[ModelName], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(engine)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from motet.engines.base import Engine, GroupStream, NoGroup
 from motet.errors import EngineClosedError, MotetError
+from motet.ids import ModelName
 from motet.routing.moves import Cause, Moves, Outcome, cause_of
 from motet.routing.unfinished import Unfinished
 from motet.types import GenerateRequest, GroupDelta
@@ -23,7 +24,7 @@ class MigratingGroup:
         moves: Moves,
         *,
         changed: Callable[[], asyncio.Future[None]],
-        hopeful: Callable[[], bool],
+        hopeful: Callable[[ModelName], bool],
         ended: Callable[["MigratingGroup"], None],
     ) -> None:
         self.request = request
@@ -110,7 +111,7 @@ class MigratingGroup:
         await self._stream.aclose()
         latest = error
         while self._lost is not None:
-            patience_s = self._moves.patience_s(self._cause(latest), hopeful=self._hopeful())
+            patience_s = self._moves.patience_s(self._cause(latest), hopeful=self._hopeful(self.request.model))
             if patience_s is None:
                 raise error
             await self._wait(patience_s)

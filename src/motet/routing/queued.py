@@ -1,5 +1,7 @@
 """Groups wait here while no worker has room for them, so that they go where room comes first, in a fair order.
 
+A group waits for workers that have its model, and holds up only those that want one of the same workers.
+
 A worker that is given more than it can hold queues it too, but what waits there waits for that worker. A group that
 finds room goes straight through. One that is resumed never waits: it stands below this.
 """
@@ -13,7 +15,7 @@ from functools import partial
 
 from motet.engines.base import Engine, GroupStream
 from motet.errors import EngineClosedError, OverloadedError
-from motet.ids import RequestId
+from motet.ids import ModelName, RequestId
 from motet.metrics.routing import QUEUE_S
 from motet.routing.around import Around
 from motet.routing.candidate import Work
@@ -38,11 +40,11 @@ class Queued(Around[QueuedGroup]):
         *,
         timeout_s: float,
         largest_part: int = 0,
-        on_the_way: Callable[[], int],
+        on_the_way: Callable[[ModelName], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`largest_part`: of a larger group so many choices may have to go to one worker; 0: all. `on_the_way`:
-        choices that were let through and that no worker's books know yet."""
+        choices for a model that were let through and that no worker's books know yet."""
         super().__init__(engine)
         self._fleet = fleet
         self._timeout_s = timeout_s
@@ -74,7 +76,13 @@ class Queued(Around[QueuedGroup]):
             self._waited(0.0)
             return stream
         group = self._keep(QueuedGroup(request, self._engine, now_s=self._clock(), ended=self._ended))
-        self._queue.push(group, choices=len(request.choices), priority=request.priority, now_s=self._clock())
+        self._queue.push(
+            group,
+            choices=len(request.choices),
+            priority=request.priority,
+            now_s=self._clock(),
+            lane=request.model,
+        )
         if self._usher is None:
             self._usher = asyncio.create_task(self._let_in())
         self._fleet.notify_room()  # it may fit where those before it do not
@@ -110,8 +118,9 @@ class Queued(Around[QueuedGroup]):
             now_s = self._clock()
             for late in self._queue.expired(now_s):
                 late.fail(self._no_room())
-            fits = partial(QueuedGroup.fits, look=Look(self._fits))
-            while (group := self._queue.pop(fits, now_s)) is not None:
+            looks = {lane: Look(partial(self._fits, ModelName(lane))) for lane in self._queue.lanes}
+            fits = partial(QueuedGroup.fits, looks=looks)
+            while (group := self._queue.pop(fits, now_s, same_room=self._same_room)) is not None:
                 self._waited(now_s - group.since_s)
                 group.start()
             if self._queue:
@@ -123,21 +132,29 @@ class Queued(Around[QueuedGroup]):
 
     def _goes(self, request: GenerateRequest) -> bool:
         """Without any worker, and when all is closed, the group goes too: it is told so."""
-        if self._closed or not self._fleet.ready(Work.GENERATE):
+        model = request.model
+        if self._closed or not self._fleet.ready(Work.GENERATE, model):
             return True
-        return not self._queue and self._has_room(len(request.choices), len(request.prompt))
+        if any(lane == model or self._same_room(lane, model) for lane in self._queue.lanes):
+            return False
+        return self._has_room(model, len(request.choices), len(request.prompt))
 
-    def _fits(self, choices: int, prompt_tokens: int) -> bool:
+    def _same_room(self, one: str, other: str) -> bool:
+        """Whether a worker has both models."""
+        having = set(self._fleet.ready(Work.GENERATE, one))
+        return not having.isdisjoint(self._fleet.ready(Work.GENERATE, other))
+
+    def _fits(self, model: ModelName, choices: int, prompt_tokens: int) -> bool:
         """Where no worker will ever have room a group goes too: it is told so."""
-        return self._has_room(choices, prompt_tokens) or not self._fleet.hopeful()
+        return self._has_room(model, choices, prompt_tokens) or not self._fleet.hopeful(model)
 
-    def _has_room(self, choices: int, prompt_tokens: int) -> bool:
+    def _has_room(self, model: ModelName, choices: int, prompt_tokens: int) -> bool:
         return has_room(
-            self._fleet.ready(Work.GENERATE),
+            self._fleet.ready(Work.GENERATE, model),
             choices=choices,
             largest_part=min(choices, self._largest_part or choices),
             prompt_tokens=prompt_tokens,
-            on_the_way=self._on_the_way(),
+            on_the_way=self._on_the_way(model),
         )
 
     def _no_room(self) -> OverloadedError:

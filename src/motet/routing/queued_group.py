@@ -1,7 +1,7 @@
 """The stream of a group that waits for room before it is given to anybody."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -31,8 +31,9 @@ class QueuedGroup:
         self._over = False
         self._turn = asyncio.Event()
 
-    def fits(self, look: Look) -> bool:
-        return look.fits(len(self.request.choices), len(self.request.prompt))
+    def fits(self, looks: Mapping[str, Look]) -> bool:
+        """`looks`: one for each model."""
+        return looks[self.request.model].fits(len(self.request.choices), len(self.request.prompt))
 
     def start(self) -> None:
         """It has room."""

@@ -2,8 +2,10 @@
 
     prefill       the prefill worker that is done with the prompt first; if it dies, or takes no more, the next one in
                   the same call
-    generate      the worker that `choose` picks; a group stays where it is until it ends, with its worker or before
-    release       the worker whose lease it is, else any: an engine reaches the others' leases through the side channel
+    generate      the worker that `choose` picks; a group stays where it is until it ends, with its worker or before.
+                  With a ticket that no ready worker can read it goes without, and the ticket is given back here: who
+                  gives tickets back itself asks `reads` before
+    release       who can (`eligible.releaser`)
     stop_choice   where the group is
 
 Closing it closes the workers.
@@ -15,10 +17,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+import msgspec
+
 from motet.engines.base import ANSWERING, Worker, WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError
-from motet.ids import RequestId
+from motet.ids import ModelName, RequestId
 from motet.routing.choose import Policy, Work, choose
+from motet.routing.eligible import readers_of, releaser
 from motet.routing.fleet import Fleet, Member
 from motet.routing.load import Load
 from motet.routing.routed_group import RoutedGroup
@@ -40,6 +45,7 @@ class Routed:
         self._turns = {work: count() for work in Work}
         self._info: EngineInfo | None = None
         self._decisions = Counter[str]()
+        self._releasing: set[asyncio.Task[None]] = set()
         self.routed_tokens = 0
         self.overlap_tokens = 0
 
@@ -59,6 +65,7 @@ class Routed:
         return self._decisions
 
     def generate(self, request: GenerateRequest) -> RoutedGroup:
+        request = self._with_what_is_read(request)
         member, worker, load = self._chosen(Work.GENERATE, request)
         try:
             group = RoutedGroup(
@@ -95,14 +102,14 @@ class Routed:
             except EngineClosedError as error:  # it is just leaving
                 failures.append(error)
         full = [error for error in failures if isinstance(error, OverloadedError)]
-        raise (full or failures or [self._none_up(Work.PREFILL)])[-1]
+        raise (full or failures or [self._none_up(Work.PREFILL, request.model)])[-1]
 
     async def release(self, ticket: Ticket) -> None:
-        members = [member for member in self._fleet.members if member.state in ANSWERING]
-        answering = [member.worker for member in members if member.worker is not None]
-        owners = [worker for worker in answering if _owns(worker, ticket)]
-        for worker in (owners or answering)[:1]:
+        worker = releaser(ticket, self._fleet)
+        if worker is not None:
             await worker.engine.release(ticket)
+        else:
+            logger.info("nobody can give back the ticket of %s: its lease ends by itself", ticket.remote_request_id)
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self._groups.get(request_id):
@@ -118,15 +125,21 @@ class Routed:
 
     async def close(self) -> None:
         workers = [member.worker for member in self._fleet.members if member.worker is not None]
+        await asyncio.gather(*self._releasing)
         await asyncio.gather(*(worker.engine.close() for worker in workers))
 
-    @property
-    def has_prefill(self) -> bool:
-        return self._fleet.has_prefill()
+    def has_prefill(self, model: ModelName) -> bool:
+        return self._fleet.has_prefill(model)
 
-    def check_ready(self) -> None:
-        if not self._fleet.ready(Work.GENERATE):
-            raise self._none_up(Work.GENERATE)
+    def ticket_readers(self, model: ModelName) -> int:
+        return self._fleet.serving(model).ticket_readers
+
+    def reads(self, ticket: Ticket, model: ModelName) -> bool:
+        return bool(readers_of(ticket, self._fleet, model))
+
+    def check_ready(self, model: ModelName) -> None:
+        if not self._fleet.ready(Work.GENERATE, model):
+            raise self._none_up(Work.GENERATE, model)
 
     def prefill_load(self, request: GenerateRequest) -> Load | None:
         chosen = self._next(Work.PREFILL, request)
@@ -135,14 +148,26 @@ class Routed:
     def generate_load(self, request: GenerateRequest) -> Load:
         chosen = self._next(Work.GENERATE, request)
         if chosen is None:
-            raise self._none_up(Work.GENERATE)
+            raise self._none_up(Work.GENERATE, request.model)
         return chosen[2]
 
     def check(self) -> None:
         """Raises unless every group has ended and the books are empty."""
         if self._groups:
             raise AssertionError(f"groups left open: {sorted(self._groups)}")
+        if self._releasing:
+            raise AssertionError(f"{len(self._releasing)} tickets are being given back")
         self._fleet.check()
+
+    def _with_what_is_read(self, request: GenerateRequest) -> GenerateRequest:
+        """Without its ticket if nobody of those who could write the group can read it."""
+        ticket = request.ticket
+        if ticket is None or self.reads(ticket, request.model) or not self._fleet.ready(Work.GENERATE, request.model):
+            return request
+        releasing = asyncio.create_task(self.release(ticket))
+        self._releasing.add(releasing)
+        releasing.add_done_callback(self._releasing.discard)
+        return msgspec.structs.replace(request, ticket=None)
 
     async def _prefill(
         self, member: Member, worker: Worker, request: GenerateRequest, load: Load, *, readers: int
@@ -150,7 +175,7 @@ class Routed:
         books = member.books
         reading = books.give(load.own_tokens)
         try:
-            ticket = await worker.engine.prefill(request, readers=readers)
+            ticket = await worker.engine.prefill(request, readers=min(readers, worker.engine.info.ticket_readers))
         except BaseException:
             books.drop(reading)
             raise
@@ -164,7 +189,7 @@ class Routed:
         """Writes down why. Raises NoWorkerError."""
         chosen = self._next(work, request, decided=True)
         if chosen is None:
-            raise self._none_up(work)
+            raise self._none_up(work, request.model)
         return chosen
 
     def _next(
@@ -204,11 +229,7 @@ class Routed:
             del self._groups[group.request.request_id]
         self._fleet.notify()
 
-    def _none_up(self, work: Work) -> NoWorkerError:
-        known = ", ".join(f"{member.id} is {member.state}" for member in self._fleet.members) or "there is none"
+    def _none_up(self, work: Work, model: str = "") -> NoWorkerError:
+        members = [member for member in self._fleet.members if not member.text and member.may_have(model)]
+        known = ", ".join(f"{member.id} is {member.state}" for member in members) or "there is none"
         return NoWorkerError(f"no worker can {work.name.lower()} now: {known}")
-
-
-def _owns(worker: Worker, ticket: Ticket) -> bool:
-    address = worker.engine.info.transfer
-    return address is not None and address.engine_id == ticket.remote_engine_id

@@ -24,6 +24,8 @@ class Serving:
     """Those of `prefill` whose KV a ready decode worker can fetch."""
     readers: dict[PairKey, tuple[Member, ...]]
     """Ready decode workers, by what they can fetch."""
+    ticket_readers: int
+    """How many readers a ticket may have, whoever of `paired_prefill` makes it."""
     has_decode: bool
     """Whether a worker that decodes has been heard of, up or not."""
     has_prefill: bool
@@ -45,11 +47,13 @@ def serving(members: Iterable[Member], model: str) -> Serving:
     for member in ready:
         if member.role is Role.DECODE and member.pair_key is not None:
             readers[member.pair_key] = (*readers.get(member.pair_key, ()), member)
+    paired = tuple(member for member in prefill if member.pair_key in readers)
     return Serving(
         prefill=prefill,
         generate=tuple(member for member in ready if not has_decode or member.role is not Role.PREFILL),
-        paired_prefill=tuple(member for member in prefill if member.pair_key in readers),
+        paired_prefill=paired,
         readers=readers,
+        ticket_readers=min((member.ticket_readers for member in paired), default=1),
         has_decode=has_decode,
         has_prefill=has_decode and any(member.role is Role.PREFILL for member in maybe),
         hopeful=any(not member.given_up for member in maybe if not has_decode or member.role is not Role.PREFILL),

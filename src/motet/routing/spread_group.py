@@ -14,7 +14,7 @@ import msgspec
 
 from motet.engines.base import Engine, GroupStream
 from motet.errors import EngineClosedError
-from motet.ids import RequestId
+from motet.ids import ModelName, RequestId
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
 
@@ -26,8 +26,17 @@ class Tickets(Protocol):
         """Whether this group is for prefill first."""
         ...
 
+    def ticket_readers(self, model: ModelName) -> int:
+        """How many readers a ticket may have."""
+        ...
+
     async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> Ticket | None:
-        """None: decode is to do without. Raises what ends the group."""
+        """For as many readers, or fewer if its maker allows no more. None: decode is to do without. Raises what ends
+        the group."""
+        ...
+
+    def reads(self, ticket: Ticket, model: ModelName) -> bool:
+        """Whether a decode worker is up that can fetch what the ticket is for."""
         ...
 
     async def release(self, ticket: Ticket) -> None: ...
@@ -113,11 +122,12 @@ class SpreadGroup:
             if apart:
                 self._unread = await self._tickets.ticket(self.request, readers=len(self._plan))
             # Without the ticket it was planned for, every part would compute the prompt: then one does.
-            plan = self._plan if self._unread or not apart else [len(self._choices)]
+            readers = self._unread.readers if self._unread else 0
+            plan = self._plan if readers >= len(self._plan) or not apart else [len(self._choices)]
             self._parts = list(self._split(plan))
             self._not_begun = len(self._parts)
             for part in self._parts:
-                self._streams.append(self._engine.generate(part))
+                self._streams.append(self._engine.generate(self._with_what_is_read(part)))
             async with asyncio.TaskGroup() as pumps:
                 for stream in self._streams:
                     pumps.create_task(self._pump(stream))
@@ -143,6 +153,12 @@ class SpreadGroup:
                     ticket=self._unread,
                     straight=True,
                 )
+
+    def _with_what_is_read(self, part: GenerateRequest) -> GenerateRequest:
+        """Without a ticket that nobody can read any more; it is given back with those of the other parts."""
+        if part.ticket is None or self._tickets.reads(part.ticket, part.model):
+            return part
+        return msgspec.structs.replace(part, ticket=None)
 
     async def _pump(self, stream: GroupStream) -> None:
         begun = False

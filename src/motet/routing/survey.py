@@ -1,13 +1,15 @@
 """The workers that could get a group, as `choose` sees them: books, cached prefixes and sessions put together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from motet.block_names import named_blocks
 from motet.engines.base import Worker
 from motet.routing.candidate import Candidate, Wanted, Work
-from motet.routing.fleet import Fleet, Member
+from motet.routing.eligible import eligible
+from motet.routing.fleet import Fleet
 from motet.routing.load import Load
+from motet.routing.member import Member
 from motet.routing.shortlist import shortlist
 from motet.types import GenerateRequest
 
@@ -34,33 +36,38 @@ def survey(
     """None: nobody is ready. `besides`: workers that are not looked at."""
     ready = {
         member.id: (member, member.worker)
-        for member in fleet.ready(work)
+        for member in eligible(fleet, work, request)
         if member.worker is not None and member.id not in besides
     }
     if not ready:
         return None
-    # Those that exchange KV have blocks of one size, and the others' prefixes are counted in the first one's.
-    size = next(iter(ready.values()))[1].engine.info.block_size
-    overlap = fleet.index.overlap(named_blocks(request.prompt[:-1], size, request.cache_salt)) if fleet.index else {}
+    cached = _cached_tokens(fleet, request, {member.block_size for member, _ in ready.values()})
     session = fleet.sessions.worker_of(request.session_id) if request.session_id else None
-    present = tuple(ready[id] for id in shortlist(list(ready), overlap, session, turn=turn))
+    present = tuple(ready[id] for id in shortlist(list(ready), cached, session, turn=turn))
     wanted = Wanted(
         work=work,
         choices=len(request.choices),
         prompt_tokens=len(request.prompt),
-        prompt_blocks=-(-len(request.prompt) // size),
         needs_prompt=request.ticket is None,
     )
     candidates = tuple(
-        _candidate(
-            member,
-            worker,
-            overlap.get(member.id, 0) * size,
-            has_session=member.id == session,
-        )
+        _candidate(member, worker, cached.get(member.id, 0), has_session=member.id == session)
         for member, worker in present
     )
     return Survey(wanted, present, candidates)
+
+
+def _cached_tokens(fleet: Fleet, request: GenerateRequest, block_sizes: set[int]) -> Mapping[str, int]:
+    """By worker, of those that have any of the prompt. A block of another size has another name, so each size is
+    looked for by itself, as far as somebody has it."""
+    if not fleet.index:
+        return {}
+    adapter = fleet.adapter(request.model)
+    cached: dict[str, int] = {}
+    for size in block_sizes:
+        names = named_blocks(request.prompt[:-1], size, request.cache_salt, adapter)
+        cached.update({id: blocks * size for id, blocks in fleet.index.overlap(names).items()})
+    return cached
 
 
 def _candidate(member: Member, worker: Worker, cached_tokens: int, *, has_session: bool) -> Candidate:
@@ -74,6 +81,7 @@ def _candidate(member: Member, worker: Worker, cached_tokens: int, *, has_sessio
         tail_blocks=books.tail_blocks,
         max_choices=info.max_num_seqs,
         num_blocks=info.num_blocks,
+        block_size=info.block_size,
         has_session=has_session,
         avoid=member.refused,
     )

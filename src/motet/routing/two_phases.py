@@ -3,8 +3,9 @@
     ticket() ──► decode.generate(request with ticket, or without if there was none to be had) ──► deltas
 
 Who frees what: from the moment prefill grants the ticket until the first delta, by which decode has read the KV or done
-without it, the ticket is this stream's, and whatever ends the group gives it back. Decode tells the lease too, if it
-still can; giving back twice changes nothing.
+without it, the ticket is this stream's, and whatever ends the group gives it back; so it does at once with one that no
+decode worker can read any more, and the group goes without. Decode tells the lease of one it was given too, if it still
+can; giving back twice changes nothing.
 """
 
 import asyncio
@@ -13,8 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from motet.engines.base import Engine, GroupStream
+from motet.engines.base import GroupStream
 from motet.errors import MotetError
+from motet.routing.load import Loaded
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
 
@@ -37,7 +39,7 @@ class TwoPhaseGroup:
         self,
         request: GenerateRequest,
         prefill: "Prefill",
-        decode: Engine,
+        decode: Loaded,
         *,
         ended: Callable[["TwoPhaseGroup"], None],
     ) -> None:
@@ -48,6 +50,7 @@ class TwoPhaseGroup:
         self._choices = request.choices
         self._inner: GroupStream | None = None
         self._unread: Ticket | None = None
+        self._releasing: asyncio.Task[None] | None = None
         self._error: MotetError | None = None
         self._submitting = asyncio.create_task(self._submit())
         self._ending: asyncio.Task[None] | None = None
@@ -105,15 +108,18 @@ class TwoPhaseGroup:
     async def _submit(self) -> None:
         try:
             self._unread = await self._prefill.ticket(self.request)
+            if self._unread is not None and not self._decode.reads(self._unread, self.request.model):
+                self._give_back()
             request = msgspec.structs.replace(self.request, ticket=self._unread, choices=self._choices)
             self._inner = self._decode.generate(request)
         except MotetError as error:
             self._error = error
-            await self._give_back()
+            self._give_back()
 
-    async def _give_back(self) -> None:
+    def _give_back(self) -> None:
+        """Once; only the end waits for it."""
         if self._unread is not None:
-            await self._prefill.release(self._unread)
+            self._releasing = asyncio.create_task(self._prefill.release(self._unread))
             self._unread = None
 
     async def _end(self) -> None:
@@ -121,6 +127,8 @@ class TwoPhaseGroup:
             await asyncio.wait((self._submitting,))
             if self._inner is not None:
                 await self._inner.aclose()
-            await self._give_back()
+            self._give_back()
+            if self._releasing is not None:
+                await self._releasing
         finally:
             self._ended(self)
