@@ -5,7 +5,7 @@ import msgspec
 from motet.engines.fake import fake_info
 from motet.routing.totals import MIXED, SUMMED, common_info, total_stats
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineStats
+from motet.types import UNKNOWN_VOCABULARY, EngineKind, EngineStats
 
 NOT_SUMMED = {"oldest_lease_s", "transfer_seconds", "transfer_failures"}
 
@@ -52,4 +52,20 @@ def test_where_one_differs_nothing_is_promised_of_what_they_write() -> None:
     other = msgspec.structs.replace(one, fingerprint="other-same")
     assert common_info([one, one]).fingerprint == "fake-same"
     assert common_info([one, other]).fingerprint == MIXED
+
+
+def test_the_smallest_room_is_that_for_the_fewest_tokens() -> None:
+    small = msgspec.structs.replace(fake_info(), block_size=16, num_blocks=1000, bytes_per_block=1)
+    large = msgspec.structs.replace(fake_info(), block_size=128, num_blocks=364, bytes_per_block=8)
+    common = common_info([large, small])
+    assert (common.block_size, common.num_blocks, common.bytes_per_block) == (16, 1000, 1)
+
+
+def test_what_an_engine_does_not_tell_is_as_the_others_say() -> None:
+    ours = fake_info(vocab_size=512, eos_token_ids=(0, 7))
+    silent = msgspec.structs.replace(ours, kind=EngineKind.VLLM, vocab_size=UNKNOWN_VOCABULARY, eos_token_ids=())
+    for infos in ([ours, silent], [silent, ours]):
+        common = common_info(infos)
+        assert (common.vocab_size, common.eos_token_ids) == (512, (0, 7))
+    assert common_info([silent, silent]).vocab_size == UNKNOWN_VOCABULARY
     assert not MIXED.endswith("-same")

@@ -29,14 +29,20 @@ def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
 
 
 def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """What holds for any group on any of these workers. A group lives on one of them: the smallest room counts."""
+    """What holds for any group on any of these workers. A group lives on one of them: the smallest room counts, and
+    what some do not tell is as the others say."""
     first = infos[0]
     if len(infos) == 1:
         return first
+    smallest = min(infos, key=lambda info: info.num_blocks * info.block_size)
     return msgspec.structs.replace(
         first,
         max_model_len=min(info.max_model_len for info in infos),
-        num_blocks=min(info.num_blocks for info in infos),
+        block_size=smallest.block_size,
+        num_blocks=smallest.num_blocks,
+        bytes_per_block=smallest.bytes_per_block,
+        vocab_size=min(info.vocab_size for info in infos),
+        eos_token_ids=next((info.eos_token_ids for info in infos if info.eos_token_ids), ()),
         max_num_seqs=min(info.max_num_seqs for info in infos),
         fingerprint=first.fingerprint if len({info.fingerprint for info in infos}) == 1 else MIXED,
         pid=None,
