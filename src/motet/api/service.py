@@ -88,8 +88,8 @@ class Service:
         model = models[0] if len(models) == 1 else None
         if not isinstance(model, ServedModel):
             raise NotFoundError(
-                f"A worker is a server with one model of its own. This one has {self.model_names or 'none'}: name the "
-                "servers behind it as workers instead.",
+                f"This server has {', '.join(self.model_names) or 'no model'}; a worker is a server with one of its "
+                "own. Name the servers behind it as workers instead.",
                 code="no_single_model",
             )
         return model
