@@ -11,10 +11,12 @@ from motet.api.plan import Wanted, check_counts, make_plan
 from motet.api.prompts import chat_prompt
 from motet.api.schema_chat import ChatRequest
 from motet.api.service import Service
+from motet.api.upstream_route import text_models_first
+from motet.engines.upstream.base import TextRoute
 
 
 def chat_router(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=text_models_first(service, TextRoute.CHAT))
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:

@@ -12,10 +12,12 @@ from motet.api.plan import Plan, Wanted, check_counts, make_plan
 from motet.api.prompts import completion_prompts
 from motet.api.schema_completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from motet.api.service import Service
+from motet.api.upstream_route import text_models_first
+from motet.engines.upstream.base import TextRoute
 
 
 def completion_router(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=text_models_first(service, TextRoute.COMPLETIONS))
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:

@@ -1,7 +1,9 @@
 """`usage` as OpenAI writes it."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from motet.engines.upstream.base import TextUsage
 from motet.text.usage import Usage
 
 
@@ -27,3 +29,32 @@ def usage_shape(usage: Usage) -> UsageShape:
 
 def usage_json(usage: Usage) -> bytes:
     return msgspec.json.encode(usage_shape(usage))
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class TextUsageShape(msgspec.Struct, frozen=True):
+    """As far as another server has told."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+def text_usage_json(usage: TextUsage | None) -> bytes:
+    """null where it is not known."""
+    if usage is None:
+        return b"null"
+    cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
+    shape = TextUsageShape(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=UNSET if cached is None else PromptTokensDetails(cached),
+        completion_tokens_details=UNSET if reasoning is None else CompletionTokensDetails(reasoning),
+    )
+    return msgspec.json.encode(shape)

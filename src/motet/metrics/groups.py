@@ -66,13 +66,16 @@ class GroupMetrics:
         self._success = families.success
         self._groups = families.groups
 
-    def group_opened(self, record: GroupRecord, *, prompt_tokens: int, max_tokens: int) -> None:
+    def group_opened(self, record: GroupRecord, *, prompt_tokens: int | None, max_tokens: int | None) -> None:
+        """None: only another server knows."""
         self._n.observe(record.num_choices)
-        self._prompt_tokens.observe(prompt_tokens)
-        self._max_tokens.observe(max_tokens)
+        if prompt_tokens is not None:
+            self._prompt_tokens.observe(prompt_tokens)
+        if max_tokens is not None:
+            self._max_tokens.observe(max_tokens)
 
     def group_ended(self, record: GroupRecord, *, status: int, tokens: Mapping[int, int], now_s: float) -> None:
-        """`tokens`: how many each choice has written."""
+        """`tokens`: how many each choice has written; a choice that is not there is not known."""
         self._groups.labels(self._model, str(status)).inc()
         self._latency.observe(now_s - record.started_s)
         for histogram, value in (
@@ -85,7 +88,9 @@ class GroupMetrics:
         for reason, number in collections.Counter(record.finish_reasons.values()).items():
             self._success.labels(self._model, reason.value).inc(number)
         for index in record.finish_reasons:
-            count, decode_s = tokens.get(index, 0), record.decode_s(index)
+            if (count := tokens.get(index)) is None:
+                continue
+            decode_s = record.decode_s(index)
             self._generation_tokens.observe(count)
             if decode_s is not None and count > 1:
                 self._per_token.observe(decode_s / (count - 1))
