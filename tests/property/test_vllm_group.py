@@ -58,6 +58,9 @@ class Play:
         self.left = False
         """Whether the reader did not wait for the end."""
         self.lost = False
+        """Whether a connection of it was."""
+        self.hurt = False
+        """Whether something happened that ends groups with an error."""
         self._said: list[Said] = []
         self._reading: asyncio.Task[None] | None = None
 
@@ -72,6 +75,7 @@ class Play:
 
     async def do(self, what: str, number: int, child: int) -> None:
         said = self.of(number)
+        self.hurt = self.hurt or what in ("refuse", "fail", "break", "lose", "close")
         match what:
             case "read":
                 self._read()
@@ -133,8 +137,12 @@ class Play:
                 said.call.end(EngineError("sick"))
             case "break" if said.call.open:
                 said.call.end()
+                self.lost = True
 
     def _read(self) -> None:
+        """One delta, if none is being waited for. Raises what was wrong with the one before."""
+        if self._reading is not None and self._reading.done():
+            self._reading.result()
         if not self.over and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._take())
 
@@ -148,7 +156,8 @@ class Play:
         else:
             self.prompts += delta.prompt is not None
             for choice in delta.choices:
-                assert choice.index not in self.finished | self.stopped
+                assert choice.index not in self.finished
+                assert choice.index not in self.stopped or self.hurt  # what lay ready when the group ended
                 self.heard[choice.index] += choice.token_ids
                 if choice.finish is not None:
                     self.finished.add(choice.index)
@@ -172,13 +181,12 @@ class Play:
         carrying = [said.call for said in self.said if said.call.ask.kv_params is not None]
         assert len(carrying) <= 1
         taken = any(call.taken for call in carrying)
-        lost = self.lost or isinstance(self.error, EngineDiedError)
         ends = self._ends
-        event(f"taken {taken}, lost {lost}, released and left {ends}")
-        if not lost:
+        event(f"taken {taken}, lost {self.lost}, released and left {ends}")
+        if not self.lost:
             assert sum(ends) == (not taken)
         await self.scene.engine.release(ticket)
-        assert self._ends == ends if not lost else taken or sum(self._ends) == 1
+        assert self._ends == ends if not self.lost else taken or sum(self._ends) == 1
         if len(self.said) > len(carrying) and not self.scene.figures.pull_fallbacks.total():
             assert self.said[0].tokens[0], "nobody follows before the first token"
 
