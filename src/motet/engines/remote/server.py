@@ -46,14 +46,14 @@ class EngineServer:
         body = await self.ask("GET", "/engine", timeout_s=timeout_s)
         try:
             spoken = self.decode(body, _Spoken)
+            if spoken.protocol == PROTOCOL:
+                return self.decode(body, EngineReport)
         except EngineError as error:
             raise OtherServerError(error.message) from error
-        if spoken.protocol != PROTOCOL:
-            raise EngineError(
-                f"{self.name} (Motet {spoken.version}) speaks engine protocol {spoken.protocol}, and this server "
-                f"{PROTOCOL}: run the same version of Motet on both"
-            )
-        return self.decode(body, EngineReport)
+        raise EngineError(
+            f"{self.name} (Motet {spoken.version}) speaks engine protocol {spoken.protocol}, and this server "
+            f"{PROTOCOL}: run the same version of Motet on both"
+        )
 
     async def tokenizer(self) -> dict[str, bytes]:
         """Name of each file -> its content. Put into a folder, they are what `Tokenizer.load` reads."""

@@ -105,8 +105,8 @@ class VLLMServer:
             raise
         except OverloadedError as error:
             raise EngineSilentError(error.message) from error
-        except RequestError as error:
-            raise OtherServerError(error.message) from error
+        except (OtherServerError, RequestError) as error:
+            raise OtherServerError(f"{self.url} is no vLLM server that takes tokens: {error.message}") from error
 
     async def open(self, ask: Ask, *, trace: str = "", session_id: str = "") -> Answer:
         """Returns when the server has taken the request. Raises MotetError."""
@@ -158,15 +158,12 @@ class VLLMServer:
 
     async def _report(self, timeout_s: float) -> EngineReport:
         await self._watch("/health", timeout_s)
-        try:
-            scrape = scrape_of(await self._watch("/metrics", timeout_s))
-            cards = cards_in(await self._calls.ask("GET", "/v1/models", timeout_s=timeout_s))
-            self._root = cards[0].root or cards[0].id
-            engine_id = self._engine_id(scrape)
-            if self._start is None or self._start.engine_id != engine_id:
-                self._start = await self._meet(engine_id, cards[0])
-        except OtherServerError as error:
-            raise OtherServerError(f"{self.name} is none that can be used as one: {error.message}") from error
+        scrape = scrape_of(await self._watch("/metrics", timeout_s))
+        cards = cards_in(await self._calls.ask("GET", "/v1/models", timeout_s=timeout_s))
+        self._root = cards[0].root or cards[0].id
+        engine_id = self._engine_id(scrape)
+        if self._start is None or self._start.engine_id != engine_id:
+            self._start = await self._meet(engine_id, cards[0])
         return report_of(self.url, self._start, scrape, cards, role=self._role)
 
     def _engine_id(self, scrape: Scrape) -> str:

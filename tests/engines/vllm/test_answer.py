@@ -1,0 +1,237 @@
+"""What a vLLM server generates, over a real socket: streams, prefills, and what becomes of them when it fails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from motet.engines.vllm.answer import Answer
+from motet.engines.vllm.ask import Ask, Dialect
+from motet.engines.vllm.server import VLLMServer
+from motet.engines.vllm.wire import Piece, Usage
+from motet.errors import EngineDiedError, EngineError, ModelNotFoundError, MotetError, OverloadedError, RequestError
+from motet.types import SamplingParams, TokenLogprob
+from tests.engines.vllm.servers import asking, canned
+from tests.engines.vllm.test_server import OK
+from tests.peers.fake_vllm import FakeVLLM
+from tests.peers.vllm_switches import Switches
+from tests.peers.vllm_tickets import Network
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = tuple(range(5, 45))
+ASK = Ask(
+    request_id="r-1",
+    model="smollm2",
+    prompt=PROMPT,
+    n=3,
+    seed=7,
+    sampling=SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2),
+)
+
+
+async def read_all(answer: Answer) -> list[Piece | Usage]:
+    items: list[Piece | Usage] = []
+    try:
+        while read := await answer.read():
+            items += read
+        assert await answer.read() == []
+    finally:
+        answer.close()
+    return items
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[FakeVLLM, FakeVLLM, VLLMServer, VLLMServer]]:
+    """Two servers that can fetch KV from each other, and how they are asked."""
+    network = Network()
+    async with (
+        FakeVLLM(network=network) as one,
+        FakeVLLM(network=network) as two,
+        asking(one.url) as a,
+        asking(two.url) as b,
+    ):
+        yield one, two, a, b
+
+
+def choices(items: list[Piece | Usage]) -> dict[int, list[TokenLogprob]]:
+    """What each child wrote, of items that end as they should."""
+    *pieces, usage = items
+    assert usage == Usage(len(PROMPT), None)
+    told: dict[int, list[TokenLogprob]] = {}
+    for piece in pieces:
+        assert isinstance(piece, Piece)
+        assert piece.logprobs is not None
+        told.setdefault(piece.index, []).extend(piece.logprobs)
+        assert [entry.token_id for entry in piece.logprobs] == list(piece.token_ids)
+    return told
+
+
+async def test_both_routes_tell_the_same() -> None:
+    told = []
+    for scale_out in (False, True):
+        async with FakeVLLM(switches=Switches(scale_out=scale_out)) as fake, asking(fake.url) as server:
+            await server.report()
+            assert server.dialect is (Dialect.GENERATE if scale_out else Dialect.COMPLETIONS)
+            told.append(choices(await read_all(await server.open(ASK))))
+            fake.check()
+    assert told[0] == told[1]
+    assert {index: len(tokens) for index, tokens in told[0].items()} == {0: 6, 1: 6, 2: 6}
+
+
+async def test_closing_an_answer_ends_the_request_there() -> None:
+    async with FakeVLLM(stepped=True) as fake, asking(fake.url) as server:
+        answer = await server.open(ASK)
+        fake.step()
+        assert await answer.read()
+        answer.close()
+        answer.close()
+        await fake.until(lambda: fake.open == 0)
+        assert fake.books.aborted == 1
+        fake.check()
+
+
+async def test_a_server_that_is_killed_in_mid_answer_has_died() -> None:
+    async with FakeVLLM(stepped=True) as fake, asking(fake.url) as server:
+        answer = await server.open(ASK)
+        fake.step()
+        assert await answer.read()
+        await fake.kill()
+        with pytest.raises(EngineDiedError, match="was lost in mid-answer"):
+            await read_all(answer)
+        with pytest.raises(EngineDiedError, match="did not answer"):
+            await server.open(ASK)
+
+
+async def test_an_answer_that_ends_before_the_servers_last_word_has_broken_off() -> None:
+    async with canned({"/v1/completions": (200, b'data: {"choices":[]}\n\n')}) as far, asking(far.url) as server:
+        with pytest.raises(EngineDiedError, match="broke off in mid-answer"):
+            await read_all(await server.open(ASK))
+
+
+@pytest.mark.parametrize(("healthy", "kind"), [(True, EngineError), (False, EngineDiedError)])
+async def test_whether_a_request_failed_or_the_engine_is_asked_of_its_health(
+    healthy: bool, kind: type[MotetError]
+) -> None:
+    """vLLM says the same of both, as a response and in mid-stream."""
+    said = b'{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}'
+    stream = b"data: " + said + b"\n\ndata: [DONE]\n\n"
+    async with canned({"/health": (200 if healthy else 503, b"")}) as far, asking(far.url) as server:
+        far.answers["/v1/completions"] = (200, stream)
+        answer = await server.open(ASK)
+        with pytest.raises(EngineError, match="EngineCore encountered") as in_stream:
+            await answer.read()
+        answer.close()
+        far.answers["/v1/completions"] = (500, said)
+        with pytest.raises(EngineError, match="EngineCore encountered") as as_response:
+            await server.open(ASK)
+        with pytest.raises(EngineError) as of_prefill:
+            await server.prefill(ASK)
+    assert {type(caught.value) for caught in (in_stream, as_response, of_prefill)} == {kind}
+
+
+async def test_what_a_server_refuses_is_told_in_its_words() -> None:
+    async with FakeVLLM() as fake, asking(fake.url) as server:
+        with pytest.raises(ModelNotFoundError, match="`other` does not exist"):
+            await server.open(replace(ASK, model="other"))
+        with pytest.raises(RequestError, match="greater than max allowed: 20") as caught:
+            await server.open(replace(ASK, sampling=SamplingParams(max_tokens=1, logprobs=21)))
+        assert caught.value.param == "logprobs"
+        fake.switches.too_busy = 1
+        with pytest.raises(OverloadedError, match="503: The server is overloaded"):
+            await server.open(ASK)
+        fake.check()
+
+
+async def test_a_prefill_brings_a_ticket_with_which_the_other_server_fetches() -> None:
+    async with pair() as (prefill, decode, p, d):
+        (params,) = await p.prefill(ASK)
+        assert prefill.network.pinned == [params["remote_request_id"]]
+        await read_all(await d.open(replace(ASK, n=1, kv_params=params)))
+        assert (decode.books.transfers, decode.books.external_kv_transfer) == (1, len(PROMPT))
+        decode.check()
+
+
+async def test_a_ticket_in_a_list_is_read_too() -> None:
+    async with FakeVLLM(switches=Switches(ticket_in_list=True)) as fake, asking(fake.url) as server:
+        (params,) = await server.prefill(ASK)
+        assert fake.network.pinned == [params["remote_request_id"]]
+
+
+async def test_a_server_without_a_connector_is_told_how_to_be_started() -> None:
+    async with FakeVLLM(switches=Switches(connector=False)) as fake, asking(fake.url) as server:
+        with pytest.raises(EngineError, match=rf"{fake.url} computed the prompt, but made no ticket"):
+            await server.prefill(ASK)
+
+
+async def test_cancelling_a_prefill_ends_it_there() -> None:
+    async with FakeVLLM(stepped=True) as fake, asking(fake.url) as server:
+        prefill = asyncio.create_task(server.prefill(ASK))
+        await fake.until(lambda: fake.open == 1)
+        prefill.cancel()
+        await asyncio.wait([prefill])
+        assert prefill.cancelled()
+        await fake.until(lambda: fake.open == 0)
+        fake.check()
+
+
+async def test_a_ticket_that_nobody_wants_is_given_back_through_the_server_that_could_use_it() -> None:
+    async with pair() as (prefill, decode, p, d):
+        (params,) = await p.prefill(ASK)
+        assert prefill.network.pinned
+        assert await d.reject(params, "smollm2")
+        prefill.check()
+        assert decode.asked == []
+
+
+@pytest.mark.parametrize("answer", [(200, b"{}"), (404, b""), (500, b""), (503, b"")])
+async def test_giving_back_says_whether_it_worked_and_never_fails(answer: tuple[int, bytes]) -> None:
+    async with canned({"/v1/completions": answer}) as far, asking(far.url) as server:
+        assert not await server.reject({"remote_port": 1}, "m")
+    (_, _, body) = far.asked[0]
+    sent = msgspec.json.decode(body, type=dict[str, object])
+    assert (sent["prompt"], sent["max_tokens"], sent["kv_transfer_params"]) == ([1], 10**9, {"remote_port": 1})
+
+
+async def test_the_log_probabilities_of_a_prompt_are_asked_for_by_themselves() -> None:
+    body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":2},"2":{"logprob":-0.1,"rank":1}}]}]}'
+    async with canned({"/v1/completions": (200, body)}) as far, asking(far.url) as server:
+        ask = replace(ASK, prompt=(5, 6), sampling=SamplingParams(max_tokens=50, prompt_logprobs=1))
+        assert await server.prompt_logprobs(ask) == (None, TokenLogprob(6, -3.0, 2, ((2, -0.1),)))
+    sent = msgspec.json.decode(far.asked[0][2], type=dict[str, object])
+    assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["stream"]) == (1, 1, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("trace", "session", "request_id", "session_id"),
+    [
+        ("client-1", "s-1", "client-1-r-1", "s-1"),
+        ("", "", "r-1", None),
+        ("line\nbreak", "sn\u00f6w", "r-1", None),
+    ],
+)
+async def test_a_request_is_named_by_the_client_and_by_itself_in_what_a_header_may_hold(
+    trace: str, session: str, request_id: str, session_id: str | None
+) -> None:
+    async with canned(OK) as far, asking(far.url) as server:
+        with pytest.raises(MotetError):
+            await server.open(ASK, trace=trace, session_id=session)
+    (_, headers, _) = far.asked[0]
+    assert (headers.get("x-request-id"), headers.get("x-session-id")) == (request_id, session_id)
+
+
+async def test_servers_are_asked_at_once_over_connections_of_their_own() -> None:
+    """One that waits keeps no other waiting."""
+    async with FakeVLLM(stepped=True) as fake, asking(fake.url) as server:
+        answers = [await _opened(server, i) for i in range(4)]
+        await fake.until(lambda: fake.open == 4)
+        fake.run()
+        told = [choices(await read_all(answer)) for answer in reversed(answers)]
+        assert all(one == told[0] for one in told)
+
+
+async def _opened(server: VLLMServer, i: int) -> Answer:
+    return await server.open(replace(ASK, request_id=f"r-{i}"))

@@ -1,0 +1,199 @@
+"""A vLLM server asked over a real socket: how it is, and by which route it is asked."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from motet.engines.base import WorkerState
+from motet.engines.vllm.ask import Dialect
+from motet.engines.vllm.server import VLLMServer
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, OtherServerError
+from motet.ids import ModelName
+from motet.types import EngineKind, ModelCard
+from tests.engines.vllm.servers import asking, canned
+from tests.engines.vllm.test_scrape import TEXT
+from tests.peers.fake_vllm import FakeVLLM
+from tests.peers.vllm_switches import Switches
+
+pytestmark = pytest.mark.anyio
+
+MODELS = b'{"data":[{"id":"m","root":"org/m","parent":null,"max_model_len":100}]}'
+OK = {
+    "/health": (200, b""),
+    "/metrics": (200, TEXT),
+    "/v1/models": (200, MODELS),
+    "/version": (200, b'{"version":"0.9.0"}'),
+    "/inference/v1/generate": (400, b"{}"),
+}
+"""Of a server without block events, as older ones are."""
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeVLLM]:
+    async with FakeVLLM() as fake:
+        yield fake
+        fake.check()
+
+
+async def test_a_server_reports_as_our_own_do(fake: FakeVLLM) -> None:
+    async with asking(f"{fake.url}/v1/") as server:
+        report = await server.report()
+    info = report.info
+    assert (report.state, report.version, report.models) == (WorkerState.READY, "0.32.0", ())
+    assert (info.kind, info.model, info.max_model_len) == (EngineKind.VLLM, "smollm2", 4096)
+    assert (info.block_size, info.num_blocks) == (16, 1000)
+    assert info.transfer is not None
+    assert (info.transfer.engine_id, info.transfer.port) == (report.engine_id, fake.port)
+    assert report.stats is not None
+    assert (server.url, server.root) == (fake.url, "/models/smollm2")
+
+
+async def test_a_server_that_was_started_again_is_another(fake: FakeVLLM) -> None:
+    async with asking(fake.url) as server:
+        first = await server.report()
+        assert (await server.report()).engine_id == first.engine_id
+        await fake.kill()
+        with pytest.raises(EngineDiedError):
+            await server.report()
+        await fake.start()
+        second = await server.report()
+        assert second.engine_id != first.engine_id
+        assert (await server.report()).engine_id == second.engine_id
+
+
+async def test_a_server_that_does_not_tell_its_start_is_another_after_it_was_lost() -> None:
+    timeless = TEXT.replace(b"process_start_time_seconds 1", b"other 1")
+    async with canned({**OK, "/metrics": (200, timeless)}) as far, asking(far.url) as server:
+        first = await server.report()
+        assert (await server.report()).engine_id == first.engine_id
+        far.answers["/health"] = (503, b"")
+        with pytest.raises(EngineDiedError):
+            await server.report()
+        far.answers["/health"] = (200, b"")
+        assert (await server.report()).engine_id != first.engine_id
+
+
+async def test_adapters_that_are_loaded_later_are_told(fake: FakeVLLM) -> None:
+    async with asking(fake.url) as server:
+        assert (await server.report()).models == ()
+        fake.adapters = ("sql",)
+        assert (await server.report()).models == (
+            ModelCard(name=ModelName("sql"), root="/adapters/sql", parent=ModelName("smollm2"), max_model_len=4096),
+        )
+
+
+@pytest.mark.parametrize(("scale_out", "dialect"), [(True, Dialect.GENERATE), (False, Dialect.COMPLETIONS)])
+async def test_a_server_is_asked_by_the_route_that_it_has(scale_out: bool, dialect: Dialect) -> None:
+    async with FakeVLLM(switches=Switches(scale_out=scale_out)) as fake, asking(fake.url) as server:
+        await server.report()
+        assert server.dialect is dialect
+
+
+async def test_what_a_server_has_is_found_out_once_for_each_start(fake: FakeVLLM) -> None:
+    async with asking(fake.url) as server:
+        await server.report()
+        await server.report()
+        assert len(fake.asked) == 1
+        await fake.kill()
+        fake.switches.scale_out = True
+        await fake.start()
+        await server.report()
+        assert (len(fake.asked), server.dialect) == (1, Dialect.GENERATE)
+
+
+async def test_a_server_that_sends_no_token_ids_is_of_another_kind() -> None:
+    async with FakeVLLM(switches=Switches(token_ids=False)) as fake, asking(fake.url) as server:
+        with pytest.raises(OtherServerError, match="sends no token ids"):
+            await server.report()
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/health", (404, b"")),
+        ("/health", (401, b"")),
+        ("/health", (302, b"")),
+        ("/metrics", (404, b"")),
+        ("/metrics", (200, b"llamacpp:tokens 3\n")),
+        ("/v1/models", (404, b"")),
+        ("/v1/models", (400, b'{"error":{"message":"no"}}')),
+        ("/v1/models", (200, b'{"data":[]}')),
+        ("/version", (404, b"")),
+    ],
+)
+async def test_a_server_that_lacks_what_vllm_has_is_of_another_kind(path: str, answer: tuple[int, bytes]) -> None:
+    async with canned({**OK, path: answer}) as far, asking(far.url) as server:
+        with pytest.raises(OtherServerError, match=far.url):
+            await server.report()
+
+
+async def test_an_older_server_tells_no_event_sources() -> None:
+    async with canned(OK) as far, asking(far.url) as server:
+        report = await server.report()
+    assert (report.version, report.block_events) == ("0.9.0", None)
+
+
+async def test_block_events_are_followed_at_the_host_of_the_server() -> None:
+    sources = {"0": {"endpoint": "tcp://*:9191", "replay_endpoint": "tcp://*:9192", "topic": ""}}
+    async with FakeVLLM(switches=Switches(event_sources=dict(sources))) as fake, asking(fake.url) as server:
+        report = await server.report()
+    assert (report.block_events, report.block_replay) == ("tcp://127.0.0.1:9191", "tcp://127.0.0.1:9192")
+
+
+async def test_a_key_that_the_server_does_not_know_is_told_with_what_to_do() -> None:
+    async with FakeVLLM(switches=Switches(api_key="right")) as fake:
+        async with asking(fake.url, api_key="right") as server:
+            await server.report()
+        for key in (None, "wrong"):
+            async with asking(fake.url, api_key=key) as server:
+                with pytest.raises(EngineError, match=r"401: Unauthorized\. Give the gateway a key") as caught:
+                    await server.report()
+                assert type(caught.value) is EngineError
+
+
+async def test_a_key_that_only_generate_does_not_know_is_told_too() -> None:
+    async with canned({**OK, "/inference/v1/generate": (401, b"")}) as far, asking(far.url) as server:
+        with pytest.raises(EngineError, match=r"answered 401\. Give the gateway a key"):
+            await server.report()
+
+
+async def test_a_server_whose_engine_is_dead_is_dead(fake: FakeVLLM) -> None:
+    fake.switches.healthy = False
+    async with asking(fake.url) as server:
+        with pytest.raises(EngineDiedError) as caught:
+            await server.report()
+    assert type(caught.value) is EngineDiedError
+
+
+async def test_a_server_that_hangs_or_is_too_busy_to_answer_is_silent(fake: FakeVLLM) -> None:
+    fake.stop()
+    async with asking(fake.url) as server:
+        with pytest.raises(EngineSilentError):
+            await server.report(timeout_s=0.05)
+    fake.go_on()
+    async with canned({**OK, "/v1/models": (429, b"")}) as far, asking(far.url) as server:
+        with pytest.raises(EngineSilentError):
+            await server.report()
+
+
+async def test_a_url_that_is_none_is_said_to_be_none() -> None:
+    async with asking("no url") as server:
+        with pytest.raises(EngineError, match="its URL is none"):
+            await server.report()
+
+
+async def test_keys_go_with_every_question() -> None:
+    async with AsyncExitStack() as stack:
+        far = await stack.enter_async_context(canned(OK))
+        server: VLLMServer = await stack.enter_async_context(asking(far.url, api_key="k"))
+        await server.report()
+    assert [path for path, _, _ in far.asked] == [
+        "/health",
+        "/metrics",
+        "/v1/models",
+        "/version",
+        "/kv_event_sources",
+        "/inference/v1/generate",
+    ]
+    assert {headers.get("authorization") for _, headers, _ in far.asked} == {"Bearer k"}
