@@ -66,15 +66,16 @@ def refused(refusal: Refusal, server: str) -> MotetError:
     said = f"{server} answered {refusal.status}: {quoted or refusal.phrase}"
     if refusal.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return EngineError(f"{said}. {KEY_HINT}")
-    if refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE) and (
-        fault is not None or refusal.status == HTTPStatus.TOO_MANY_REQUESTS
-    ):
+    busy = refusal.status == HTTPStatus.SERVICE_UNAVAILABLE and fault is not None
+    if busy or refusal.status == HTTPStatus.TOO_MANY_REQUESTS:
         return OverloadedError(said, retry_after_s=refusal.retry_after_s)
     if fault is not None and (error_of_client := _of_client(refusal.status, fault)) is not None:
         return error_of_client
     if refusal.status in NO_SUCH_ROUTE:
         return OtherServerError(said)
-    return (EngineError if fault else EngineDiedError if refusal.status >= 500 else EngineError)(said)
+    if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR and fault is None:
+        return EngineDiedError(said)
+    return EngineError(said)
 
 
 def broken_off(fault: Fault, server: str) -> MotetError:
