@@ -227,6 +227,7 @@ async def played(request: GenerateRequest, steps: list[tuple[str, int, int, bool
         await play.do(what, number, child)
     await play.finish()
     await play.check()
+    play.scene.engine.check()
     await play.scene.engine.close()
     assert asyncio.all_tasks() == before
 

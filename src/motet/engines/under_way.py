@@ -92,6 +92,12 @@ class UnderWay(Generic[G]):
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    def check(self) -> None:
+        """Raises unless all has ended."""
+        if self._groups or self._calls or self._tasks:
+            left = f"groups {sorted(self._groups)}, {len(self._calls)} questions, {len(self._tasks)} tasks"
+            raise AssertionError(f"left under way on {self._name}: {left}")
+
 
 def stats_in(report: EngineReport, name: str) -> EngineStats:
     """Raises EngineDiedError or EngineSilentError if the engine of `name` told none."""

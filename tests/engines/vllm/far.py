@@ -125,6 +125,7 @@ class FarServer:
 
     async def reject(self, params: Mapping[str, object], model: str) -> bool:
         self.rejected.append(params)
+        await asyncio.sleep(0)
         if self.rejecting is not None:
             await self.rejecting
         return self.rejects
@@ -172,6 +173,8 @@ async def scene(*, accepting: bool = True) -> AsyncIterator[Scene]:
     made = Scene(accepting=accepting)
     try:
         yield made
+        await settle()
+        made.engine.check()
     finally:
         await made.engine.close()
     await settle()

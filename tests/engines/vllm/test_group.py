@@ -26,10 +26,11 @@ def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDel
 
 async def test_requests_go_out_before_anybody_reads_with_trace_and_session() -> None:
     async with scene() as there:
-        there.engine.generate(group())
+        stream = there.engine.generate(group())
         await settle()
         (call,) = there.calls
         assert (call.ask.n, call.ask.model, call.trace, call.session_id) == (3, "m", "trace-g", "session-1")
+        await stream.aclose()
 
 
 async def test_all_that_lies_ready_is_one_delta_and_the_first_tells_of_the_prompt() -> None:
@@ -111,6 +112,17 @@ async def test_a_stopped_choice_that_is_alone_in_its_request_ends_there() -> Non
             await anext(stream)
 
 
+async def test_what_lay_ready_of_a_stopped_choice_is_dropped() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group())
+        await settle()
+        there.calls[0].say(piece(0, 10), piece(1, 11), piece(2, 12))
+        await settle()
+        await there.engine.stop_choice(group().request_id, 1)
+        assert [choice.index for choice in (await anext(stream)).choices] == [0, 2]
+        await stream.aclose()
+
+
 async def test_a_request_of_several_ends_when_none_of_them_is_read_any_more() -> None:
     async with scene() as there:
         stream = there.engine.generate(group())
@@ -138,6 +150,7 @@ async def test_a_muted_child_alone_keeps_no_request_open_when_the_others_have_fi
         await anext(stream)
         await settle()
         assert there.open == [1]
+        await stream.aclose()
 
 
 async def test_the_rest_of_an_answer_is_read_so_that_its_connection_can_be_used_again() -> None:
@@ -165,6 +178,7 @@ async def test_a_slow_reader_holds_its_connections_back() -> None:
         assert call.reads == 1
         assert (await anext(stream)).choices == (ChoiceDelta(0, (10,)),)
         assert (await anext(stream)).choices == (ChoiceDelta(0, (11, 12, 13)),)
+        await stream.aclose()
 
 
 @pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), EngineError("broken")])

@@ -208,6 +208,28 @@ async def test_a_scouts_token_is_nobodys() -> None:
         )
 
 
+async def test_a_scout_that_ends_without_a_token_is_a_server_that_died() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(choices=(ChoiceStart(0, 7, (20,)),), ticket=ticket()))
+        await settle()
+        there.calls[0].end()
+        with pytest.raises(EngineDiedError, match="broke off before the first token"):
+            await anext(stream)
+
+
+async def test_what_comes_without_a_token_lets_nobody_follow() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(ticket=ticket()))
+        await settle()
+        there.calls[0].say(piece(0))
+        await settle()
+        assert len(there.calls) == 1
+        there.calls[0].end(EngineError("KV load failure"))
+        await settle()
+        assert there.figures.pull_fallbacks["failed"] == 1
+        await stream.aclose()
+
+
 async def test_a_greedy_group_has_nobody_to_wait_for_it_and_falls_back_like_others() -> None:
     async with scene() as there:
         stream = there.engine.generate(group(sampling=GREEDY, ticket=ticket()))

@@ -72,7 +72,7 @@ class Connection:
     ) -> None:
         """`held`: it stays open until its first token also if nobody listens."""
         self.begun = False
-        """Whether a token has come."""
+        """Whether a token, or the end of a child, has come."""
         self._server = server
         self._planned = planned
         self._request = request
@@ -116,9 +116,10 @@ class Connection:
                 self._taken.clear()
                 if self._hand_over(items):
                     await self._taken.wait()
-            if self._listening or self._held:
-                left = sorted(index for listening in self._listening.values() for index in listening)
+            if left := sorted(index for listening in self._listening.values() for index in listening):
                 raise EngineDiedError(f"{self._server.name} broke off before choices {left} ended")
+            if self._held:
+                raise EngineDiedError(f"{self._server.name} broke off before the first token")
         finally:
             answer.close()
 
@@ -130,8 +131,10 @@ class Connection:
             if isinstance(item, Usage):
                 usage = item
                 continue
+            if not item.token_ids and item.finish is None:
+                continue
+            self.begun = True
             pieces += [(index, item) for index in sorted(self._listening.get(item.index, ()))]
-            self.begun = self.begun or bool(item.token_ids) or item.finish is not None
             if item.finish is not None:
                 self._unfinished.discard(item.index)
                 self._listening.pop(item.index, None)

@@ -123,6 +123,10 @@ class VLLMEngine:
     async def close(self) -> None:
         await self._under_way.close()
 
+    def check(self) -> None:
+        """Raises unless nothing is under way."""
+        self._under_way.check()
+
     def _of_model(self, request: GenerateRequest) -> GenerateRequest:
         """vLLM wants to be told which, also if it has one only."""
         return request if request.model else msgspec.structs.replace(request, model=self._info.model)

@@ -225,7 +225,7 @@ class VLLMGroup:
                     written.setdefault(index, []).append(piece)
                     if piece.finish is not None:
                         self._unfinished.discard(index)
-        choices = tuple(delta for index in sorted(written) if (delta := _joined(index, written[index])) is not None)
+        choices = tuple(_joined(index, written[index]) for index in sorted(written))
         if not self._unfinished:
             self._end()
         return GroupDelta(self.request.request_id, choices, self._report()) if choices else None
@@ -259,12 +259,9 @@ class VLLMGroup:
             self._over(self)
 
 
-def _joined(index: int, pieces: list[Piece]) -> ChoiceDelta | None:
-    """What several pieces add to a choice; None for nothing."""
+def _joined(index: int, pieces: list[Piece]) -> ChoiceDelta:
+    """What several pieces add to a choice."""
     token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
-    finish = pieces[-1].finish
-    if not token_ids and finish is None:
-        return None
     known = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     logprobs = tuple(logprob for some in known for logprob in some) if known else None
-    return ChoiceDelta(index, token_ids, logprobs, finish)
+    return ChoiceDelta(index, token_ids, logprobs, pieces[-1].finish)
