@@ -1,0 +1,225 @@
+"""All of routing at once, played: groups that wait, are split, prefilled and moved, on workers that die, leave and
+return in any order."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from hypothesis import event
+from hypothesis import strategies as st
+
+from motet.engines.base import GroupStream, WorkerState
+from motet.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    MotetError,
+    OverloadedError,
+    WorkerLeavingError,
+)
+from motet.ids import ModelName
+from tests.deploy.routers import PLACES, RoutedServer
+from tests.routing.cell import ANY_MODEL, group
+from tests.routing.moving import Heard, settle, undisturbed
+from tests.routing.spreading import Failing
+
+LARGEST = PLACES
+PROMPTS = (20, 200)
+"""Tokens: decode computes the first by itself."""
+WHOLE = asyncio.run(undisturbed(group(n=LARGEST)))
+MAY_END_A_GROUP = (EngineDiedError, WorkerLeavingError, OverloadedError, EngineClosedError)
+
+
+class Reader:
+    """Of one group."""
+
+    def __init__(self, server: RoutedServer, name: str, number: int, *, model: ModelName = ANY_MODEL) -> None:
+        n, prompt_tokens = 1 + number % LARGEST, PROMPTS[number // LARGEST % 2]
+        self.request = msgspec.structs.replace(group(name, n=n, prompt_tokens=prompt_tokens), model=model)
+        self.heard = Heard()
+        self.error: MotetError | None = None
+        self.over = False
+        self.closed = False
+        self.stopped: set[int] = set()
+        self._server = server
+        self._reading: asyncio.Task[None] | None = None
+        self._others: list[asyncio.Task[None]] = []
+        self._stream: GroupStream | None = None
+        try:
+            self._stream = server.engine.generate(self.request)
+        except MotetError as error:
+            self.over, self.error = True, error
+
+    def read(self) -> None:
+        """One delta, if none is being waited for. Raises what was wrong with the one before."""
+        if self._reading is not None and self._reading.done() and not self._reading.cancelled():
+            self._reading.result()
+        if not self.over and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read())
+
+    def cancel(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def stop(self, index: int) -> None:
+        self.stopped.add(index)
+        self._others.append(asyncio.create_task(self._server.engine.stop_choice(self.request.request_id, index)))
+
+    def close(self) -> None:
+        self.closed = True
+        if self._stream is not None:
+            self._others.append(asyncio.create_task(self._stream.aclose()))
+
+    async def end(self) -> None:
+        self.cancel()
+        for task in [*self._others, *([self._reading] if self._reading else [])]:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def check(self) -> None:
+        assert self.heard.begins(WHOLE)
+        assert len(self.heard.prompts) <= 1
+        if self.error is not None:
+            assert isinstance(self.error, MAY_END_A_GROUP)
+            event(f"a group ended with {type(self.error).__name__}")
+        elif not self.closed:
+            choices = {start.index for start in self.request.choices}
+            assert set(self.heard.finished) | self.stopped >= choices
+
+    async def _read(self) -> None:
+        assert self._stream is not None  # else it is over
+        try:
+            delta = await anext(self._stream)
+        except StopAsyncIteration:
+            self.over = True
+        except MotetError as error:
+            self.over, self.error = True, error
+        else:
+            self.heard.take(delta, self.request)
+            assert self.heard.begins(WHOLE)
+
+
+class Play:
+    """Groups on some workers, and what happens to both."""
+
+    def __init__(self, names: Sequence[str], server: RoutedServer) -> None:
+        """`names`: of the workers of `server`."""
+        self.names = names
+        self.server = server
+        self.readers: list[Reader] = []
+        self.closed = False
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def come(self, number: int) -> None:
+        self.readers.append(Reader(self.server, f"g{len(self.readers)}", number))
+
+    async def act(self, acts: Sequence["Act"]) -> None:
+        """All of them, and then what ends every group."""
+        for act in acts:
+            ACTS[act.what](self, act.number)
+            for _ in range(act.turns):
+                await asyncio.sleep(0)
+        await self.finish()
+
+    def reader(self, number: int) -> Reader:
+        if not self.readers:
+            self.come(number)
+        return self.readers[number % len(self.readers)]
+
+    def name(self, number: int) -> str:
+        return self.names[number % len(self.names)]
+
+    def kill(self, name: str) -> None:
+        self.server.engines[name].die()
+
+    def tell(self, name: str) -> None:
+        if self.server.engines[name].death is not None:
+            self.server.fleet.mark(name, WorkerState.DEAD)
+
+    def offer(self, name: str, *, adapter: bool) -> None:
+        """The worker has the adapter now, or has it no more; where there are adapters."""
+
+    def return_(self, name: str) -> None:
+        engine = self.server.engines[name]
+        if (engine.death is not None or not engine.open) and not self.closed:
+            self.server.start(name)
+
+    def fail_prefill(self) -> None:
+        for name, engine in self.server.engines.items():
+            if name.startswith("prefill"):
+                engine.during_prefill = Failing(EngineError("sick"))
+
+    def wait(self, seconds: int) -> None:
+        self.server.clock.now_s += seconds
+        self.server.fleet.notify()
+
+    def close(self) -> None:
+        self.closed = True
+        self.tasks.append(asyncio.create_task(self.server.engine.close()))
+
+    async def finish(self) -> None:
+        """Everybody comes back, and every group that can be is read to its end; time passes meanwhile."""
+        for name in self.names:
+            self.server.engines[name].fail_after = {}
+            if self.server.fleet.get(name) is None or self.server.engines[name].death is not None:
+                self.return_(name)
+            self.server.fleet.mark(name, WorkerState.READY)
+        while not all(reader.over for reader in self.readers):
+            for reader in self.readers:
+                reader.read()
+            await settle()
+            self.wait(1)
+        for reader in self.readers:
+            await reader.end()
+            reader.check()
+        await asyncio.gather(*self.tasks)
+        self.tell_figures()
+        self.server.expire_leases_of_those_who_left()
+        self.server.check()
+
+    def tell_figures(self) -> None:
+        figures = self.server.router.figures()
+        assert figures.queued == 0
+        assert not any(figures.choices.values())
+        if figures.spreads:
+            event("a group was split")
+        if sum(figures.queue_seconds[1:]):
+            event("a group waited for room")
+        if any(outcome == "resumed" for _, outcome in figures.migrations):
+            event("a group moved")
+
+
+@dataclass(frozen=True)
+class Act:
+    """`what` happens to something chosen by `number`; then the loop turns."""
+
+    what: str
+    number: int = 0
+    turns: int = 1
+
+
+ACTS: dict[str, Callable[[Play, int], None]] = {
+    "a group comes": lambda play, number: play.come(number),
+    "read": lambda play, number: play.reader(number).read(),
+    "cancel the reader": lambda play, number: play.reader(number).cancel(),
+    "stop a choice": lambda play, number: play.reader(number).stop(number % LARGEST),
+    "close a group": lambda play, number: play.reader(number).close(),
+    "worker dies": lambda play, number: play.kill(play.name(number)),
+    "fleet hears of it": lambda play, number: play.tell(play.name(number)),
+    "worker returns": lambda play, number: play.return_(play.name(number)),
+    "worker leaves": lambda play, number: play.tasks.append(asyncio.create_task(play.server.leave(play.name(number)))),
+    "worker refuses": lambda play, number: play.server.engines[play.name(number)].fail_after.update(
+        {0: OverloadedError("full")}
+    ),
+    "adapter comes": lambda play, number: play.offer(play.name(number), adapter=True),
+    "adapter goes": lambda play, number: play.offer(play.name(number), adapter=False),
+    "prefill fails": lambda play, _: play.fail_prefill(),
+    "time passes": lambda play, number: play.wait(number),
+    "server closes": lambda play, _: play.close(),
+}
+OF_ADAPTERS = ["adapter comes", "adapter goes"]
+RARE = [what for what in ACTS if what not in ("server closes", *OF_ADAPTERS)] * 2
+OFTEN = ["a group comes"] * 6 + ["read"] * 24 + ["worker dies"] * 4 + ["worker returns"] * 4 + RARE + ["server closes"]
+acts = st.builds(Act, st.sampled_from(OFTEN), st.integers(0, 15), st.integers(0, 6))

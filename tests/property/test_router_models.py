@@ -1,0 +1,70 @@
+"""Several models and kinds over one fleet: no group is ever on a worker without its model, no ticket with a worker that
+cannot read it, none is given back twice or kept; and each reader gets what an undisturbed group begins with."""
+
+import asyncio
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from tests.property.routing_play import OF_ADAPTERS, OFTEN, Act, Play, Reader
+from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsServer
+
+MODELS = (A, A, B, FRENCH)
+NAMES = (
+    "prefill-a-vllm-0",
+    "decode-a-vllm-0",
+    "prefill-a-motet-0",
+    "decode-a-motet-0",
+    "decode-a-motet-1",
+    "both-b-vllm-0",
+    "prefill-b-motet-0",
+    "decode-b-motet-0",
+)
+
+
+class MixedPlay(Play):
+    """Some workers of `A` have the adapter, and may lose it."""
+
+    server: KindsServer
+
+    def come(self, number: int) -> None:
+        model = MODELS[number % len(MODELS)]
+        self.readers.append(Reader(self.server, f"g{len(self.readers)}", number // 2, model=model))
+
+    def offer(self, name: str, *, adapter: bool) -> None:
+        if name in self.server.engines and name.split("-")[1] == A:
+            self.server.offer(name, *([ADAPTER] if adapter else []))
+
+    async def finish(self) -> None:
+        for name in self.names:
+            self.offer(name, adapter=True)
+        await super().finish()
+        if self.server.dropped.groups:
+            event("a ticket was left to its lease")
+        if any(ticket.foreign for engine in self.server.all for ticket in engine.released):
+            event("a foreign ticket was given back")
+
+
+MIXED = [*OFTEN, *OF_ADAPTERS * 2]
+acts = st.builds(Act, st.sampled_from(MIXED), st.integers(0, 31), st.integers(0, 6))
+
+
+@settings(max_examples=400)
+@given(
+    acts=st.lists(acts, min_size=10, max_size=60),
+    names=st.lists(st.sampled_from(NAMES), min_size=2, max_size=len(NAMES), unique=True),
+    adapted=st.lists(st.booleans(), min_size=len(NAMES), max_size=len(NAMES)),
+    spread_choices=st.sampled_from([0, 2, 2, 4]),
+    limit=st.sampled_from([0, 3, 1000]),
+)
+def test_groups_and_tickets_only_go_where_they_can_be_used(
+    acts: list[Act], names: list[str], adapted: list[bool], spread_choices: int, limit: int
+) -> None:
+    async def play() -> None:
+        server = KindsServer(*names, spread_choices=spread_choices, migration_limit=limit)
+        scene = MixedPlay(names, server)
+        for name, adapter in zip(names, adapted, strict=False):
+            scene.offer(name, adapter=adapter)
+        await scene.act(acts)
+
+    asyncio.run(play())

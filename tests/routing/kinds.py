@@ -1,0 +1,129 @@
+"""Workers of several models and kinds behind one router, and what each of them may be given."""
+
+import logging
+from collections import Counter
+
+import msgspec
+
+from motet.engines.base import Worker
+from motet.engines.fake import FakeEngine, FakeGroup, fake_info
+from motet.engines.fake_leases import FakeLeases
+from motet.ids import ModelName
+from motet.routing.pairs import PairKey, pair_key
+from motet.transfer.ticket import Ticket, TransferAddress
+from motet.types import EngineInfo, EngineKind, GenerateRequest, ModelCard, Role
+from tests.deploy.routers import PLACES, RoutedServer
+from tests.routing.moving import script
+
+A, B = ModelName("a"), ModelName("b")
+FRENCH = ModelName("french")
+"""An adapter of `A`."""
+ADAPTER = ModelCard(name=FRENCH, root="adapters/french", parent=A, max_model_len=2048)
+
+
+def info_of(name: str, *, life: int = 0) -> EngineInfo:
+    """`name`: role, model, kind and number, such as `prefill-a-vllm-0`."""
+    role, model, kind, _ = name.split("-")
+    foreign = kind == EngineKind.VLLM
+    return msgspec.structs.replace(
+        fake_info(role=Role(role), transfer=TransferAddress(f"{name}, life {life}", "127.0.0.1", 1)),
+        model=ModelName(model),
+        kind=EngineKind(kind),
+        block_size=128 if foreign else 16,
+        ticket_readers=1 if foreign else 64,
+        max_num_seqs=PLACES,
+    )
+
+
+class Makers:
+    """Which workers made tickets, and what was done that must not be."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, PairKey] = {}
+        self.released = Counter[int]()
+        """By lease."""
+        self.wrong: list[str] = []
+
+
+class KindEngine(FakeEngine):
+    """Writes down what it should not have been given."""
+
+    def __init__(self, info: EngineInfo, leases: FakeLeases, makers: Makers) -> None:
+        super().__init__(script, info=info, leases=leases)
+        self.cards: tuple[ModelCard, ...] = ()
+        self._makers = makers
+        makers.keys[self._address.engine_id] = pair_key(info)
+
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        self._check_model(request)
+        ticket, me = request.ticket, self._address.engine_id
+        if ticket is not None and self._makers.keys[ticket.remote_engine_id] != pair_key(self.info):
+            self._makers.wrong.append(f"{me} got a ticket of {ticket.remote_engine_id}")
+        if ticket is not None and self.info.role is not Role.DECODE:
+            self._makers.wrong.append(f"{me} got a ticket, and takes none")
+        return super().generate(request)
+
+    async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
+        self._check_model(request)
+        if readers > self.info.ticket_readers:
+            self._makers.wrong.append(f"a ticket of {self._address.engine_id} was to have {readers} readers")
+        ticket = await super().prefill(request, readers=readers)
+        return ticket if self.info.kind is EngineKind.MOTET else msgspec.structs.replace(ticket, foreign="{}")
+
+    async def release(self, ticket: Ticket) -> None:
+        if bool(ticket.foreign) is (self.info.kind is EngineKind.MOTET):
+            self._makers.wrong.append(f"{self._address.engine_id} was to release a ticket of another kind")
+        self._makers.released[ticket.lease_id] += 1
+        await super().release(ticket)
+
+    def _check_model(self, request: GenerateRequest) -> None:
+        if request.model not in (self.info.model, *(card.name for card in self.cards)):
+            self._makers.wrong.append(f"{self._address.engine_id} got a group for {request.model}")
+
+
+class Dropped(logging.Handler):
+    """Groups whose tickets nobody could give back."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.groups: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("nobody can give back") and isinstance(record.args, tuple):
+            self.groups.add(str(record.args[0]))
+
+
+class KindsServer(RoutedServer):
+    """Workers by names such as `prefill-a-vllm-0`."""
+
+    def __init__(self, *names: str, spread_choices: int = 0, migration_limit: int = 3) -> None:
+        self.makers = Makers()
+        self.dropped = Dropped()
+        super().__init__(*names, spread_choices=spread_choices, migration_limit=migration_limit)
+        routed = logging.getLogger("motet.routing.routed")
+        routed.setLevel(logging.INFO)
+        routed.addHandler(self.dropped)
+
+    def start(self, name: str) -> FakeEngine:
+        engine = KindEngine(info_of(name, life=len(self.all)), self.leases, self.makers)
+        self.engines[name] = engine
+        self.all.append(engine)
+        if member := self.fleet.get(name):
+            engine.cards = member.models
+        self.fleet.put(Worker(name, engine, "127.0.0.1:1"))
+        return engine
+
+    def offer(self, name: str, *cards: ModelCard) -> None:
+        engine = self.engines[name]
+        assert isinstance(engine, KindEngine)
+        engine.cards = cards
+        self.fleet.offer(name, cards)
+
+    def check(self) -> None:
+        for ticket in list(self.leases.held.values()):
+            if ticket.remote_request_id in self.dropped.groups:
+                self.leases.end(ticket)
+        logging.getLogger("motet.routing.routed").removeHandler(self.dropped)
+        assert self.makers.wrong == []
+        assert set(self.makers.released.values()) <= {1}, "a ticket is given back once"
+        super().check()
