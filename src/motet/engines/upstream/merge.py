@@ -4,7 +4,7 @@
                     of a whole answer that all have the same number are numbered by their order
     role            once a choice, in its first piece, whether the server repeats it or leaves it out
     finish_reason   once a choice; what comes after it is dropped. "", null and none at all are the same
-    usage           that of a chunk without choices; with a single choice, the last that any chunk tells
+    usage           of a stream, that of a chunk without choices; with a single choice, the last that any chunk tells
 
 A choice has ended well when its `finish_reason` has come, and not before: a stream that ends without it was cut, by
 whomever, and an answer that looks whole and is not would be worse than an error.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from motet.engines.upstream.base import Piece, TextStep, TextUsage
-from motet.engines.upstream.shapes import Fields, Told, ToldChoice, read_fields, read_told
+from motet.engines.upstream.shapes import Fields, ToldChoice, read_fields, read_told
 from motet.errors import EngineDiedError, EngineError
 
 FAILED = frozenset({"error", "abort"})
@@ -49,13 +49,16 @@ class Merge:
 
     def chunk(self, data: bytes) -> TextStep | None:
         """One event of a stream; None if it has nothing to show. Raises EngineError, UpstreamRefusalError."""
-        told = self._read(data)
+        told = read_told(data)
+        if told.usage is not None and (len(self._choices) == 1 or not told.choices):
+            self.usage = told.usage
         pieces = [piece for choice in told.choices if (piece := self._part(choice)) is not None]
         return TextStep(tuple(pieces), told.extras) if pieces else None
 
     def body(self, data: bytes) -> TextStep:
         """A whole answer. Raises the same."""
-        told = self._read(data)
+        told = read_told(data)
+        self.usage = told.usage
         numbers = [choice.index for choice in told.choices]
         if len(numbers) == len(self._choices) and len(set(numbers)) == 1:
             numbers = list(range(len(numbers)))
@@ -66,12 +69,6 @@ class Merge:
         """At the end of the answer. Raises EngineDiedError if a choice has not ended."""
         if unfinished := self.unfinished:
             raise EngineDiedError(f"its answer ended before the finish_reason of {named(unfinished)}")
-
-    def _read(self, data: bytes) -> Told:
-        told = read_told(data)
-        if told.usage is not None and (len(self._choices) == 1 or not told.choices):
-            self.usage = told.usage
-        return told
 
     def _part(self, told: ToldChoice) -> Piece | None:
         choice = self._choice(told.index)

@@ -18,7 +18,7 @@ from motet.engines.upstream.base import TextRoute
 from motet.engines.upstream.client import Ids, UpstreamServer
 from motet.engines.upstream.events import EventReader
 from motet.engines.upstream.shapes import read_told
-from motet.errors import MotetError, UpstreamRefusalError
+from motet.errors import EngineError, MotetError, UpstreamRefusalError
 
 PROBE_S = 60.0
 """For all that is asked of one model; a server may have to load it first."""
@@ -114,6 +114,8 @@ class _Probe:
             body["stream_options"] = {"include_usage": True}
         reply = await self._server.post(self._route, msgspec.json.encode(body), self._ids)
         try:
+            if reply.is_stream is not stream:
+                raise EngineError(f"{self._server.name} does not stream as it is asked to")
             said = await reply.whole(max_bytes=MAX_PROBE_BYTES)
         finally:
             reply.close()

@@ -35,14 +35,17 @@ async def report_of(server: UpstreamServer) -> EngineReport:
     another EngineError if there is no understanding."""
     try:
         body = await server.get(MODELS, timeout_s=server.options.timeouts.report_s)
-        listed = server.decode(body, _List).data
     except UpstreamRefusalError as error:
         raise OtherServerError(f"{server.name} refused {MODELS} with {error.status}: {error.message}") from error
+    try:
+        listed = server.decode(body, _List).data
+    except EngineError as error:
+        raise OtherServerError(error.message) from error
     cards = _served(listed, server)
     if not cards:
         raise EngineError(f"{server.name} serves none of the models that are wanted of it: it lists {_names(listed)}")
     return EngineReport(
-        version="", engine_id=f"texts at {server.url}", state=WorkerState.READY, info=_info(cards[0]), models=cards[1:]
+        version="", engine_id=f"texts at {server.url}", state=WorkerState.READY, info=_info(cards[0]), models=cards
     )
 
 

@@ -102,7 +102,10 @@ def _failure(said: Said | None) -> MotetError:
 
 
 def _read_usage(raw: msgspec.Raw) -> TextUsage | None:
-    told = _usage.decode(raw)
+    try:
+        told = _usage.decode(raw)
+    except UNREADABLE:  # some servers send one with holes
+        return None
     if told is None:
         return None
     cached, reasoned = told.prompt_tokens_details, told.completion_tokens_details

@@ -17,7 +17,6 @@ from motet.engines.upstream.probe import Abilities, probe
 from motet.engines.upstream.report import report_of
 from motet.engines.wire import EngineReport
 from motet.errors import EngineClosedError, MotetError, NotFoundError
-from motet.types import ModelCard
 
 AGAIN_S = 60.0
 """After asking in vain what a model can."""
@@ -31,10 +30,10 @@ class TextUpstream:
     ) -> None:
         self.engine_id = report.engine_id
         self.server = server
-        self.cards = (ModelCard(name=report.info.model, max_model_len=report.info.max_model_len), *report.models)
+        self.cards = report.models
         """Of the models it served when it was met."""
         self._parents: dict[str, str] = {card.name: card.parent for card in report.models if card.parent is not None}
-        self._base_models = [report.info.model, *(card.name for card in report.models if card.parent is None)]
+        self._base_models = [card.name for card in report.models if card.parent is None]
         self._abilities: dict[str, Abilities] = {}
         """By base model, in the server's own names."""
         self._ask_again_s: dict[str, float] = {}
@@ -49,6 +48,10 @@ class TextUpstream:
         """What its model can, if it has just one."""
         if len(self._base_models) == 1 and (task := self._learn(self._theirs(self._base_models[0]), Ids())):
             await asyncio.wait([task])
+
+    async def learned(self) -> None:
+        """Returns once nothing is being asked."""
+        await asyncio.gather(*self._asking.values())
 
     def generate(self, request: TextRequest) -> UpstreamGroup:
         theirs = self._theirs(request.model)

@@ -1,0 +1,134 @@
+"""Asks played servers for groups, and puts together what came of each choice."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+
+from motet.engines.upstream.base import Piece, TextGroup, TextRequest, TextRoute, TextStep, TextUsage
+from motet.engines.upstream.client import UpstreamOptions, UpstreamServer, upstream_client
+from motet.engines.upstream.report import report_of
+from motet.engines.upstream.upstream import TextUpstream
+from tests.peers.fake_openai import FakeOpenAI
+from tests.peers.openai_script import Manners
+
+ROUTES = (TextRoute.CHAT, TextRoute.COMPLETIONS)
+
+
+def request_for(  # sizes: what a request may say
+    route: TextRoute = TextRoute.CHAT,
+    *,
+    n: int = 1,
+    prompts: Sequence[str] = ("hi",),
+    seed: int | None = 5,
+    stream: bool = True,
+    best_of: int | None = None,
+    **fields: object,
+) -> TextRequest:
+    body: dict[str, object] = {"model": "m", "n": n, "stream": stream, **fields}
+    each: list[object] = []
+    if route is TextRoute.CHAT:
+        body["messages"] = [{"role": "user", "content": prompts[0]}]
+    else:
+        body["prompt"] = each = list(prompts)
+    if seed is not None:
+        body["seed"] = seed
+    return TextRequest(
+        route=route,
+        body={name: raw(value) for name, value in body.items()},
+        model="m",
+        n=n,
+        prompts=tuple(map(raw, each)),
+        seed=seed,
+        stream=stream,
+        best_of=best_of,
+    )
+
+
+def raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+@dataclass
+class Brought:
+    """All that came of one choice."""
+
+    text: str = ""
+    finish: str | None = None
+    roles: int = 0
+    logprobs: int = 0
+    pieces_after_finish: int = 0
+
+
+@dataclass
+class Whole:
+    """All that came of a group."""
+
+    choices: dict[int, Brought] = field(default_factory=dict)
+    usage: TextUsage | None = None
+
+    def take(self, step: TextStep) -> None:
+        for piece in step.pieces:
+            brought = self.choices.setdefault(piece.index, Brought())
+            brought.pieces_after_finish += brought.finish is not None
+            _add(brought, piece)
+
+    @property
+    def texts(self) -> list[str]:
+        assert sorted(self.choices) == list(range(len(self.choices)))
+        return [self.choices[number].text for number in sorted(self.choices)]
+
+
+def _add(brought: Brought, piece: Piece) -> None:
+    fields = {name: msgspec.json.decode(value) for name, value in piece.fields.items()}
+    said = fields.get("delta") or fields.get("message") or {"content": fields.get("text")}
+    brought.text += said.get("content") or ""
+    brought.roles += "role" in said
+    brought.logprobs += len((fields.get("logprobs") or {}).get("content", ()))
+    brought.finish = piece.finish or brought.finish
+
+
+async def read_all(group: TextGroup) -> Whole:
+    whole = Whole()
+    try:
+        while steps := await group.read():
+            for step in steps:
+                whole.take(step)
+        whole.usage = group.usage
+    finally:
+        await group.aclose()
+    return whole
+
+
+@dataclass
+class Playing:
+    """A played server, and what asks it."""
+
+    peer: FakeOpenAI
+    upstream: TextUpstream
+
+    async def ask(self, request: TextRequest) -> Whole:
+        return await read_all(self.upstream.generate(request))
+
+
+@asynccontextmanager
+async def playing(
+    manners: Manners | None = None, *, options: UpstreamOptions | None = None, gated: bool = False, learn: bool = True
+) -> AsyncIterator[Playing]:
+    """`learn`: whether what the server can is asked for first."""
+    async with AsyncExitStack() as stack:
+        peer = await stack.enter_async_context(FakeOpenAI(manners))
+        client = await stack.enter_async_context(upstream_client())
+        server = UpstreamServer(peer.url, client, options=options)
+        upstream = TextUpstream(server, await report_of(server))
+        stack.push_async_callback(upstream.close)
+        if learn:
+            await upstream.learn()
+            peer.asked.clear()
+        if gated:
+            peer.shut()
+        yield Playing(peer, upstream)
+        upstream.check()
+        await upstream.close()
+        await peer.until_idle()

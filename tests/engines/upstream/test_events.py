@@ -1,0 +1,87 @@
+"""Streams are read the same wherever their bytes were cut; chunks are read by what they say."""
+
+import pytest
+
+from motet.engines.upstream.events import EventReader
+from motet.engines.upstream.merge import Merge
+from motet.errors import EngineError, UpstreamRefusalError
+
+STREAMS = {
+    "LF": (b'data: {"a": 1}\n\ndata: b\n\n', [b'{"a": 1}', b"b"]),
+    "CRLF": (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
+    "mixed": (b"data: a\r\n\ndata: b\n\r\n", [b"a", b"b"]),
+    "comments, names and ids": (b": hello\n\nevent: x\nid: 7\ndata: a\n: more\n\n\n\ndata: b\n\n", [b"a", b"b"]),
+    "without a space": (b"data:a\n\n", [b"a"]),
+    "of several lines": (b"data: {\ndata: }\n\n", [b"{\n}"]),
+    "byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
+    "cut off": (b"data: a\n\ndata: b\n", [b"a"]),
+}
+
+
+@pytest.mark.parametrize("name", list(STREAMS))
+def test_a_stream_reads_the_same_wherever_it_is_cut(name: str) -> None:
+    data, events = STREAMS[name]
+    for cut in range(len(data) + 1):
+        reader = EventReader()
+        assert reader.feed(data[:cut]) + reader.feed(data[cut:]) == events
+    reader = EventReader()
+    assert [event for byte in data for event in reader.feed(bytes([byte]))] == events
+
+
+def test_an_event_that_never_ends_is_refused() -> None:
+    reader = EventReader(max_bytes=100)
+    with pytest.raises(EngineError, match="larger than 100 bytes"):
+        for _ in range(20):
+            reader.feed(b"data: 12345678\n")
+
+
+NO_CHUNKS = (
+    b"no json",
+    b"\xff",
+    b"[]",
+    b'{"choices": 1}',
+    b'{"choices": [1]}',
+    b'{"choices": [{"index": "x"}]}',
+    b'{"choices": [{"delta": [1]}]}',
+    b'{"choices": [{"finish_reason": 3}]}',
+)
+
+
+@pytest.mark.parametrize("data", NO_CHUNKS)
+def test_chunks_that_are_none_are_errors_of_the_server(data: bytes) -> None:
+    with pytest.raises(EngineError, match="cannot read"):
+        Merge(0, 1, chat=True).chunk(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "said"),
+    [
+        (b'{"error": {"message": "too long", "code": 400}}', UpstreamRefusalError, "too long"),
+        (b'{"error": {"message": "fell over", "code": 500}}', EngineError, "fell over"),
+        (b'{"error": "fell over"}', EngineError, "fell over"),
+        (b'{"object": "error", "message": "fell over"}', EngineError, "fell over"),
+        (b'{"error": 5}', EngineError, "without a message"),
+        (b'{"choices": [{"index": 0, "finish_reason": "abort"}]}', EngineError, "abort"),
+        (b'{"choices": [{"index": 1, "text": "x"}]}', EngineError, "numbered 1"),
+        (b'{"choices": [{"index": -1, "text": "x"}]}', EngineError, "numbered -1"),
+    ],
+)
+def test_errors_in_a_stream_are_told_by_their_kind(data: bytes, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        Merge(0, 1, chat=False).chunk(data)
+
+
+@pytest.mark.parametrize("usage", [b"null", b"{}", b"5", b'{"prompt_tokens": null, "completion_tokens": 3}'])
+def test_usage_that_says_nothing_counts_as_not_told(usage: bytes) -> None:
+    merge = Merge(0, 1, chat=False)
+    merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
+    merge.close()
+    assert merge.usage is None
+
+
+def test_an_empty_finish_reason_is_none() -> None:
+    merge = Merge(0, 1, chat=False)
+    step = merge.chunk(b'{"choices": [{"text": "x", "finish_reason": ""}], "error": null}')
+    assert step is not None
+    assert [piece.finish for piece in step.pieces] == [None]
+    assert merge.unfinished == [0]

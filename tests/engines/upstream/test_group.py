@@ -1,0 +1,263 @@
+"""A group on a text server equals the same group on an honest one, whatever manners the server has."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from motet.engines.upstream.base import Piece, TextRoute, TextUsage
+from motet.engines.upstream.client import UpstreamOptions
+from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError
+from tests.engines.upstream.asking import ROUTES, Whole, playing, read_all, request_for
+from tests.peers.openai_script import COMPLETIONS, Break, Index, Manners, Refused, Usage
+
+pytestmark = pytest.mark.anyio
+
+every_route = pytest.mark.parametrize("route", ROUTES, ids=[route.name.lower() for route in ROUTES])
+streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+MANNERS = {
+    "n ignored": Manners(ignores_n=True),
+    "all numbered 0": Manners(index=Index.ZERO),
+    "no numbers": Manners(index=Index.ABSENT),
+    "n refused": Manners(refuses=frozenset({"n"})),
+    "stream_options refused": Manners(refuses=frozenset({"stream_options"})),
+    "all end together": Manners(finishes_at_end=True),
+    "ends told twice": Manners(finish_twice=True),
+    "ignores n, all end together": Manners(ignores_n=True, finishes_at_end=True),
+    "no [DONE]": Manners(no_done=True),
+    "CRLF": Manners(line_end=b"\r\n"),
+    "CR": Manners(line_end=b"\r", ignores_n=True),
+    "comments": Manners(comments=True),
+    "role in every chunk": Manners(role_everywhere=True),
+    "no role": Manners(no_role=True, ignores_n=True),
+    "usage with each choice": Manners(usage=Usage.EACH, ignores_n=True),
+}
+
+
+async def honest(route: TextRoute, *, n: int, prompts: tuple[str, ...], stream: bool = True) -> Whole:
+    async with playing() as played:
+        return await played.ask(request_for(route, n=n, prompts=prompts, stream=stream, max_tokens=4))
+
+
+@every_route
+@streamed_or_not
+@pytest.mark.parametrize("name", list(MANNERS))
+async def test_a_group_is_the_same_whatever_manners_the_server_has(name: str, route: TextRoute, stream: bool) -> None:
+    prompts = ("hi",) if route is TextRoute.CHAT else ("hi", "you")
+    expected = await honest(route, n=4, prompts=prompts)
+    async with playing(replace(MANNERS[name])) as played:
+        got = await played.ask(request_for(route, n=4, prompts=prompts, stream=stream, max_tokens=4))
+    assert got.texts == expected.texts == [f"{p} {s}{w}" for p in prompts for s, w in WORDS.items()]
+    assert [c.finish for c in got.choices.values()].count("length") == 1 * len(prompts)
+    for number, choice in got.choices.items():
+        assert choice.finish == expected.choices[number].finish
+        assert choice.pieces_after_finish == 0
+        assert choice.roles == (1 if route is TextRoute.CHAT else 0)
+    if stream and route is TextRoute.CHAT:
+        assert [c.logprobs for c in got.choices.values()] == [c.logprobs for c in expected.choices.values()]
+    if "stream_options" not in name:
+        assert got.usage == expected.usage
+
+
+WORDS = {5: " w0", 6: " w0 w1", 7: " w0 w1", 8: ""}
+"""What follows each seed, with 4 tokens at most: seed 7 would say three words."""
+
+
+async def test_an_honest_server_is_asked_once_for_all_choices() -> None:
+    async with playing() as played:
+        await played.ask(request_for(n=4))
+        assert [asked.body["n"] for asked in played.peer.asked] == [4]
+        assert played.peer.asked[0].body["seed"] == 5
+
+
+@every_route
+async def test_a_server_that_ignores_n_is_asked_once_a_choice_with_a_seed_each(route: TextRoute) -> None:
+    async with playing(Manners(ignores_n=True)) as played:
+        await played.ask(request_for(route, n=3, session_id=7))
+        bodies = [asked.body for asked in played.peer.asked]
+    assert sorted(body["seed"] for body in bodies) == [5, 6, 7]
+    assert all("n" not in body and "session_id" not in body for body in bodies)
+
+
+async def test_fields_that_are_not_ours_reach_the_server_as_they_were_written() -> None:
+    fields: dict[str, Any] = {
+        "tools": [{"type": "function"}],
+        "x_strange": {"a": 1.50},
+        "session_id": 7,
+        "temperature": 0.7,
+    }
+    async with playing(Manners(ignores_n=True)) as played:
+        await played.ask(request_for(n=1, **fields))
+        body = played.peer.asked[0].body
+    assert {name: body[name] for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("seed", "sent"),
+    [(2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)]), (2**64 - 1, [-1, 0, 1]), (-3, [-3, -2, -1])],
+)
+async def test_seeds_wrap_at_64_bits_and_are_sent_as_signed_integers(seed: int, sent: list[int]) -> None:
+    async with playing(Manners(ignores_n=True)) as played:
+        await played.ask(request_for(n=3, seed=seed))
+        assert [asked.body["seed"] for asked in played.peer.asked] == sent
+
+
+async def test_without_a_seed_none_is_sent() -> None:
+    async with playing(Manners(ignores_n=True)) as played:
+        await played.ask(request_for(n=3, seed=None))
+        assert all("seed" not in asked.body for asked in played.peer.asked)
+
+
+async def test_no_more_single_requests_run_at_once_than_may() -> None:
+    async with playing(Manners(ignores_n=True), options=UpstreamOptions(max_singles=3)) as played:
+        whole = await played.ask(request_for(n=10))
+        assert len(whole.texts) == 10
+        assert played.peer.most_running == 3
+
+
+async def test_single_streams_come_as_they_are_written_and_not_one_after_the_other() -> None:
+    async with playing(Manners(ignores_n=True), gated=True) as played:
+        group = played.upstream.generate(request_for(n=2))
+        reading = asyncio.create_task(group.read())
+        for _ in range(2):
+            await played.peer.arrived.acquire()
+        assert played.peer.gate is not None
+        pieces: list[Piece] = []
+        while {piece.index for piece in pieces} != {0, 1}:
+            played.peer.gate.release()
+            pieces += [piece for step in await reading for piece in step.pieces]
+            reading = asyncio.create_task(group.read())
+        assert all(piece.finish is None for piece in pieces)
+        reading.cancel()
+        await group.aclose()
+
+
+@streamed_or_not
+async def test_usage_that_one_choice_does_not_tell_is_not_guessed(stream: bool) -> None:
+    async with playing(Manners(ignores_n=True, usage=Usage.NONE)) as played:
+        assert (await played.ask(request_for(n=2, stream=stream))).usage is None
+
+
+async def test_usage_counts_each_prompt_once_and_sums_the_choices() -> None:
+    async with playing(Manners(ignores_n=True)) as played:
+        whole = await played.ask(request_for(TextRoute.COMPLETIONS, n=3, prompts=("abc", "defgh"), seed=4))
+    # of each prompt: seed 4 writes 2 words, 5 writes 3, 6 writes 4
+    assert whole.usage == TextUsage(prompt_tokens=8, completion_tokens=18, cached_tokens=2)
+
+
+async def test_several_prompts_of_one_choice_each_are_split_where_numbers_cannot_be_trusted() -> None:
+    async with playing(Manners(index=Index.ZERO)) as played:
+        whole = await played.ask(request_for(TextRoute.COMPLETIONS, prompts=("a", "b"), seed=4))
+        assert whole.texts == ["a 4", "b 4"]
+        assert [asked.body["prompt"] for asked in played.peer.asked] == ["a", "b"]
+
+
+async def test_a_group_that_is_too_large_for_the_server_is_asked_for_in_singles() -> None:
+    async with playing() as played:
+        played.peer.manners.refuses = frozenset({"n"})  # it honours it, and not so many
+        whole = await played.ask(request_for(n=3))
+        assert len(whole.texts) == 3
+        assert len(played.peer.asked) == 4
+
+
+@streamed_or_not
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_refusal_comes_in_the_servers_own_words(n: int, stream: bool) -> None:
+    async with playing(Manners(refuses=frozenset({"tools"}))) as played:
+        with pytest.raises(UpstreamRefusalError) as caught:
+            await played.ask(request_for(n=n, stream=stream, tools=[1]))
+    error = caught.value
+    assert (error.status, error.message, error.param, error.code) == (
+        400,
+        "no tools here",
+        "tools",
+        "unsupported_value",
+    )
+
+
+@pytest.mark.parametrize("how", list(Break))
+@pytest.mark.parametrize("honours_n", [False, True])
+async def test_a_stream_that_breaks_ends_the_group_and_names_the_server(how: Break, honours_n: bool) -> None:
+    async with playing(Manners(ignores_n=not honours_n, breaks={7: how})) as played:
+        with pytest.raises(EngineError) as caught:
+            await played.ask(request_for(n=3, seed=5))
+        assert played.upstream.server.name in caught.value.message
+        assert ("Choice 2" if not honours_n else "Choices 0 to 2") in caught.value.message
+        assert isinstance(caught.value, EngineDiedError) == (how is not Break.EVENT)
+        assert "cannot go on elsewhere" in caught.value.message or how is Break.EVENT
+
+
+@streamed_or_not
+async def test_an_answer_without_finish_reason_counts_as_cut_off(stream: bool) -> None:
+    async with playing(Manners(ignores_n=True)) as played:
+        played.peer.manners.never_finishes = True
+        with pytest.raises(EngineDiedError, match="finish_reason of choice 0"):
+            await played.ask(request_for(stream=stream))
+
+
+async def test_choices_that_a_server_swallows_are_missed() -> None:
+    async with playing() as played:
+        played.peer.manners.ignores_n = True  # it was started again as another one
+        with pytest.raises(EngineDiedError, match="finish_reason of choices 1 to 2"):
+            await played.ask(request_for(n=3, stream=False))
+
+
+async def test_a_single_that_finds_the_server_busy_is_asked_again_once_others_run() -> None:
+    async with playing(Manners(ignores_n=True), options=UpstreamOptions(max_singles=1)) as played:
+        group = played.upstream.generate(request_for(n=3))
+        first = await group.read()
+        assert {piece.index for step in first for piece in step.pieces} == {0}
+        played.peer.manners.not_ok.append(Refused(503))
+        whole = Whole()
+        for step in first:
+            whole.take(step)
+        rest = await read_all(group)
+        assert sorted({*whole.choices, *rest.choices}) == [0, 1, 2]
+        assert len(played.peer.asked) == 4
+
+
+async def test_a_group_that_has_brought_nothing_is_left_to_whoever_routes() -> None:
+    async with playing(Manners(not_ok=[]), learn=False) as played:
+        played.peer.manners.not_ok.append(Refused(503, b"busy", (("retry-after", "7"),)))
+        with pytest.raises(MotetError) as caught:
+            await played.ask(request_for())
+        assert (caught.value.status, caught.value.retry_after_s) == (503, 7)
+        assert len(played.peer.asked) == 1
+
+
+async def test_leaving_closes_every_connection_at_once() -> None:
+    async with playing(Manners(ignores_n=True), gated=True) as played:
+        group = played.upstream.generate(request_for(n=4))
+        reading = asyncio.create_task(group.read())
+        for _ in range(4):
+            await played.peer.arrived.acquire()
+        reading.cancel()
+        await group.aclose()
+        await played.peer.until_idle()
+
+
+async def test_losing_the_server_ends_its_groups_for_whoever_waits() -> None:
+    async with playing(gated=True) as played:
+        group = played.upstream.generate(request_for())
+        reading = asyncio.create_task(group.read())
+        await played.peer.arrived.acquire()
+        played.upstream.lost(EngineDiedError("gone"))
+        with pytest.raises(EngineDiedError, match="gone"):
+            await reading
+        await group.aclose()
+
+
+async def test_best_of_is_refused_where_choices_are_asked_for_one_by_one() -> None:
+    async with playing(Manners(ignores_n=True)) as played:
+        with pytest.raises(RequestError) as caught:
+            played.upstream.generate(request_for(TextRoute.COMPLETIONS, n=2, best_of=3))
+        assert caught.value.param == "best_of"
+
+
+async def test_a_route_that_the_server_has_not_is_refused_without_asking_it() -> None:
+    async with playing(Manners(no_routes=frozenset({COMPLETIONS}))) as played:
+        with pytest.raises(RequestError, match="no such route"):
+            played.upstream.generate(request_for(TextRoute.COMPLETIONS))
+        assert played.peer.asked == []
