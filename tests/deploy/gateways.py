@@ -12,6 +12,7 @@ from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_server import GatewayPlan, run_gateway
 from motet.deploy.server import Outcome
 from motet.deploy.stop import StopSignals
+from motet.deploy.tokenizers import TokenizerRules
 from motet.engines.base import WorkerState
 from tests.deploy.running import Running
 
@@ -37,6 +38,7 @@ class RunningGateway:
         file: Path | None = None,
         gateway: dict[str, object] | None = None,
         routing: RoutingConfig | None = None,
+        tokenizers: TokenizerRules | None = None,
         **server: object,
     ) -> None:
         settings = {"served_model_name": "", "port": 0, "admin_key": "admin"} | server
@@ -44,6 +46,7 @@ class RunningGateway:
         self.plan = GatewayPlan(
             msgspec.convert({**named, "workers_file": file and str(file), **(gateway or {})}, GatewayConfig),
             msgspec.convert(settings, ServerConfig),
+            tokenizers=tokenizers or TokenizerRules({}),
             routing=routing or RoutingConfig(migration_wait_s=0.0),
             cell=CellConfig(bypass_tokens=0),
             heartbeat_s=HEARTBEAT_S,

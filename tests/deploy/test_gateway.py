@@ -226,7 +226,7 @@ async def test_workers_of_another_model_are_not_used(folder: Path) -> None:
             assert joined.status_code == 201
             await gateway.until_state(wrong, WorkerState.DEAD)
             workers = (await gateway.http.get("/workers", headers=ADMIN)).json()["workers"]
-            assert "it has a vocabulary of 9, and the other workers 512" in workers[1]["note"]
+            assert "it has a vocabulary of 9, and other workers of fake 512" in workers[1]["note"]
 
 
 async def test_a_prefill_server_that_is_gone_is_done_without_and_used_again_when_it_returns(folder: Path) -> None:

@@ -84,6 +84,10 @@ class FakeVLLM:
         """Every request that is open now may write so many tokens more a choice."""
         self.engine.step(count)
 
+    def hold(self) -> None:
+        """From now on every token waits for a step: for when a gateway has found out what this server is."""
+        self.engine.hold()
+
     def run(self) -> None:
         """Nobody waits for steps any more."""
         self.engine.run()

@@ -41,6 +41,10 @@ class PlayedEngine:
         self._steps += count
         self.changed()
 
+    def hold(self) -> None:
+        """From now on every token waits for a step."""
+        self._stepped = True
+
     def run(self) -> None:
         """Nobody waits for steps any more."""
         self._stepped = False

@@ -8,11 +8,11 @@ from msgspec import UNSET, UnsetType
 
 from motet.api.service import Service
 from motet.api.workers import Seen, look
-from motet.engines.base import WorkerKind, WorkerState
+from motet.engines.base import WorkerState
 from motet.ids import ModelName
 from motet.metrics.routing import RoutingFigures
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineStats, Role
+from motet.types import EngineKind, EngineStats, Role
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     """Only of a process on this machine."""
     address: str
-    kind: WorkerKind
+    kind: EngineKind | None
     model: str | None
     models: tuple[ModelName, ...]
     """Beside `model`."""

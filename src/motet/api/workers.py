@@ -71,6 +71,7 @@ class OnlyWorker:
                 state=WorkerState.READY,
                 role=worker.engine.info.role,
                 worker=worker,
+                kind=worker.engine.info.kind,
             ),
         )
 

@@ -184,6 +184,7 @@ class Gateway:
         await self._fleet.evict(id, WorkerLeavingError(f"{id} has left"))
         await self._keepers[id].close()
         self._fleet.remove(id)
+        self.models.texts.remove(id)
         del self._keepers[id], self._leaving[id]
 
     async def _idle(self, id: str) -> None:
@@ -218,7 +219,8 @@ class Gateway:
         kept = server.kept(report)
         if isinstance(kept, TextUpstream):
             await kept.learn()
-            self.models.texts.put(id, kept, offered(report))
+            self.models.texts.put(id, kept)
+            self._fleet.put_text(id, offered(report))
             return kept
         self._fleet.offer(id, offered(report))
         newcomer = Worker(id, kept, server.url, local=False)

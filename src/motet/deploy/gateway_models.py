@@ -4,12 +4,14 @@ A model is known from when its first worker was met until its last one has left:
 and not 404.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from motet.api.served import ServedModel, TextModel, now_s
 from motet.deploy.compose import Router
 from motet.deploy.tokenizers import HandOut, Tokenizers
 from motet.engines.wire import EngineReport
+from motet.ids import ModelName
 from motet.routing.of_model import OfModel
 from motet.routing.text_routed import TextRouted
 from motet.types import EngineKind, ModelCard
@@ -27,7 +29,10 @@ class GatewayModels:
         self._first: str | None = None
         self._bases: dict[str, str] = {}
         """Of every name that a worker serves: the model that its tokenizer is known by."""
-        self._made: dict[ModelCard, ServedModel | TextModel] = {}
+        self._known: Mapping[ModelName, ModelCard] = {}
+        """What the models below were made of."""
+        self._models: dict[str, ServedModel | TextModel] = {}
+        """By the names of clients."""
 
     async def learn(self, report: EngineReport, hand_out: HandOut) -> None:
         """All that a worker takes before it can be used. Raises EngineError if that is not to be had."""
@@ -43,25 +48,32 @@ class GatewayModels:
             self._bases.setdefault(name, report.info.model)
 
     def all(self) -> Sequence[ServedModel | TextModel]:
-        known = {card: self._model(card) for card in self._router.fleet.models()}
-        self._made = {card: model for card, model in known.items() if model is not None}
-        return list(self._made.values())
+        return list(self._now().values())
 
     def get(self, name: str) -> ServedModel | TextModel | None:
-        return next((model for model in self.all() if model.name == name), None)
+        return self._now().get(name)
+
+    def _now(self) -> dict[str, ServedModel | TextModel]:
+        """Made anew when a worker has come, gone, or changed what it serves."""
+        known = self._router.fleet.models()
+        if known is not self._known:
+            made = [self._model(card, self._models.get(self._shown(card.name))) for card in known.values()]
+            self._models = {model.name: model for model in made if model is not None}
+            self._known = known
+        return self._models
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """Of the first model that has a tokenizer: of the only one, where anybody asks."""
         served = (self._tokenizers.get(base) for base in self._bases.values())
         return next((loaded.files for loaded in served if loaded is not None), {})
 
-    def _model(self, card: ModelCard) -> ServedModel | TextModel | None:
+    def _model(self, card: ModelCard, former: ServedModel | TextModel | None) -> ServedModel | TextModel | None:
         """None: its tokenizer is not known yet, so no worker with it has been used."""
-        made = self._made.get(card)
         text = self._router.fleet.only_text(card.name)
-        if made is None or text is not isinstance(made, TextModel):
-            made = self._text_model(card) if text else self._token_model(card)
-        return made
+        model = self._text_model(card) if text else self._token_model(card)
+        if former is None or model is None:
+            return model
+        return replace(model, created=former.created)
 
     def _text_model(self, card: ModelCard) -> TextModel:
         return TextModel(

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from motet.config import GatewayConfig
 from motet.deploy.discover import Ways
 from motet.deploy.tokenizer_files import read_files
 from motet.engines.remote import EngineServer, RemoteEngine
+from motet.engines.remote.calls import Client
 from motet.engines.upstream.client import Timeouts, UpstreamOptions, UpstreamServer
 from motet.engines.upstream.report import report_of
 from motet.engines.upstream.upstream import TextUpstream
@@ -94,8 +93,8 @@ class Asking:
     """What all workers of a gateway are asked with."""
 
     config: GatewayConfig
-    engines: aiohttp.ClientSession
-    texts: aiohttp.ClientSession
+    engines: Client
+    texts: Client
     pass_keys: bool
     """Whether clients' keys may reach text upstreams: never where they are ours."""
     find_tokenizer: FindTokenizer | None = None

@@ -8,7 +8,7 @@ from typing import Protocol
 from motet.errors import MotetError
 from motet.ids import ModelName, RequestId
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta, Role
+from motet.types import EngineInfo, EngineKind, EngineStats, GenerateRequest, GroupDelta, Role
 
 
 class GroupStream(Protocol):
@@ -107,15 +107,6 @@ class Worker:
     """Whether its figures are this server's to publish."""
 
 
-class WorkerKind(StrEnum):
-    """Whose server or engine a worker is, and how it is asked."""
-
-    MOTET = "motet"
-    VLLM = "vllm"
-    OPENAI = "openai"
-    """Any server that speaks OpenAI's API, in texts."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerReport:
     """A worker as `/status` tells of it; it may be one that nobody has reached yet."""
@@ -131,7 +122,8 @@ class WorkerReport:
     """Why it got the last group it was given."""
     note: str | None = None
     """Why it is in its state, where there is something to say."""
-    kind: WorkerKind = WorkerKind.MOTET
+    kind: EngineKind | None = None
+    """None: not known yet."""
     models: tuple[ModelName, ...] = ()
     """What it serves beside its engine's own model."""
     resumable: bool = True

@@ -8,7 +8,7 @@ and begins new books: groups of its former life still close the old ones.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
@@ -83,9 +83,10 @@ class Fleet:
         ready = (member for member in self._members.values() if member.state is WorkerState.READY)
         return [member for member in ready if member.text and member.has(model)]
 
-    def models(self) -> tuple[ModelCard, ...]:
-        """What its members serve, or served when they were last there, in order of arrival."""
-        return tuple(self._catalog.models.values())
+    def models(self) -> Mapping[ModelName, ModelCard]:
+        """What its members serve, or served when they were last there, in order of arrival; the same object until a
+        member changes."""
+        return self._catalog.models
 
     def only_text(self, model: str) -> bool:
         """Whether none but members that take texts serve it."""

@@ -10,7 +10,7 @@ from motet.errors import MotetError
 from motet.ids import ModelName
 from motet.routing.load import WorkerLoad
 from motet.routing.pairs import PairKey, pair_key
-from motet.types import EngineInfo, ModelCard, Role
+from motet.types import EngineInfo, EngineKind, ModelCard, Role
 
 REFUSAL_S = 0.5
 """A worker that took no more is passed over for so long."""
@@ -108,7 +108,7 @@ class Member:
         self.given_up = False
         self.foreign_choices = 0
         self._refused_until_s = self._clock()
-        self.worker = worker
+        self.worker, self.text = worker, worker is None
         if worker is not None:
             info = worker.engine.info
             self.address, self.role = worker.address, info.role
@@ -131,7 +131,16 @@ class Member:
             worker=self.worker,
             last_decision=self.last_decision,
             note=self.note or None,
+            kind=self._kind,
+            models=tuple(card.name for card in self.models),
+            resumable=not self.text,
         )
+
+    @property
+    def _kind(self) -> EngineKind | None:
+        if self.text:
+            return EngineKind.OPENAI
+        return None if self.worker is None else self.worker.engine.info.kind
 
 
 def _own_card(info: EngineInfo) -> ModelCard:

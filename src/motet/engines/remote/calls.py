@@ -27,6 +27,9 @@ MAX_REFUSAL_BYTES = 64 * 1024
 FAULTS: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError, TimeoutError)
 """What goes wrong with a connection."""
 
+Client = aiohttp.ClientSession
+"""What `engine_client` makes."""
+
 NO_HEADERS: Mapping[str, str] = {}
 
 

@@ -1,0 +1,172 @@
+"""A gateway in front of vLLM servers, played on real sockets: what clients get, and what passes between the two."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet.deploy.tokenizers import TokenizerRules
+from motet.engines.base import WorkerState
+from tests.deploy.gateways import RunningGateway
+from tests.peers.fake_vllm import MODEL, FakeVLLM
+from tests.peers.vllm_tickets import Network
+from tests.peers.vllm_tokens import Kind, written
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PROMPT = list(range(10, 50))
+TOKENS = 12
+
+
+def body(n: int, **sampling: object) -> dict[str, object]:
+    drawing = {"n": n, "max_tokens": TOKENS, "ignore_eos": True, **sampling}
+    return {"model": MODEL, "token_ids": PROMPT, "sampling_params": drawing}
+
+
+async def generated(gateway: RunningGateway, n: int, **sampling: object) -> list[list[int]]:
+    """Token ids by choice, of a whole answer."""
+    response = await gateway.http.post("/inference/v1/generate", json=body(n, **sampling))
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(n))
+    assert response.json()["usage"]["prompt_tokens"] == len(PROMPT)
+    return [choice["token_ids"] for choice in choices]
+
+
+def seeded(n: int, seed: int) -> list[list[int]]:
+    """What each choice is on its own."""
+    return [written(PROMPT, TOKENS, Kind(seed=seed + index)) for index in range(n)]
+
+
+def gateway_of(folder: Path, *servers: FakeVLLM | str, **gateway: Any) -> RunningGateway:
+    workers = [server if isinstance(server, str) else server.url for server in servers]
+    return RunningGateway(*workers, tokenizers=TokenizerRules({}, others=folder), gateway=gateway)
+
+
+@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
+async def test_a_group_is_what_its_choices_are_on_their_own(folder: Path, scale_out: bool) -> None:
+    async with FakeVLLM() as server:
+        server.switches.scale_out = scale_out
+        async with gateway_of(folder, server) as gateway:
+            assert gateway.models == [MODEL]
+            assert await generated(gateway, 3, seed=5) == seeded(3, 5)
+            assert await generated(gateway, 3, temperature=0) == [written(PROMPT, TOKENS)] * 3
+            assert len({tuple(tokens) for tokens in await generated(gateway, 4)}) == 4
+        server.check()
+
+
+async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group(folder: Path) -> None:
+    network = Network()
+    async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
+        async with gateway_of(folder, f"{prefill.url},prefill", decode, role_of=(f"{decode.url}=decode",)) as gateway:
+            for transfers, n in enumerate((1, 3, 8), start=1):
+                assert await generated(gateway, n, seed=5) == seeded(n, 5)
+                assert network.transfers == transfers
+        for server in (prefill, decode):
+            server.check()
+
+
+async def test_a_decode_server_that_dies_in_mid_answer_is_not_noticed(folder: Path) -> None:
+    """Greedy: what is asked for again with what was written goes on as it would have."""
+    network = Network()
+    async with FakeVLLM(network=network) as a, FakeVLLM(network=network) as b:
+        async with gateway_of(folder, a, b) as gateway:
+            a.hold()
+            b.hold()
+            asked = asyncio.ensure_future(generated(gateway, 3, temperature=0))
+            first, other = await writing(a, b)
+            first.step(5)
+            other.run()
+            await first.until(lambda: first.books.generated_tokens >= 5)
+            await first.kill()
+            assert await asked == [written(PROMPT, TOKENS)] * 3
+            migrations = (await gateway.http.get("/status")).json()["totals"]["migrations"]
+            assert migrations == 1
+        other.check()
+
+
+async def writing(*servers: FakeVLLM) -> tuple[FakeVLLM, FakeVLLM]:
+    """The one of two that has a request, and the other."""
+    waits = {asyncio.ensure_future(until_asked(server)): server for server in servers}
+    done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in pending:
+        wait.cancel()
+    first = waits[done.pop()]
+    return first, next(server for server in servers if server is not first)
+
+
+async def until_asked(server: FakeVLLM) -> None:
+    await server.until(lambda: server.open > 0)
+
+
+@pytest.mark.parametrize("failure", ["pull_fails", "pull_hangs"])
+async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(folder: Path, failure: str) -> None:
+    network = Network()
+    async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
+        setattr(decode.switches, failure, True)
+        workers = (f"{prefill.url},prefill", f"{decode.url},decode")
+        async with gateway_of(folder, *workers, leader_timeout_s=0.5) as gateway:
+            assert await generated(gateway, 3, seed=5) == seeded(3, 5)
+            metrics = (await gateway.http.get("/metrics")).text
+            reason = "failed" if failure == "pull_fails" else "late"
+            assert f'motet:pull_fallbacks_total{{model_name="{MODEL}",reason="{reason}"}} 1.0' in metrics
+
+
+async def test_a_client_that_leaves_before_decode_has_its_ticket_frees_the_prompt_at_once(folder: Path) -> None:
+    network = Network()
+    async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
+        decode.switches.pull_hangs = True
+        async with gateway_of(folder, f"{prefill.url},prefill", f"{decode.url},decode") as gateway:
+            decode.hold()
+            asked = asyncio.ensure_future(gateway.http.post("/inference/v1/generate", json=body(8)))
+            await decode.until(lambda: network.pulling == 1)
+            asked.cancel()
+            await decode.until(lambda: not (network.pinned or decode.open))
+        assert network.faults == []
+
+
+async def test_adapters_are_models_of_the_workers_that_have_them(folder: Path) -> None:
+    async with (
+        FakeVLLM() as plain,
+        FakeVLLM(adapters=("poet", "judge")) as tuned,
+        gateway_of(folder, plain, tuned) as gateway,
+    ):
+        cards = (await gateway.http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["parent"]) for card in cards] == [
+            (MODEL, None),
+            ("poet", MODEL),
+            ("judge", MODEL),
+        ]
+        for _ in range(4):
+            answer = await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "poet"})
+            assert answer.status_code == 200, answer.text
+        assert [asked.model for asked in tuned.asked if len(asked.prompt) == len(PROMPT)] == ["poet"] * 4
+        unknown = await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "nobody"})
+        assert unknown.status_code == 404
+        assert unknown.json()["error"]["code"] == "model_not_found"
+        assert all(f"`{name}`" in unknown.json()["error"]["message"] for name in (MODEL, "poet", "judge"))
+        unnamed = await gateway.http.post(
+            "/inference/v1/generate", json={name: value for name, value in body(1).items() if name != "model"}
+        )
+        assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
+
+
+async def test_a_server_that_was_started_again_is_another_one(folder: Path) -> None:
+    async with FakeVLLM() as server, gateway_of(folder, server) as gateway:
+        await server.kill()
+        await gateway.until_state(server.url.removeprefix("http://"), WorkerState.DEAD)
+        await server.start()
+        await gateway.until_state(server.url.removeprefix("http://"), WorkerState.READY)
+        assert await generated(gateway, 2, seed=1) == seeded(2, 1)
+
+
+async def test_a_worker_whose_engine_died_gets_nothing_until_it_is_back(folder: Path) -> None:
+    async with FakeVLLM() as server, gateway_of(folder, server) as gateway:
+        server.switches.healthy = False
+        await gateway.until_state(server.url.removeprefix("http://"), WorkerState.DEAD)
+        refused = await gateway.http.post("/inference/v1/generate", json=body(1))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        server.switches.healthy = True
+        await gateway.until_state(server.url.removeprefix("http://"), WorkerState.READY)
+        assert await generated(gateway, 1, seed=1) == seeded(1, 1)
