@@ -1,0 +1,247 @@
+"""Requests for texts: who gets them, what the books say meanwhile, and where they go when a server fails."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from motet.engines.base import WorkerState
+from motet.engines.upstream.base import Piece, TextRequest, TextRoute, TextStep, TextUsage
+from motet.errors import (
+    EngineDiedError,
+    EngineError,
+    EngineSilentError,
+    MotetError,
+    NoWorkerError,
+    OverloadedError,
+    UpstreamRefusalError,
+    WorkerLeavingError,
+)
+from motet.ids import ModelName
+from motet.routing.fleet import Fleet
+from motet.routing.member import REFUSAL_S
+from motet.routing.text_routed import STAY_CHOICES, TextRouted
+from motet.types import ModelCard
+from tests.routing.cell import Clock
+
+pytestmark = pytest.mark.anyio
+
+BUSY = OverloadedError("busy")
+DIED = EngineDiedError("gone")
+LIMIT = UpstreamRefusalError("slow down", status=429, type="rate_limit_error", param=None, code=None)
+
+Read = Sequence[TextStep] | MotetError
+
+
+def ended(index: int) -> TextStep:
+    return TextStep((Piece(index, {}, "stop"),))
+
+
+def part(index: int) -> TextStep:
+    return TextStep((Piece(index, {}),))
+
+
+class ScriptedGroup:
+    """Brings one read after another, then its end; waits for ever where it is told to `hang`."""
+
+    worker = ""
+    usage: TextUsage | None = None
+
+    def __init__(self, reads: Sequence[Read], *, hangs: bool) -> None:
+        self._reads = list(reads)
+        self._hangs = hangs
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = False
+
+    async def read(self) -> Sequence[TextStep]:
+        if self._reads:
+            read = self._reads.pop(0)
+            if isinstance(read, MotetError):
+                raise read
+            return read
+        if self._hangs:
+            await self._failed
+        return ()
+
+    def fail(self, error: MotetError) -> None:
+        self._failed.set_exception(error)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class ScriptedSource:
+    """What each request in turn brings; the last again and again."""
+
+    scripts: list[list[Read]] = field(default_factory=lambda: [[[ended(0)]]])
+    hangs: bool = False
+    groups: list[ScriptedGroup] = field(default_factory=list)
+    asked: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    def generate(self, request: TextRequest) -> ScriptedGroup:
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        self.groups.append(ScriptedGroup(script, hangs=self.hangs))
+        self.asked.release()
+        return self.groups[-1]
+
+
+class Texts:
+    """A fleet of servers that take texts, `a`, `b` and so on, which serve model m."""
+
+    def __init__(self, *sources: ScriptedSource) -> None:
+        self.clock = Clock()
+        self.fleet = Fleet(clock=self.clock)
+        self.routed = TextRouted(self.fleet)
+        for id, source in zip("abc", sources, strict=False):
+            self.fleet.expect(id, f"http://{id}", text=True)
+            self.routed.put(id, source)
+            self.fleet.put_text(id, [ModelCard(name=ModelName("m"), max_model_len=10)])
+
+    def open_choices(self) -> list[int]:
+        return [member.open_choices for member in self.fleet.members]
+
+    async def all_of(self, request: TextRequest) -> str:
+        """Reads it to its end, and tells who had it."""
+        group = self.routed.generate(request)
+        try:
+            while await group.read():
+                pass
+            return group.worker
+        finally:
+            await group.aclose()
+
+    def decision(self, id: str) -> str | None:
+        member = self.fleet.get(id)
+        assert member is not None
+        return member.last_decision
+
+
+def asking(n: int = 1, *, session: str = "", model: str = "m") -> TextRequest:
+    return TextRequest(route=TextRoute.CHAT, body={}, model=model, n=n, session_id=session)
+
+
+async def test_the_server_with_the_fewest_open_choices_gets_a_request() -> None:
+    texts = Texts(ScriptedSource([[[part(0)], [ended(0)]]]), ScriptedSource([[[part(0)]]]))
+    open_groups = []
+    for n, who in ((3, "a"), (1, "b"), (1, "b"), (2, "b"), (1, "a")):
+        group = texts.routed.generate(asking(n))
+        await group.read()
+        assert group.worker == who
+        open_groups.append(group)
+    assert texts.open_choices() == [4, 4]
+    assert texts.decision("a") == "3 open choices, the fewest of 2"
+    await open_groups[0].read()
+    assert texts.open_choices() == [3, 4]
+    for group in open_groups:
+        await group.aclose()
+    texts.fleet.check()
+
+
+async def test_servers_take_turns_where_they_are_equally_busy() -> None:
+    texts = Texts(ScriptedSource(), ScriptedSource(), ScriptedSource())
+    assert [await texts.all_of(asking()) for _ in range(6)] == list("abcabc")
+
+
+async def test_a_session_stays_unless_its_server_is_busier_by_more_than_a_little() -> None:
+    texts = Texts(ScriptedSource([[[part(0)]]]), ScriptedSource())
+    assert await texts.all_of(asking(session="s")) == "a"
+    busy = texts.routed.generate(asking(STAY_CHOICES - 1, session="s"))
+    await busy.read()
+    assert busy.worker == "a"
+    assert texts.decision("a") == "its session was here, 0 open choices"
+    assert await texts.all_of(asking()) == "b"
+    assert await texts.all_of(asking(session="s")) == "a"
+    busier = texts.routed.generate(asking(2, session="s"))
+    await busier.read()
+    assert await texts.all_of(asking(session="s")) == "b"
+    await busy.aclose()
+    assert await texts.all_of(asking(session="s")) == "b"  # where it is now
+    await busier.aclose()
+    texts.fleet.check()
+
+
+@pytest.mark.parametrize("error", [BUSY, DIED])
+async def test_a_request_that_fails_before_anything_came_goes_elsewhere(error: MotetError) -> None:
+    failing = ScriptedSource([[error]])
+    texts = Texts(failing, ScriptedSource())
+    assert await texts.all_of(asking()) == "b"
+    assert failing.groups[0].closed
+    assert texts.decision("b") == "after a failed"
+    assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3  # a failed a moment ago
+    texts.clock.now_s += REFUSAL_S
+    failing.scripts = [[[ended(0)]]]
+    assert await texts.all_of(asking()) == "a"
+
+
+async def test_the_only_server_is_tried_once_more() -> None:
+    texts = Texts(ScriptedSource([[BUSY], [[ended(0)]]]))
+    assert await texts.all_of(asking()) == "a"
+    assert texts.decision("a") == "tried once more: there is no other"
+
+
+async def test_a_request_is_tried_twice_and_no_more() -> None:
+    sources = [ScriptedSource([[BUSY]]) for _ in range(3)]
+    texts = Texts(*sources)
+    with pytest.raises(OverloadedError):
+        await texts.all_of(asking())
+    assert [len(source.groups) for source in sources] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("error", [EngineSilentError("silent"), EngineError("refused the key"), LIMIT])
+async def test_errors_that_another_try_would_not_mend_are_told_at_once(error: MotetError) -> None:
+    texts = Texts(ScriptedSource([[error]]), other := ScriptedSource())
+    with pytest.raises(type(error)):
+        await texts.all_of(asking())
+    assert other.groups == []
+
+
+async def test_a_server_that_has_reached_its_limit_comes_last_for_a_while() -> None:
+    texts = Texts(ScriptedSource([[LIMIT]]), ScriptedSource())
+    with pytest.raises(UpstreamRefusalError):
+        await texts.all_of(asking())
+    assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3
+
+
+async def test_what_has_begun_ends_with_its_server() -> None:
+    texts = Texts(ScriptedSource([[[part(0)], DIED]]), other := ScriptedSource())
+    with pytest.raises(EngineDiedError):
+        await texts.all_of(asking(2))
+    assert other.groups == []
+    assert texts.open_choices() == [0, 0]
+
+
+async def test_a_server_that_leaves_gives_its_waiting_requests_to_others() -> None:
+    texts = Texts(source := ScriptedSource([[]], hangs=True), ScriptedSource())
+    reading = asyncio.create_task(texts.all_of(asking(3)))
+    await source.asked.acquire()
+    assert texts.open_choices() == [3, 0]
+    texts.fleet.mark("a", WorkerState.DRAINING)
+    await texts.fleet.evict("a", WorkerLeavingError("it goes"))
+    assert await reading == "b"
+
+
+async def test_leaving_empties_the_books_and_tells_the_fleet() -> None:
+    texts = Texts(source := ScriptedSource([[[part(0)]]], hangs=True))
+    group = texts.routed.generate(asking(3))
+    await group.read()
+    assert texts.open_choices() == [3]
+    changed = texts.fleet.changed()
+    await group.aclose()
+    assert changed.done()
+    assert source.groups[0].closed
+    texts.fleet.check()
+
+
+async def test_without_a_server_that_has_the_model_it_is_said_so() -> None:
+    texts = Texts(ScriptedSource())
+    with pytest.raises(NoWorkerError, match="the model `other`"):
+        await texts.all_of(asking(model="other"))
+    texts.fleet.mark("a", WorkerState.DEAD)
+    with pytest.raises(NoWorkerError, match="the model `m`"):
+        await texts.all_of(asking())
+    texts.fleet.mark("a", WorkerState.READY)
+    texts.routed.remove("a")
+    with pytest.raises(NoWorkerError):
+        await texts.all_of(asking())
