@@ -77,6 +77,14 @@ class VLLMServer:
             time.sleep(POLL_S)
         raise StartupError(f"vLLM was not ready after {START_S:.0f} s:\n{self._last_lines()}")
 
+    def pin(self, cores: Sequence[int]) -> None:
+        """All its threads: with a connector for KV it moves some of them to other cores as it starts."""
+        server = psutil.Process(self.process.pid)
+        for process in (server, *server.children(recursive=True)):
+            for thread in process.threads():
+                with contextlib.suppress(ProcessLookupError):  # it has ended since it was listed
+                    os.sched_setaffinity(thread.id, cores)
+
     def _last_lines(self) -> str:
         self.log.seek(0)
         return "\n".join(self.log.read().decode(errors="replace").splitlines()[-SHOWN_LOG_LINES:])

@@ -32,9 +32,15 @@ class VLLMCounters:
 
     transfers: int
     num_bytes: int
+    computed_tokens: int = 0
+    """Of prompts: neither found in its cache nor fetched."""
 
     def __sub__(self, earlier: "VLLMCounters") -> "VLLMCounters":
-        return VLLMCounters(self.transfers - earlier.transfers, self.num_bytes - earlier.num_bytes)
+        return VLLMCounters(
+            self.transfers - earlier.transfers,
+            self.num_bytes - earlier.num_bytes,
+            self.computed_tokens - earlier.computed_tokens,
+        )
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,14 @@ class VLLMPair:
 
     async def prepare(self, body: dict[str, object]) -> dict[str, object]:
         """Prefills as vLLM's proxies do, n to both sides; the body for the decode server."""
-        first = {**body, "max_tokens": 1, "stream": False, "kv_transfer_params": ASK}
+        return await self._prepare(body, {})
+
+    async def prepare_once(self, body: dict[str, object]) -> dict[str, object]:
+        """The same, but one choice is all that the prefill server is asked for."""
+        return await self._prepare(body, {"n": 1})
+
+    async def _prepare(self, body: dict[str, object], changed: dict[str, object]) -> dict[str, object]:
+        first = {**body, **changed, "max_tokens": 1, "stream": False, "kv_transfer_params": ASK}
         del first["stream_options"]
         response = await self.prefill.post("/v1/completions", json=first)
         response.raise_for_status()
@@ -61,8 +74,9 @@ def vllm_pair(folder: Path, model: Path) -> Iterator[VLLMPair]:
     """Started, and ended whatever happens."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(vllm_server(setup_of(folder, model, core))) for core in (0, 1)]
-        for server in servers:
+        for core, server in enumerate(servers):
             server.wait_until_ready()
+            server.pin((core,))
         yield VLLMPair(*(httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) for server in servers))
 
 
@@ -75,7 +89,10 @@ def counters_in(exposition: str) -> VLLMCounters:
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
-            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+            name = " ".join((sample.name, sample.labels.get("source", ""))).strip()
+            values[name] = values.get(name, 0.0) + sample.value
     return VLLMCounters(
-        int(values.get("vllm:nixl_xfer_time_seconds_count", 0)), int(values.get("vllm:nixl_bytes_transferred_sum", 0))
+        int(values.get("vllm:nixl_xfer_time_seconds_count", 0)),
+        int(values.get("vllm:nixl_bytes_transferred_sum", 0)),
+        int(values.get("vllm:prompt_tokens_by_source_total local_compute", 0)),
     )

@@ -1,5 +1,6 @@
 """How vLLM is started and ended: a script stands for it."""
 
+import os
 from pathlib import Path
 
 import psutil
@@ -64,3 +65,15 @@ def test_one_that_does_not_start_says_what_it_logged(tmp_path: Path) -> None:
         pytest.raises(StartupError, match=r"exit code 3 .*\n.*no model at /models/small"),
     ):
         server.wait_until_ready()
+
+
+@pytest.mark.slow
+def test_all_its_threads_are_put_on_the_cores_it_is_given(tmp_path: Path) -> None:
+    with vllm_server(setup_of(tmp_path, HEALTHY)) as server:
+        server.wait_until_ready()
+        core = min(os.sched_getaffinity(0))
+        family = [server.process.pid, *(child.pid for child in psutil.Process(server.process.pid).children())]
+        for pid in family:
+            os.sched_setaffinity(pid, os.sched_getaffinity(0))
+        server.pin((core,))
+        assert [os.sched_getaffinity(pid) for pid in family] == [{core}, {core}]

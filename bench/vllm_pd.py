@@ -1,0 +1,163 @@
+"""n choices of one prompt on two vLLM servers that prefill and decode apart: through Motet's gateway, and without it.
+
+Three ways, in turn, so that noise of the machine falls on all of them:
+
+    gateway   one prefill, one ticket; the first choice fetches the KV with it, the others find it in the prefix cache
+    naive     as vLLM's proxies do: n to the prefill server, n to the decode server, all with the same ticket
+    clamped   the same with one choice to the prefill server
+
+Of each: transfers, bytes, prompt tokens that decode computes again, the first token of the first and of the last
+choice, the total. Every request has a prompt that no cache knows. A vLLM has a core to itself; the gateway and this
+client share them. Prints a table, and JSON on the last line.
+
+`--check` fails when the gateway moves a prompt more than once.
+
+Run: python -m bench.vllm_pd --vllm VENV [--ns 1,8] [--repeats 3] [--check]
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.fork import connected, numbers, progress
+from bench.load import Load, Timing, middle
+from bench.machine import machine
+from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
+from bench.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
+from motet.config import cache_folder, environment
+from motet.deploy.child import ChildServer
+from motet.models import resolve
+from motet.models.smollm2 import DEFAULT_MODEL
+
+GATEWAY = "gateway"
+WAYS = (GATEWAY, "naive", "clamped")
+SETTLE_S = 1.5
+"""vLLM's counters follow at their own pace."""
+TABLE_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one way and one n: the middle of the repeats, and what the last of them moved."""
+
+    timing: Timing
+    spent: VLLMCounters
+
+
+@dataclass(frozen=True)
+class Row:
+    n: int
+    costs: Mapping[str, Cost]
+
+    @property
+    def broken(self) -> list[str]:
+        transfers = self.costs[GATEWAY].spent.transfers
+        return [] if transfers == 1 else [f"n={self.n}: {transfers} transfers, not 1"]
+
+    def ratio(self, way: str) -> float:
+        """Its total over that of the gateway."""
+        return self.costs[way].timing.total_s / self.costs[GATEWAY].timing.total_s
+
+
+async def measure(pair: VLLMPair, gateway: str, arguments: argparse.Namespace) -> list[Row]:
+    async with AsyncExitStack() as stack:
+        front = await stack.enter_async_context(connected(gateway))
+        await stack.enter_async_context(pair.prefill)
+        await stack.enter_async_context(pair.decode)
+        loads = {
+            GATEWAY: Load(front, arguments.max_tokens, count_blocks=False, seeded=False),
+            "naive": straight(pair, arguments.max_tokens, once=False),
+            "clamped": straight(pair, arguments.max_tokens, once=True),
+        }
+        fresh = FreshPrompts(await loads[GATEWAY].tokens_of(TEXT), seed=seed_of_this_run())
+        for load in loads.values():
+            await load.group(fresh.next(arguments.prompt_tokens), 2, seed=0)  # warm-up
+        rows = []
+        for n in arguments.ns:
+            rows.append(Row(n, await costs_of(n, pair, loads, fresh, arguments)))
+            progress(f"n = {n}: " + ", ".join(f"{way} {rows[-1].costs[way].timing.total_s:.2f} s" for way in WAYS))
+        return rows
+
+
+def straight(pair: VLLMPair, max_tokens: int, *, once: bool) -> Load:
+    """To the two servers, without a gateway."""
+    prepare = pair.prepare_once if once else pair.prepare
+    return Load(pair.decode, max_tokens, prepare=prepare, count_blocks=False, seeded=False)
+
+
+async def costs_of(
+    n: int, pair: VLLMPair, loads: Mapping[str, Load], fresh: FreshPrompts, arguments: argparse.Namespace
+) -> dict[str, Cost]:
+    timings: dict[str, list[Timing]] = {way: [] for way in loads}
+    spent = {}
+    for repeat in range(arguments.repeats):
+        for way, load in loads.items():
+            before = await pair.counters()
+            timings[way].append(await load.group(fresh.next(arguments.prompt_tokens), n, seed=repeat))
+            await asyncio.sleep(SETTLE_S)
+            spent[way] = await pair.counters() - before
+    return {way: Cost(middle(timings[way]), spent[way]) for way in loads}
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in ("n", "way", "transfers", "MB", "recomputed", "first s", "last first s", "total s", "total: ratio"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        for way, cost in row.costs.items():
+            table.add_row(
+                str(row.n),
+                way,
+                str(cost.spent.transfers),
+                f"{cost.spent.num_bytes / 1e6:.1f}",
+                str(cost.spent.computed_tokens),
+                f"{cost.timing.first_s:.2f}",
+                f"{cost.timing.last_first_s:.2f}",
+                f"{cost.timing.total_s:.2f}",
+                f"{row.ratio(way):.2f}",
+            )
+    return table
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, required=True, help="virtual environment with vLLM")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--ns", type=numbers, default=(1, 3, 8, 32), help="numbers of choices, e.g. 1,8,32")
+    parser.add_argument("--prompt-tokens", type=int, default=1200)
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of a choice")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--check", action="store_true", help="fail when a prompt is moved more than once")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    at_start = machine()
+    model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+    with vllm_pair(arguments.vllm, model.path) as pair:
+        workers = ("--worker", f"{pair.prefill.base_url},prefill", "--worker", f"{pair.decode.base_url},decode")
+        own = ("--tokenizer", str(model.path), "--bypass-tokens", "0", "--worker-timeout", "30")
+        with ChildServer([*workers, *own], command="gateway") as gateway:
+            rows = asyncio.run(measure(pair, gateway.url, arguments))
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    for name, value in at_start.items():
+        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
+    console.print(table_of(rows))
+    broken = [line for row in rows for line in row.broken]
+    for line in broken:
+        console.print(f"BROKEN {line}", highlight=False)
+    print(json.dumps({"rows": [asdict(row) for row in rows], "broken": broken}))
+    return 1 if arguments.check and broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

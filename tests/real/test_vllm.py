@@ -1,0 +1,129 @@
+"""Real vLLM servers behind a gateway, together and with prefill and decode apart, in both dialects."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from bench.vllm import MODEL_NAME
+from motet.deploy.child import ChildServer
+from tests.real.answers import Answer, Body, ask, streaming
+from tests.real.vllm_servers import BYTES, SUSPECT, TRANSFERS, RealVLLM, gateway, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
+
+TOKENS = 8
+LONG = " ".join(f"In year {year} the harbour had {year % 7} ships and {year % 11} boats." for year in range(1900, 1918))
+GREEDY = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+ROUTES = ("/v1/completions", "/v1/chat/completions")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A gateway, and who prefills and decodes behind it; the same one where they are not apart."""
+
+    gateway: ChildServer
+    prefill: RealVLLM
+    decode: RealVLLM
+
+    @property
+    def apart(self) -> bool:
+        return self.prefill is not self.decode
+
+    def ask(self, route: str, prompt: str, **fields: object) -> Answer:
+        return ask(self.gateway.url, route, body_of(route, prompt, **fields))
+
+
+def unknown() -> str:
+    """A prompt that no cache knows."""
+    return f"{uuid4()}. {LONG}"
+
+
+def body_of(route: str, prompt: str, **fields: object) -> Body:
+    messages = [{"role": "user", "content": prompt}]
+    asked: Body = {"prompt": prompt} if route == ROUTES[0] else {"messages": messages}
+    options: Body = {"stream_options": {"include_usage": True}} if fields.get("stream") else {}
+    return {"model": MODEL_NAME, **asked, **options, **fields}
+
+
+@pytest.fixture(scope="module", params=["together", "completions", "generate"])
+def cell(
+    request: pytest.FixtureRequest,
+    pair: tuple[RealVLLM, RealVLLM],
+    weights: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cell]:
+    plain, scale_out = pair
+    prefill, decode = {
+        "together": (plain, plain),
+        "completions": (scale_out, plain),
+        "generate": (plain, scale_out),
+    }[request.param]
+    workers = (
+        ["--worker", decode.url]
+        if prefill is decode
+        else ["--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode"]
+    )
+    with ExitStack() as stack:
+        server = stack.enter_context(gateway(weights, tmp_path_factory.mktemp("gateway"), *workers))
+        yield Cell(server, prefill, decode)
+        for one in pair:
+            until(lambda one=one: one.holds_nothing, f"{one.url} still holds blocks")  # type: ignore[misc]
+            assert SUSPECT not in one.log
+
+
+@pytest.mark.parametrize(
+    ("n", "route", "stream"),
+    [(1, ROUTES[0], False), (3, ROUTES[1], True), (8, ROUTES[0], True), (8, ROUTES[1], False)],
+)
+def test_n_choices_are_written_finished_and_counted_once_with_one_transfer(
+    cell: Cell, n: int, route: str, stream: bool
+) -> None:
+    transfers = cell.decode.metric(TRANSFERS)
+    answer = cell.ask(route, unknown(), n=n, stream=stream, **GREEDY)
+    answer.check(TOKENS)
+    assert len(set(answer.texts)) == 1
+    if cell.apart:
+        until(lambda: cell.decode.metric(TRANSFERS) == transfers + 1, "the prompt's KV was not moved once")
+        assert cell.decode.metric(BYTES) > 0
+
+
+def test_greedy_choices_are_vllm_s_own_answer(cell: Cell) -> None:
+    (expected,) = choices_of(cell.decode.ask(prompt=LONG, **GREEDY))
+    assert cell.ask(ROUTES[0], LONG, n=8, **GREEDY).texts == [expected] * 8
+
+
+def test_choice_i_of_a_seeded_group_is_vllm_s_answer_to_that_seed_plus_i(cell: Cell) -> None:
+    """Short ones: in bf16 what else is in a batch may decide between tokens that are almost alike."""
+    seeded = {"max_tokens": 2, "temperature": 1.0, "ignore_eos": True}
+    expected = [choices_of(cell.decode.ask(prompt=LONG, seed=40 + i, **seeded))[0] for i in range(3)]
+    assert cell.ask(ROUTES[0], LONG, n=3, seed=40, **seeded).texts == expected
+
+
+def test_unseeded_choices_differ_and_move_the_prompt_once(cell: Cell) -> None:
+    transfers, computed = cell.decode.metric(TRANSFERS), cell.decode.local("local_compute")
+    answer = cell.ask(ROUTES[0], unknown(), n=8, max_tokens=16, ignore_eos=True, stream=True)
+    answer.check(16)
+    assert len(set(answer.texts)) > 1
+    if cell.apart:
+        until(lambda: cell.decode.metric(TRANSFERS) == transfers + 1, "the prompt's KV was not moved once")
+        recomputed = cell.decode.local("local_compute") - computed
+        assert recomputed < 8 * 128, "siblings compute less than a block each"
+
+
+def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(cell: Cell) -> None:
+    for written in (0, 1, 5):
+        body = body_of(ROUTES[0], unknown(), n=3, max_tokens=500, ignore_eos=True, stream=True)
+        with streaming(cell.gateway.url, ROUTES[0], body) as events:
+            for _ in range(written):
+                next(events)
+    for one in (cell.prefill, cell.decode):
+        until(lambda one=one: one.holds_nothing, f"{one.url} still holds blocks")  # type: ignore[misc]
+
+
+def choices_of(answer: dict[str, object]) -> list[str]:
+    assert isinstance(answer["choices"], list)
+    return [choice["text"] for choice in answer["choices"]]

@@ -1,0 +1,87 @@
+"""Real vLLM servers that are killed while they work: what the client sees of it."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bench.vllm import MODEL_NAME
+from tests.real.answers import Answer, Body, ask, streaming
+from tests.real.test_vllm import LONG, ROUTES
+from tests.real.vllm_servers import SUSPECT, RealVLLM, gateway, real_vllm, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
+
+VERY_LONG = " ".join([LONG] * 5)
+MIGRATION_WAIT_S = 2
+BODY: Body = {
+    "model": MODEL_NAME,
+    "prompt": LONG,
+    "n": 3,
+    "temperature": 0,
+    "max_tokens": 60,
+    "ignore_eos": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+
+
+@pytest.fixture
+def another(vllm_folder: Path, weights: Path) -> Iterator[RealVLLM]:
+    """On the core of the one that was killed."""
+    with real_vllm(vllm_folder, weights, 0) as server:
+        server.server.wait_until_ready()
+        yield server
+
+
+def test_a_prompt_is_computed_by_decode_when_its_prefill_server_is_killed(
+    pair: tuple[RealVLLM, RealVLLM], weights: Path, tmp_path: Path
+) -> None:
+    prefill, decode = pair
+    body = {**BODY, "prompt": VERY_LONG, "max_tokens": 8}
+    with gateway(weights, tmp_path, "--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode") as server:
+        with ThreadPoolExecutor(max_workers=1) as threads:
+            asking = threads.submit(ask, server.url, ROUTES[0], body)
+            until(lambda: prefill.metric("vllm:num_requests_running") > 0, "nothing is prefilled")
+            prefill.kill()
+            answer = asking.result()
+        answer.check(8)
+        assert ask(server.url, ROUTES[0], body).texts == answer.texts
+    until(lambda: decode.holds_nothing, "decode still holds blocks")
+    assert SUSPECT not in decode.log
+
+
+def test_an_answer_goes_on_on_another_server_and_ends_with_an_error_when_there_is_none(
+    pair: tuple[RealVLLM, RealVLLM], another: RealVLLM, weights: Path, tmp_path: Path
+) -> None:
+    servers = [another, pair[1]]
+    workers = [part for one in servers for part in ("--worker", one.url)]
+    with gateway(weights, tmp_path, *workers, "--migration-wait", str(MIGRATION_WAIT_S)) as server:
+        undisturbed = ask(server.url, ROUTES[0], BODY)
+        undisturbed.check(60)
+        moved, writing = interrupted(server.url, servers)
+        moved.check(60)
+        assert len(set(moved.texts)) == 1
+        assert moved.texts[0][:40] == undisturbed.texts[0][:40], "what was sent before stands"
+
+        (survivor,) = [one for one in servers if one is not writing]
+        began_s = time.monotonic()
+        cut, _ = interrupted(server.url, [survivor])
+        assert cut.error is not None and cut.error["type"] == "server_error"
+        assert time.monotonic() - began_s < 30
+        assert SUSPECT not in survivor.log
+
+
+def interrupted(url: str, servers: list[RealVLLM]) -> tuple[Answer, RealVLLM]:
+    """An answer whose server is killed when each choice has some tokens, and which one that was."""
+    answer = Answer(3)
+    with streaming(url, ROUTES[0], BODY) as events:
+        while len(answer.choices) < 3 or min(map(len, answer.texts)) < 40:
+            answer.take(next(events))
+        (writing,) = [one for one in servers if one.metric("vllm:num_requests_running") > 0]
+        writing.kill()
+        for event in events:
+            answer.take(event)
+    return answer, writing

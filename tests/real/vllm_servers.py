@@ -1,0 +1,95 @@
+"""Two real vLLM servers, a core each, which can exchange KV; and gateways in front of them."""
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.vllm import MODEL_NAME, VLLMServer, VLLMSetup, free_port, vllm_server
+from bench.vllm_pair import CONNECTOR
+from motet.config import environment
+from motet.deploy.child import ChildServer
+
+PATIENCE_S = 60.0
+SCALE_OUT = "--enable-scale-out"
+SUSPECT = "Potentially invalid KV blocks"
+TRANSFERS = "vllm:nixl_xfer_time_seconds_count"
+BYTES = "vllm:nixl_bytes_transferred_sum"
+
+
+@dataclass(frozen=True)
+class RealVLLM:
+    """One of them."""
+
+    server: VLLMServer
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples with these labels."""
+        text = httpx.get(f"{self.url}/metrics").text
+        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    def local(self, source: str) -> float:
+        """Prompt tokens that came from there."""
+        return self.metric("vllm:prompt_tokens_by_source_total", source=source)
+
+    @property
+    def holds_nothing(self) -> bool:
+        return self.metric("vllm:kv_cache_usage_perc") == 0 == self.metric("vllm:num_requests_running")
+
+    @property
+    def log(self) -> str:
+        self.server.log.seek(0)
+        return self.server.log.read().decode(errors="replace")
+
+    def ask(self, **body: object) -> dict[str, object]:
+        """Straight, without a gateway."""
+        response = httpx.post(f"{self.url}/v1/completions", json={"model": MODEL_NAME, **body}, timeout=PATIENCE_S)
+        assert response.status_code == httpx.codes.OK, response.text
+        found: dict[str, object] = response.json()
+        return found
+
+    def kill(self) -> None:
+        """With its engine, which would outlive it for a while."""
+        server = psutil.Process(self.server.process.pid)
+        for process in (*server.children(recursive=True), server):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        self.server.process.wait()
+
+
+@contextlib.contextmanager
+def real_vllm(folder: Path, model: Path, core: int, *arguments: str) -> Iterator[RealVLLM]:
+    """Started, and not yet ready."""
+    connector = ("--kv-transfer-config", json.dumps(CONNECTOR))
+    environ = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with vllm_server(VLLMSetup(folder, model, (core,), (*connector, *arguments), environ)) as server:
+        yield RealVLLM(server)
+
+
+@contextlib.contextmanager
+def gateway(model: Path, tmp: Path, *arguments: str) -> Iterator[ChildServer]:
+    """`arguments`: its workers, and what else is special about it."""
+    own = ("--tokenizer", str(model), "--bypass-tokens", "0", "--worker-timeout", "20", *arguments)
+    there = {**environment(), "TMPDIR": str(tmp)}
+    with ChildServer(list(own), command="gateway", environ=there) as server:
+        yield server
+
+
+def until(holds: Callable[[], bool], otherwise: str) -> None:
+    """Asks again and again: vLLM's counters follow at their own pace."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.1)
