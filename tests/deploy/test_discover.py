@@ -8,6 +8,7 @@ import pytest
 from motet.deploy.discover import FoundServer, Way
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
+from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind
 from tests.deploy.kept import KeptFake, report
 
@@ -37,6 +38,9 @@ class ScriptedWay:
 
     async def tokenizer(self) -> dict[str, bytes]:
         return {"kind": self._kind.encode()}
+
+    async def check(self, tokenizer: Tokenizer, model: str) -> None:
+        raise AssertionError("nobody has a tokenizer")
 
 
 Answers = Sequence[EngineReport | MotetError]

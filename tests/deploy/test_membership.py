@@ -17,6 +17,7 @@ from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
 from motet.errors import ConfigError, EngineDiedError
 from motet.routing.text_routed import TextRouted
+from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind, Role
 from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of
 from tests.deploy.running import Running
@@ -176,6 +177,9 @@ class Unreachable:
 
     async def tokenizer(self) -> dict[str, bytes]:
         raise AssertionError("nobody reports")
+
+    async def check(self, tokenizer: Tokenizer, model: str) -> None:
+        raise AssertionError(f"nobody reports {model}")
 
 
 async def test_workers_follow_their_file(folder: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from motet.deploy.tokenizers import TokenizerRules
 from motet.engines.base import WorkerState
+from motet.errors import StartupError
 from tests.deploy.gateways import RunningGateway
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_tickets import Network
@@ -170,3 +171,11 @@ async def test_a_worker_whose_engine_died_gets_nothing_until_it_is_back(folder: 
         server.switches.healthy = True
         await gateway.until_state(server.url.removeprefix("http://"), WorkerState.READY)
         assert await generated(gateway, 1, seed=1) == seeded(1, 1)
+
+
+async def test_a_worker_with_another_tokenizer_than_ours_is_not_used(folder: Path) -> None:
+    async with FakeVLLM() as server:
+        server.switches.tokens_of_text = [1, 2, 3]
+        async with gateway_of(folder, server, start_timeout_s=1.0) as gateway:
+            with pytest.raises(StartupError, match=f"has another tokenizer for {MODEL} than this gateway"):
+                await gateway.outcome()

@@ -108,6 +108,7 @@ class FakeVLLM:
                 web.get("/version", self._version),
                 web.get("/kv_event_sources", self._event_sources),
                 web.get("/v1/models", self._models),
+                web.post("/tokenize", self._tokenize),
                 web.post("/v1/completions", self._completions),
                 web.post("/inference/v1/generate", self._generate),
             ]
@@ -157,6 +158,12 @@ class FakeVLLM:
         if self.switches.event_sources is None:
             return web.json_response({"detail": "Not Found"}, status=404)
         return web.json_response(self.switches.event_sources)
+
+    async def _tokenize(self, _: web.Request) -> web.Response:
+        tokens = self.switches.tokens_of_text
+        if tokens is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return web.json_response({"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens})
 
     async def _models(self, _: web.Request) -> web.Response:
         base: Json = {"id": self.model, "root": f"/models/{self.model}", "parent": None}

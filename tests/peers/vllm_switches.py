@@ -17,6 +17,8 @@ class Switches:
     """None: an older server, 404."""
     connector: bool = True
     """Off: it makes no tickets, and passes over those it is sent."""
+    tokens_of_text: list[int] | None = None
+    """What `/tokenize` makes of any text; None: there is no such route."""
     refuses_priority: bool = False
     healthy: bool = True
     """Off: its engine is dead."""

@@ -17,6 +17,7 @@ from motet.engines.base import Engine
 from motet.engines.upstream.upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, OtherServerError
+from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind
 
 
@@ -38,6 +39,10 @@ class Way(Protocol):
 
     async def tokenizer(self) -> dict[str, bytes]:
         """The files of its own, once it has reported. Raises EngineError if it hands out none."""
+        ...
+
+    async def check(self, tokenizer: Tokenizer, model: str) -> None:
+        """Raises EngineError if it is seen to have another one for this model."""
         ...
 
 
@@ -72,6 +77,9 @@ class FoundServer:
 
     async def tokenizer(self) -> dict[str, bytes]:
         return await self._way.tokenizer()
+
+    async def check(self, tokenizer: Tokenizer, model: str) -> None:
+        await self._way.check(tokenizer, model)
 
     @property
     def _way(self) -> Way:

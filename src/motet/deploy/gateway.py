@@ -215,7 +215,7 @@ class Gateway:
 
     async def _join(self, id: str, server: FoundServer, report: EngineReport) -> Kept:
         """Workers of engines one at a time: two that come at once would both not see the other."""
-        await self.models.learn(report, server.tokenizer)
+        await self.models.learn(report, server)
         kept = server.kept(report)
         if isinstance(kept, TextUpstream):
             await kept.learn()

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from motet.api.served import ServedModel, TextModel, now_s
 from motet.deploy.compose import Router
-from motet.deploy.tokenizers import HandOut, Tokenizers
+from motet.deploy.discover import FoundServer
+from motet.deploy.tokenizers import Tokenizers
 from motet.engines.wire import EngineReport
 from motet.ids import ModelName
 from motet.routing.of_model import OfModel
@@ -34,10 +35,12 @@ class GatewayModels:
         self._models: dict[str, ServedModel | TextModel] = {}
         """By the names of clients."""
 
-    async def learn(self, report: EngineReport, hand_out: HandOut) -> None:
+    async def learn(self, report: EngineReport, server: FoundServer) -> None:
         """All that a worker takes before it can be used. Raises EngineError if that is not to be had."""
+        model = report.info.model
         if report.info.kind is not EngineKind.OPENAI:
-            await self._tokenizers.learn(report.info.model, hand_out)
+            loaded = await self._tokenizers.learn(model, server.tokenizer)
+            await server.check(loaded.tokenizer, model)
         self.note(report)
 
     def note(self, report: EngineReport) -> None:

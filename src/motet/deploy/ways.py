@@ -19,7 +19,11 @@ from motet.engines.vllm.server import VLLMServer
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, ModelLoadError
 from motet.settings.named_worker import NamedWorker, by_url
+from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind
+
+SAMPLE = "The naïve café's 2nd menu:\n\t42 kg of 你好, x**2 != 3.14 🙂"
+"""Words, numbers, signs and scripts that tokenizers cut differently."""
 
 FindTokenizer = Callable[[str], Path]
 """A folder with a tokenizer, by a folder or a name on the hub. Raises ModelLoadError."""
@@ -39,6 +43,9 @@ class MotetWay:
 
     async def tokenizer(self) -> dict[str, bytes]:
         return await self._server.tokenizer()
+
+    async def check(self, tokenizer: Tokenizer, model: str) -> None:
+        """Whoever names another one for a server of ours wants it so."""
 
 
 class VLLMWay:
@@ -71,6 +78,17 @@ class VLLMWay:
 
         return await asyncio.to_thread(read)
 
+    async def check(self, tokenizer: Tokenizer, model: str) -> None:
+        """Token ids of another vocabulary would be answered all the same, with nonsense."""
+        theirs = await self._server.tokenize(SAMPLE, model)
+        ours = tokenizer.encode(SAMPLE, add_special_tokens=False)
+        if theirs is not None and theirs != ours:
+            raise EngineError(
+                f"{self._server.name} has another tokenizer for {model} than this gateway: of a sample text it makes "
+                f"{len(theirs)} tokens {theirs[:5]}..., and here it is {len(ours)}, {ours[:5]}... "
+                f"(name the right one with --tokenizer-of {model}=FOLDER)"
+            )
+
 
 class TextWay:
     """Any server of OpenAI's API."""
@@ -86,6 +104,9 @@ class TextWay:
 
     async def tokenizer(self) -> dict[str, bytes]:
         raise EngineError(f"{self._server.name} takes texts: it needs no tokenizer here")
+
+    async def check(self, tokenizer: Tokenizer, model: str) -> None:
+        """It is sent none of its tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,10 @@ class _Probed(msgspec.Struct):
     choices: list[_ProbedChoice]
 
 
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
 class VLLMServer:
     """One server. The client (`motet.engines.remote.engine_client`) belongs to who made it."""
 
@@ -141,6 +145,20 @@ class VLLMServer:
         except MotetError:
             return False
         return False
+
+    async def tokenize(self, text: str, model: str) -> list[int] | None:
+        """Without special tokens. None: the server does not say, as one without a tokenizer of its own."""
+        body = msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": False})
+        try:
+            answer = await self._calls.ask("POST", "/tokenize", body)
+        except EngineDiedError:
+            raise
+        except MotetError:
+            return None
+        try:
+            return msgspec.json.decode(answer, type=_Tokenized).tokens
+        except UNREADABLE:
+            return None
 
     async def verdict(self, error: MotetError) -> MotetError:
         """What a failure comes from: of the request, or of the engine."""
