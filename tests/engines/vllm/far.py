@@ -115,7 +115,7 @@ class FarServer:
         self.known_prompt = asyncio.get_running_loop().create_future()
         return await self.known_prompt
 
-    async def report(self) -> EngineReport:
+    async def report(self, *, timeout_s: float) -> EngineReport:
         return self.answer_report
 
     async def prefill(self, ask: Ask, *, trace: str = "", session_id: str = "") -> list[KVParams]:

@@ -1,5 +1,6 @@
 """A group with a ticket: one request goes ahead with it, and the others follow or do without."""
 
+import asyncio
 import logging
 
 import msgspec
@@ -260,6 +261,19 @@ async def test_one_that_is_late_before_the_server_took_it_gives_its_ticket_back(
         await settle()
         assert (there.open, there.server.rejected) == ([1], [PARAMS])
         await stream.aclose()
+
+
+async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> None:
+    async with scene(accepting=False) as there:
+        there.server.rejecting = asyncio.get_running_loop().create_future()
+        stream = there.engine.generate(group(ticket=ticket()))
+        await settle()
+        there.late.pass_()
+        await settle()
+        await stream.aclose()
+        await settle()
+        assert there.server.rejected == [PARAMS]
+        there.server.rejecting.set_result(None)
 
 
 async def test_a_ticket_that_the_server_took_is_its_own_to_end() -> None:

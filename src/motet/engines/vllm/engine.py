@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from motet.engines.base import GroupStream, NoGroup
+from motet.engines.remote.calls import QUESTION_TIMEOUT_S
 from motet.engines.under_way import UnderWay, stats_in
 from motet.engines.vllm.ask import Ask, prefill_ask
 from motet.engines.vllm.connection import Generating
@@ -31,7 +32,7 @@ from motet.types import EngineInfo, EngineStats, GenerateRequest
 class Server(Generating, Protocol):
     """What an engine asks of its server (`VLLMServer`)."""
 
-    async def report(self) -> EngineReport: ...
+    async def report(self, *, timeout_s: float) -> EngineReport: ...
 
     async def prefill(self, ask: Ask, *, trace: str = "", session_id: str = "") -> list[KVParams]: ...
 
@@ -113,7 +114,8 @@ class VLLMEngine:
             group.stop(index)
 
     async def stats(self) -> EngineStats:
-        return stats_in(await self._under_way.call(self._server.report()), self._server.name)
+        report = await self._under_way.call(self._server.report(timeout_s=QUESTION_TIMEOUT_S))
+        return stats_in(report, self._server.name)
 
     def lost(self, error: MotetError) -> None:
         """Ends every group, prefill and question with `error`, and closes their connections. What comes after is asked
