@@ -1,0 +1,304 @@
+"""Text models through the real app: the answers of the server itself, by the rules of our own models."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from motet.api.answer import WORKER_HEADER
+from motet.config import ServerConfig
+from motet.engines.upstream.client import UpstreamOptions
+from tests.api.serving import MODEL, Serving, chunks, events
+from tests.api.text_models import TEXTS, TextServing
+from tests.peers.openai_script import CHAT, COMPLETIONS, Break, Manners, Refused, Usage
+
+pytestmark = pytest.mark.anyio
+
+streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+@pytest.fixture
+async def serve_texts(serve: Serving) -> AsyncIterator[TextServing]:
+    async with AsyncExitStack() as stack:
+        yield TextServing(serve, stack)
+
+
+def texts_of(answer: dict[str, Any]) -> list[str]:
+    return [(choice.get("message") or {"content": choice.get("text")})["content"] for choice in answer["choices"]]
+
+
+def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stream of chunks as the whole answer."""
+    texts: dict[int, str] = {}
+    for chunk in stream:
+        for choice in chunk["choices"]:
+            said = (choice.get("delta") or {"content": choice.get("text")}).get("content") or ""
+            texts[choice["index"]] = texts.get(choice["index"], "") + said
+    choices = [{"index": index, "text": texts[index]} for index in sorted(texts)]
+    return {**stream[-1], "choices": choices}
+
+
+@pytest.mark.parametrize("ignores_n", [False, True], ids=["n honoured", "n ignored"])
+@streamed_or_not
+async def test_n_choices_come_with_one_head_and_one_usage(
+    serve_texts: TextServing, ignores_n: bool, stream: bool
+) -> None:
+    before = await serve_texts(Manners(ignores_n=ignores_n))
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    response = await before.served.http.post(CHAT, json=before.ask(n=3, seed=4, stream=stream, **options))
+    assert response.status_code == 200
+    assert response.headers[WORKER_HEADER] == "texts-0"
+    answer = joined(chunks(response)) if stream else response.json()
+    assert texts_of(answer) == ["hi 4", "hi 5 w0", "hi 6 w0 w1"]
+    assert answer["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 9,
+        "total_tokens": 11,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["model"] == TEXTS
+    if stream:
+        heads = {(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks(response)}
+        assert heads == {(answer["id"], answer["created"], TEXTS, "chat.completion.chunk")}
+        ends = [c["finish_reason"] for chunk in chunks(response) for c in chunk["choices"]]
+        assert ends.count("stop") == 3
+        assert all(chunk["usage"] is None for chunk in chunks(response)[:-1])
+    else:
+        assert answer["system_fingerprint"] == "fp"
+
+
+@streamed_or_not
+async def test_prompts_are_numbered_as_ours_are(serve_texts: TextServing, stream: bool) -> None:
+    before = await serve_texts(Manners(ignores_n=True))
+    body = before.complete(prompt=["a", "b"], n=2, seed=4, stream=stream)
+    response = await before.served.http.post(COMPLETIONS, json=body)
+    answer = joined(chunks(response)) if stream else response.json()
+    assert texts_of(answer) == ["a 4", "a 5 w0", "b 4", "b 5 w0"]
+    assert answer["object"] == "text_completion"
+
+
+async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners(ignores_n=True, finishes_at_end=True, role_everywhere=True))
+    texts = ["", "", ""]
+    ends: list[int] = []
+    stream = await before.served.openai.chat.completions.create(
+        model=TEXTS, messages=[{"role": "user", "content": "hi"}], n=3, seed=4, stream=True
+    )
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends += [choice.index] if choice.finish_reason else []
+    assert texts == ["hi 4", "hi 5 w0", "hi 6 w0 w1"]
+    assert sorted(ends) == [0, 1, 2]
+    whole = await before.served.openai.completions.create(model=TEXTS, prompt=["a", "b"], seed=4)
+    assert [choice.text for choice in whole.choices] == ["a 4", "b 4"]
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == 2
+
+
+async def test_our_own_models_beside_are_answered_as_ever(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners())
+    response = await before.served.chat(model=MODEL)
+    assert texts_of(response.json()) == ["hello 0"]
+    unknown = await before.served.chat(model="none")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert (await before.served.chat(model=5)).json()["error"]["code"] == "invalid_type"
+    assert (await before.served.http.post(CHAT, content=b"no json")).status_code == 400
+    assert before.peers[0].asked == []
+
+
+async def test_the_only_model_need_not_be_named(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners(), ours_too=False)
+    response = await before.served.http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "seed": 4})
+    assert texts_of(response.json()) == ["hi 4"]
+    assert before.peers[0].asked[0].body["model"] == TEXTS
+
+
+BAD_FIELDS: dict[str, tuple[dict[str, object], str, str]] = {
+    "n of 0": ({"n": 0}, "n", "integer_below_min_value"),
+    "n of a text": ({"n": "2"}, "n", "invalid_type"),
+    "n above the most": ({"n": 129}, "n", "integer_above_max_value"),
+    "seed of 65 bits": ({"seed": 2**64}, "seed", "integer_above_max_value"),
+    "stream of a number": ({"stream": 1}, "stream", "invalid_type"),
+    "include_usage of a text": (
+        {"stream": True, "stream_options": {"include_usage": "yes"}},
+        "stream_options.include_usage",
+        "invalid_type",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD_FIELDS))
+async def test_what_we_have_to_understand_is_refused_in_our_own_words(serve_texts: TextServing, name: str) -> None:
+    fields, param, code = BAD_FIELDS[name]
+    before = await serve_texts(Manners())
+    theirs = (await before.served.http.post(CHAT, json=before.ask(**fields))).json()["error"]
+    ours = (await before.served.http.post(CHAT, json=before.ask(**fields) | {"model": MODEL})).json()["error"]
+    assert (theirs["param"], theirs["code"]) == (param, code)
+    assert theirs == ours
+    assert before.peers[0].asked == []
+
+
+async def test_too_many_choices_or_prompts_are_refused(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_choices=4))
+    response = await before.served.http.post(COMPLETIONS, json=before.complete(prompt=["a", "b", "c"], n=2))
+    assert response.json()["error"]["code"] == "too_many_choices"
+
+
+@streamed_or_not
+async def test_a_refusal_passes_with_its_status_and_words(serve_texts: TextServing, stream: bool) -> None:
+    before = await serve_texts(Manners(refuses=frozenset({"tools"})))
+    response = await before.served.http.post(CHAT, json=before.ask(n=2, stream=stream, tools=[{}]))
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": "no tools here",
+        "type": "invalid_request_error",
+        "param": "tools",
+        "code": "unsupported_value",
+    }
+
+
+async def test_a_limit_of_the_server_passes_with_its_retry_after(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners())
+    before.peers[0].manners.not_ok = [Refused(429, b'{"error":{"message":"slow"}}', (("retry-after", "9"),))]
+    response = await before.served.http.post(CHAT, json=before.ask())
+    assert (response.status_code, response.headers["retry-after"]) == (429, "9")
+
+
+@pytest.mark.parametrize("how", list(Break))
+async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choice(
+    serve_texts: TextServing, how: Break
+) -> None:
+    before = await serve_texts(Manners(ignores_n=True, breaks={5: how}))
+    gate = before.peers[0].shut()
+    gate.release()
+    async with before.served.http.stream("POST", CHAT, json=before.ask(n=2, seed=4, stream=True)) as response:
+        for _ in range(20):  # now that it has begun
+            gate.release()
+        await response.aread()
+    *_, error, done = events(response)
+    assert done == "[DONE]"
+    said = json.loads(error)["error"]
+    assert "Choice 1" in said["message"]
+    assert before.peers[0].url in said["message"]
+    assert said["code"] == ("engine_error" if how is Break.EVENT else "engine_died")
+
+
+async def test_a_server_that_fails_at_once_is_another_ones_turn(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners(), Manners())
+    before.peers[0].manners.not_ok = [Refused(503)]
+    response = await before.served.http.post(CHAT, json=before.ask(seed=4))
+    assert texts_of(response.json()) == ["hi 4"]
+    assert response.headers[WORKER_HEADER] == "texts-1"
+
+
+@streamed_or_not
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_leaves_ends_everything_on_the_server(
+    serve_texts: TextServing, n: int, stream: bool
+) -> None:
+    before = await serve_texts(Manners(ignores_n=True))
+    peer = before.peers[0]
+    peer.shut()
+    asking = asyncio.create_task(before.served.http.post(CHAT, json=before.ask(n=n, stream=stream)))
+    for _ in range(n):
+        await peer.arrived.acquire()
+    assert before.fleet.members[0].open_choices == n
+    asking.cancel()
+    await before.served.service.drained()
+    await peer.until_idle()
+    metrics = (await before.served.http.get("/metrics")).text
+    assert f'motet:groups_total{{model_name="{TEXTS}",status="499"}} 1.0' in metrics
+
+
+async def test_admission_and_key_limits_hold_for_text_models_too(serve_texts: TextServing) -> None:
+    config = ServerConfig(served_model_name="", max_waiting_groups=1, key_max_choices=2)
+    before = await serve_texts(Manners(), config=config)
+    peer = before.peers[0]
+    gate = peer.shut()
+    first = asyncio.create_task(before.served.http.post(CHAT, json=before.ask(seed=4)))
+    await peer.arrived.acquire()
+    waiting = await before.served.http.post(CHAT, json=before.ask())
+    assert (waiting.status_code, waiting.json()["error"]["code"]) == (503, "overloaded")
+    gate.release()
+    assert (await first).status_code == 200
+    too_many = await before.served.http.post(CHAT, json=before.ask(n=3))
+    assert (too_many.status_code, too_many.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+async def test_a_request_is_logged_once_with_what_it_used(
+    serve_texts: TextServing, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = await serve_texts(Manners(ignores_n=True))
+    with caplog.at_level("INFO", logger="motet.api"):
+        headers = {"x-request-id": "mine", "x-session-id": "s"}
+        await before.served.http.post(CHAT, json=before.ask(n=2, seed=4), headers=headers)
+    (fields,) = [record.__dict__["fields"] for record in caplog.records if record.msg == "group ended"]
+    assert {name: fields[name] for name in ("request_id", "status", "model", "worker", "n", "finished")} == {
+        "request_id": "mine",
+        "status": 200,
+        "model": TEXTS,
+        "worker": "texts-0",
+        "n": 2,
+        "finished": 2,
+    }
+    assert (fields["prompt_tokens"], fields["completion_tokens"]) == (2, 5)
+    sent = before.peers[0].asked[0].headers
+    assert (sent["x-request-id"], sent["x-session-id"]) == ("mine", "s")
+
+
+async def test_usage_that_was_not_told_is_null(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners(ignores_n=True, usage=Usage.NONE))
+    response = await before.served.http.post(CHAT, json=before.ask(n=2))
+    assert response.json()["usage"] is None
+    body = before.ask(n=2, stream=True, stream_options={"include_usage": True})
+    assert chunks(await before.served.http.post(CHAT, json=body))[-1]["usage"] is None
+
+
+@pytest.mark.parametrize("gateway_has_keys", [False, True])
+async def test_a_key_of_this_server_never_reaches_a_text_server(
+    serve_texts: TextServing, gateway_has_keys: bool
+) -> None:
+    config = ServerConfig(served_model_name="", api_keys=("ours",) if gateway_has_keys else ())
+    before = await serve_texts(Manners(), options=UpstreamOptions(pass_key=True), config=config)
+    headers = {"authorization": "Bearer ours"}
+    response = await before.served.http.post(CHAT, json=before.ask(), headers=headers)
+    assert response.status_code == 200
+    sent = before.peers[0].asked[0].headers.get("authorization")
+    assert sent == (None if gateway_has_keys else "Bearer ours")
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/inference/v1/generate"])
+async def test_routes_of_tokens_say_that_the_model_takes_texts(serve_texts: TextServing, path: str) -> None:
+    bodies: dict[str, dict[str, object]] = {"/tokenize": {"prompt": "a"}, "/detokenize": {"tokens": [1]}}
+    body = {"model": TEXTS, **bodies.get(path, {"token_ids": [5], "sampling_params": {}})}
+    before = await serve_texts(Manners())
+    response = await before.served.http.post(path, json=body)
+    assert response.status_code == 400
+    assert "takes texts" in response.json()["error"]["message"]
+
+
+async def test_a_body_that_breaks_off_asks_nobody(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners())
+    _reader, writer = await asyncio.open_connection("127.0.0.1", before.served.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await before.served.http.get("/version")).status_code == 200
+    assert before.peers[0].asked == []
+
+
+async def test_a_body_that_is_too_large_is_refused(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_body_bytes=100))
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"x" * 101
+
+    response: httpx.Response = await before.served.http.post(CHAT, content=parts())
+    assert response.status_code == 413

@@ -1,0 +1,82 @@
+"""A server of ours before played text servers: model `texts` there, model `tiny` here."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from motet.api.served import ServedModel, TextModel
+from motet.config import ServerConfig
+from motet.engines.upstream.client import UpstreamOptions, UpstreamServer, upstream_client
+from motet.engines.upstream.report import report_of
+from motet.engines.upstream.upstream import TextUpstream
+from motet.routing.fleet import Fleet
+from motet.routing.text_routed import TextRouted
+from motet.text.template import ChatTemplate
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.api.two_models import ListedModels
+from tests.peers.fake_openai import FakeOpenAI
+from tests.peers.openai_script import Manners
+
+TEXTS = "texts"
+
+
+@dataclass
+class Before:
+    """The server, and those it stands before."""
+
+    served: Served
+    peers: list[FakeOpenAI]
+    fleet: Fleet
+
+    def ask(self, **fields: object) -> dict[str, object]:
+        """A chat for the text model."""
+        return {"model": TEXTS, "messages": [{"role": "user", "content": "hi"}], **fields}
+
+    def complete(self, **fields: object) -> dict[str, object]:
+        return {"model": TEXTS, "prompt": "hi", **fields}
+
+
+@dataclass
+class TextServing:
+    """Starts such servers; afterwards nothing may be left on any of them."""
+
+    serve: Serving
+    stack: AsyncExitStack
+
+    async def __call__(
+        self,
+        *manners: Manners,
+        options: UpstreamOptions | None = None,
+        config: ServerConfig | None = None,
+        learn: bool = True,
+        ours_too: bool = True,
+    ) -> Before:
+        """One text server for each of `manners`."""
+        client = await self.stack.enter_async_context(upstream_client())
+        fleet = Fleet()
+        texts = TextRouted(fleet)
+        self.stack.callback(fleet.check)
+        peers = []
+        for number, how in enumerate(manners):
+            how.models = ({"id": TEXTS, "max_model_len": 99},)
+            peer = await self.stack.enter_async_context(FakeOpenAI(how))
+            server = UpstreamServer(peer.url, client, options=options)
+            upstream = TextUpstream(server, await report_of(server))
+            self.stack.push_async_callback(upstream.close)
+            if learn:
+                await upstream.learn()
+                peer.asked.clear()
+            fleet.expect(f"texts-{number}", peer.url, text=True)
+            texts.put(f"texts-{number}", upstream)
+            fleet.put_text(f"texts-{number}", upstream.cards)
+            self.stack.push_async_callback(peer.until_idle)
+            self.stack.callback(upstream.check)
+            peers.append(peer)
+        engine = WatchedEngine()
+        tokenizer = self.serve.tokenizer
+        ours = ServedModel(
+            name=MODEL, engine=engine, tokenizer=tokenizer, template=ChatTemplate.of(tokenizer), root=MODEL
+        )
+        text_model = TextModel(name=TEXTS, root=TEXTS, created=1, max_model_len=99, source=texts)
+        models = ListedModels(*([ours] if ours_too else []), text_model)
+        served = await self.serve.several(models, engine, config=config)
+        return Before(served, peers, fleet)
