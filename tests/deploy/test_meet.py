@@ -1,0 +1,65 @@
+"""Who gets to know whom before a request needs it."""
+
+import msgspec
+import pytest
+
+from motet.deploy.meet import meet_all
+from motet.engines.base import Worker
+from motet.engines.fake import FakeEngine
+from motet.errors import EngineDiedError
+from motet.transfer.ticket import TransferAddress
+from tests.routing.kinds import info_of
+from tests.routing.moving import script
+
+pytestmark = pytest.mark.anyio
+
+
+class Connecting(FakeEngine):
+    """Remembers whom it was told of; one of them cannot be reached."""
+
+    def __init__(self, name: str, met: set[tuple[str, str]], **other: object) -> None:
+        super().__init__(script, info=msgspec.structs.replace(info_of(name), **other))
+        self._name = name
+        self._met = met
+
+    async def connect(self, address: TransferAddress) -> None:
+        maker = address.engine_id.partition(",")[0]
+        self._met.add((self._name, maker))
+        if maker == "prefill-a-motet-9":
+            raise EngineDiedError("it cannot be reached")
+
+
+def workers(met: set[tuple[str, str]], *names: str) -> list[Worker]:
+    return [Worker(name, Connecting(name, met), "there") for name in names]
+
+
+OTHERS = (
+    "prefill-a-motet-0",
+    "prefill-a-motet-9",
+    "prefill-a-vllm-0",
+    "prefill-b-motet-0",
+    "decode-a-motet-0",
+    "decode-a-vllm-0",
+    "both-a-motet-0",
+)
+
+
+async def test_a_decode_worker_meets_the_prefill_workers_whose_kv_it_could_read() -> None:
+    met: set[tuple[str, str]] = set()
+    newcomer, *others = workers(met, "decode-a-motet-1", *OTHERS)
+    await meet_all(newcomer, others)
+    assert met == {("decode-a-motet-1", "prefill-a-motet-0"), ("decode-a-motet-1", "prefill-a-motet-9")}
+
+
+async def test_a_prefill_worker_is_met_by_the_decode_workers_that_could_read_its_kv() -> None:
+    met: set[tuple[str, str]] = set()
+    newcomer, *others = workers(met, "prefill-a-vllm-1", *OTHERS, "decode-a-vllm-1")
+    await meet_all(newcomer, [newcomer, *others])
+    assert met == {("decode-a-vllm-0", "prefill-a-vllm-1"), ("decode-a-vllm-1", "prefill-a-vllm-1")}
+
+
+async def test_workers_with_other_numbers_do_not_meet() -> None:
+    met: set[tuple[str, str]] = set()
+    other = Worker("d", Connecting("decode-a-motet-0", met, dtype="bfloat16"), "there")
+    await meet_all(other, workers(met, "prefill-a-motet-0"))
+    assert met == set()
