@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.peers.vllm_tokens import VOCAB_SIZE
+from tests.peers.vllm_tokens import KNOWN_TOKENS
 
 MAX_LOGPROBS = 20
 
@@ -117,7 +117,7 @@ def check(asked: Asked, *, models: list[str], max_model_len: int) -> None:
     if sampling.logprobs is not None and sampling.logprobs > MAX_LOGPROBS:
         message = f"Requested sample logprobs of {sampling.logprobs}, which is greater than max allowed: {MAX_LOGPROBS}"
         raise Refused(400, message, param="logprobs")
-    strange = [token for token in asked.prompt if not 0 <= token < VOCAB_SIZE]
+    strange = [token for token in asked.prompt if not 0 <= token < KNOWN_TOKENS]
     if strange:
         raise Refused(400, f"Token id {strange[0]} is out of vocabulary")
 

@@ -17,7 +17,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 VOCAB_SIZE = 259
-"""Of the tiny tokenizer without its merges: every token is a byte or special."""
+"""What it writes: of the tiny tokenizer without its merges, every token is a byte or special."""
+KNOWN_TOKENS = 512
+"""What it reads: all that the tiny tokenizer makes of texts is among them."""
 EOS = 0
 
 

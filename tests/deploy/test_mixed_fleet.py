@@ -1,0 +1,103 @@
+"""One gateway before servers of every kind, with several models."""
+
+from pathlib import Path
+
+import pytest
+
+from motet.deploy.tokenizers import TokenizerRules
+from motet.engines.base import WorkerState
+from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
+from tests.deploy.running import Running
+from tests.peers.fake_openai import FakeOpenAI
+from tests.peers.fake_vllm import MODEL, FakeVLLM
+from tests.peers.openai_script import Manners
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+OURS, TEXTS = "tiny", "texts"
+
+
+def texts_peer(**manners: object) -> FakeOpenAI:
+    return FakeOpenAI(Manners(models=({"id": TEXTS, "max_model_len": 99},), **manners))  # type: ignore[arg-type]
+
+
+def before(folder: Path, *workers: Running | FakeVLLM | FakeOpenAI, **server: object) -> RunningGateway:
+    urls = [worker if isinstance(worker, Running) else worker.url for worker in workers]
+    return RunningGateway(*urls, tokenizers=TokenizerRules({MODEL: folder}), **server)
+
+
+async def test_every_model_of_every_kind_is_listed_and_answers(folder: Path) -> None:
+    async with (
+        Running(folder) as ours,
+        FakeVLLM(adapters=("poet",)) as vllm,
+        texts_peer() as texts,
+        before(folder, ours, vllm, texts) as gateway,
+    ):
+        ours.engine.let_run()
+        name = ours.engine.info.model
+        assert gateway.models == [name, MODEL, "poet", TEXTS]
+        listed = (await gateway.http.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in listed] == [name, MODEL, "poet", TEXTS]
+        for model in gateway.models:
+            body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "n": 2, "max_tokens": 4}
+            answer = await gateway.http.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1]
+            assert answer.json()["model"] == model
+        workers = (await gateway.http.get("/status")).json()["workers"]
+        assert [(worker["kind"], worker["state"], worker["resumable"]) for worker in workers] == [
+            ("motet", "ready", True),
+            ("vllm", "ready", True),
+            ("openai", "ready", False),
+        ]
+        unknown = await gateway.http.post("/v1/completions", json={"model": "nobody", "prompt": "hi"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+        vllm.check()
+
+
+async def test_a_model_goes_with_its_last_worker_and_is_known_while_that_is_away(folder: Path) -> None:
+    async with FakeVLLM() as vllm, texts_peer() as texts, before(folder, vllm, texts) as gateway:
+        id = vllm.url.removeprefix("http://")
+        ask = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+        vllm.switches.healthy = False
+        await gateway.until_state(id, WorkerState.DEAD)
+        away = await gateway.http.post("/v1/completions", json=ask)
+        assert (away.status_code, away.json()["error"]["code"]) == (503, "no_worker")
+        await gateway.http.delete(f"/workers/{id}", headers=ADMIN)
+        await gateway.until_state(id, None)
+        gone = await gateway.http.post("/v1/completions", json=ask)
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_gateway_before_text_servers_alone_needs_no_tokenizer(folder: Path) -> None:
+    async with texts_peer() as texts, RunningGateway(texts.url) as gateway:
+        assert gateway.models == [TEXTS]
+        body = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
+        answer = await gateway.http.post("/v1/chat/completions", json=body)
+        assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2]
+        refused = await gateway.http.post("/tokenize", json={"prompt": "hi"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_model")
+
+
+async def test_a_vllm_server_may_be_asked_in_texts_if_it_was_named_so(folder: Path) -> None:
+    """And a server of ours too: its own templates, limits and keys hold."""
+    async with Running(folder) as ours, RunningGateway(f"{address(ours)},openai") as gateway:
+        ours.engine.let_run()
+        (worker,) = (await gateway.http.get("/status")).json()["workers"]
+        assert (worker["id"], worker["kind"]) == (id_of(ours), "openai")
+        body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "seed": 3}
+        here, there = [await http.post("/v1/chat/completions", json=body) for http in (gateway.http, ours.http)]
+        texts = [[choice["message"]["content"] for choice in answer.json()["choices"]] for answer in (here, there)]
+        assert texts[0] == texts[1]
+
+
+async def test_a_text_server_that_is_lost_gets_nothing_until_it_is_back(folder: Path) -> None:
+    async with texts_peer() as texts, RunningGateway(texts.url) as gateway:
+        id = texts.url.removeprefix("http://")
+        texts.manners.models = ()
+        await gateway.until_state(id, WorkerState.DEAD)
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        assert (await gateway.http.post("/v1/chat/completions", json=body)).status_code == 503
+        texts.manners.models = ({"id": TEXTS},)
+        await gateway.until_state(id, WorkerState.READY)
+        assert (await gateway.http.post("/v1/chat/completions", json=body)).status_code == 200
