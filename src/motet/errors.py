@@ -117,6 +117,17 @@ class UpstreamRefusalError(RequestError):
         self.type = type
         self.retry_after_s = retry_after_s
 
+    def of(self, part: str) -> "UpstreamRefusalError":
+        """The same, where only a part of what the client wants was refused."""
+        return UpstreamRefusalError(
+            f"{part}: {self.message}",
+            status=self.status,
+            type=self.type,
+            param=self.param,
+            code=self.code,
+            retry_after_s=self.retry_after_s,
+        )
+
 
 class OverloadedError(MotetError):
     """No room for the group now. Raised before the first byte of an answer, never after."""

@@ -234,6 +234,13 @@ async def test_leaving_empties_the_books_and_tells_the_fleet() -> None:
     texts.fleet.check()
 
 
+async def test_clients_may_have_a_name_of_their_own_for_a_model() -> None:
+    texts = Texts(ScriptedSource())
+    group = texts.routed.of("m").generate(asking(model="their name"))
+    assert await group.read() == [ended(0)]
+    await group.aclose()
+
+
 async def test_without_a_server_that_has_the_model_it_is_said_so() -> None:
     texts = Texts(ScriptedSource())
     with pytest.raises(NoWorkerError, match="the model `other`"):

@@ -8,6 +8,8 @@ tried again  once, on another member if there is one, and only before anything h
 
 from collections.abc import Sequence
 
+import msgspec
+
 from motet.engines.upstream.base import TextGroup, TextRequest, TextSource, TextStep, TextUsage, may_go_elsewhere
 from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError
 from motet.routing.fleet import Fleet
@@ -41,6 +43,10 @@ class TextRouted:
     def generate(self, request: TextRequest) -> "RoutedText":
         return RoutedText(self, request)
 
+    def of(self, model: str) -> "OneText":
+        """`TextSource` for one model, whatever name clients have for it."""
+        return OneText(self, model)
+
     def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextSource]:
         """Raises NoWorkerError if nobody has the model now. One that was tried is taken only if there is no other."""
         members = [member for member in self.fleet.texts(request.model) if member.id in self._sources]
@@ -59,6 +65,17 @@ class TextRouted:
             self.fleet.sessions.keep(request.session_id, chosen.id)
         chosen.last_decision = _why(chosen, members, stays=chosen.id == stayed, tried=tried)
         return chosen, self._sources[chosen.id]
+
+
+class OneText:
+    """One model of the fleet, by its members' name for it."""
+
+    def __init__(self, routed: TextRouted, model: str) -> None:
+        self._routed = routed
+        self._model = model
+
+    def generate(self, request: TextRequest) -> "RoutedText":
+        return self._routed.generate(msgspec.structs.replace(request, model=self._model))
 
 
 class RoutedText:

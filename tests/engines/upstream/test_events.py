@@ -9,6 +9,7 @@ from motet.errors import EngineError, UpstreamRefusalError
 STREAMS = {
     "LF": (b'data: {"a": 1}\n\ndata: b\n\n', [b'{"a": 1}', b"b"]),
     "CRLF": (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
+    "CR": (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
     "mixed": (b"data: a\r\n\ndata: b\n\r\n", [b"a", b"b"]),
     "comments, names and ids": (b": hello\n\nevent: x\nid: 7\ndata: a\n: more\n\n\n\ndata: b\n\n", [b"a", b"b"]),
     "without a space": (b"data:a\n\n", [b"a"]),

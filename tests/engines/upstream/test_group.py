@@ -218,6 +218,16 @@ async def test_a_single_that_finds_the_server_busy_is_asked_again_once_others_ru
         assert len(played.peer.asked) == 4
 
 
+async def test_a_refusal_after_others_have_begun_names_its_choice() -> None:
+    async with playing(Manners(ignores_n=True), options=UpstreamOptions(max_singles=1)) as played:
+        group = played.upstream.generate(request_for(n=2))
+        await group.read()
+        played.peer.manners.not_ok.append(Refused.openai(400, "not you", code="c"))
+        with pytest.raises(UpstreamRefusalError, match="Choice 1: not you") as caught:
+            await read_all(group)
+        assert (caught.value.status, caught.value.code) == (400, "c")
+
+
 async def test_a_group_that_has_brought_nothing_is_left_to_whoever_routes() -> None:
     async with playing(Manners(not_ok=[]), learn=False) as played:
         played.peer.manners.not_ok.append(Refused(503, b"busy", (("retry-after", "7"),)))

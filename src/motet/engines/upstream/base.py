@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from motet.errors import MotetError
+from motet.errors import EngineSilentError, MotetError
 
 UNKNOWN_LENGTH = 2**31 - 1
 """`max_model_len` of a model whose server does not tell it; it refuses by itself what is too long."""
@@ -120,4 +120,4 @@ class TextSource(Protocol):
 def may_go_elsewhere(error: MotetError) -> bool:
     """Whether a request that has brought nothing yet may be tried once more: the server could not be reached, or was
     not up to it. One that took it and was silent for too long is not asked again: that would take as long."""
-    return error.may_retry and error.code != "engine_silent"
+    return error.may_retry and not isinstance(error, EngineSilentError)

@@ -6,7 +6,7 @@ Lines end in LF, CRLF or CR; comments, which keep connections alive, and fields 
 
 from motet.errors import EngineError
 
-MAX_EVENT_BYTES = 2**26
+MAX_EVENT_BYTES = 2**24
 
 
 class EventReader:
@@ -16,14 +16,19 @@ class EventReader:
         self._max_bytes = max_bytes
         self._rest = b""
         """What has come of a line that is not complete."""
+        self._after_cr = False
+        """Whether an LF that comes next is the rest of a line's end."""
         self._data: list[bytes] = []
         """Of the event that is not complete."""
         self._num_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        lines = (self._rest + data).splitlines(keepends=True)
-        # A line that ends in CR may go on with the LF of a CRLF.
-        self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        if not data:
+            return []
+        rest_of_crlf = self._after_cr and data.startswith(b"\n")
+        self._after_cr = data.endswith(b"\r")
+        lines = (self._rest + data[rest_of_crlf:]).splitlines(keepends=True)
+        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
         events = [event for line in lines if (event := self._line(line.rstrip(b"\r\n"))) is not None]
         if self._num_bytes + len(self._rest) > self._max_bytes:
             raise EngineError(f"an event of its stream is larger than {self._max_bytes} bytes")

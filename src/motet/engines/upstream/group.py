@@ -116,5 +116,7 @@ class UpstreamGroup:
                 await self._queue.put(step)
                 step = await answer.read()
             self._usages[ask.first] = answer.usage
+        except UpstreamRefusalError as error:
+            raise (error.of(ask.name.capitalize()) if self._begun else error) from error
         finally:
             answer.close()

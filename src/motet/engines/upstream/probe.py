@@ -20,8 +20,8 @@ from motet.engines.upstream.events import EventReader
 from motet.engines.upstream.shapes import read_told
 from motet.errors import EngineError, MotetError, UpstreamRefusalError
 
-PROBE_S = 60.0
-"""For all that is asked of one model; a server may have to load it first."""
+PROBE_S = 20.0
+"""For all that is asked of one model."""
 CHOICES = 2
 NO_SUCH_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 NOT_TAKEN = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)

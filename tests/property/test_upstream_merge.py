@@ -1,0 +1,71 @@
+"""Whatever manners a text server has, and wherever its bytes are cut: each choice reads as from an honest server."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.engines.upstream.base import TextRoute
+from motet.engines.upstream.events import EventReader
+from motet.engines.upstream.merge import Merge
+from tests.engines.upstream.asking import Whole
+from tests.peers.openai_script import CHAT, Asked, Manners, Script, Usage
+
+manners = st.builds(
+    Manners,
+    finishes_at_end=st.booleans(),
+    finish_twice=st.booleans(),
+    usage=st.sampled_from(Usage),
+    no_done=st.booleans(),
+    line_end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    comments=st.booleans(),
+    role_everywhere=st.booleans(),
+    no_role=st.booleans(),
+)
+
+
+def asked(route: TextRoute, n: int, seed: int) -> Asked:
+    prompt: dict[str, Any] = {"messages": [{"content": "hi"}]} if route == CHAT else {"prompt": "hi"}
+    return Asked(route, {}, {**prompt, "n": n, "seed": seed, "stream_options": {"include_usage": True}})
+
+
+def read(data: bytes, cuts: list[int], merge: Merge) -> Whole:
+    """What a client gets of a stream that comes in such pieces."""
+    reader, whole = EventReader(), Whole()
+    bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for begin, end in itertools.pairwise(bounds):
+        for event in reader.feed(data[begin:end]):
+            if event != b"[DONE]" and (step := merge.chunk(event)) is not None:
+                whole.take(step)
+    merge.close()
+    return whole
+
+
+def stream_of(script: Script) -> bytes:
+    return b"".join(event for event in script.events() if event is not None)
+
+
+@given(
+    how=manners,
+    route=st.sampled_from(TextRoute),
+    n=st.integers(1, 4),
+    seed=st.integers(-5, 5),
+    cuts=st.lists(st.integers(0, 10_000), max_size=20),
+)
+def test_a_stream_of_n_choices_equals_n_streams_of_one(
+    how: Manners, route: TextRoute, n: int, seed: int, cuts: list[int]
+) -> None:
+    chat = route is TextRoute.CHAT
+    together = read(stream_of(Script(asked(route, n, seed), how)), cuts, Merge(0, n, chat=chat))
+    alone = Whole()
+    for number in range(n):
+        odd = replace(how, ignores_n=True)
+        single = read(stream_of(Script(asked(route, 1, seed + number), odd)), cuts, Merge(number, 1, chat=chat))
+        alone.choices |= single.choices
+    honest = Script(asked(route, n, seed), Manners()).whole()
+    assert together.choices == alone.choices
+    said = [(choice.get("message") or {"content": choice.get("text")})["content"] for choice in honest["choices"]]
+    assert together.texts == said
+    assert [together.choices[number].finish for number in range(n)] == [c["finish_reason"] for c in honest["choices"]]
