@@ -167,6 +167,18 @@ async def test_the_rest_of_an_answer_is_read_so_that_its_connection_can_be_used_
         await stream.aclose()
 
 
+async def test_an_answer_that_breaks_behind_the_end_of_its_choices_is_no_error_of_the_group() -> None:
+    async with scene() as there:
+        stream = there.engine.generate(group(n=2, stops=True))
+        await settle()
+        there.calls[0].say(piece(0, 10, finish=LENGTH))
+        await anext(stream)
+        there.calls[0].end(EngineDiedError("broke off"))
+        await settle()
+        there.calls[1].say(piece(0, 11, finish=LENGTH))
+        assert (await anext(stream)).choices == (ChoiceDelta(1, (11,), None, LENGTH),)
+
+
 async def test_a_slow_reader_holds_its_connections_back() -> None:
     async with scene() as there:
         stream = there.engine.generate(group(n=1))

@@ -105,7 +105,8 @@ class Connection:
         try:
             await self._read_all()
         except Exception as error:  # the group hands it to its reader, who raises it
-            self._listener.failed(self, error)
+            if self._listening or self._held:  # else it is about what nobody waits for
+                self._listener.failed(self, error)
 
     async def _read_all(self) -> None:
         request = self._request
