@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Two vLLM servers, one that prefills and one that decodes, and Motet's gateway in front of them, until Ctrl-C.
+#
+#     examples/vllm_pd/servers.sh MODEL [vllm]        MODEL: a folder or hub name; vllm: the program, if not on the PATH
+#
+# As it stands, it is for two cores and no GPU. On GPUs: CUDA_VISIBLE_DEVICES in place of taskset, and without
+# VLLM_CPU_* and kv_buffer_device.
+set -euo pipefail
+model=$1
+vllm=${2:-vllm}
+motet=${MOTET:-motet}
+prefill=8101
+decode=8102
+gateway=8100
+
+serve() { # core, port, side channel
+  VLLM_CPU_OMP_THREADS_BIND=$1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NIXL_SIDE_CHANNEL_PORT=$3 \
+    taskset --cpu-list "$1" "$vllm" serve "$model" --port "$2" --served-model-name example --enforce-eager \
+    --max-model-len 4096 \
+    --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}'
+}
+
+trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
+serve 0 $prefill 5601 &
+serve 1 $decode 5602 &
+"$motet" gateway --port $gateway --tokenizer "$model" \
+  --worker "http://127.0.0.1:$prefill,prefill" \
+  --worker "http://127.0.0.1:$decode,decode"

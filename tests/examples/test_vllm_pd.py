@@ -1,0 +1,67 @@
+"""The example with vLLM: players stand for its programs and tell how they were started; its request goes to a server."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import typer.main
+
+from motet.cli import app
+from motet.config import environment
+from tests.examples.test_examples import EXAMPLES, numbered, run
+from tests.fake_server import FakeServer
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+EXAMPLE = EXAMPLES / "vllm_pd"
+VLLM = """\
+#!/usr/bin/env bash
+printf '%s\\n' "$@" > {folder}/vllm.$VLLM_NIXL_SIDE_CHANNEL_PORT.part
+mv {folder}/vllm.$VLLM_NIXL_SIDE_CHANNEL_PORT.part {folder}/vllm.$VLLM_NIXL_SIDE_CHANNEL_PORT
+exec sleep 60
+"""
+MOTET = """\
+#!/usr/bin/env bash
+printf '%s\\n' "$@" > {folder}/motet
+until [ -e {folder}/vllm.5601 ] && [ -e {folder}/vllm.5602 ]; do sleep 0.05; done
+"""
+
+
+def player(folder: Path, name: str, script: str) -> Path:
+    program = folder / name
+    program.write_text(script.format(folder=folder))
+    program.chmod(0o755)
+    return program
+
+
+def value_of(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_two_servers_and_a_gateway_in_front_of_them_are_started_and_ended(tmp_path: Path) -> None:
+    vllm, motet = (player(tmp_path, *part) for part in (("play_vllm", VLLM), ("play_motet", MOTET)))
+    environ = {**environment(), "MOTET": str(motet)}
+    subprocess.run([str(EXAMPLE / "servers.sh"), "the-model", str(vllm)], env=environ, check=True, timeout=15)
+
+    prefill, decode, gateway = (
+        (tmp_path / name).read_text().splitlines() for name in ("vllm.5601", "vllm.5602", "motet")
+    )
+    workers = [gateway[at + 1] for at, part in enumerate(gateway) if part == "--worker"]
+    ports = [value_of(prefill, "--port"), value_of(decode, "--port")]
+    assert workers == [f"http://127.0.0.1:{ports[0]},prefill", f"http://127.0.0.1:{ports[1]},decode"]
+    for server in (prefill, decode):
+        assert server[:2] == ["serve", "the-model"]
+        assert json.loads(value_of(server, "--kv-transfer-config"))["kv_connector"] == "NixlConnector"
+    assert value_of(gateway, "--tokenizer") == "the-model"
+    assert {part for part in gateway if part.startswith("--")} <= flags_of("gateway")
+
+
+def flags_of(command: str) -> set[str]:
+    found = typer.main.get_command(app).get_command(None, command)  # type: ignore[attr-defined]
+    return {flag for parameter in found.params for flag in parameter.opts}
+
+
+def test_its_request_has_eight_choices(tmp_path: Path) -> None:
+    with FakeServer(save_tiny_tokenizer(tmp_path), numbered) as server:
+        completion, status = map(json.loads, run(str(EXAMPLE / "ask.sh"), server.url).splitlines())
+    assert [choice["index"] for choice in completion["choices"]] == list(range(8))
+    assert "workers" in status
