@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 OURS, TEXTS = "tiny", "texts"
 
 
-def texts_peer(**manners: object) -> FakeOpenAI:
-    return FakeOpenAI(Manners(models=({"id": TEXTS, "max_model_len": 99},), **manners))  # type: ignore[arg-type]
+def texts_peer() -> FakeOpenAI:
+    return FakeOpenAI(Manners(models=({"id": TEXTS, "max_model_len": 99},)))
 
 
-def before(folder: Path, *workers: Running | FakeVLLM | FakeOpenAI, **server: object) -> RunningGateway:
+def before(folder: Path, *workers: Running | FakeVLLM | FakeOpenAI) -> RunningGateway:
     urls = [worker if isinstance(worker, Running) else worker.url for worker in workers]
-    return RunningGateway(*urls, tokenizers=TokenizerRules({MODEL: folder}), **server)
+    return RunningGateway(*urls, tokenizers=TokenizerRules({MODEL: folder}))
 
 
 async def test_every_model_of_every_kind_is_listed_and_answers(folder: Path) -> None:
