@@ -179,3 +179,21 @@ async def test_a_worker_with_another_tokenizer_than_ours_is_not_used(folder: Pat
         async with gateway_of(folder, server, start_timeout_s=1.0) as gateway:
             with pytest.raises(StartupError, match=f"has another tokenizer for {MODEL} than this gateway"):
                 await gateway.outcome()
+
+
+async def test_each_worker_is_sent_its_own_key(folder: Path) -> None:
+    async with FakeVLLM() as one, FakeVLLM(model="other") as two:
+        one.switches.api_key, two.switches.api_key = "first", "second"
+        async with gateway_of(folder, one, two, worker_api_key="first", key_of=(f"{two.url}=second",)) as gateway:
+            assert set(gateway.models) == {MODEL, "other"}
+            assert await generated(gateway, 2, seed=1) == seeded(2, 1)
+
+
+async def test_a_worker_that_wants_another_key_says_so(folder: Path) -> None:
+    async with FakeVLLM() as right, FakeVLLM() as wrong:
+        wrong.switches.api_key = "secret"
+        async with gateway_of(folder, right, wrong) as gateway:
+            id = wrong.url.removeprefix("http://")
+            await gateway.until_state(id, WorkerState.DEAD)
+            (_, worker) = (await gateway.http.get("/status")).json()["workers"]
+            assert "answered 401" in worker["note"]
