@@ -32,6 +32,10 @@ class FakeOpenAI:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Nobody is there from now on, and every connection breaks. May be called twice."""
         self._server.close()
         for task in self._connections:
             task.cancel()

@@ -1,0 +1,80 @@
+"""A gateway as a process of its own before servers of texts: n where they know none, and what becomes of a lost one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
+from openai.types.chat import ChatCompletionUserMessageParam
+
+from motet.config import environment
+from motet.deploy.child import ChildServer
+from tests.peers.fake_openai import FakeOpenAI
+from tests.peers.openai_script import Index, Manners
+
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
+
+HI: ChatCompletionUserMessageParam = {"role": "user", "content": "hi"}
+SAID = ["hi 4", "hi 5 w0", "hi 6 w0 w1"]
+
+
+@asynccontextmanager
+async def gateway(tmp_path: Path, *workers: str) -> AsyncIterator[AsyncOpenAI]:
+    """A client of a gateway before these workers."""
+    arguments = [part for worker in workers for part in ("--worker", worker)]
+    child = ChildServer(arguments, command="gateway", environ={**environment(), "TMPDIR": str(tmp_path)})
+    await asyncio.to_thread(child.__enter__)
+    try:
+        http = DefaultAsyncHttpxClient(verify=False)
+        async with AsyncOpenAI(base_url=f"{child.url}/v1", api_key="k", max_retries=0, http_client=http) as client:
+            yield client
+    finally:
+        await asyncio.to_thread(child.__exit__, None, None, None)
+
+
+async def chat(client: AsyncOpenAI, model: str = "m") -> list[str]:
+    """What three choices say, streamed."""
+    texts = ["", "", ""]
+    stream = await client.chat.completions.create(model=model, messages=[HI], n=3, seed=4, stream=True)
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    return texts
+
+
+async def until_listed(client: AsyncOpenAI, names: list[str]) -> None:
+    """The gateway is ready with its first worker; nothing tells when the others have come."""
+    for _ in range(600):
+        listed = sorted([model.id async for model in client.models.list()])
+        if listed == names:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail(f"{listed} are listed, and not {names}")
+
+
+async def test_servers_are_found_and_each_gives_n_choices(tmp_path: Path) -> None:
+    deviating = Manners(ignores_n=True, index=Index.ZERO, models=({"id": "deviating"},))
+    async with FakeOpenAI() as honest, FakeOpenAI(deviating) as other:
+        async with gateway(tmp_path, honest.url, f"{other.url},openai") as client:
+            await until_listed(client, ["deviating", "m"])
+            assert await chat(client, "deviating") == SAID
+            assert await chat(client, "m") == SAID
+        assert {asked.headers["authorization"] for asked in honest.asked if "seed" in asked.body} == {"Bearer k"}
+
+
+async def test_a_server_that_goes_is_replaced_by_another_or_said_to_be_gone(tmp_path: Path) -> None:
+    async with (
+        FakeOpenAI() as staying,
+        FakeOpenAI() as leaving,
+        gateway(tmp_path, leaving.url, staying.url) as client,
+    ):
+        assert await chat(client) == SAID
+        await leaving.close()
+        for _ in range(3):
+            assert await chat(client) == SAID
+        await staying.close()
+        with pytest.raises(APIStatusError) as caught:
+            await chat(client)
+        assert caught.value.status_code == 503
