@@ -1,4 +1,4 @@
-"""Starts vLLM from the virtual environment that `TEST_VLLM_VENV` names; without it these tests are skipped."""
+"""Starts vLLM from the virtual environment that `MOTET_VLLM_VENV` names; without it these tests are skipped."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from motet.config import cache_folder, environment
 from motet.models.smollm2 import Smollm2
 from tests.real.vllm_servers import SCALE_OUT, RealVLLM, real_vllm
 
-VENV = "TEST_VLLM_VENV"
+VENV = "MOTET_VLLM_VENV"
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,14 @@
 """Real vLLM servers that are killed while they work: what the client sees of it."""
 
+import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bench.vllm import MODEL_NAME
@@ -15,7 +19,11 @@ from tests.real.vllm_servers import SUSPECT, RealVLLM, gateway, real_vllm, until
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
 
 VERY_LONG = " ".join([LONG] * 5)
+IN_PIECES = ("--max-num-batched-tokens", "256")
+DONE = "vllm:request_success_total"
 MIGRATION_WAIT_S = 2
+LEASE_S = 30
+"""vLLM's own, after which it gives up a ticket that nobody used."""
 BODY: Body = {
     "model": MODEL_NAME,
     "prompt": LONG,
@@ -28,12 +36,42 @@ BODY: Body = {
 }
 
 
+@pytest.fixture(scope="module")
+def pair(vllm_folder: Path, weights: Path) -> Iterator[tuple[RealVLLM, RealVLLM]]:
+    """For prefill and for decode. They compute prompts in pieces, so that one can be seen to be under way."""
+    with ExitStack() as stack:
+        both = [stack.enter_context(real_vllm(vllm_folder, weights, core, *IN_PIECES)) for core in (0, 1)]
+        for one in both:
+            one.server.wait_until_ready()
+        yield both[0], both[1]
+
+
 @pytest.fixture
 def another(vllm_folder: Path, weights: Path) -> Iterator[RealVLLM]:
     """On the core of the one that was killed."""
     with real_vllm(vllm_folder, weights, 0) as server:
         server.server.wait_until_ready()
         yield server
+
+
+def test_a_ticket_is_released_when_its_client_leaves_while_decode_hangs(
+    pair: tuple[RealVLLM, RealVLLM], weights: Path, tmp_path: Path
+) -> None:
+    """Between two that have met: before its first transfer a vLLM server only connects, and tells nothing until it has
+    something else to do."""
+    prefill, decode = pair
+    workers = ("--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode")
+    with gateway(weights, tmp_path, *workers) as server:
+        ask(server.url, ROUTES[0], {**BODY, "max_tokens": 1}).check(1)
+        until(lambda: prefill.holds_nothing, "the ticket that was used is still held")
+        prefilled = prefill.metric(DONE)
+        with decode.stopped():
+            with sent(server.url, {**BODY, "prompt": f"Another one. {LONG}"}):
+                until(lambda: prefill.metric(DONE) > prefilled, "nothing was prefilled")
+                assert not prefill.holds_nothing
+            left_s = time.monotonic()
+        until(lambda: prefill.holds_nothing, "the ticket is not released")
+        assert time.monotonic() - left_s < LEASE_S / 2
 
 
 def test_a_prompt_is_computed_by_decode_when_its_prefill_server_is_killed(
@@ -72,6 +110,16 @@ def test_an_answer_goes_on_on_another_server_and_ends_with_an_error_when_there_i
         assert cut.error is not None and cut.error["type"] == "server_error"
         assert time.monotonic() - began_s < 30
         assert SUSPECT not in survivor.log
+
+
+@contextmanager
+def sent(url: str, body: Body) -> Iterator[None]:
+    """A client that leaves at the end of the block, without an answer."""
+    address, content = httpx.URL(url), json.dumps(body).encode()
+    head = f"POST {ROUTES[0]} HTTP/1.1\r\nhost: {address.host}\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((address.host, address.port or 80)) as connection:
+        connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        yield
 
 
 def interrupted(url: str, servers: list[RealVLLM]) -> tuple[Answer, RealVLLM]:

@@ -60,6 +60,15 @@ class RealVLLM:
         found: dict[str, object] = response.json()
         return found
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It is there and answers nothing."""
+        self.server.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.server.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """With its engine, which would outlive it for a while."""
         server = psutil.Process(self.server.process.pid)
