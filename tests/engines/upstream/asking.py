@@ -27,6 +27,8 @@ def request_for(  # sizes: what a request may say
     **fields: object,
 ) -> TextRequest:
     body: dict[str, object] = {"model": "m", "n": n, "stream": stream, **fields}
+    if best_of is not None:
+        body["best_of"] = best_of
     each: list[object] = []
     if route is TextRoute.CHAT:
         body["messages"] = [{"role": "user", "content": prompts[0]}]

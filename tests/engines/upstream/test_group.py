@@ -162,6 +162,13 @@ async def test_a_group_that_is_too_large_for_the_server_is_asked_for_in_singles(
         assert len(played.peer.asked) == 4
 
 
+async def test_a_refusal_of_what_singles_cannot_give_stays_the_servers_own() -> None:
+    async with playing() as played:
+        played.peer.manners.refuses = frozenset({"best_of"})
+        with pytest.raises(UpstreamRefusalError, match="no best_of here"):
+            await played.ask(request_for(TextRoute.COMPLETIONS, n=2, best_of=3))
+
+
 @streamed_or_not
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_refusal_comes_in_the_servers_own_words(n: int, stream: bool) -> None:

@@ -17,7 +17,7 @@ from motet.engines.upstream.ask import Ask, Asks
 from motet.engines.upstream.base import TextStep, TextUsage, may_go_elsewhere
 from motet.engines.upstream.client import UpstreamServer
 from motet.engines.upstream.usage import summed
-from motet.errors import MotetError, UpstreamRefusalError
+from motet.errors import MotetError, RequestError, UpstreamRefusalError
 
 NOT_TAKEN = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
@@ -87,7 +87,10 @@ class UpstreamGroup:
         refused = isinstance(error, UpstreamRefusalError) and error.status in NOT_TAKEN
         if self._begun or not refused or self._asks.number == self._asks.request.num_choices:
             return False
-        self._asks = self._asks.as_singles()
+        try:
+            self._asks = self._asks.as_singles()
+        except RequestError:
+            return False
         self._start()
         return True
 

@@ -1,7 +1,7 @@
 """From what one request brings to pieces of the group's choices. Pure: one `Merge` a request, fed in order.
 
     index           as the server counts it -> the number of the choice in the group; one that is missing is 0. Choices
-                    of a whole answer that all have the same number are numbered by their order
+                    of a whole answer that are all number 0 are numbered by their order
     role            once a choice, in its first piece, whether the server repeats it or leaves it out
     finish_reason   once a choice; what comes after it is dropped. "", null and none at all are the same
     usage           of a stream, that of a chunk without choices; with a single choice, the last that any chunk tells
@@ -60,7 +60,7 @@ class Merge:
         told = read_told(data)
         self.usage = told.usage
         numbers = [choice.index for choice in told.choices]
-        if len(numbers) == len(self._choices) and len(set(numbers)) == 1:
+        if len(numbers) == len(self._choices) and not any(numbers):
             numbers = list(range(len(numbers)))
         pieces = [self._whole(choice, number) for choice, number in zip(told.choices, numbers, strict=True)]
         return TextStep(tuple(piece for piece in pieces if piece is not None), told.extras)
