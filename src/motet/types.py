@@ -190,7 +190,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     """Only for a process on this machine."""
     transfer: TransferAddress | None = None
-    """Where its KV can be fetched; None for an engine that keeps it to itself."""
+    """Where its KV can be fetched, or who fetches; None for an engine that keeps its KV to itself."""
     kind: EngineKind = EngineKind.MOTET
     ticket_readers: int = 64
     """How many readers a ticket of its may have."""

@@ -68,6 +68,14 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
             server.check()
 
 
+async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_another_prefilled(folder: Path) -> None:
+    network = Network()
+    async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as other:
+        async with gateway_of(folder, f"{prefill.url},prefill", other) as gateway:
+            assert await generated(gateway, 3, seed=5) == seeded(3, 5)
+        assert network.transfers == 1
+
+
 async def test_a_decode_server_that_dies_in_mid_answer_is_not_noticed(folder: Path) -> None:
     """Greedy: what is asked for again with what was written goes on as it would have."""
     network = Network()

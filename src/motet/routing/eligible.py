@@ -9,7 +9,7 @@ from motet.routing.candidate import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
 from motet.transfer.ticket import Ticket
-from motet.types import EngineKind, GenerateRequest, Role
+from motet.types import EngineKind, GenerateRequest
 
 
 def eligible(fleet: Fleet, work: Work, request: GenerateRequest) -> tuple[Member, ...]:
@@ -41,7 +41,7 @@ def releaser(ticket: Ticket, fleet: Fleet) -> Worker | None:
         others = [member for member in answering if not _is_ours(member)]
         maker = fleet.maker(ticket.remote_engine_id)
         key = None if maker is None else maker.pair_key
-        able = [member for member in others if member.role is Role.DECODE and key in (None, member.pair_key)] or others
+        able = [member for member in others if member.fetches and key in (None, member.pair_key)] or others
     else:
         ours = [member for member in answering if _is_ours(member)]
         able = [member for member in ours if member.engine_id == ticket.remote_engine_id] or ours

@@ -39,6 +39,8 @@ class Member:
         """What it serves beside its engine's own model."""
         self.pair_key: PairKey | None = None
         """None: it has not been there yet."""
+        self.fetches = False
+        """Whether its engine can fetch KV that another has computed."""
         self.block_size = 0
         self.ticket_readers = 1
         self.books = WorkerLoad(clock=clock)
@@ -113,6 +115,7 @@ class Member:
             info = worker.engine.info
             self.address, self.role = worker.address, info.role
             self.pair_key = pair_key(info)
+            self.fetches = info.role is Role.DECODE or (info.role is Role.BOTH and info.transfer is not None)
             self.block_size, self.ticket_readers = info.block_size, info.ticket_readers
         self.offers(self.models)
 

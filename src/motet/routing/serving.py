@@ -23,7 +23,7 @@ class Serving:
     paired_prefill: tuple[Member, ...]
     """Those of `prefill` whose KV a ready decode worker can fetch."""
     readers: dict[PairKey, tuple[Member, ...]]
-    """Ready decode workers, by what they can fetch."""
+    """Ready workers that write choices and fetch KV, by whose they can fetch."""
     ticket_readers: int
     """How many readers a ticket may have, whoever of `paired_prefill` makes it."""
     has_decode: bool
@@ -45,7 +45,7 @@ def serving(members: Iterable[Member], model: str) -> Serving:
     prefill = tuple(member for member in ready if member.role is Role.PREFILL)
     readers: dict[PairKey, tuple[Member, ...]] = {}
     for member in ready:
-        if member.role is Role.DECODE and member.pair_key is not None:
+        if member.fetches and member.pair_key is not None:
             readers[member.pair_key] = (*readers.get(member.pair_key, ()), member)
     paired = tuple(member for member in prefill if member.pair_key in readers)
     return Serving(

@@ -15,8 +15,8 @@ from motet.settings.record import DEFAULT, SERVE, Setting, Settings, flag_of, se
 from motet.settings.rules import check_rules, fit_defaults
 
 CONFIG_VARIABLE = "MOTET_CONFIG"
-NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR"})
-"""Variables with our prefix that are no settings: the file to read, and where models are kept."""
+NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR", "MOTET_VLLM_VENV"})
+"""Variables with our prefix that are no settings: the file to read, where models are kept, where tests find vLLM."""
 COMMAS_IN_FLAGS = frozenset({"prefill_urls", "workers"})
 """Lists whose flag may name several at once, as their variable does."""
 

@@ -46,7 +46,7 @@ def test_a_report_says_what_is_known_and_that_the_rest_is_not() -> None:
             eos_token_ids=(),
             dtype="auto",
             device="remote",
-            fingerprint="vllm-0.32.0-/models/smollm2",
+            fingerprint="vllm-0.32.0-smollm2",
             transfer=TransferAddress("http://p-1:8000@7", "p-1", 8000),
             kind=EngineKind.VLLM,
             ticket_readers=1,
@@ -133,3 +133,14 @@ def test_the_version_is_what_it_says() -> None:
     assert version_in(b'{"version":"0.32.0"}') == "0.32.0"
     with pytest.raises(OtherServerError):
         version_in(b"<html>")
+
+
+@pytest.mark.parametrize(
+    ("role", "connector", "fetches"),
+    [(None, True, True), (None, False, False), (Role.DECODE, False, True), (Role.PREFILL, False, True)],
+)
+def test_who_has_no_connector_that_shows_has_to_be_named_for_a_role(
+    role: Role | None, connector: bool, fetches: bool
+) -> None:
+    report = report_of("http://p-1:8000", START, replace(SCRAPE, connector=connector), (OWN,), role=role)
+    assert (report.info.transfer is not None) is fetches

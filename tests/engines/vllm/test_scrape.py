@@ -50,6 +50,7 @@ SCRAPE = Scrape(
     cached_tokens=500_000,
     generated_tokens=70,
     preemptions=1,
+    connector=True,
     transfers=4,
     transfer_bytes=4096,
     transfer_descriptors=60,

@@ -76,6 +76,8 @@ class Scrape:
     """Prompt tokens found in the prefix cache."""
     generated_tokens: int
     preemptions: int
+    connector: bool
+    """Whether it has a NIXL connector; of others it does not tell."""
     transfers: int
     transfer_bytes: int
     transfer_descriptors: int
@@ -153,6 +155,7 @@ def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> Scrape:
         cached_tokens=cached_tokens,
         generated_tokens=total(GENERATED),
         preemptions=total(PREEMPTIONS),
+        connector=bool(samples[TRANSFERS]),
         transfers=total(TRANSFERS),
         transfer_bytes=total(TRANSFER_BYTES),
         transfer_descriptors=total(TRANSFER_DESCRIPTORS),
