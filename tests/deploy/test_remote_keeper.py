@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from motet.deploy.remote_keeper import HEARTBEAT_S
+from motet.deploy.remote_keeper import BUSY, HEARTBEAT_S
 from motet.engines.base import WorkerState
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
-from tests.deploy.kept import ID, SILENCE_S, Kept, report
+from tests.deploy.kept import ID, SILENCE_S, URL, Kept, report
 
 pytestmark = pytest.mark.anyio
 
@@ -205,3 +205,31 @@ async def test_closing_it_closes_the_engine(kept: Kept) -> None:
     await kept.look(report())
     await kept.keeper.close()
     assert kept.engine.closed
+
+
+async def test_a_worker_whose_tokens_still_come_is_busy_and_given_up_later(kept: Kept) -> None:
+    await kept.look(report())
+    for _ in range(BUSY * int(SILENCE_S) - 1):
+        kept.member.stirred = True
+        await kept.look(UNHEARD)
+        assert kept.state() is WorkerState.READY
+    kept.member.stirred = True
+    await kept.look(UNHEARD)
+    assert kept.state() is WorkerState.SILENT
+
+
+async def test_tokens_that_came_before_a_silence_do_not_shorten_it_for_ever(kept: Kept) -> None:
+    await kept.look(report())
+    kept.member.stirred = True
+    await kept.look(UNHEARD, *UNHEARD_LONG)
+    assert kept.state() is WorkerState.SILENT
+
+
+async def test_a_worker_that_cannot_be_used_is_dead_and_tried_again(kept: Kept) -> None:
+    kept.unusable = EngineError("no tokenizer for m")
+    await kept.look(report())
+    assert kept.state() is WorkerState.DEAD
+    assert kept.member.note == f"{URL} is of no use here: no tokenizer for m"
+    kept.unusable = None
+    await kept.look(report())
+    assert kept.state() is WorkerState.READY

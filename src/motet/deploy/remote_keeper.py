@@ -28,6 +28,9 @@ from motet.types import EngineKind, ModelCard
 HEARTBEAT_S = 1.0
 LONGEST_MISS = 2
 """Heartbeats that an unanswered question adds to a silence at most: if more time has passed, we did not listen."""
+BUSY = 6
+"""So many times as long a silence is borne from a worker whose tokens still come: it is busy. Not for ever, for what
+comes may have been on its way for long."""
 
 
 class Kept(Protocol):
@@ -139,7 +142,8 @@ class RemoteKeeper:
         passed_s, self._listened_s = now_s - self._listened_s, now_s
         match error:
             case EngineSilentError():
-                self._unheard_s += min(passed_s, LONGEST_MISS * self._rules.heartbeat_s)
+                missed_s = min(passed_s, LONGEST_MISS * self._rules.heartbeat_s)
+                self._unheard_s += missed_s / BUSY if self._stirs() else missed_s
                 if self._unheard_s >= self._rules.silence_s:
                     why = f"{self.url} gives no sign of life for {self._rules.silence_s:g} s"
                     self._out(WorkerState.SILENT, EngineSilentError(why))
@@ -147,6 +151,14 @@ class RemoteKeeper:
                 self._out(WorkerState.DEAD, error)
             case _:
                 self._out(WorkerState.DEAD, EngineDiedError(error.message), heard=True)
+
+    def _stirs(self) -> bool:
+        """Whether anything of its groups has come since it was looked at last."""
+        member = self._fleet.get(self.id)
+        if member is None or not member.stirred:
+            return False
+        member.stirred = False
+        return True
 
     async def _take(self, report: EngineReport) -> None:
         if problem := self._rules.problem(report):

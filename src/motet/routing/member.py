@@ -48,6 +48,8 @@ class Member:
         """Open choices that others gave it, as it told last; 0 for a worker that is ours alone."""
         self.groups: set[Evictable] = set()
         """Those it is writing."""
+        self.stirred = False
+        """Something of a group has come from it since this was set to False."""
         self.last_decision: str | None = None
         self.note = ""
         """Why it is in its state."""

@@ -63,6 +63,7 @@ class RoutedGroup:
             if isinstance(end, EngineDiedError | OverloadedError):
                 self._failed(self.member, self._worker, end)
             raise
+        self.member.stirred = True
         if self._reading is not None:
             delta = self._prompt_read(delta)
         self._steps += 1

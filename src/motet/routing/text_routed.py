@@ -132,6 +132,7 @@ class RoutedText:
 
     def _note(self, steps: Sequence[TextStep]) -> None:
         self._begun = True
+        self._tried[-1].stirred = True
         if self._stay is not None:
             self._stay.ended(sum(piece.finish is not None for step in steps for piece in step.pieces))
             if not steps:
