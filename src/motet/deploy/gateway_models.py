@@ -11,6 +11,7 @@ from motet.api.served import ServedModel, TextModel, now_s
 from motet.deploy.compose import Router
 from motet.deploy.discover import FoundServer
 from motet.deploy.tokenizers import Tokenizers
+from motet.engines.upstream.base import UNKNOWN_LENGTH
 from motet.engines.wire import EngineReport
 from motet.ids import ModelName
 from motet.routing.of_model import OfModel
@@ -83,8 +84,8 @@ class GatewayModels:
             name=self._shown(card.name),
             root=card.root or card.name,
             created=now_s(),
-            max_model_len=card.max_model_len,
-            source=self.texts,
+            max_model_len=None if card.max_model_len == UNKNOWN_LENGTH else card.max_model_len,
+            source=self.texts.of(card.name),
         )
 
     def _token_model(self, card: ModelCard) -> ServedModel | None:
