@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +12,7 @@ from motet.api.answer import WORKER_HEADER
 from motet.config import ServerConfig
 from motet.engines.upstream.client import UpstreamOptions
 from tests.api.serving import MODEL, Serving, chunks, events
-from tests.api.text_models import TEXTS, TextServing
+from tests.api.text_models import TEXTS, TextServing, joined, texts_of
 from tests.peers.openai_script import CHAT, COMPLETIONS, Break, Manners, Refused, Usage
 
 pytestmark = pytest.mark.anyio
@@ -25,21 +24,6 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole",
 async def serve_texts(serve: Serving) -> AsyncIterator[TextServing]:
     async with AsyncExitStack() as stack:
         yield TextServing(serve, stack)
-
-
-def texts_of(answer: dict[str, Any]) -> list[str]:
-    return [(choice.get("message") or {"content": choice.get("text")})["content"] for choice in answer["choices"]]
-
-
-def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
-    """A stream of chunks as the whole answer."""
-    texts: dict[int, str] = {}
-    for chunk in stream:
-        for choice in chunk["choices"]:
-            said = (choice.get("delta") or {"content": choice.get("text")}).get("content") or ""
-            texts[choice["index"]] = texts.get(choice["index"], "") + said
-    choices = [{"index": index, "text": texts[index]} for index in sorted(texts)]
-    return {**stream[-1], "choices": choices}
 
 
 @pytest.mark.parametrize("ignores_n", [False, True], ids=["n honoured", "n ignored"])

@@ -2,6 +2,7 @@
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from motet.api.served import ServedModel, TextModel
 from motet.config import ServerConfig
@@ -80,3 +81,18 @@ class TextServing:
         models = ListedModels(*([ours] if ours_too else []), text_model)
         served = await self.serve.several(models, engine, config=config)
         return Before(served, peers, fleet)
+
+
+def texts_of(answer: dict[str, Any]) -> list[str]:
+    return [(choice.get("message") or {"content": choice.get("text")})["content"] for choice in answer["choices"]]
+
+
+def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stream of chunks as the whole answer."""
+    texts: dict[int, str] = {}
+    for chunk in stream:
+        for choice in chunk["choices"]:
+            said = (choice.get("delta") or {"content": choice.get("text")}).get("content") or ""
+            texts[choice["index"]] = texts.get(choice["index"], "") + said
+    choices = [{"index": index, "text": texts[index]} for index in sorted(texts)]
+    return {**stream[-1], "choices": choices}
