@@ -5,6 +5,7 @@ vLLM is no dependency of ours: `folder` is a virtual environment that has it.
 
 import contextlib
 import os
+import random
 import subprocess
 import tempfile
 import time
@@ -18,12 +19,13 @@ import psutil
 
 from motet.config import environment
 from motet.deploy.listen import listen, port_of
-from motet.errors import StartupError
+from motet.errors import ConfigError, StartupError
 
 START_S = 300.0
 POLL_S = 0.5
 STOP_S = 30.0
 ORPHANS_S = 2.0
+OWN_PORTS = (15_000, 30_000)
 SHOWN_LOG_LINES = 20
 MODEL_NAME = "vllm"
 
@@ -119,8 +121,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    with listen("127.0.0.1", 0) as listener:
-        return port_of(listener)
+    """Below those that systems hand out by themselves: vLLM takes it half a minute later, and it must be free still."""
+    while True:
+        with contextlib.suppress(ConfigError), listen("127.0.0.1", random.randrange(*OWN_PORTS)) as listener:
+            return port_of(listener)
 
 
 def all_cores() -> list[int]:
