@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.engines.sse import DONE, EventSplitter
 from motet.engines.upstream.base import TextRoute
-from motet.engines.upstream.events import EventReader
 from motet.engines.upstream.merge import Merge
 from tests.engines.upstream.asking import Whole
 from tests.peers.openai_script import CHAT, Asked, Manners, Script, Usage
@@ -33,11 +33,11 @@ def asked(route: TextRoute, n: int, seed: int) -> Asked:
 
 def read(data: bytes, cuts: list[int], merge: Merge) -> Whole:
     """What a client gets of a stream that comes in such pieces."""
-    reader, whole = EventReader(), Whole()
+    reader, whole = EventSplitter(), Whole()
     bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for begin, end in itertools.pairwise(bounds):
         for event in reader.feed(data[begin:end]):
-            if event != b"[DONE]" and (step := merge.chunk(event)) is not None:
+            if event != DONE and (step := merge.chunk(event)) is not None:
                 whole.take(step)
     merge.close()
     return whole

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.engines.sse import MAX_EVENT_BYTES
 from motet.engines.vllm.ask import Dialect
-from motet.engines.vllm.sse import MAX_LINE_BYTES
 from motet.engines.vllm.wire import Piece, Reader, Usage
 from motet.errors import EngineError, MotetError, RequestError, WorkerLeavingError
 from motet.types import Finish, FinishReason, SamplingParams, TokenLogprob
@@ -214,4 +214,4 @@ def test_a_line_without_an_end_is_given_up() -> None:
     stream = reader()
     with pytest.raises(EngineError, match="has more than"):
         for _ in range(3):
-            stream.feed(b"x" * (MAX_LINE_BYTES // 2))
+            stream.feed(b"x" * (MAX_EVENT_BYTES // 2))

@@ -6,6 +6,6 @@ client    its connections, keys, time-outs, and what its failures mean; `refusal
 probe     what it can: whether n answers come for n asked, and in which words it is asked
 group     the requests of a group, joined to one stream
 answer    one request and what comes back
-ask, events, shapes, merge, usage
-          pure: bodies that are sent; bytes -> events -> choices -> pieces of the group
+ask, shapes, merge, usage
+          pure: bodies that are sent; events -> choices -> pieces of the group
 """

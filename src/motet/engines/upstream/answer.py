@@ -2,13 +2,12 @@
 
 from collections import deque
 
+from motet.engines.sse import DONE, EventSplitter
 from motet.engines.upstream.ask import Ask
 from motet.engines.upstream.base import TextStep, TextUsage
 from motet.engines.upstream.client import Ids, Reply, UpstreamServer
-from motet.engines.upstream.events import EventReader
 from motet.errors import EngineDiedError, EngineError, UpstreamRefusalError
 
-DONE = b"[DONE]"
 NOT_ELSEWHERE = "What a server of texts has begun cannot go on elsewhere."
 
 
@@ -22,7 +21,7 @@ class Answer:
         self._server = server
         self._merge = ask.merge()
         self._reply: Reply | None = None
-        self._events = EventReader()
+        self._events = EventSplitter()
         self._steps: deque[TextStep] = deque()
         self._done = False
 
@@ -88,7 +87,7 @@ class Answer:
         """Nothing: the stream has ended."""
         self._done = not data
         for event in self._events.feed(data):
-            if self._done or event.strip() == DONE:
+            if self._done or event == DONE:
                 self._done = True
             elif (step := self._merge.chunk(event)) is not None:
                 self._steps.append(step)

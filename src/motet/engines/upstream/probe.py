@@ -14,9 +14,9 @@ from http import HTTPStatus
 
 import msgspec
 
+from motet.engines.sse import DONE, EventSplitter
 from motet.engines.upstream.base import TextRoute
 from motet.engines.upstream.client import Ids, UpstreamServer
-from motet.engines.upstream.events import EventReader
 from motet.engines.upstream.shapes import read_told
 from motet.errors import EngineError, MotetError, UpstreamRefusalError
 
@@ -26,7 +26,6 @@ CHOICES = 2
 NO_SUCH_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 NOT_TAKEN = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 MAX_PROBE_BYTES = 2**20
-DONE = b"[DONE]"
 
 PROMPTS: dict[TextRoute, tuple[str, object]] = {
     TextRoute.CHAT: ("messages", [{"role": "user", "content": "Hi"}]),
@@ -120,6 +119,6 @@ class _Probe:
         finally:
             reply.close()
         told = (
-            [read_told(event) for event in EventReader().feed(said) if event != DONE] if stream else [read_told(said)]
+            [read_told(event) for event in EventSplitter().feed(said) if event != DONE] if stream else [read_told(said)]
         )
         return {choice.index for chunk in told for choice in chunk.choices if choice.finish is not None}

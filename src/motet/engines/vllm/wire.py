@@ -11,15 +11,14 @@ needed and no others.
 
 import msgspec
 
+from motet.engines.sse import DONE, EventSplitter
 from motet.engines.vllm.ask import Dialect
 from motet.engines.vllm.faults import Fault, broken_off
 from motet.engines.vllm.listed import CompletionLogprobs, GenerateLogprobs
-from motet.engines.vllm.sse import EventSplitter
 from motet.engines.wire import UNREADABLE
 from motet.errors import EngineError, MotetError, WorkerLeavingError
 from motet.types import Finish, FinishReason, SamplingParams, TokenLogprob
 
-DONE = b"[DONE]"
 QUOTED_BYTES = 200
 
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
