@@ -6,7 +6,8 @@ from typing import Any
 
 from motet.api.served import ServedModel, TextModel
 from motet.config import ServerConfig
-from motet.engines.upstream.client import UpstreamOptions, UpstreamServer, upstream_client
+from motet.engines.calls import server_client
+from motet.engines.upstream.client import UpstreamOptions, UpstreamServer
 from motet.engines.upstream.report import report_of
 from motet.engines.upstream.upstream import TextUpstream
 from motet.routing.fleet import Fleet
@@ -52,7 +53,7 @@ class TextServing:
         ours_too: bool = True,
     ) -> Before:
         """One text server for each of `manners`."""
-        client = await self.stack.enter_async_context(upstream_client())
+        client = await self.stack.enter_async_context(server_client())
         fleet = Fleet()
         texts = TextRouted(fleet)
         self.stack.callback(fleet.check)

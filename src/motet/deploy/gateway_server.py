@@ -26,8 +26,7 @@ from motet.deploy.server import Outcome, Server, started
 from motet.deploy.stop import StopSignals
 from motet.deploy.tokenizers import TokenizerRules, Tokenizers
 from motet.deploy.ways import Asking, FindTokenizer, ways_to_ask
-from motet.engines.remote import engine_client
-from motet.engines.upstream.client import upstream_client
+from motet.engines.calls import server_client
 from motet.engines.vllm.figures import PDFigures
 from motet.routing.text_routed import TextRouted
 from motet.settings.named_worker import NamedWorker
@@ -59,8 +58,7 @@ async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSign
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
         asking = Asking(
             config=plan.gateway,
-            engines=await stack.enter_async_context(engine_client(ca_file=plan.gateway.worker_ca_file)),
-            texts=await stack.enter_async_context(upstream_client()),
+            client=await stack.enter_async_context(server_client(ca_file=plan.gateway.worker_ca_file)),
             pass_keys=not (plan.server.api_keys or plan.server.admin_key),
             find_tokenizer=plan.find_tokenizer,
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 from motet.config import GatewayConfig
 from motet.deploy.discover import Ways
 from motet.deploy.tokenizer_files import read_files
+from motet.engines.calls import Client
 from motet.engines.remote import EngineServer, RemoteEngine
-from motet.engines.remote.calls import Client
 from motet.engines.upstream.client import Timeouts, UpstreamOptions, UpstreamServer
 from motet.engines.upstream.report import report_of
 from motet.engines.upstream.upstream import TextUpstream
@@ -114,8 +114,7 @@ class Asking:
     """What all workers of a gateway are asked with."""
 
     config: GatewayConfig
-    engines: Client
-    texts: Client
+    client: Client
     pass_keys: bool
     """Whether clients' keys may reach text upstreams: never where they are ours."""
     find_tokenizer: FindTokenizer | None = None
@@ -128,7 +127,7 @@ def ways_to_ask(named: NamedWorker, asking: Asking, figures: PDFigures) -> Ways:
 
     def vllm() -> VLLMWay:
         return VLLMWay(
-            VLLMServer(url, asking.engines, api_key=key, role=named.role),
+            VLLMServer(url, asking.client, api_key=key, role=named.role),
             figures=figures,
             leader_timeout_s=config.leader_timeout_s,
             find_tokenizer=asking.find_tokenizer,
@@ -139,12 +138,11 @@ def ways_to_ask(named: NamedWorker, asking: Asking, figures: PDFigures) -> Ways:
             api_key=key,
             pass_key=asking.pass_keys,
             timeouts=Timeouts(first_byte_s=config.upstream_timeout_s, idle_s=config.upstream_timeout_s),
-            ca_file=config.worker_ca_file,
         )
-        return TextWay(UpstreamServer(url, asking.texts, options=options))
+        return TextWay(UpstreamServer(url, asking.client, options=options))
 
     return {
-        EngineKind.MOTET: lambda: MotetWay(EngineServer(url, asking.engines, api_key=key)),
+        EngineKind.MOTET: lambda: MotetWay(EngineServer(url, asking.client, api_key=key)),
         EngineKind.VLLM: vllm,
         EngineKind.OPENAI: texts,
     }

@@ -5,7 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.remote import EngineServer, RemoteEngine, engine_client
+from motet.engines.calls import server_client
+from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import PROTOCOL, frame
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta
@@ -115,7 +116,7 @@ async def test_nobody_at_the_address_is_a_dead_worker() -> None:
     port = listener.sockets[0].getsockname()[1]
     listener.close()
     await listener.wait_closed()
-    async with engine_client() as client:
+    async with server_client() as client:
         engine = RemoteEngine(EngineServer(f"http://127.0.0.1:{port}/v1/", client), REPORT)
         with pytest.raises(EngineDiedError, match=f"the worker http://127.0.0.1:{port} did not answer"):
             await anext(engine.generate(GROUP))
@@ -127,7 +128,7 @@ async def test_nobody_at_the_address_is_a_dead_worker() -> None:
 
 async def test_a_client_that_was_closed_too_early_is_said_to_be() -> None:
     """A mistake of whoever made it, which must not look like a dead worker, nor be waited for."""
-    client = engine_client()
+    client = server_client()
     engine = RemoteEngine(EngineServer("http://127.0.0.1:1", client), REPORT)
     await client.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -136,7 +137,7 @@ async def test_a_client_that_was_closed_too_early_is_said_to_be() -> None:
 
 
 async def test_a_url_that_is_none_is_no_dead_worker() -> None:
-    async with engine_client() as client:
+    async with server_client() as client:
         with pytest.raises(EngineError, match="cannot be asked") as caught:
             await EngineServer("no url", client).report()
     assert type(caught.value) is EngineError

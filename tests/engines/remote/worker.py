@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from motet.engines.base import Engine, WorkerState
+from motet.engines.calls import server_client
 from motet.engines.fake import fake_info
-from motet.engines.remote import EngineServer, RemoteEngine, engine_client
+from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import EngineReport
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket
@@ -41,7 +42,7 @@ async def deltas_of(engine: Engine, request: GenerateRequest) -> list[GroupDelta
 @asynccontextmanager
 async def engine_at(url: str, *, api_key: str | None = None) -> AsyncIterator[RemoteEngine]:
     """Of a server that answers."""
-    async with engine_client() as client:
+    async with server_client() as client:
         server = EngineServer(url, client, api_key=api_key)
         engine = RemoteEngine(server, await server.report())
         try:
@@ -97,7 +98,7 @@ async def scripted(conversation: Conversation) -> AsyncIterator[RemoteEngine]:
 
     listener = await asyncio.start_server(converse, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    async with listener, engine_client() as client:
+    async with listener, server_client() as client:
         engine = RemoteEngine(EngineServer(f"http://127.0.0.1:{port}", client), REPORT)
         try:
             yield engine

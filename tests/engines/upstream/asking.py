@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from motet.engines.calls import server_client
 from motet.engines.upstream.base import Piece, TextGroup, TextRequest, TextRoute, TextStep, TextUsage
-from motet.engines.upstream.client import UpstreamOptions, UpstreamServer, upstream_client
+from motet.engines.upstream.client import UpstreamOptions, UpstreamServer
 from motet.engines.upstream.report import report_of
 from motet.engines.upstream.upstream import TextUpstream
 from tests.peers.fake_openai import FakeOpenAI
@@ -121,7 +122,7 @@ async def playing(
     """`learn`: whether what the server can is asked for first."""
     async with AsyncExitStack() as stack:
         peer = await stack.enter_async_context(FakeOpenAI(manners))
-        client = await stack.enter_async_context(upstream_client())
+        client = await stack.enter_async_context(server_client())
         server = UpstreamServer(peer.url, client, options=options)
         upstream = TextUpstream(server, await report_of(server))
         stack.push_async_callback(upstream.close)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from motet.engines.calls import server_client
 from motet.engines.upstream.base import UNKNOWN_LENGTH
-from motet.engines.upstream.client import Ids, Timeouts, UpstreamOptions, UpstreamServer, upstream_client
+from motet.engines.upstream.client import Ids, Timeouts, UpstreamOptions, UpstreamServer
 from motet.engines.upstream.report import report_of
 from motet.errors import (
     ConfigError,
@@ -121,24 +122,24 @@ async def test_a_stream_that_falls_silent_is_given_up() -> None:
 async def test_a_server_that_is_not_there_is_dead() -> None:
     async with FakeOpenAI() as peer:
         url = peer.url
-    async with upstream_client() as client:
+    async with server_client() as client:
         with pytest.raises(EngineDiedError, match="did not answer"):
             await report_of(UpstreamServer(url, client))
 
 
-async def test_an_untrusted_certificate_is_refused_unless_it_is_trusted_or_nobody_cares(tmp_path: Path) -> None:
+async def test_a_certificate_is_refused_unless_it_is_trusted(tmp_path: Path) -> None:
     certificate, tls = await asyncio.to_thread(_self_signed, tmp_path)
-    async with FakeOpenAI(tls=tls) as peer, upstream_client() as client:
-        with pytest.raises(EngineDiedError, match="certificate"):
-            await report_of(UpstreamServer(peer.url, client))
-        for options in (UpstreamOptions(ca_file=str(certificate)), UpstreamOptions(verify=False)):
-            assert (await report_of(UpstreamServer(peer.url, client, options=options))).info.model == "m"
+    async with FakeOpenAI(tls=tls) as peer:
+        async with server_client() as client:
+            with pytest.raises(EngineDiedError, match="certificate"):
+                await report_of(UpstreamServer(peer.url, client))
+        async with server_client(ca_file=str(certificate)) as client:
+            assert (await report_of(UpstreamServer(peer.url, client))).info.model == "m"
 
 
 async def test_certificates_that_cannot_be_read_are_a_wrong_setting(tmp_path: Path) -> None:
-    async with upstream_client() as client:
-        with pytest.raises(ConfigError, match="cannot be read"):
-            UpstreamServer("https://x", client, options=UpstreamOptions(ca_file=str(tmp_path / "none.pem")))
+    with pytest.raises(ConfigError, match="no certificates can be read"):
+        server_client(ca_file=str(tmp_path / "none.pem"))
 
 
 async def test_a_report_tells_models_their_lengths_and_parents() -> None:

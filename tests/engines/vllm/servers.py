@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from motet.engines.remote import engine_client
+from motet.engines.calls import server_client
 from motet.engines.vllm.server import VLLMServer
 
 
@@ -44,5 +44,5 @@ async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[Canned]
 @asynccontextmanager
 async def asking(url: str, *, api_key: str | None = None) -> AsyncIterator[VLLMServer]:
     """The side of a gateway."""
-    async with engine_client() as client:
+    async with server_client() as client:
         yield VLLMServer(url, client, api_key=api_key)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.engines.remote.refusal import Refusal
+from motet.engines.refusal import Refusal
 from motet.engines.vllm.faults import refused
 from motet.errors import (
     ContextLengthError,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from motet.engines.base import Engine
-from motet.engines.remote import engine_client
+from motet.engines.calls import server_client
 from motet.engines.vllm.engine import VLLMEngine
 from motet.engines.vllm.figures import PDFigures
 from motet.engines.vllm.server import VLLMServer
@@ -89,7 +89,7 @@ async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: b
     async with (
         FakeVLLM(network=network, switches=switches[0]) as prefill_server,
         FakeVLLM(network=network, switches=switches[1]) as decode_server,
-        engine_client() as client,
+        server_client() as client,
     ):
         engines: list[VLLMEngine] = []
         for played in (prefill_server, decode_server):

@@ -3,7 +3,8 @@
 import httpx
 import msgspec
 
-from motet.engines.remote.refusal import Refusal
+from motet.engines.refusal import Refusal
+from motet.engines.remote.refusal import refused
 from motet.engines.wire import UNREADABLE
 from motet.errors import EngineError, MotetError, RequestError
 from motet.transfer.ticket import Ticket, TransferAddress, ticket_of
@@ -94,4 +95,4 @@ def failure_in(response: httpx.Response, server: str) -> MotetError:
     """Of a response that is not 200."""
     retry_after = response.headers.get("retry-after", "")
     refusal = Refusal(response.status_code, response.reason_phrase, response.content, retry_after)
-    return refusal.error(server, key_hint="Set --prefill-api-key to a key it knows.")
+    return refused(refusal, server, key_hint="Set --prefill-api-key to a key it knows.")

@@ -11,7 +11,7 @@ import contextlib
 import msgspec
 
 from motet.engines.base import GroupStream, NoGroup
-from motet.engines.remote.calls import QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S
+from motet.engines.calls import QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S
 from motet.engines.remote.group import RemoteGroup
 from motet.engines.remote.server import EngineServer
 from motet.engines.under_way import UnderWay, stats_in

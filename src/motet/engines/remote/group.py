@@ -12,7 +12,7 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
-from motet.engines.remote.calls import FAULTS
+from motet.engines.calls import FAULTS
 from motet.engines.remote.server import EngineServer
 from motet.engines.wire import CarriedError, FrameReader
 from motet.errors import (

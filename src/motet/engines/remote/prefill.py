@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from motet.engines.base import NoGroup
+from motet.engines.refusal import NO_SUCH_ROUTE
 from motet.engines.remote.answers import RemoteStatus, failure_in, status_in, ticket_in
 from motet.engines.remote.prefill_request import Route, prefill_request
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError
@@ -41,7 +42,6 @@ PREFILL_TIMEOUT = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
 """How long a prefill may take is for its caller to say."""
 STATUS_TIMEOUT = httpx.Timeout(STATUS_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
 
-NO_SUCH_ROUTE = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
 _NOT_IN_A_HEADER = re.compile(r"[^\x20-\x7e\x80-\xff]")
 
 

@@ -9,11 +9,11 @@ A 4xx is not the client's fault here: the two servers disagree about what a requ
 """
 
 import contextlib
-from dataclasses import dataclass
 from http import HTTPStatus
 
 import msgspec
 
+from motet.engines.refusal import NO_SUCH_ROUTE, Refusal
 from motet.engines.wire import UNREADABLE
 from motet.errors import (
     DrainingError,
@@ -25,9 +25,7 @@ from motet.errors import (
     OverloadedError,
 )
 
-NO_SUCH_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
-QUOTED_CHARS = 300
 
 
 class _Reason(msgspec.Struct):
@@ -39,34 +37,20 @@ class _Envelope(msgspec.Struct):
     error: _Reason
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A response that is not what was asked for."""
-
-    status: int
-    phrase: str
-    """Of the status line."""
-    body: bytes
-    retry_after: str = ""
-
-    def error(self, server: str, *, key_hint: str) -> MotetError:
-        """`server` names it in the message; `key_hint`: what to do if it wants another key."""
-        reason = None
-        with contextlib.suppress(*UNREADABLE):
-            reason = msgspec.json.decode(self.body, type=_Envelope).error
-        quoted = reason.message if reason else self.body.decode(errors="replace")[:QUOTED_CHARS].strip()
-        said = f"{server} answered {self.status}: {quoted or self.phrase}"
-        if self.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return EngineError(f"{said}. {key_hint}")
-        if self.status in NO_SUCH_ROUTE:
-            return OtherServerError(said)
-        if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR and (reason is None or reason.code in GONE_CODES):
-            return EngineDiedError(said)
-        if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            kind = DrainingError if reason and reason.code == DrainingError.code else OverloadedError
-            return kind(said, retry_after_s=self.retry_after_s)
-        return EngineError(said)
-
-    @property
-    def retry_after_s(self) -> int:
-        return int(self.retry_after) if self.retry_after.isascii() and self.retry_after.isdigit() else 1
+def refused(refusal: Refusal, server: str, *, key_hint: str) -> MotetError:
+    """`server` names it in the message; `key_hint`: what to do if it wants another key."""
+    reason = None
+    with contextlib.suppress(*UNREADABLE):
+        reason = msgspec.json.decode(refusal.body, type=_Envelope).error
+    status = refusal.status
+    said = f"{server} answered {status}: {reason.message if reason else refusal.quoted or refusal.phrase}"
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return EngineError(f"{said}. {key_hint}")
+    if status in NO_SUCH_ROUTE:
+        return OtherServerError(said)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and (reason is None or reason.code in GONE_CODES):
+        return EngineDiedError(said)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        kind = DrainingError if reason and reason.code == DrainingError.code else OverloadedError
+        return kind(said, retry_after_s=refusal.retry_after_s or 1)
+    return EngineError(said)

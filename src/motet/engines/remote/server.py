@@ -8,7 +8,8 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from motet.engines.remote.calls import QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S, Calls, header_text
+from motet.engines.calls import QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S, Calls, header_text
+from motet.engines.remote.refusal import refused
 from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, TOKENIZER_FILES, UNREADABLE, EngineReport
 from motet.errors import EngineError, MotetError, OtherServerError
 
@@ -38,7 +39,7 @@ class EngineServer:
             client,
             name=self.name,
             headers=headers,
-            refused=lambda refusal: refusal.error(self.name, key_hint=KEY_HINT),
+            refused=lambda refusal: refused(refusal, self.name, key_hint=KEY_HINT),
         )
 
     async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:

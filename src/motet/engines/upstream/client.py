@@ -11,7 +11,6 @@ goes there, nor does any key follow a redirect.
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -20,20 +19,16 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from motet.engines.upstream.refusal import UNREADABLE, Refusal
-from motet.errors import ConfigError, EngineDiedError, EngineError, EngineSilentError, MotetError
+from motet.engines.calls import FAULTS, Client, refusal_in
+from motet.engines.upstream.refusal import refused
+from motet.engines.wire import UNREADABLE
+from motet.errors import EngineDiedError, EngineError, EngineSilentError
 
 T = TypeVar("T")
 
-KEEPALIVE_S = 4.0
-"""Shorter than servers keep an idle connection, so that none closes one that is just being used again."""
 END_S = 0.05
-MAX_REFUSAL_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 2**28
 EVENT_STREAM = "text/event-stream"
-
-FAULTS: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError)
-"""What goes wrong with a connection, but for time-outs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +51,6 @@ class UpstreamOptions:
     pass_key: bool = False
     """Whether it gets the client's own `Authorization`. Only for gateways without keys of their own."""
     timeouts: Timeouts = Timeouts()
-    ca_file: str | None = None
-    """Certificates to trust in place of the system's."""
-    verify: bool = True
-    """False: any certificate will do."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Name for clients -> name there. Empty: all models it lists, by its own names; else only these."""
     max_singles: int = 16
@@ -74,15 +65,6 @@ class Ids:
     session_id: str = ""
     authorization: str = ""
     """The client's."""
-
-
-def upstream_client() -> aiohttp.ClientSession:
-    """For any number of servers and of calls at once. To be made in the event loop, and closed after the upstreams."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-    )
 
 
 class Reply:
@@ -132,13 +114,12 @@ class Reply:
 class UpstreamServer:
     """One server. The client belongs to who made it."""
 
-    def __init__(self, url: str, client: aiohttp.ClientSession, *, options: UpstreamOptions | None = None) -> None:
-        """`url`: with or without `/v1`. Raises ConfigError for certificates that cannot be read."""
+    def __init__(self, url: str, client: Client, *, options: UpstreamOptions | None = None) -> None:
+        """`url`: with or without `/v1`."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the upstream {self.url}"
         self.options = options or UpstreamOptions()
         self._client = client
-        self._ssl = _ssl(self.options)
 
     async def post(self, path: str, body: bytes, ids: Ids) -> Reply:
         """Returns when an answer has begun that is no refusal."""
@@ -189,11 +170,10 @@ class UpstreamServer:
                 headers=self._headers(ids),
                 timeout=timeout,
                 allow_redirects=False,
-                ssl=self._ssl,
             )
             if response.status == HTTPStatus.OK:
                 return response
-            raise await self._refusal(response)
+            raise refused(await refusal_in(response), self.name, clients_key=self.clients_key())
         except aiohttp.InvalidURL as error:
             raise EngineError(f"{self.name} cannot be asked: its URL is none") from error
         except FAULTS as error:  # not reached in time, too: that is an OSError
@@ -210,20 +190,3 @@ class UpstreamServer:
         if ids.session_id:
             headers["x-session-id"] = ids.session_id
         return headers
-
-    async def _refusal(self, response: aiohttp.ClientResponse) -> MotetError:
-        async with response:
-            said = await response.content.read(MAX_REFUSAL_BYTES)
-        refusal = Refusal(response.status, response.reason or "", said, response.headers.get("retry-after", ""))
-        return refusal.error(self.name, clients_key=self.clients_key())
-
-
-def _ssl(options: UpstreamOptions) -> ssl.SSLContext | bool:
-    if not options.verify:
-        return False
-    if options.ca_file is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=options.ca_file)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"the certificates in {options.ca_file} cannot be read: {error}") from error

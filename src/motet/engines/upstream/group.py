@@ -10,16 +10,14 @@ one request that is refused as a whole, as singles: servers honour n within limi
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from http import HTTPStatus
 
+from motet.engines.refusal import NOT_TAKEN
 from motet.engines.upstream.answer import Answer
 from motet.engines.upstream.ask import Ask, Asks
 from motet.engines.upstream.base import TextStep, TextUsage, may_go_elsewhere
 from motet.engines.upstream.client import UpstreamServer
 from motet.engines.upstream.usage import summed
 from motet.errors import MotetError, RequestError, UpstreamRefusalError
-
-NOT_TAKEN = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 class UpstreamGroup:

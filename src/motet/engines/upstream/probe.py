@@ -10,10 +10,10 @@ A request that is refused is tried in other words, since a server may refuse the
 
 import asyncio
 from dataclasses import dataclass
-from http import HTTPStatus
 
 import msgspec
 
+from motet.engines.refusal import NO_SUCH_ROUTE, NOT_TAKEN
 from motet.engines.sse import DONE, EventSplitter
 from motet.engines.upstream.base import TextRoute
 from motet.engines.upstream.client import Ids, UpstreamServer
@@ -23,8 +23,6 @@ from motet.errors import EngineError, MotetError, UpstreamRefusalError
 PROBE_S = 20.0
 """For all that is asked of one model."""
 CHOICES = 2
-NO_SUCH_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
-NOT_TAKEN = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 MAX_PROBE_BYTES = 2**20
 
 PROMPTS: dict[TextRoute, tuple[str, object]] = {

@@ -8,16 +8,13 @@ else        EngineError that quotes it; redirects too, which are not followed: t
 """
 
 import contextlib
-from dataclasses import dataclass
 from http import HTTPStatus
 
 import msgspec
 
+from motet.engines.refusal import QUOTED_CHARS, Refusal
+from motet.engines.wire import UNREADABLE
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, UpstreamRefusalError
-
-QUOTED_CHARS = 300
-UNREADABLE: tuple[type[Exception], ...] = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what was asked for."""
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -45,39 +42,21 @@ class _Body(msgspec.Struct, frozen=True):
     code: str | int | None = None
 
 
-@dataclass(frozen=True)
-class Refusal:
-    status: int
-    phrase: str
-    """Of the status line."""
-    body: bytes
-    retry_after: str = ""
-
-    def error(self, server: str, *, clients_key: bool) -> MotetError:
-        """`server` names it in the message; `clients_key`: whether the key it got is the client's."""
-        said = said_in(self.body) or Said(self._quoted or self.phrase)
-        status, quoted = self.status, f"{server} answered {self.status}: {said.message or self.phrase}"
-        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and not clients_key:
-            return EngineError(f"{quoted}. It refused the key of this gateway, not the client's.")
-        if status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT):
-            return EngineDiedError(quoted)
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            return OverloadedError(quoted, retry_after_s=self._retry_after_s or 1)
-        if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            return refusal_error(said, status, retry_after_s=self._retry_after_s)
-        if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
-            return EngineError(f"{server} answered {status}: redirects are not followed; give its own URL")
-        return EngineError(quoted)
-
-    @property
-    def _retry_after_s(self) -> int | None:
-        return int(self.retry_after) if self.retry_after.isascii() and self.retry_after.isdigit() else None
-
-    @property
-    def _quoted(self) -> str:
-        """The beginning of a text; a page for browsers tells nothing."""
-        text = self.body.decode(errors="replace").strip()
-        return "" if text.startswith(("<", "{", "[")) else text[:QUOTED_CHARS]
+def refused(refusal: Refusal, server: str, *, clients_key: bool) -> MotetError:
+    """`server` names it in the message; `clients_key`: whether the key it got is the client's."""
+    said = said_in(refusal.body) or Said(_words(refusal) or refusal.phrase)
+    status, quoted = refusal.status, f"{server} answered {refusal.status}: {said.message or refusal.phrase}"
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and not clients_key:
+        return EngineError(f"{quoted}. It refused the key of this gateway, not the client's.")
+    if status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT):
+        return EngineDiedError(quoted)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return OverloadedError(quoted, retry_after_s=refusal.retry_after_s or 1)
+    if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return refusal_error(said, status, retry_after_s=refusal.retry_after_s)
+    if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+        return EngineError(f"{server} answered {status}: redirects are not followed; give its own URL")
+    return EngineError(quoted)
 
 
 def said_in(body: bytes) -> Said | None:
@@ -102,3 +81,8 @@ def refusal_error(said: Said, status: int, *, retry_after_s: int | None = None) 
         code=said.code if isinstance(said.code, str) else None,
         retry_after_s=retry_after_s,
     )
+
+
+def _words(refusal: Refusal) -> str:
+    """A page for browsers tells nothing."""
+    return "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from motet.engines.upstream.base import TextUsage
-from motet.engines.upstream.refusal import UNREADABLE, Said, refusal_error, said_in
+from motet.engines.upstream.refusal import Said, refusal_error, said_in
+from motet.engines.wire import UNREADABLE
 from motet.errors import EngineError, MotetError
 
 Fields = dict[str, msgspec.Raw]

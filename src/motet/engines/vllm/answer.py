@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from motet.engines.remote.calls import FAULTS
+from motet.engines.calls import FAULTS
 from motet.engines.vllm.wire import Piece, Reader, Usage
 from motet.errors import EngineDiedError, EngineError, MotetError
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from motet.engines.base import GroupStream, NoGroup
-from motet.engines.remote.calls import QUESTION_TIMEOUT_S
+from motet.engines.calls import QUESTION_TIMEOUT_S
 from motet.engines.under_way import UnderWay, stats_in
 from motet.engines.vllm.ask import Ask, prefill_ask
 from motet.engines.vllm.connection import Generating

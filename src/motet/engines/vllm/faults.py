@@ -17,7 +17,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from motet.engines.remote.refusal import NO_SUCH_ROUTE, QUOTED_CHARS, Refusal
+from motet.engines.refusal import NO_SUCH_ROUTE, NOT_TAKEN, Refusal
 from motet.engines.wire import UNREADABLE
 from motet.errors import (
     ContextLengthError,
@@ -62,13 +62,12 @@ def refused(refusal: Refusal, server: str) -> MotetError:
     with contextlib.suppress(*UNREADABLE):
         error = msgspec.json.decode(refusal.body, type=_Envelope).error
         fault = Fault(error) if isinstance(error, str) else error
-    quoted = fault.message if fault else refusal.body.decode(errors="replace")[:QUOTED_CHARS].strip()
-    said = f"{server} answered {refusal.status}: {quoted or refusal.phrase}"
+    said = f"{server} answered {refusal.status}: {(fault.message if fault else refusal.quoted) or refusal.phrase}"
     if refusal.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return EngineError(f"{said}. {KEY_HINT}")
     busy = refusal.status == HTTPStatus.SERVICE_UNAVAILABLE and fault is not None
     if busy or refusal.status == HTTPStatus.TOO_MANY_REQUESTS:
-        return OverloadedError(said, retry_after_s=refusal.retry_after_s)
+        return OverloadedError(said, retry_after_s=refusal.retry_after_s or 1)
     if fault is not None and (error_of_client := _of_client(refusal.status, fault)) is not None:
         return error_of_client
     if refusal.status in NO_SUCH_ROUTE:
@@ -91,7 +90,7 @@ def _of_client(status: int, fault: Fault) -> RequestError | None:
     words = f"The engine refused the request: {fault.message}"
     if status == HTTPStatus.NOT_FOUND and fault.type == NO_SUCH_MODEL:
         return ModelNotFoundError(fault.message, param="model")
-    if status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+    if status not in NOT_TAKEN:
         return None
     if fault.param in TOO_LONG_PARAMS:
         return ContextLengthError(words)

@@ -17,8 +17,8 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from motet.engines.remote.calls import REPORT_TIMEOUT_S, Calls, header_text
-from motet.engines.remote.refusal import Refusal
+from motet.engines.calls import REPORT_TIMEOUT_S, Calls, header_text
+from motet.engines.refusal import NOT_TAKEN, Refusal
 from motet.engines.vllm.answer import Answer
 from motet.engines.vllm.ask import Ask, Dialect, body_of, prefill_ask, prompt_ask
 from motet.engines.vllm.faults import KEY_HINT, refused
@@ -69,7 +69,7 @@ class _Tokenized(msgspec.Struct):
 
 
 class VLLMServer:
-    """One server. The client (`motet.engines.remote.engine_client`) belongs to who made it."""
+    """One server. The client (`motet.engines.calls.server_client`) belongs to who made it."""
 
     def __init__(
         self, url: str, client: aiohttp.ClientSession, *, api_key: str | None = None, role: Role | None = None
@@ -217,7 +217,7 @@ class VLLMServer:
         status = await self._calls.status("POST", Dialect.GENERATE, b"{}")
         if status == HTTPStatus.UNAUTHORIZED:
             raise EngineError(f"{self.name} answered 401. {KEY_HINT}")
-        return status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+        return status in NOT_TAKEN
 
     async def _check_completions(self, model: str) -> None:
         """Raises OtherServerError if no token ids come back."""

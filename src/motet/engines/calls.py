@@ -1,4 +1,4 @@
-"""HTTP calls to one server, and what their failures mean.
+"""HTTP calls to other servers, and what their failures mean.
 
     no answer in time                    EngineSilentError
     no answer, or a connection broke     EngineDiedError
@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 import aiohttp
 
-from motet.engines.remote.refusal import Refusal
+from motet.engines.refusal import Refusal
 from motet.errors import ConfigError, EngineDiedError, EngineError, EngineSilentError, MotetError
 
 CONNECT_TIMEOUT_S = 2.0
@@ -24,40 +24,37 @@ KEEPALIVE_S = 4.0
 """Shorter than a server keeps an idle connection, so that it never closes one that is just being used again."""
 MAX_REFUSAL_BYTES = 64 * 1024
 
-FAULTS: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError, TimeoutError)
-"""What goes wrong with a connection."""
+FAULTS: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError)
+"""What goes wrong with a connection; TimeoutError is an OSError."""
 
 Client = aiohttp.ClientSession
-"""What `engine_client` makes."""
+"""What `server_client` makes."""
 
 NO_HEADERS: Mapping[str, str] = {}
 
 
-def engine_client(*, ca_file: str | None = None) -> aiohttp.ClientSession:
-    """For any number of servers and of calls at once. To be made in the event loop, and closed after the engines.
+def server_client(*, ca_file: str | None = None) -> Client:
+    """For any number of servers of any kind, and of calls at once. To be made in the event loop, and closed after all
+    that asks by it.
 
     `ca_file`: certificates to trust in place of the system's. Raises ConfigError if they cannot be read."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=trust(ca_file)),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=_trust(ca_file)),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
-        auto_decompress=False,
     )
-
-
-def trust(ca_file: str | None) -> ssl.SSLContext | bool:
-    """Whose certificates are good. Raises ConfigError."""
-    if ca_file is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{ca_file}: no certificates can be read from it: {error}") from error
 
 
 def header_text(text: str) -> str:
     """A client's words as the value of a header; empty if they can be none: they would fail the call."""
     return text if text.isascii() and text.isprintable() else ""
+
+
+async def refusal_in(response: aiohttp.ClientResponse) -> Refusal:
+    """Of a response that is not what was asked for; it is closed."""
+    async with response:
+        said = await response.content.read(MAX_REFUSAL_BYTES)
+    return Refusal(response.status, response.reason or "", said, response.headers.get("retry-after", ""))
 
 
 class Calls:
@@ -66,7 +63,7 @@ class Calls:
     def __init__(
         self,
         url: str,
-        client: aiohttp.ClientSession,
+        client: Client,
         *,
         name: str,
         headers: Mapping[str, str],
@@ -124,7 +121,7 @@ class Calls:
             response = await self._request(method, path, body, headers, timeout_s)
             if response.status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
                 return response
-            raise await self._refusal(response)
+            raise self._refused(await refusal_in(response))
         except FAULTS as error:
             raise self.fault(error) from error
 
@@ -137,8 +134,12 @@ class Calls:
             method, self._url + path, data=body, headers=every, timeout=timeout, allow_redirects=False
         )
 
-    async def _refusal(self, response: aiohttp.ClientResponse) -> MotetError:
-        async with response:
-            said = await response.content.read(MAX_REFUSAL_BYTES)
-        retry_after = response.headers.get("retry-after", "")
-        return self._refused(Refusal(response.status, response.reason or "", said, retry_after))
+
+def _trust(ca_file: str | None) -> ssl.SSLContext | bool:
+    """Whose certificates are good. Raises ConfigError."""
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"{ca_file}: no certificates can be read from it: {error}") from error
