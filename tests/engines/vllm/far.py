@@ -132,7 +132,7 @@ class FarServer:
 
 
 class Lateness:
-    """The wait for a lead's first token, which ends when a test says so."""
+    """The wait for a leader's first token, which ends when a test says so."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []

@@ -20,8 +20,8 @@ ALONE = Ask(
 
 
 def shape(plan: Plan) -> list[tuple[int, int | None, tuple[tuple[int, ...], ...]]]:
-    """n, seed and choices of each request, the lead first."""
-    planned = [*([plan.lead] if plan.lead else []), *plan.rest]
+    """n, seed and choices of each request, the leader first."""
+    planned = [*([plan.leader] if plan.leader else []), *plan.rest]
     return [(one.ask.n, one.ask.seed, one.choices) for one in planned]
 
 
@@ -107,7 +107,7 @@ def test_a_choice_that_has_written_all_there_is_cannot_be_resumed() -> None:
 
 def test_the_first_fresh_choice_goes_ahead_with_the_ticket() -> None:
     plan = plan_asks(group(n=4, seeded=True, ticket=ticket()))
-    assert plan.lead == PlannedAsk(replace(ALONE, request_id="g:lead", seed=7, kv_params=PARAMS), ((0,),))
+    assert plan.leader == PlannedAsk(replace(ALONE, request_id="g:leader", seed=7, kv_params=PARAMS), ((0,),))
     assert shape(plan)[1:] == [(3, 8, ((1,), (2,), (3,)))]
     assert plan.rest[0].ask.kv_params is None
 
@@ -122,11 +122,11 @@ def test_where_all_are_resumed_a_scout_fetches_the_prompt() -> None:
     choices = (ChoiceStart(0, 7, (20,)), ChoiceStart(1, 8, (21,)))
     plan = plan_asks(group(choices=choices, ticket=ticket()))
     scouting = SamplingParams(max_tokens=1, temperature=0.0)
-    assert plan.lead == PlannedAsk(replace(ALONE, request_id="g:lead", sampling=scouting, kv_params=PARAMS), ((),))
+    assert plan.leader == PlannedAsk(replace(ALONE, request_id="g:leader", sampling=scouting, kv_params=PARAMS), ((),))
     assert [one.choices for one in plan.rest] == [((0,),), ((1,),)]
 
 
-def test_a_greedy_group_is_its_lead() -> None:
+def test_a_greedy_group_is_its_leader() -> None:
     plan = plan_asks(group(sampling=GREEDY, ticket=ticket()))
     assert (shape(plan), plan.rest) == ([(1, None, ((0, 1, 2),))], ())
 
@@ -134,7 +134,8 @@ def test_a_greedy_group_is_its_lead() -> None:
 def test_the_prompt_is_asked_for_by_itself_if_its_logprobs_are_wanted() -> None:
     sampling = msgspec.structs.replace(SAMPLING, prompt_logprobs=2)
     plan = plan_asks(group(choices=(ChoiceStart(0, 7, (20,)),), sampling=sampling))
-    assert plan.prompt == prompt_ask(replace(ALONE, request_id="g:prompt", sampling=sampling))
+    assert plan.prompt is not None
+    assert prompt_ask(plan.prompt) == prompt_ask(replace(ALONE, request_id="g:prompt", sampling=sampling))
     assert plan.prompt.prompt == PROMPT
 
 
@@ -172,12 +173,12 @@ def test_every_choice_is_asked_for_once_with_its_prompt_and_seed_and_one_request
     request: GenerateRequest,
 ) -> None:
     plan = plan_asks(request)
-    lead = [plan.lead] if plan.lead else []
-    planned = [*lead, *plan.rest]
+    leader = [plan.leader] if plan.leader else []
+    planned = [*leader, *plan.rest]
     assert sorted(index for one in planned for index in one.indices) == sorted(s.index for s in request.choices)
-    assert [one.ask.kv_params for one in planned if one.ask.kv_params is not None] == [PARAMS] * len(lead)
-    assert len(lead) == (request.ticket is not None)
-    assert all(one.ask.kv_params is not None and one.ask.n == 1 and one.ask.prompt == PROMPT for one in lead)
+    assert [one.ask.kv_params for one in planned if one.ask.kv_params is not None] == [PARAMS] * len(leader)
+    assert len(leader) == (request.ticket is not None)
+    assert all(one.ask.kv_params is not None and one.ask.n == 1 and one.ask.prompt == PROMPT for one in leader)
     assert len({one.ask.request_id for one in planned}) == len(planned)
     of_index = {start.index: start for start in request.choices}
     for one in planned:

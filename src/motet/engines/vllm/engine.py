@@ -16,10 +16,10 @@ import msgspec
 from motet.engines.base import GroupStream, NoGroup
 from motet.engines.calls import QUESTION_TIMEOUT_S
 from motet.engines.under_way import UnderWay, stats_in
-from motet.engines.vllm.ask import Ask, prefill_ask
+from motet.engines.vllm.ask import Ask
 from motet.engines.vllm.connection import Generating
 from motet.engines.vllm.figures import PDFigures, TicketEnd
-from motet.engines.vllm.group import LeadRules, VLLMGroup
+from motet.engines.vllm.group import LeaderRules, VLLMGroup
 from motet.engines.vllm.plan import plain_ask
 from motet.engines.vllm.tickets import KVParams, params_from, ticket_from
 from motet.engines.wire import EngineReport
@@ -58,7 +58,7 @@ class VLLMEngine:
         self._server = server
         self._info = report.info
         self._figures = figures
-        self._rules = LeadRules(leader_timeout_s, figures, wait)
+        self._rules = LeaderRules(leader_timeout_s, figures, wait)
         self._under_way = UnderWay[VLLMGroup](server.name)
 
     @property
@@ -87,7 +87,7 @@ class VLLMEngine:
                 f"a ticket of {self._server.name} is for {self._info.ticket_readers} readers, not for {readers}: "
                 "prefill once for each of the others"
             )
-        ask = prefill_ask(plain_ask(self._of_model(request)))
+        ask = plain_ask(self._of_model(request))
         asked = self._server.prefill(ask, trace=request.trace, session_id=request.session_id)
         first, *others = (
             ticket_from(params, engine_id=self.engine_id, prompt=request.prompt)

@@ -2,15 +2,15 @@
 
 Without a ticket all requests go out at once. With one:
 
-                    ┌─ first token ─► the other requests go out, without ticket
-    lead, ticket ───┼─ too late ────► closed ─┐
-                    ├─ it failed ─────────────┴─► all choices are asked for again, without ticket, once
-                    └─ refused, or its server is lost: the group ends with that
+                      ┌─ first token ─► the other requests go out, without ticket
+    leader, ticket ───┼─ too late ────► closed ─┐
+                      ├─ it failed ─────────────┴─► all choices are asked for again, without ticket, once
+                      └─ refused, or its server is lost: the group ends with that
 
-Who frees what: a ticket is the decode server's from the moment it has taken the lead's request, for it reads the KV or
-tells prefill that nobody will, also if the connection is closed. Before that it is the group's, and whatever ends the
-group, or the lead, gives it back. If the server is lost it can neither read nor tell: then whoever handed the ticket to
-the group gives it back through another one.
+Who frees what: a ticket is the decode server's from the moment it has taken the leader's request, for it reads the KV
+or tells prefill that nobody will, also if the connection is closed. Before that it is the group's, and whatever ends
+the group, or the leader, gives it back. If the server is lost it can neither read nor tell: then whoever handed the
+ticket to the group gives it back through another one.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LeadRules:
+class LeaderRules:
     """How long the others wait for the one with the ticket, and where it is counted that they did so for nothing."""
 
     timeout_s: float
@@ -46,7 +46,7 @@ class VLLMGroup:
         self,
         request: GenerateRequest,
         server: Generating,
-        rules: LeadRules,
+        rules: LeaderRules,
         *,
         give_back: Callable[[Ticket], None],
         over: Callable[["VLLMGroup"], None],
@@ -65,7 +65,7 @@ class VLLMGroup:
         self._unfinished = {start.index for start in request.choices}
         """As far as the reader knows."""
         self._connections: set[Connection] = set()
-        self._lead: Connection | None = None
+        self._leader: Connection | None = None
         """While the others wait for its first token."""
         self._lateness: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,17 +117,19 @@ class VLLMGroup:
             connection.mute((index,))
 
     def opened(self, connection: Connection) -> None:
-        if connection is self._lead:
+        if connection is self._leader:
             self._taken = True
 
     def brought(self, connection: Connection, brought: Brought) -> None:
         self._ready.append((connection, brought))
         self._news.set()
-        if connection is self._lead and connection.begun:
+        if connection is self._leader and connection.begun:
             self._follow()
 
     def failed(self, connection: Connection, error: Exception) -> None:
-        if connection is self._lead and type(error) is EngineError:  # the others say that it would come again, or died
+        if (
+            connection is self._leader and type(error) is EngineError
+        ):  # the others say that it would come again, or died
             self._fall_back(PullFallback.FAILED, error.message)
         elif connection in self._connections:
             self.fail(error)
@@ -135,19 +137,19 @@ class VLLMGroup:
     def _begin(self) -> None:
         if self._plan.prompt is not None:
             self._start(self._ask_for_prompt())
-        if self._plan.lead is None:
+        if self._plan.leader is None:
             self._ask(self._plan.rest)
             return
-        self._lead = self._connect(self._plan.lead, held=True)
-        self._lateness = self._start(self._give_up_lead())
+        self._leader = self._connect(self._plan.leader, held=True)
+        self._lateness = self._start(self._give_up_leader())
 
     def _follow(self) -> None:
         """The KV is there."""
-        assert self._plan.lead is not None and self.request.ticket is not None  # what it is called for
+        assert self._plan.leader is not None and self.request.ticket is not None  # what it is called for
         self._cached_tokens = self.request.ticket.cached_tokens
-        self._lead_no_more()
+        self._leader_no_more()
         self._settle_ticket()
-        self._ask_plainly(self._unfinished.difference(self._plan.lead.indices))
+        self._ask_plainly(self._unfinished.difference(self._plan.leader.indices))
 
     def _fall_back(self, reason: PullFallback, why: str) -> None:
         self._rules.figures.pull_fallbacks[reason.value] += 1
@@ -158,19 +160,19 @@ class VLLMGroup:
             "error": why,
         }
         logger.warning("the KV of a prompt was not fetched; decode computes it", extra={"fields": fields})
-        if self._lead is not None:
-            self._connections.discard(self._lead)
-            self._lead.close()
-        self._lead_no_more()
+        if self._leader is not None:
+            self._connections.discard(self._leader)
+            self._leader.close()
+        self._leader_no_more()
         self._settle_ticket()
         self._ask_plainly(self._unfinished, name="again")
 
-    def _lead_no_more(self) -> None:
-        self._lead = None
+    def _leader_no_more(self) -> None:
+        self._leader = None
         if self._lateness is not None:
             self._lateness.cancel()
 
-    async def _give_up_lead(self) -> None:
+    async def _give_up_leader(self) -> None:
         await self._rules.wait(self._rules.timeout_s)
         self._fall_back(PullFallback.LATE, f"no token within {self._rules.timeout_s:g} s")
 

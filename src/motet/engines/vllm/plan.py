@@ -6,7 +6,7 @@
     greedy, the same written        one request whose tokens are everybody's: vLLM refuses n > 1 there
     resumed                         one request each, its prompt with what was written behind it
 
-    with a ticket                   lead ──first token──► the others
+    with a ticket                   leader ──first token──► the others
 
 A ticket is for one sequence. So the first fresh choice goes ahead with it, and the others follow when its first token
 shows that the KV is there: they find it in the prefix cache. If all choices are resumed, a scout goes ahead: the plain
@@ -27,7 +27,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from motet.engines.vllm.ask import Ask, prompt_ask, signed_seed
+from motet.engines.vllm.ask import Ask, signed_seed
 from motet.engines.vllm.tickets import params_from
 from motet.errors import EngineError
 from motet.ids import RequestId
@@ -54,23 +54,23 @@ class PlannedAsk:
 class Plan:
     """All that is to be asked for a group."""
 
-    lead: PlannedAsk | None
+    leader: PlannedAsk | None
     """Has the ticket; None where there is none."""
     rest: tuple[PlannedAsk, ...]
-    """To be sent when the lead's first token has come, at once where there is no lead."""
+    """To be sent when the leader's first token has come, at once where there is no leader."""
     prompt: Ask | None = None
     """For the log-probabilities of the prompt, if they are wanted."""
 
 
 def plan_asks(request: GenerateRequest) -> Plan:
     """Raises EngineError for choices that have nothing left to write."""
-    prompt = prompt_ask(plain_ask(request)) if request.sampling.prompt_logprobs is not None else None
+    prompt = plain_ask(request) if request.sampling.prompt_logprobs is not None else None
     if request.ticket is None:
         return Plan(None, tuple(_asks(request)), prompt)
-    lead = _lead(request)
-    led = set(lead.indices)
+    leader = _leader(request)
+    led = set(leader.indices)
     others = [start.index for start in request.choices if start.index not in led]
-    return Plan(lead, plan_asks(without_ticket(request, others)).rest if others else (), prompt)
+    return Plan(leader, plan_asks(without_ticket(request, others)).rest if others else (), prompt)
 
 
 def without_ticket(request: GenerateRequest, indices: Iterable[int], *, name: str = "") -> GenerateRequest:
@@ -97,16 +97,16 @@ def resumed_seed(seed: int, num_written: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _lead(request: GenerateRequest) -> PlannedAsk:
+def _leader(request: GenerateRequest) -> PlannedAsk:
     assert request.ticket is not None  # what it is called for
     params = params_from(request.ticket)
     fresh = [start for start in request.choices if not start.written]
     if not fresh:
         scouting = SamplingParams(max_tokens=1, temperature=0.0)
         scout = msgspec.structs.replace(request, sampling=scouting, choices=(ChoiceStart(0, 0),))
-        return PlannedAsk(_ask(scout, "lead", scout.choices, kv_params=params), ((),))
+        return PlannedAsk(_ask(scout, "leader", scout.choices, kv_params=params), ((),))
     leading = fresh if request.sampling.greedy else fresh[:1]
-    return PlannedAsk(_ask(request, "lead", leading[:1], kv_params=params), _children(request, leading))
+    return PlannedAsk(_ask(request, "leader", leading[:1], kv_params=params), _children(request, leading))
 
 
 def _asks(request: GenerateRequest) -> Iterator[PlannedAsk]:

@@ -33,10 +33,10 @@ async def test_the_others_wait_for_its_first_token_and_go_without_ticket(first: 
     async with scene() as there:
         stream = there.engine.generate(group(ticket=ticket()))
         await settle()
-        assert asked(there) == [("g:lead", 1, PARAMS)]
+        assert asked(there) == [("g:leader", 1, PARAMS)]
         there.calls[0].say(first)
         await settle()
-        assert asked(there) == [("g:lead", 1, PARAMS), ("g:0", 2, None)]
+        assert asked(there) == [("g:leader", 1, PARAMS), ("g:0", 2, None)]
         there.calls[1].say(piece(0, 11), piece(1, 12))
         await settle()
         assert (await anext(stream)).choices == (
@@ -196,7 +196,7 @@ async def test_a_scouts_token_is_nobodys() -> None:
     async with scene() as there:
         stream = there.engine.generate(group(choices=choices, ticket=ticket()))
         await settle()
-        assert asked(there) == [("g:lead", 1, PARAMS)]
+        assert asked(there) == [("g:leader", 1, PARAMS)]
         there.calls[0].say(LAST)
         await settle()
         assert [call.ask.prompt[4:] for call in there.calls] == [(), (20,), (21,)]
@@ -236,6 +236,6 @@ async def test_a_greedy_group_has_nobody_to_wait_for_it_and_falls_back_like_othe
         await settle()
         there.calls[0].end(EngineError("KV load failure"))
         await settle()
-        assert asked(there) == [("g:lead", 1, PARAMS), ("g:again:0", 1, None)]
+        assert asked(there) == [("g:leader", 1, PARAMS), ("g:again:0", 1, None)]
         there.calls[1].say(LAST)
         assert len((await anext(stream)).choices) == 3
