@@ -128,7 +128,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The servers that a gateway stands before."""
 
     workers: tuple[str, ...] = ()
-    """`URL`, `URL,role` or `URL,role,kind` each."""
+    """`URL` each, with a role, a kind or both behind it: `URL,prefill,vllm`."""
     role_of: tuple[str, ...] = ()
     """`URL=role`, for workers that do not say it themselves."""
     workers_file: str | None = None
@@ -148,7 +148,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     worker_timeout_s: float = 5.0
     """One that does not answer for so long gets no groups until it does, and those it has go on elsewhere."""
     start_timeout_s: float = 300.0
-    """How long the gateway waits for the first worker that decodes."""
+    """How long the gateway waits for the first worker that answers requests."""
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):

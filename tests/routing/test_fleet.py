@@ -64,13 +64,13 @@ def test_only_who_is_ready_gets_work() -> None:
 def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
     fleet = Fleet([worker("prefill-0")[0]])
     assert ready(fleet, Work.GENERATE) == ready(fleet, Work.PREFILL) == ["prefill-0"]
-    assert (fleet.has_decode(), fleet.has_prefill()) == (False, False)
+    assert (fleet.serving().has_decode, fleet.has_prefill()) == (False, False)
     fleet.expect("decode-0", "-", Role.DECODE)
     assert ready(fleet, Work.GENERATE) == []
     assert ready(fleet, Work.PREFILL) == ["prefill-0"]
     fleet.put(worker("decode-0")[0])
     assert ready(fleet, Work.GENERATE) == ["decode-0"]
-    assert (fleet.has_decode(), fleet.has_prefill()) == (True, True)
+    assert (fleet.serving().has_decode, fleet.has_prefill()) == (True, True)
     fleet.mark("decode-0", WorkerState.DEAD)
     assert ready(fleet, Work.GENERATE) == []  # it will come back; until then its groups wait
     fleet.remove("decode-0")

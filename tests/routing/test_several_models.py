@@ -68,8 +68,8 @@ async def test_prefill_workers_generate_only_where_nobody_else_with_the_model_co
     server = KindsServer("prefill-a-motet-0", "prefill-b-motet-0", "decode-b-motet-0")
     fleet = server.fleet
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], ["decode-b-motet-0"])
-    assert (fleet.has_decode(A), fleet.has_prefill(A)) == (False, False)
-    assert (fleet.has_decode(B), fleet.has_prefill(B)) == (True, True)
+    assert (fleet.serving(A).has_decode, fleet.has_prefill(A)) == (False, False)
+    assert (fleet.serving(B).has_decode, fleet.has_prefill(B)) == (True, True)
     fleet.mark("decode-b-motet-0", WorkerState.DEAD)
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], [])
 
@@ -94,7 +94,7 @@ async def test_workers_that_take_texts_are_members_and_get_no_groups() -> None:
     assert fleet.texts("t") == [member]
     assert [report.id for report in fleet.reports()] == ["decode-a-motet-0", "upstream"]
     assert ready(server, "") == ["decode-a-motet-0"]
-    assert (ready(server, "t"), fleet.has_decode("t"), fleet.hopeful("t")) == ([], False, False)
+    assert (ready(server, "t"), fleet.serving("t").has_decode, fleet.hopeful("t")) == ([], False, False)
     assert (fleet.only_text("t"), fleet.only_text(A), fleet.only_text("unknown")) == (True, False, False)
     assert fleet.models()[TEXT.name] == TEXT
     fleet.mark("upstream", WorkerState.SILENT)

@@ -49,8 +49,7 @@ def test_anything_else_is_refused(text: str, says: str) -> None:
 
 
 def test_roles_may_be_said_apart_from_urls() -> None:
-    roles = roles_by_url([f"{A}/v1=prefill", f"{B}=decode"])
-    assert list(named_workers([A, f"{B},both"], roles)) == [NamedWorker(A, Role.PREFILL), NamedWorker(B, Role.BOTH)]
+    assert roles_by_url([f"{A}/v1=prefill", f"{B}=decode"]) == {A: Role.PREFILL, B: Role.DECODE}
 
 
 def test_what_belongs_to_a_url_stands_behind_the_last_equals_sign() -> None:

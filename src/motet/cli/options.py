@@ -19,17 +19,17 @@ WORKERS = "Servers"
 
 OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     WORKERS: {
-        "workers": "A worker, as URL, URL,role or URL,role,kind; may be given several times.",
+        "workers": "A worker: URL, or URL,role,kind with one or both; may be given several times.",
         "role_of": "Its role, as URL=prefill or URL=decode, if it does not say it itself.",
         "workers_file": "A file with one worker a line; lines added or removed later join or leave.",
         "worker_api_key": "Key that the workers want.",
         "key_of": "Key that one of them wants, as URL=KEY.",
         "worker_ca_file": "File with the certificates that sign those of workers at https URLs.",
-        "tokenizer_of": "Tokenizer of a model whose workers hand out none, as MODEL=FOLDER.",
+        "tokenizer_of": "Tokenizer of a model whose workers hand out none: MODEL=FOLDER or a hub name.",
         "leader_timeout_s": "Seconds a prompt's KV may take to reach a vLLM decode server.",
         "upstream_timeout_s": "Seconds without a byte after which a text upstream is given up.",
         "worker_timeout_s": "Seconds without an answer after which a worker's groups go on elsewhere.",
-        "start_timeout_s": "Seconds to wait for the first worker that decodes.",
+        "start_timeout_s": "Seconds to wait for the first worker that answers requests.",
     },
     MODEL: {
         "served_model_name": "The name clients use, in place of MODEL.",

@@ -35,7 +35,9 @@ async def first_models(gateway: Gateway, *, timeout_s: float) -> list[str]:
         said = "".join(
             f"\n  {member.id} ({member.address}) is {member.state}: {member.note}" for member in fleet.members
         )
-        raise StartupError(f"no worker that decodes was there within {timeout_s:g} s{said or '; none was named'}")
+        raise StartupError(
+            f"no worker that answers requests was there within {timeout_s:g} s{said or '; none was named'}"
+        )
     return [model.name for model in gateway.models.all()]
 
 

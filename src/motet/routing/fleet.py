@@ -66,10 +66,6 @@ class Fleet:
         """Those that may get such work now. Prefill workers generate only where there is nobody else who could."""
         return self.serving(model).ready(work)
 
-    def has_decode(self, model: str = "") -> bool:
-        """Whether a worker that decodes has been heard of, up or not."""
-        return self.serving(model).has_decode
-
     def has_prefill(self, model: str = "") -> bool:
         """Whether prefill and decode are apart: workers of both kinds have been heard of, up or not."""
         return self.serving(model).has_prefill

@@ -1,7 +1,7 @@
 """How a worker is named: `URL`, and behind it what it must be, if anything: a role, a kind, or both."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from motet.errors import ConfigError
@@ -20,8 +20,8 @@ class NamedWorker:
     """What it is asked as; None: what it is found to be."""
 
 
-def named_workers(texts: Iterable[str], roles: Mapping[str, Role] | None = None) -> Iterator[NamedWorker]:
-    """Of `URL`, `URL,role`, `URL,role,kind` or several with commas between them; `roles` of those that name none.
+def named_workers(texts: Iterable[str]) -> Iterator[NamedWorker]:
+    """Of `URL`, `URL,role`, `URL,kind`, `URL,role,kind` or several with commas between them.
 
     Raises ConfigError for what is none."""
     named: NamedWorker | None = None
@@ -30,14 +30,14 @@ def named_workers(texts: Iterable[str], roles: Mapping[str, Role] | None = None)
         kind = EngineKind(part) if part in tuple(EngineKind) else None
         if role is None and kind is None:
             if named is not None:
-                yield _completed(named, roles or {})
+                yield named
             named = NamedWorker(server_url(part))
         elif named is None or (role and named.role) or (kind and named.kind):
             raise ConfigError(f"{part} has no URL before it")
         else:
             named = NamedWorker(named.url, role or named.role, kind or named.kind)
     if named is not None:
-        yield _completed(named, roles or {})
+        yield named
 
 
 def by_url(texts: Iterable[str]) -> dict[str, str]:
@@ -78,7 +78,3 @@ def is_http_url(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and url.split() == [url]
-
-
-def _completed(named: NamedWorker, roles: Mapping[str, Role]) -> NamedWorker:
-    return named if named.role is not None else replace(named, role=roles.get(named.url))

@@ -5,7 +5,6 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.vllm.ask import PREFILL
 from motet.engines.vllm.tickets import ticket_from
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, RequestError
 from motet.ids import ModelName
@@ -19,12 +18,12 @@ RELEASED = {"released": 1, "left": 0}
 LEFT = {"released": 0, "left": 1}
 
 
-async def test_a_prefill_is_one_token_of_the_plain_prompt_and_brings_a_ticket() -> None:
+async def test_a_prefill_asks_for_the_plain_prompt_once_and_brings_a_ticket() -> None:
     async with scene() as there:
         prefilling = asyncio.ensure_future(there.engine.prefill(group(n=8)))
         await settle()
         (ask,) = there.server.prefills
-        assert (ask.prompt, ask.n, ask.sampling.max_tokens, ask.kv_params, ask.stream) == (PROMPT, 1, 1, PREFILL, False)
+        assert (ask.prompt, ask.n, ask.kv_params) == (PROMPT, 1, None)
         assert (ask.model, ask.cache_salt, ask.priority) == ("m", "salt", 3)
         assert there.server.prefilled is not None
         there.server.prefilled.set_result([PARAMS])
