@@ -1,4 +1,4 @@
-"""A server of ours before played text servers: model `texts` there, model `tiny` here."""
+"""A server of ours before played text upstreams: model `texts` there, model `tiny` here."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass

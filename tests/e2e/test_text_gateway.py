@@ -1,4 +1,4 @@
-"""A gateway as a process of its own before servers of texts: n where they know none, and what becomes of a lost one."""
+"""A gateway as a process of its own before text upstreams: n where they know none, and what becomes of a lost one."""
 
 import asyncio
 from collections.abc import AsyncIterator

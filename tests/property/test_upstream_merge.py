@@ -1,4 +1,4 @@
-"""Whatever manners a text server has, and wherever its bytes are cut: each choice reads as from an honest server."""
+"""Whatever manners a text upstream has, and wherever its bytes are cut: each choice reads as from an honest server."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is checked of a body that goes on to a text server: what we have to understand. The server checks the rest."""
+"""What is checked of a body that goes on to a text upstream: what we have to understand. The server checks the rest."""
 
 from typing import ClassVar, Self
 

@@ -1,4 +1,4 @@
-"""The course of one request to a text server through this one: its figures, and the log line when it ends.
+"""The course of one request to a text upstream through this one: its figures, and the log line when it ends.
 
 The same figures as of a group of tokens, as far as the server tells: prompt and tokens are known at the end or never.
 """

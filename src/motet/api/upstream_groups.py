@@ -1,4 +1,4 @@
-"""One request to text servers while it runs: let in, asked for, read, closed. What `Answer` runs for a text model."""
+"""One request to text upstreams while it runs: let in, asked for, read, closed. What `Answer` runs for a text model."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack

@@ -1,6 +1,6 @@
 """Requests for text models go past our own schemas: the body's `model` is read first, and says which way it goes.
 
-the server has text models   and one is named   to a text server, fields as they are (`upstream_groups`)
+the server has text models   and one is named   to a text upstream, fields as they are (`upstream_groups`)
 else                                            as on every server: parsed, checked, tokenised here
 """
 

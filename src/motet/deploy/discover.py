@@ -4,7 +4,7 @@
     token ids in, token ids out     vLLM
     GET /v1/models answers          any server of OpenAI's API: text in, text out
 
-A server of ours that refuses (another version, another key) is not asked further: it would do as a server of texts, and
+A server of ours that refuses (another version, another key) is not asked further: it would do as a text upstream, and
 nobody would notice. What a server was found to be is kept until it answers as something else.
 """
 

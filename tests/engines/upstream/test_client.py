@@ -1,4 +1,4 @@
-"""How a text server is reached: keys, time-outs, certificates, refusals of all kinds; and how it reports."""
+"""How a text upstream is reached: keys, time-outs, certificates, refusals of all kinds; and how it reports."""
 
 import asyncio
 import ssl

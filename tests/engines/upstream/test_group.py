@@ -1,4 +1,4 @@
-"""A group on a text server equals the same group on an honest one, whatever manners the server has."""
+"""A group on a text upstream equals the same group on an honest one, whatever manners the server has."""
 
 import asyncio
 from dataclasses import replace

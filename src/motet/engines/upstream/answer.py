@@ -8,7 +8,7 @@ from motet.engines.upstream.base import TextStep, TextUsage
 from motet.engines.upstream.client import Ids, Reply, UpstreamServer
 from motet.errors import EngineDiedError, EngineError, UpstreamRefusalError
 
-NOT_ELSEWHERE = "What a server of texts has begun cannot go on elsewhere."
+NOT_ELSEWHERE = "What a text upstream has begun cannot go on elsewhere."
 
 
 class Answer:

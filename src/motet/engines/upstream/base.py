@@ -1,4 +1,4 @@
-"""The seam between the API and servers that take texts: JSON goes in and out as it is, choices are told apart.
+"""The seam between the API and text upstreams: JSON goes in and out as it is, choices are told apart.
 
 It is no `Engine`: there are no token ids, and another server cannot go on with what a choice has written.
 """

@@ -1,4 +1,4 @@
-"""One server that takes texts: connections, keys, time-outs, and what its failures mean.
+"""One text upstream: connections, keys, time-outs, and what its failures mean.
 
     no connection, or it broke    EngineDiedError
     nothing for too long          EngineSilentError

@@ -1,4 +1,4 @@
-"""What a text server says when it refuses, as an error of ours. Pure.
+"""What a text upstream says when it refuses, as an error of ours. Pure.
 
 401, 403    of our own key: EngineError, for the client can do nothing about it; of the client's: passed on
 other 4xx   UpstreamRefusalError: the client's fault, in the server's own words

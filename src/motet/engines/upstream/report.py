@@ -1,4 +1,4 @@
-"""How a text server is, in the shape in which keepers hear of every worker: it lists its models, or it does not.
+"""How a text upstream is, in the shape in which keepers hear of every worker: it lists its models, or it does not.
 
 It tells of no engine: there is no identity of a start, and no figures. What routing asks of an engine and such a server
 does not say has the value that stands in nobody's way.

@@ -1,4 +1,4 @@
-"""A text server as one of several: takes groups, learns what it can, and ends what it has when it is lost.
+"""A text upstream as one of several: takes groups, learns what it can, and ends what it has when it is lost.
 
 What a model can is asked for once, in the background: of a server with one model by `learn` when it has been met; of
 one with several when a model is first wanted for several choices (some load a model only then, some take money for each
