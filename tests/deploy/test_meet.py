@@ -6,6 +6,7 @@ import pytest
 from motet.deploy.meet import meet_all
 from motet.engines.base import Worker
 from motet.engines.fake import FakeEngine
+from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineDiedError
 from motet.transfer.ticket import TransferAddress
 from tests.routing.kinds import info_of
@@ -63,3 +64,30 @@ async def test_workers_with_other_numbers_do_not_meet() -> None:
     other = Worker("d", Connecting("decode-a-motet-0", met, dtype="bfloat16"), "there")
     await meet_all(other, workers(met, "prefill-a-motet-0"))
     assert met == set()
+
+
+async def test_engines_that_cannot_be_told_of_each_other_meet_by_a_first_transfer() -> None:
+    leases = FakeLeases()
+    prefill, decode = (
+        Worker(name, FakeEngine(script, info=info_of(name), leases=leases), "there")
+        for name in ("prefill-a-vllm-0", "decode-a-vllm-0")
+    )
+    await meet_all(decode, [prefill])
+    assert isinstance(prefill.engine, FakeEngine)
+    assert isinstance(decode.engine, FakeEngine)
+    (made,), (asked,) = prefill.engine.prefills, decode.engine.requests
+    assert (made.prompt, made.model) == (asked.prompt, asked.model) == ((1, 2), "a")
+    assert asked.sampling.max_tokens == 1
+    assert decode.engine.pulls == 1
+    assert leases.held == {}
+    for worker in (prefill, decode):
+        await worker.engine.close()
+
+
+async def test_a_first_transfer_that_fails_is_told_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    prefill = Worker("p", FakeEngine(script, info=info_of("prefill-a-vllm-0")), "there")
+    decode = Worker("d", FakeEngine(script, info=info_of("decode-a-vllm-0")), "there")
+    await prefill.engine.close()
+    await meet_all(decode, [prefill])
+    assert "d cannot fetch from p: " in caplog.text
+    await decode.engine.close()

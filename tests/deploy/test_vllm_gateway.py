@@ -61,7 +61,8 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         async with gateway_of(folder, f"{prefill.url},prefill", decode, role_of=(f"{decode.url}=decode",)) as gateway:
-            for transfers, n in enumerate((1, 3, 8), start=1):
+            assert network.transfers == 1  # by which they have met
+            for transfers, n in enumerate((1, 3, 8), start=2):
                 assert await generated(gateway, n, seed=5) == seeded(n, 5)
                 assert network.transfers == transfers
         for server in (prefill, decode):
@@ -73,7 +74,7 @@ async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_ano
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as other:
         async with gateway_of(folder, f"{prefill.url},prefill", other) as gateway:
             assert await generated(gateway, 3, seed=5) == seeded(3, 5)
-        assert network.transfers == 1
+        assert network.transfers == 2
 
 
 async def test_a_decode_server_that_dies_in_mid_answer_is_not_noticed(folder: Path) -> None:
@@ -113,9 +114,9 @@ async def until_asked(server: FakeVLLM) -> None:
 async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(folder: Path, failure: str) -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
-        setattr(decode.switches, failure, True)
         workers = (f"{prefill.url},prefill", f"{decode.url},decode")
         async with gateway_of(folder, *workers, leader_timeout_s=0.5) as gateway:
+            setattr(decode.switches, failure, True)
             assert await generated(gateway, 3, seed=5) == seeded(3, 5)
             metrics = (await gateway.http.get("/metrics")).text
             reason = "failed" if failure == "pull_fails" else "late"
@@ -125,8 +126,8 @@ async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(folder: P
 async def test_a_client_that_leaves_before_decode_has_its_ticket_frees_the_prompt_at_once(folder: Path) -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
-        decode.switches.pull_hangs = True
         async with gateway_of(folder, f"{prefill.url},prefill", f"{decode.url},decode") as gateway:
+            decode.switches.pull_hangs = True
             decode.hold()
             asked = asyncio.ensure_future(gateway.http.post("/inference/v1/generate", json=body(8)))
             await decode.until(lambda: network.pulling == 1)

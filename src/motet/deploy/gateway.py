@@ -24,7 +24,7 @@ from motet.deploy.discover import FoundServer
 from motet.deploy.gateway_models import GatewayModels
 from motet.deploy.likeness import Likeness
 from motet.deploy.meet import meet_all
-from motet.deploy.remote_keeper import HEARTBEAT_S, KeeperRules, Kept, KeptServer, RemoteKeeper, offered
+from motet.deploy.remote_keeper import HEARTBEAT_S, KeeperRules, Kept, KeptServer, RemoteKeeper
 from motet.deploy.workers_file import WorkersFile
 from motet.engines.base import ANSWERING, Worker, WorkerState
 from motet.engines.upstream.upstream import TextUpstream
@@ -33,6 +33,8 @@ from motet.errors import DrainingError, NotFoundError, RequestError, WorkerLeavi
 from motet.routing.fleet import Member
 from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
 
+LEARN_S = 2.0
+"""How long it may take to find out what a text upstream can before it is used; it is asked one by one meanwhile."""
 PORTS = {"http": 80, "https": 443}
 
 
@@ -218,11 +220,13 @@ class Gateway:
         await self.models.learn(report, server)
         kept = server.kept(report)
         if isinstance(kept, TextUpstream):
-            await kept.learn()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEARN_S):
+                    await kept.learn()
             self.models.texts.put(id, kept)
-            self._fleet.put_text(id, offered(report))
+            self._fleet.put_text(id, report.models)
             return kept
-        self._fleet.offer(id, offered(report))
+        self._fleet.offer(id, report.models)
         newcomer = Worker(id, kept, server.url, local=False)
         async with self._joining:
             present = [member.worker for member in self._fleet.members if member.state in ANSWERING]

@@ -23,7 +23,6 @@ from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
 from motet.kv_events.follower import follow_blocks
 from motet.routing.fleet import Fleet
-from motet.types import EngineKind, ModelCard
 
 HEARTBEAT_S = 1.0
 LONGEST_MISS = 2
@@ -168,7 +167,7 @@ class RemoteKeeper:
         else:
             if (self._engine is None or self._engine.engine_id != report.engine_id) and not await self._adopt(report):
                 return
-            self._fleet.offer(self.id, offered(report))
+            self._fleet.offer(self.id, report.models)
             self._mark_present(report)  # before anything waits: one that drains is not to be given groups
             await self._events.follow(report)
             if report.stats is not None and (member := self._fleet.get(self.id)):
@@ -203,11 +202,3 @@ class RemoteKeeper:
         self._fleet.mark(self.id, state, error.message)
         if self._engine is not None:
             self._engine.lost(error)
-
-
-def offered(report: EngineReport) -> tuple[ModelCard, ...]:
-    """The models it serves beside that of its engine: all of them, if it is none of tokens and so has no engine."""
-    info = report.info
-    if info.kind is not EngineKind.OPENAI:
-        return report.models
-    return (ModelCard(name=info.model, max_model_len=info.max_model_len), *report.models)

@@ -137,7 +137,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     block_replay: str | None = None
     """Where what was missed of that can be asked for. Our own servers do not say it: it is the port after."""
     models: tuple[ModelCard, ...] = ()
-    """What it serves beside `info.model`; may change from report to report."""
+    """What it serves beside `info.model`, or all it serves if it takes texts; may change from report to report."""
 
 
 class StopChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from motet.engines.base import Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
 from motet.ids import ModelName
 from motet.routing.load import WorkerLoad
-from motet.routing.pairs import PairKey, pair_key
+from motet.routing.pairs import PairKey, fetches, pair_key
 from motet.types import EngineInfo, EngineKind, ModelCard, Role
 
 REFUSAL_S = 0.5
@@ -117,7 +117,7 @@ class Member:
             info = worker.engine.info
             self.address, self.role = worker.address, info.role
             self.pair_key = pair_key(info)
-            self.fetches = info.role is Role.DECODE or (info.role is Role.BOTH and info.transfer is not None)
+            self.fetches = fetches(info)
             self.block_size, self.ticket_readers = info.block_size, info.ticket_readers
         self.offers(self.models)
 

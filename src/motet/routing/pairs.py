@@ -7,7 +7,7 @@ same. Of an adapter the key is its base model's, for that is what the blocks are
 from typing import NamedTuple
 
 from motet.ids import ModelName
-from motet.types import EngineInfo, EngineKind
+from motet.types import EngineInfo, EngineKind, Role
 
 INT8 = "-int8_"
 """What a fingerprint has in it when the weights are rounded."""
@@ -25,6 +25,11 @@ class PairKey(NamedTuple):
 
 def pair_key(info: EngineInfo) -> PairKey:
     return PairKey(info.kind, info.model, numbers_of(info), info.block_size, info.bytes_per_block)
+
+
+def fetches(info: EngineInfo) -> bool:
+    """Whether it writes choices, and can fetch KV that another has computed."""
+    return info.role is Role.DECODE or (info.role is Role.BOTH and info.transfer is not None)
 
 
 def numbers_of(info: EngineInfo) -> str:
