@@ -6,7 +6,8 @@
     │   ├── UnauthorizedError     401
     │   ├── ForbiddenError        403
     │   ├── NotFoundError         404
-    │   │   └── ModelNotFoundError     model_not_found
+    │   │   ├── ModelNotFoundError     model_not_found
+    │   │   └── NoSingleModelError     this server is no worker: it has several models, or none
     │   ├── MethodNotAllowedError 405
     │   ├── BodyTooLargeError     413
     │   ├── RateLimitedError      429
@@ -80,6 +81,10 @@ class NotFoundError(RequestError):
 
 class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
+
+
+class NoSingleModelError(NotFoundError):
+    code = "no_single_model"
 
 
 class MethodNotAllowedError(RequestError):

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from motet.api.served import ServedModel, TextModel
+from motet.engines.calls import server_client
+from motet.engines.remote import EngineServer
 from motet.engines.upstream.base import TextGroup, TextRequest
-from motet.errors import NoWorkerError
+from motet.errors import EngineError, NoWorkerError
 from motet.ids import ModelName
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
@@ -184,8 +186,13 @@ async def test_a_gateway_of_several_models_is_no_worker_of_another(served: Serve
     assert (response.status_code, response.json()["error"]["code"]) == (404, "no_single_model")
     assert PLAIN in response.json()["error"]["message"]
     assert (await post(served, "/engine/generate", group())).status_code == 404
-    models.listed.pop()
-    assert (await served.http.get("/engine")).status_code == 200
+    async with server_client() as client:
+        server = EngineServer(served.url, client)
+        with pytest.raises(EngineError, match="Name the servers behind it") as refused:
+            await server.report()
+        assert type(refused.value) is EngineError  # else it would be asked as a server of another kind
+        models.listed.pop()
+        assert (await server.report()).info.model == models.plain.info.model
 
 
 async def test_a_worker_takes_groups_for_its_own_model_only(serve: Serving) -> None:

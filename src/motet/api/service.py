@@ -12,7 +12,7 @@ from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.api.workers import OnlyWorker
 from motet.config import ServerConfig
 from motet.engines.base import Worker, Workers
-from motet.errors import NotFoundError, RequestError
+from motet.errors import NoSingleModelError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
 from motet.transfer.ticket import TransferAddress
@@ -83,14 +83,13 @@ class Service:
         return model
 
     def only_model(self) -> ServedModel:
-        """What this server is to a gateway that uses it as a worker. Raises NotFoundError unless it is one model."""
+        """What this server is to a gateway that uses it as a worker. Raises NoSingleModelError."""
         models = self.models.all()
         model = models[0] if len(models) == 1 else None
         if not isinstance(model, ServedModel):
-            raise NotFoundError(
+            raise NoSingleModelError(
                 f"This server has {', '.join(self.model_names) or 'no model'}; a worker is a server with one of its "
-                "own. Name the servers behind it as workers instead.",
-                code="no_single_model",
+                "own. Name the servers behind it as workers instead."
             )
         return model
 

@@ -2,7 +2,8 @@
 
     5xx that is not from a server of this kind    EngineDiedError
     503                                           DrainingError, OverloadedError, or EngineDiedError if it says so
-    404, 405, 501                                 OtherServerError: it has no such route
+    404, 405, 501                                 OtherServerError: it has no such route; but EngineError if it is a
+                                                  server of ours that is no worker, having several models
     any other                                     EngineError that quotes it
 
 A 4xx is not the client's fault here: the two servers disagree about what a request may hold.
@@ -21,6 +22,7 @@ from motet.errors import (
     EngineDiedError,
     EngineError,
     MotetError,
+    NoSingleModelError,
     OtherServerError,
     OverloadedError,
 )
@@ -46,7 +48,7 @@ def refused(refusal: Refusal, server: str, *, key_hint: str) -> MotetError:
     said = f"{server} answered {status}: {reason.message if reason else refusal.quoted or refusal.phrase}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return EngineError(f"{said}. {key_hint}")
-    if status in NO_SUCH_ROUTE:
+    if status in NO_SUCH_ROUTE and (reason is None or reason.code != NoSingleModelError.code):
         return OtherServerError(said)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and (reason is None or reason.code in GONE_CODES):
         return EngineDiedError(said)
