@@ -12,6 +12,8 @@ What it writes is in `vllm_tokens.py`, what it refuses in `vllm_asked.py`. Serve
 each other. `switches` make it an older server, one with other settings, or one that fails.
 """
 
+import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -27,6 +29,9 @@ from tests.peers.vllm_switches import Switches
 from tests.peers.vllm_tickets import Network
 
 MODEL = "smollm2"
+TURNS_TO_LET_IN = 3
+"""Of the loop, until whoever it has let in is among the connections. One that asyncio finds closed before is lost: it
+would neither be answered nor broken."""
 
 
 @dataclass
@@ -115,14 +120,19 @@ class FakeVLLM:
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
-        ((_, self.port),) = self._runner.addresses
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        await web.SockSite(self._runner, self._listener).start()
         self.engine.id = str(uuid4())
         self.books.begin()
 
     async def kill(self) -> None:
-        """As SIGKILL does: the connections break, and what it held is lost."""
+        """As SIGKILL does: the connections break, and what it held is lost. May be called twice."""
+        if self._listener.fileno() < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for _ in range(TURNS_TO_LET_IN):
+            await asyncio.sleep(0)
         server = self._runner.server
         for connection in list(server.connections) if server else ():
             if connection.transport is not None:

@@ -1,0 +1,77 @@
+"""A gateway before vLLM servers that die, hang, refuse, lose KV, come and go while clients read: answers are right."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+
+from motet.engines.vllm.engine import VLLMEngine
+from tests.deploy.gateways import RunningGateway
+from tests.fault.vllm_clients import Clients
+from tests.fault.vllm_fleet import VLLMFleet, vllm_fleet
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PLAYS = range(1, 4)
+"""Seeds, of which a failure names its own. What is done and asked follows from it; when, also from the machine."""
+PLAY_S = 5.0
+"""Of trouble a play."""
+AT_ONCE = 12
+"""Clients."""
+FEWEST = 20
+"""Answers that must have been read for a play to say anything."""
+STRIKERS = 2
+"""Things that are done to servers at once."""
+
+
+@pytest.mark.parametrize("seed", PLAYS)
+async def test_what_clients_read_is_right_whatever_happens_to_vllm_servers(
+    folder: Path, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = asyncio.all_tasks()
+    async with vllm_fleet(folder) as fleet, client_of(fleet.gateway) as http:
+        clients = Clients(http)
+        await play(fleet, clients, Random(seed))
+        await fleet.mend()
+        await fleet.until_idle()
+        check_nothing_left(fleet, left=clients.told["left"])
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() <= before
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+    assert clients.told["answered"] > FEWEST, clients.told
+
+
+def client_of(gateway: RunningGateway) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=gateway.http.base_url, timeout=None, limits=httpx.Limits(max_connections=None))
+
+
+async def play(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
+    ends_s = asyncio.get_running_loop().time() + PLAY_S
+
+    async def again(what: str, number: int) -> None:
+        own = Random(f"{random.random()} {what} {number}")
+        while asyncio.get_running_loop().time() < ends_s:
+            if what == "client":
+                await clients.come(own)
+            else:
+                await fleet.strike(own)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(AT_ONCE):
+            tasks.create_task(again("client", number))
+        for number in range(STRIKERS):
+            tasks.create_task(again("striker", number))
+
+
+def check_nothing_left(fleet: VLLMFleet, *, left: int) -> None:
+    """On any server, or of any group in the gateway. `left`: clients that went; the ticket of a prompt that was ready
+    just then may be on a closed connection, and its lease ends it."""
+    for worker in fleet.gateway.gateway.workers:
+        if isinstance(worker.engine, VLLMEngine):
+            worker.engine.check()
+    fleet.gateway.gateway.router.fleet.check()
+    assert fleet.network.faults == []
+    assert len(fleet.network.pinned) <= left
+    assert fleet.network.transfers > 0

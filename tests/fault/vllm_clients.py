@@ -1,0 +1,142 @@
+"""Clients of played vLLM servers and of a server of texts: what they ask, and whether what they read can be right."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+import httpx
+
+from motet.engines.vllm.ask import signed_seed
+from motet.engines.vllm.plan import resumed_seed
+from tests.fault.answers import Answer, Body, Choice, Reader, read, whole
+from tests.fault.asked import CHAT, COMPLETIONS, STREAMED
+from tests.fault.vllm_fleet import TEXTS
+from tests.peers.fake_vllm import MODEL
+from tests.peers.vllm_tokens import EOS, Kind, goes_on, state_of, written
+from tests.tiny_tokenizer import FIRST_BYTE_ID
+
+STOPS = ("e", "a", "7")
+STOP_IDS = {FIRST_BYTE_ID + ord(stop) for stop in STOPS}
+REFUSED = {"no_worker", "overloaded", "upstream_error", "upstream_died"}
+"""What clients may be told while nobody can answer, before the first byte."""
+
+
+@dataclass
+class Clients:
+    """Of one play. `told` counts what became of them."""
+
+    http: httpx.AsyncClient
+    told: Counter[str] = field(default_factory=Counter)
+    _number: int = 0
+
+    async def come(self, random: Random) -> None:
+        """Asks for one thing, reads it, and raises if it is wrong."""
+        self._number += 1
+        if random.random() < 0.2:
+            route, body = CHAT, texts_asked(self._number, random)
+        else:
+            route, body = COMPLETIONS, tokens_asked(self._number, random)
+        leaves_s = random.uniform(0.0, 0.4) if random.random() < 0.25 else None
+        try:
+            async with asyncio.timeout(leaves_s):
+                answer = await self._answer(route, body)
+        except TimeoutError:
+            self.told["left"] += 1
+            return
+        if answer is not None:
+            self.told["answered"] += 1
+            check(body, answer)
+
+    async def _answer(self, route: str, body: Body) -> Answer | None:
+        """None: refused, or broken off, as it may be."""
+        if not body.get("stream"):
+            response = await self.http.post(route, json=body)
+            return whole(response) if response.status_code == 200 else self._refused(response)
+        async with self.http.stream("POST", route, json=body) as response:
+            if response.status_code != 200:
+                await response.aread()
+                return self._refused(response)
+            return (await read(response.aiter_lines(), Reader())).complete()
+
+    def _refused(self, response: httpx.Response) -> Answer | None:
+        code = response.json()["error"]["code"]
+        assert response.status_code == 503 and code in REFUSED, response.text
+        self.told[code] += 1
+        return None
+
+
+def tokens_asked(number: int, random: Random) -> Body:
+    """Prompts have a beginning in common, and an end of their own."""
+    num_prompts = random.choice((1, 1, 1, 3))
+    tails = [random.choices(range(3, 259), k=random.randint(1, 40)) for _ in range(num_prompts)]
+    body: Body = {
+        "model": MODEL,
+        "prompt": [
+            [*range(10, 50), 3 + number // 256, 3 + number % 256, 3 + at, *tail] for at, tail in enumerate(tails)
+        ],
+        "n": random.choice((1, 3, 8)),
+        "max_tokens": random.randint(1, 60),
+        "ignore_eos": random.random() < 0.5,
+        "return_token_ids": True,
+    }
+    body |= random.choice(({"temperature": 0}, {}, {"seed": random.randrange(1000)}))
+    return body | random.choice((STREAMED, {})) | random.choice(({"stop": list(STOPS)}, {}, {}))
+
+
+def texts_asked(number: int, random: Random) -> Body:
+    message = {"role": "user", "content": f"prompt {number}"}
+    body: Body = {"model": TEXTS, "messages": [message], "n": random.choice((1, 3)), "seed": random.randrange(9)}
+    return body | random.choice((STREAMED, {}))
+
+
+def check(body: Body, answer: Answer) -> None:
+    """Raises unless this may be the answer."""
+    if body["model"] == TEXTS:
+        _check_texts(body, answer)
+        return
+    prompts, n = body["prompt"], body["n"]
+    assert isinstance(prompts, list) and isinstance(n, int)
+    assert sorted(answer.choices) == list(range(len(prompts) * n)), "choices are missing"
+    for index, choice in answer.choices.items():
+        _check_choice(body, prompts[index // n], index % n, choice)
+    usage = answer.usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (sum(map(len, prompts)), sum(answer.lengths)), usage
+
+
+def _check_choice(body: Body, prompt: list[int], index: int, choice: Choice) -> None:
+    tokens, seed, most = choice.token_ids, body.get("seed"), body["max_tokens"]
+    assert isinstance(most, int) and 0 < len(tokens) <= most
+    if "temperature" in body:
+        assert tokens == written(prompt, len(tokens)), (tokens, written(prompt, len(tokens)))
+    elif isinstance(seed, int):
+        assert seeded_goes_on(prompt, tokens, seed + index), (prompt, tokens, seed + index)
+    else:
+        assert goes_on(prompt, tokens), (prompt, tokens)
+    ends = STOP_IDS if "stop" in body else set()
+    ends = ends if body["ignore_eos"] else ends | {EOS}
+    assert not ends.intersection(tokens[:-1]), "it went on after its end"
+    assert choice.finish_reason == ("stop" if tokens[-1] in ends else "length")
+    assert tokens[-1] in ends or len(tokens) == most
+
+
+def seeded_goes_on(prompt: list[int], tokens: list[int], seed: int) -> bool:
+    """Whether a seeded choice may have been written so: from its seed, and from another one after each move."""
+    state = state_of(prompt)
+    begun = {0: Kind(seed=signed_seed(seed))}
+    for place, token in enumerate(tokens):
+        if place:
+            begun[place] = Kind(seed=signed_seed(resumed_seed(seed, place)))
+        begun = {start: kind for start, kind in begun.items() if kind.token(state, place - start) == token}
+        if not begun:
+            return False
+        state = state_of([token], state)
+    return True
+
+
+def _check_texts(body: Body, answer: Answer) -> None:
+    n, seed, number = body["n"], body["seed"], answer.choices[0].text.split()[1]
+    assert isinstance(n, int) and isinstance(seed, int)
+    words = [f"prompt {number} {seed + i}" + "".join(f" w{k}" for k in range((seed + i) % 4)) for i in range(n)]
+    assert [choice.text for choice in answer.choices.values()] == words

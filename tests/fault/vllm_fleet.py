@@ -1,0 +1,147 @@
+"""Played vLLM servers and a server of texts behind one gateway, and what is done to them while clients read."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from motet.config import RoutingConfig
+from motet.deploy.tokenizers import TokenizerRules
+from motet.engines.base import WorkerState
+from tests.deploy.gateways import ADMIN, RunningGateway
+from tests.peers.fake_openai import FakeOpenAI
+from tests.peers.fake_vllm import FakeVLLM
+from tests.peers.openai_script import Manners, Refused
+from tests.peers.vllm_tickets import Network
+
+TEXTS = "texts"
+STEP_S = 0.004
+"""A token a choice."""
+WAIT_S = 30.0
+"""How long a group waits for a worker: longer than any disturbance."""
+
+
+@dataclass
+class VLLMFleet:
+    """`prefill`, two `decodes`, a `guest` that comes and goes, and a server of texts, behind `gateway`."""
+
+    prefill: FakeVLLM
+    decodes: tuple[FakeVLLM, FakeVLLM]
+    guest: FakeVLLM
+    texts: FakeOpenAI
+    network: Network
+    gateway: RunningGateway
+    _here: bool = False
+    """Whether the guest was last told to come."""
+    _struck: set[int] = field(default_factory=set)
+    """Ports of servers to which something is being done."""
+
+    @property
+    def servers(self) -> list[FakeVLLM]:
+        return [self.prefill, *self.decodes, self.guest]
+
+    async def strike(self, random: Random) -> None:
+        """One thing, with its end, to a server that suffers nothing else."""
+        server = random.choice([server for server in self.servers if server.port not in self._struck])
+        strike = random.choice((self._kill, self._hang, self._fail, self._sicken, self._crowd, self._invite))
+        self._struck.add(server.port)
+        try:
+            await strike(server, random)
+        finally:
+            self._struck.discard(server.port)
+
+    async def mend(self) -> None:
+        """Every worker is ready, and nothing will fail."""
+        for server in self.servers:
+            assert server.switches.healthy and not server.switches.pull_fails and not server.switches.pull_hangs
+            server.switches.too_busy = 0
+        self.texts.manners.not_ok.clear()
+        for server in (self.prefill, *self.decodes):
+            await self.gateway.until_state(name_of(server), WorkerState.READY)
+
+    async def until_idle(self) -> None:
+        """Nobody has anything open."""
+        for server in self.servers:
+            await _until_idle(server)
+        await self.texts.until_idle()
+
+    async def _kill(self, server: FakeVLLM, random: Random) -> None:
+        await server.kill()
+        await asyncio.sleep(random.uniform(0.0, 0.3))
+        await server.start()
+
+    async def _hang(self, server: FakeVLLM, random: Random) -> None:
+        server.stop()
+        await asyncio.sleep(random.uniform(0.0, 1.0))
+        server.go_on()
+
+    async def _fail(self, server: FakeVLLM, random: Random) -> None:
+        """Its fetches of KV."""
+        how = random.choice(("pull_fails", "pull_hangs"))
+        setattr(server.switches, how, True)
+        await asyncio.sleep(random.uniform(0.0, 0.8))
+        setattr(server.switches, how, False)
+        server.engine.changed()
+
+    async def _sicken(self, server: FakeVLLM, random: Random) -> None:
+        """A dead engine comes back with its server only."""
+        server.switches.healthy = False
+        await asyncio.sleep(random.uniform(0.0, 0.3))
+        await server.kill()
+        server.switches.healthy = True
+        await server.start()
+
+    async def _crowd(self, server: FakeVLLM, random: Random) -> None:
+        """It refuses the next requests; the server of texts may refuse one."""
+        server.switches.too_busy = random.randint(1, 5)
+        busy = Refused.openai(503, "full", code="overloaded")
+        self.texts.manners.not_ok += [busy] * random.randint(0, 1)
+
+    async def _invite(self, server: FakeVLLM, random: Random) -> None:
+        """The guest comes, or is sent away, whoever was struck."""
+        if self._here:
+            drain_s = random.choice((0, 0.1, 5))
+            await self.gateway.http.delete(f"/workers/guest?drain_timeout={drain_s}", headers=ADMIN)
+        else:
+            body = {"url": self.guest.url, "id": "guest", "role": "decode"}
+            await self.gateway.http.post("/workers", json=body, headers=ADMIN)
+        self._here = not self._here
+
+
+async def _until_idle(server: FakeVLLM) -> None:
+    await server.until(lambda: not server.open)
+
+
+def name_of(server: FakeVLLM) -> str:
+    return server.url.removeprefix("http://")
+
+
+@asynccontextmanager
+async def vllm_fleet(folder: Path) -> AsyncIterator[VLLMFleet]:
+    network = Network()
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(FakeVLLM(network=network, stepped=True)) for _ in range(4)]
+        prefill, one, other, guest = servers
+        texts = await stack.enter_async_context(FakeOpenAI(Manners(models=({"id": TEXTS},))))
+        pace = asyncio.create_task(_pace(servers))
+        stack.callback(pace.cancel)
+        workers = (f"{prefill.url},prefill", f"{one.url},decode", f"{other.url},decode", texts.url)
+        gateway = RunningGateway(
+            *workers,
+            tokenizers=TokenizerRules({}, others=folder),
+            gateway={"worker_timeout_s": 0.4, "leader_timeout_s": 0.4},
+            routing=RoutingConfig(migration_limit=1000, migration_wait_s=WAIT_S, queue_timeout_s=WAIT_S),
+        )
+        await stack.enter_async_context(gateway)
+        fleet = VLLMFleet(prefill, (one, other), guest, texts, network, gateway)
+        await fleet.mend()
+        yield fleet
+
+
+async def _pace(servers: list[FakeVLLM]) -> None:
+    while True:
+        await asyncio.sleep(STEP_S)
+        for server in servers:
+            server.step()
