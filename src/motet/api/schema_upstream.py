@@ -7,10 +7,8 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from motet.api.failure import validation_failure
 from motet.api.schema_shared import MAX_SEED, MIN_SEED, Schema
-from motet.engines.upstream.base import TextRoute
+from motet.engines.upstream.base import Fields, TextRoute
 from motet.errors import RequestError
-
-Fields = dict[str, msgspec.Raw]
 
 
 class UpstreamStreamOptions(Schema):

@@ -14,13 +14,13 @@ from starlette.requests import ClientDisconnect
 from motet.api.answer import Answer
 from motet.api.caller import caller_of
 from motet.api.counts import Counts
-from motet.api.schema_upstream import Fields, check_fields, name_in, prompts_in, read_fields
+from motet.api.schema_upstream import check_fields, name_in, prompts_in, read_fields
 from motet.api.served import TextModel
 from motet.api.service import Service
 from motet.api.upstream_groups import UpstreamGroups
 from motet.api.upstream_writers import TextBody, TextChunks, TextHead, kind_of
 from motet.config import ServerConfig
-from motet.engines.upstream.base import TextRequest, TextRoute, TextStep, TextUsage
+from motet.engines.upstream.base import Fields, TextRequest, TextRoute, TextStep, TextUsage
 from motet.ids import new_request_id
 
 Handler = Callable[[Request], Awaitable[Response]]

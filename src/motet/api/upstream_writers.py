@@ -14,10 +14,9 @@ import orjson
 
 from motet.api.event_bytes import DONE, END
 from motet.api.usage_shape import text_usage_json
-from motet.engines.upstream.base import Piece, TextRoute, TextStep, TextUsage
+from motet.engines.upstream.base import Fields, Piece, TextRoute, TextStep, TextUsage
 
 Used = Callable[[], TextUsage | None]
-Fields = dict[str, msgspec.Raw]
 
 
 class TextHead(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@
     no answer for a while: silent       │ │   it answers again: the same engine is ready again,
     refused, broken, its engine lost:   │ │   another one is met and takes its place
     dead                                ▼ │
-    another model, another protocol: dead, and it is said why
+    another protocol, or another model under the same name: dead, and it is said why
 
 Whatever takes it out ends what it has under way, so that groups go on elsewhere at once; nothing is done to the server
 itself.

@@ -15,6 +15,10 @@ UNKNOWN_LENGTH = 2**31 - 1
 """`max_model_len` of a model whose server does not tell it; it refuses by itself what is too long."""
 
 
+Fields = dict[str, msgspec.Raw]
+"""Of a JSON object, each value as it was written."""
+
+
 class TextRoute(StrEnum):
     """Routes of OpenAI's API, as paths below a server's root."""
 
@@ -57,7 +61,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
     index: int
     """prompt x n + number."""
-    fields: dict[str, msgspec.Raw]
+    fields: Fields
     """All fields of the choice but `index` and `finish_reason`, as the server wrote them."""
     finish: str | None = None
     """Its `finish_reason`: comes once, and nothing after it."""
@@ -67,7 +71,7 @@ class TextStep(msgspec.Struct, frozen=True):
     """What came in one go."""
 
     pieces: tuple[Piece, ...]
-    extras: dict[str, msgspec.Raw] = {}
+    extras: Fields = {}
     """What stood beside `choices`, but for what is ours: id, object, created, model, usage."""
 
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from motet.engines.upstream.base import Piece, TextStep, TextUsage
-from motet.engines.upstream.shapes import Fields, ToldChoice, read_fields, read_told
+from motet.engines.upstream.base import Fields, Piece, TextStep, TextUsage
+from motet.engines.upstream.shapes import ToldChoice, read_fields, read_told
 from motet.errors import EngineDiedError, EngineError
 
 FAILED = frozenset({"error", "abort"})

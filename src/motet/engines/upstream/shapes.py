@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from motet.engines.upstream.base import TextUsage
+from motet.engines.upstream.base import Fields, TextUsage
 from motet.engines.upstream.refusal import Said, refusal_error, said_in
 from motet.engines.wire import UNREADABLE
 from motet.errors import EngineError, MotetError
-
-Fields = dict[str, msgspec.Raw]
 
 OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
 """Fields of a chunk or a body that are written anew."""

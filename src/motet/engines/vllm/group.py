@@ -233,8 +233,8 @@ class VLLMGroup:
         return GroupDelta(self.request.request_id, choices, self._report()) if choices else None
 
     def _report(self) -> PromptReport | None:
-        """On the first delta. Of cached tokens vLLM tells at the end of an answer, so they are known only where a
-        ticket tells, or where the answer is all there."""
+        """On the first delta. Of cached tokens vLLM tells at the end of an answer, so they are known only where all of
+        it came at once, and never of a prompt that was fetched: its ticket does not tell."""
         if self._prompt_told:
             return None
         self._prompt_told = True
