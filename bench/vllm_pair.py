@@ -5,7 +5,7 @@ Each server gets one core to itself.
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,19 +70,19 @@ class VLLMPair:
 
 
 @contextlib.contextmanager
-def vllm_pair(folder: Path, model: Path) -> Iterator[VLLMPair]:
-    """Started, and ended whatever happens."""
+def vllm_pair(folder: Path, model: Path, arguments: Sequence[str] = ()) -> Iterator[VLLMPair]:
+    """Started, and ended whatever happens. `arguments`: of both."""
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(vllm_server(setup_of(folder, model, core))) for core in (0, 1)]
+        servers = [stack.enter_context(vllm_server(setup_of(folder, model, core, arguments))) for core in (0, 1)]
         for core, server in enumerate(servers):
             server.wait_until_ready()
             server.pin((core,))
         yield VLLMPair(*(httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) for server in servers))
 
 
-def setup_of(folder: Path, model: Path, core: int) -> VLLMSetup:
-    connector = ("--kv-transfer-config", json.dumps(CONNECTOR))
-    return VLLMSetup(folder, model, (core,), connector, {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())})
+def setup_of(folder: Path, model: Path, core: int, arguments: Sequence[str] = ()) -> VLLMSetup:
+    own = ("--kv-transfer-config", json.dumps(CONNECTOR), *arguments)
+    return VLLMSetup(folder, model, (core,), own, {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())})
 
 
 def counters_in(exposition: str) -> VLLMCounters:

@@ -134,6 +134,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ns", type=numbers, default=(1, 3, 8, 32), help="numbers of choices, e.g. 1,8,32")
     parser.add_argument("--prompt-tokens", type=int, default=1200)
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of a choice")
+    parser.add_argument("--block-size", type=int, help="tokens of a KV block; unset: vLLM's own, 128 on a CPU")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--check", action="store_true", help="fail when a prompt is moved more than once")
     return parser.parse_args(argv)
@@ -143,7 +144,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     at_start = machine()
     model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
-    with vllm_pair(arguments.vllm, model.path) as pair:
+    blocks = () if arguments.block_size is None else ("--block-size", str(arguments.block_size))
+    with vllm_pair(arguments.vllm, model.path, blocks) as pair:
         workers = ("--worker", f"{pair.prefill.base_url},prefill", "--worker", f"{pair.decode.base_url},decode")
         own = ("--tokenizer", str(model.path), "--bypass-tokens", "0", "--worker-timeout", "30")
         with ChildServer([*workers, *own], command="gateway") as gateway:
