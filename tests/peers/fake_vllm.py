@@ -162,7 +162,8 @@ class FakeVLLM:
         return web.json_response({"version": "0.32.0"})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self.books.text(pinned_blocks=self.engine.pinned_blocks()))
+        pinned_blocks, tells_blocks = self.engine.pinned_blocks(), self.switches.tells_blocks
+        return web.Response(text=self.books.text(pinned_blocks=pinned_blocks, tells_blocks=tells_blocks))
 
     async def _event_sources(self, _: web.Request) -> web.Response:
         if self.switches.event_sources is None:

@@ -53,7 +53,7 @@ class Books:
             else:
                 self.local_compute += len(asked.prompt) - cached
 
-    def text(self, *, pinned_blocks: int) -> str:
+    def text(self, *, pinned_blocks: int, tells_blocks: bool = True) -> str:
         label = f'engine="0",model_name="{self.model}"'
         usage = (self._held + pinned_blocks) / self.num_blocks
         prompt_tokens = self.local_compute + self.local_cache_hit + self.external_kv_transfer
@@ -74,7 +74,8 @@ class Books:
             "local_cache_hit": self.local_cache_hit,
             "external_kv_transfer": self.external_kv_transfer,
         }
-        config = f'block_size="{self.block_size}",cache_dtype="auto",engine="0",num_gpu_blocks="{self.num_blocks}"'
+        size, number = (self.block_size, self.num_blocks) if tells_blocks else (None, None)
+        config = f'block_size="{size}",cache_dtype="auto",engine="0",num_gpu_blocks="{number}"'
         lines = [
             f"process_start_time_seconds {self.started_s}",
             f"vllm:cache_config_info{{{config}}} 1.0",

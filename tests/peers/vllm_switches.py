@@ -13,6 +13,8 @@ class Switches:
     """Whether `/inference/v1/generate` is there; 403 otherwise."""
     token_ids: bool = True
     """Off: a server that does not know `return_token_ids`."""
+    tells_blocks: bool = True
+    """Off: their size and number are `None` in its figures."""
     event_sources: Json | None = None
     """None: an older server, 404."""
     connector: bool = True

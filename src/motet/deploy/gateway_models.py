@@ -10,7 +10,7 @@ from dataclasses import replace
 from motet.api.served import ServedModel, TextModel, now_s
 from motet.deploy.compose import Router
 from motet.deploy.discover import FoundServer
-from motet.deploy.tokenizers import Tokenizers
+from motet.deploy.tokenizers import Loaded, Tokenizers
 from motet.engines.upstream.base import UNKNOWN_LENGTH
 from motet.engines.wire import EngineReport
 from motet.ids import ModelName
@@ -29,8 +29,6 @@ class GatewayModels:
         self.texts = texts
         self._first_name = first_name
         self._first: str | None = None
-        self._bases: dict[str, str] = {}
-        """Of every name that a worker serves: the model that its tokenizer is known by."""
         self._known: Mapping[ModelName, ModelCard] = {}
         """What the models below were made of."""
         self._models: dict[str, ServedModel | TextModel] = {}
@@ -42,14 +40,8 @@ class GatewayModels:
         if report.info.kind is not EngineKind.OPENAI:
             loaded = await self._tokenizers.learn(model, server.tokenizer)
             await server.check(loaded.tokenizer, model)
-        self.note(report)
-
-    def note(self, report: EngineReport) -> None:
-        """What the worker serves now."""
         if self._first is None:
-            self._first = report.info.model
-        for name in (report.info.model, *(card.name for card in report.models)):
-            self._bases.setdefault(name, report.info.model)
+            self._first = model
 
     def all(self) -> Sequence[ServedModel | TextModel]:
         return list(self._now().values())
@@ -68,8 +60,8 @@ class GatewayModels:
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """Of the first model that has a tokenizer: of the only one, where anybody asks."""
-        served = (self._tokenizers.get(base) for base in self._bases.values())
-        return next((loaded.files for loaded in served if loaded is not None), {})
+        first = self._tokenizers.first()
+        return {} if first is None else first.files
 
     def _model(self, card: ModelCard, former: ServedModel | TextModel | None) -> ServedModel | TextModel | None:
         """None: its tokenizer is not known yet, so no worker with it has been used."""
@@ -89,7 +81,7 @@ class GatewayModels:
         )
 
     def _token_model(self, card: ModelCard) -> ServedModel | None:
-        loaded = self._tokenizers.get(self._bases.get(card.name, card.name))
+        loaded = self._loaded(card.name)
         if loaded is None:
             return None
         return ServedModel(
@@ -100,6 +92,11 @@ class GatewayModels:
             root=card.root or card.name,
             parent=None if card.parent is None else self._shown(card.parent),
         )
+
+    def _loaded(self, name: str) -> Loaded | None:
+        """The tokenizer of a model is that of its worker's own one, of which it is an adapter or another name."""
+        base = self._router.fleet.base_of(name)
+        return None if base is None else self._tokenizers.get(base)
 
     def _shown(self, name: str) -> str:
         return self._first_name if self._first_name and name == self._first else name

@@ -68,6 +68,10 @@ class Tokenizers:
     def get(self, model: str) -> Loaded | None:
         return self._loaded.get(model)
 
+    def first(self) -> Loaded | None:
+        """Of the model that came first."""
+        return next(iter(self._loaded.values()), None)
+
     async def learn(self, model: str, hand_out: HandOut) -> Loaded:
         """Raises EngineError if it is not to be had."""
         async with self._locks.setdefault(model, asyncio.Lock()):

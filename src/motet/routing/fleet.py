@@ -89,6 +89,14 @@ class Fleet:
         having = [member for member in self._members.values() if model and member.has(model)]
         return bool(having) and all(member.text for member in having)
 
+    def base_of(self, model: str) -> ModelName | None:
+        """The own model of the engine that serves it, under its own or another name, or as an adapter; None: none has
+        been met."""
+        for member in self._members.values():
+            if member.worker is not None and model and member.has(model):
+                return member.worker.engine.info.model
+        return None
+
     def adapter(self, model: ModelName) -> str:
         """Under which name blocks of this model's KV are known beside those of its base model; empty if it has none."""
         card = self._catalog.models.get(model) if model else None

@@ -1,8 +1,9 @@
 """How a vLLM server is, in the shape in which our own workers report. Pure.
 
 What vLLM does not tell is said to be unknown: its vocabulary, its end-of-sequence tokens, how many choices it runs at
-once. Its block events are followed where there is one publisher: of several data-parallel ranks nobody could tell which
-has a prefix, since vLLM itself chooses the rank.
+once. Where it does not tell its blocks either, they are taken to be enough: it queues what has no place itself. Its
+block events are followed where there is one publisher: of several data-parallel ranks nobody could tell which has a
+prefix, since vLLM itself chooses the rank.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, ModelCard, R
 MAX_NUM_SEQS = 1024
 """The most that vLLM runs at once unless told otherwise. A server with fewer queues the others itself, so that too high
 a figure costs less than one that holds back what could run."""
+BLOCK_SIZE = 16
+"""vLLM's default on a GPU, for a server that does not tell its own."""
 TICKET_READERS = 1
 
 ANY_HOST = ("*", "0.0.0.0", "::", "[::]")
@@ -98,6 +101,7 @@ def report_of(url: str, start: Start, scrape: Scrape, cards: Sequence[Card], *, 
     port = address.port or (443 if address.scheme == "https" else 80)
     own, *others = cards
     max_model_len = own.max_model_len or 0
+    block_size = scrape.block_size or BLOCK_SIZE
     source = start.events if scrape.ranks == 1 else None
     return EngineReport(
         version=start.version,
@@ -107,8 +111,8 @@ def report_of(url: str, start: Start, scrape: Scrape, cards: Sequence[Card], *, 
             model=ModelName(own.id),
             max_model_len=max_model_len,
             vocab_size=UNKNOWN_VOCABULARY,
-            block_size=scrape.block_size,
-            num_blocks=scrape.num_blocks,
+            block_size=block_size,
+            num_blocks=scrape.num_blocks or MAX_NUM_SEQS * -(-max_model_len // block_size),
             bytes_per_block=0,
             max_num_seqs=MAX_NUM_SEQS,
             role=role or Role.BOTH,
