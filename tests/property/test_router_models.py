@@ -49,7 +49,7 @@ MIXED = [*OFTEN, *OF_ADAPTERS * 2]
 acts = st.builds(Act, st.sampled_from(MIXED), st.integers(0, 31), st.integers(0, 6))
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     acts=st.lists(acts, min_size=10, max_size=60),
     names=st.lists(st.sampled_from(NAMES), min_size=2, max_size=len(NAMES), unique=True),
