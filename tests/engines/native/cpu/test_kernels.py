@@ -23,8 +23,7 @@ pytestmark = pytest.mark.kernels
 
 Made = Callable[[str], Path]
 SLOW_FAMILIES = [
-    family if family in ("qwen2", "qwen3", "gemma2", "gemma3") else pytest.param(family, marks=pytest.mark.slow)
-    for family in FAMILIES
+    family if family in ("qwen3", "gemma3") else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES
 ]
 ODD = (
     "tied",
