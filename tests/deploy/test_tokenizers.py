@@ -34,8 +34,10 @@ async def never() -> dict[str, bytes]:
 async def test_a_model_takes_the_tokenizer_of_its_worker_and_keeps_it(folder: Path) -> None:
     tokenizers, worker = Tokenizers(TokenizerRules({})), HandsOut(folder)
     assert tokenizers.get("m") is None
-    first, second = await asyncio.gather(tokenizers.learn("m", worker), tokenizers.learn("m", worker))
-    assert first is second is tokenizers.get("m") is await tokenizers.learn("m", never)
+    first, second = await asyncio.gather(
+        tokenizers.learn("m", worker, worker="w"), tokenizers.learn("m", worker, worker="w")
+    )
+    assert first is second is tokenizers.get("m") is await tokenizers.learn("m", never, worker="w")
     assert worker.asked == 1
     assert first.files == read_files(folder)
     assert tokenizers.get("another") is None
@@ -43,14 +45,14 @@ async def test_a_model_takes_the_tokenizer_of_its_worker_and_keeps_it(folder: Pa
 
 async def test_one_that_was_named_for_the_model_is_taken_instead(folder: Path, tmp_path: Path) -> None:
     tokenizers = Tokenizers(TokenizerRules({"m": folder}, others=tmp_path))
-    assert (await tokenizers.learn("m", never)).files == read_files(folder)
+    assert (await tokenizers.learn("m", never, worker="w")).files == read_files(folder)
     with pytest.raises(EngineError, match="no tokenizer for other"):
-        await tokenizers.learn("other", never)
+        await tokenizers.learn("other", never, worker="w")
 
 
 async def test_a_chat_template_that_was_given_takes_the_place_of_the_models(folder: Path) -> None:
     tokenizers = Tokenizers(TokenizerRules({}, others=folder, chat_template="{{ messages }}!"))
-    assert (await tokenizers.learn("m", never)).tokenizer.chat_template == "{{ messages }}!"
+    assert (await tokenizers.learn("m", never, worker="w")).tokenizer.chat_template == "{{ messages }}!"
 
 
 async def test_one_that_is_not_to_be_had_is_looked_for_again_after_a_while(folder: Path) -> None:
@@ -58,8 +60,17 @@ async def test_one_that_is_not_to_be_had_is_looked_for_again_after_a_while(folde
     tokenizers, worker = Tokenizers(TokenizerRules({}), clock=lambda: now_s), HandsOut(None)
     for _ in range(2):
         with pytest.raises(EngineError) as caught:
-            await tokenizers.learn("m", worker)
+            await tokenizers.learn("m", worker, worker="w")
         assert caught.value.message == "no tokenizer for m (give --tokenizer-of m=FOLDER): the worker is gone"
     assert worker.asked == 1
     now_s, worker.folder = TRY_AGAIN_S, folder
-    assert await tokenizers.learn("m", worker) is tokenizers.get("m")
+    assert await tokenizers.learn("m", worker, worker="w") is tokenizers.get("m")
+
+
+async def test_who_does_not_have_it_keeps_nobody_else_from_handing_it_out(folder: Path) -> None:
+    """One worker may have been loaded from a folder of its own machine, and another by a name on a hub."""
+    tokenizers = Tokenizers(TokenizerRules({}))
+    with pytest.raises(EngineError, match="the worker is gone"):
+        await tokenizers.learn("m", HandsOut(None), worker="one")
+    loaded = await tokenizers.learn("m", HandsOut(folder), worker="other")
+    assert loaded is await tokenizers.learn("m", never, worker="one")

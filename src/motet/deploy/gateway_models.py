@@ -38,7 +38,7 @@ class GatewayModels:
         """All that a worker takes before it can be used. Raises EngineError if that is not to be had."""
         model = report.info.model
         if report.info.kind is not EngineKind.OPENAI:
-            loaded = await self._tokenizers.learn(model, server.tokenizer)
+            loaded = await self._tokenizers.learn(model, server.tokenizer, worker=server.url)
             await server.check(loaded.tokenizer, model)
         if self._first is None:
             self._first = model

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 120.0
 """How long a tokenizer may take to come, from a hub say."""
 TRY_AGAIN_S = 30.0
-"""A model whose tokenizer could not be had is not looked for again before."""
+"""Whoever could not hand out a model's tokenizer is not asked again before."""
 
 HandOut = Callable[[], Awaitable[dict[str, bytes]]]
 """The files of a worker's own tokenizer. Raises MotetError."""
@@ -62,7 +62,8 @@ class Tokenizers:
         self._rules = rules
         self._clock = clock
         self._loaded: dict[str, Loaded] = {}
-        self._failures: dict[str, _Failure] = {}
+        self._failures: dict[tuple[str, str], _Failure] = {}
+        """By model and worker: another one may have it, or say better where it is."""
         self._locks: dict[str, asyncio.Lock] = {}
 
     def get(self, model: str) -> Loaded | None:
@@ -72,12 +73,12 @@ class Tokenizers:
         """Of the model that came first."""
         return next(iter(self._loaded.values()), None)
 
-    async def learn(self, model: str, hand_out: HandOut) -> Loaded:
-        """Raises EngineError if it is not to be had."""
+    async def learn(self, model: str, hand_out: HandOut, *, worker: str) -> Loaded:
+        """`worker`: who hands it out. Raises EngineError if it is not to be had."""
         async with self._locks.setdefault(model, asyncio.Lock()):
             if loaded := self._loaded.get(model):
                 return loaded
-            failure = self._failures.get(model)
+            failure = self._failures.get((model, worker))
             if failure is not None and self._clock() < failure.again_s:
                 raise failure.error
             try:
@@ -86,9 +87,10 @@ class Tokenizers:
             except (MotetError, TimeoutError) as error:
                 why = error.message if isinstance(error, MotetError) else f"it did not come within {PATIENCE_S:g} s"
                 told = EngineError(f"no tokenizer for {model} (give --tokenizer-of {model}=FOLDER): {why}")
-                self._failures[model] = _Failure(told, self._clock() + TRY_AGAIN_S)
+                self._failures[model, worker] = _Failure(told, self._clock() + TRY_AGAIN_S)
                 raise told from error
             self._loaded[model] = loaded
+            self._failures = {key: failure for key, failure in self._failures.items() if key[0] != model}
             return loaded
 
     async def _load(self, model: str, hand_out: HandOut) -> Loaded:
