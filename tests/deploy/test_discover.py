@@ -125,3 +125,20 @@ async def test_what_a_server_is_is_not_forgotten_while_it_is_away() -> None:
         await asked.server.report()
     assert (await asked.server.report()).engine_id == "b"
     assert asked.asked == [EngineKind.MOTET, *[EngineKind.VLLM] * 3]
+
+
+async def test_a_server_of_texts_that_was_gone_may_come_back_as_vllm() -> None:
+    """Which answers as one of texts too, and would be used as one for good."""
+    asked = Asked(motet=[OTHER, OTHER], vllm=[OTHER, report("b")], openai=[report("a"), EngineDiedError("refused")])
+    assert (await asked.server.report()).engine_id == "a"
+    with pytest.raises(EngineDiedError):
+        await asked.server.report()
+    assert (await asked.server.report()).engine_id == "b"
+
+
+async def test_a_server_of_texts_that_was_silent_is_still_one() -> None:
+    asked = Asked(motet=[OTHER], vllm=[OTHER], openai=[report("a"), EngineSilentError("no answer"), report("a")])
+    await asked.server.report()
+    with pytest.raises(EngineSilentError):
+        await asked.server.report()
+    assert (await asked.server.report()).engine_id == "a"

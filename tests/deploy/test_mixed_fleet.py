@@ -1,11 +1,13 @@
 """One gateway before servers of every kind, with several models."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from motet.deploy.tokenizers import TokenizerRules
 from motet.engines.base import WorkerState
+from motet.engines.upstream.probe import PROBE_S
 from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
 from tests.deploy.running import Running
 from tests.peers.fake_openai import FakeOpenAI
@@ -101,3 +103,15 @@ async def test_a_text_server_that_is_lost_gets_nothing_until_it_is_back(folder: 
         texts.manners.models = ({"id": TEXTS},)
         await gateway.until_state(id, WorkerState.READY)
         assert (await gateway.http.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_a_text_server_that_leaves_while_it_is_asked_what_it_can_is_asked_no_more(folder: Path) -> None:
+    async with texts_peer() as texts, FakeVLLM() as vllm, before(folder, vllm) as gateway:
+        texts.shut()
+        id = texts.url.removeprefix("http://")
+        await gateway.http.post("/workers", json={"url": texts.url}, headers=ADMIN)
+        await texts.arrived.acquire()
+        await gateway.http.delete(f"/workers/{id}", params={"drain_timeout": 0}, headers=ADMIN)
+        await gateway.until_state(id, None)
+        async with asyncio.timeout(PROBE_S / 4):
+            await texts.until_idle()

@@ -5,7 +5,8 @@
     GET /v1/models answers          any server of OpenAI's API: text in, text out
 
 A server of ours that refuses (another version, another key) is not asked further: it would do as a text upstream, and
-nobody would notice. What a server was found to be is kept until it answers as something else.
+nobody would notice. What a server was found to be is kept until it answers as something else; one of texts that was
+gone is found out anew.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from motet.deploy.remote_keeper import Kept
 from motet.engines.base import Engine
 from motet.engines.upstream.upstream import TextUpstream
 from motet.engines.wire import EngineReport
-from motet.errors import EngineDiedError, EngineError, OtherServerError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, OtherServerError
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind
 
@@ -70,6 +71,14 @@ class FoundServer:
                 return await self._found.server.report()
             except OtherServerError:
                 self._found = None  # somebody else listens there now
+            except EngineSilentError:
+                raise
+            except EngineDiedError:
+                if self._found.kind is EngineKind.OPENAI:
+                    self._found = (
+                        None  # nearly every kind of server answers as one of texts, so it may be back as another
+                    )
+                raise
         return await self._find()
 
     def kept(self, report: EngineReport) -> KeptEngine | TextUpstream:

@@ -216,23 +216,32 @@ class Gateway:
             self._in_file.add(url)
 
     async def _join(self, id: str, server: FoundServer, report: EngineReport) -> Kept:
-        """Workers of engines one at a time: two that come at once would both not see the other."""
         await self.models.learn(report, server)
         kept = server.kept(report)
-        if isinstance(kept, TextUpstream):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEARN_S):
-                    await kept.learn()
-            self.models.texts.put(id, kept)
-            self._fleet.put_text(id, report.models)
-            return kept
+        try:
+            if isinstance(kept, TextUpstream):
+                await self._join_texts(id, kept, report)
+            else:
+                await self._join_engine(id, Worker(id, kept, server.url, local=False), report)
+        except BaseException:  # its keeper does not have it yet
+            await kept.close()
+            raise
+        return kept
+
+    async def _join_texts(self, id: str, upstream: TextUpstream, report: EngineReport) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEARN_S):
+                await upstream.learn()
+        self.models.texts.put(id, upstream)
+        self._fleet.put_text(id, report.models)
+
+    async def _join_engine(self, id: str, newcomer: Worker, report: EngineReport) -> None:
+        """One at a time: two that come at once would both not see the other."""
         self._fleet.offer(id, report.models)
-        newcomer = Worker(id, kept, server.url, local=False)
         async with self._joining:
             present = [member.worker for member in self._fleet.members if member.state in ANSWERING]
             await meet_all(newcomer, [worker for worker in present if worker is not None])
             self._fleet.put(newcomer)
-        return kept
 
 
 def _busy(member: Member) -> bool:
