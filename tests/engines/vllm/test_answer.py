@@ -12,7 +12,7 @@ from motet.engines.vllm.answer import Answer
 from motet.engines.vllm.ask import Ask, Dialect
 from motet.engines.vllm.server import VLLMServer
 from motet.engines.vllm.wire import Piece, Usage
-from motet.errors import EngineDiedError, EngineError, ModelNotFoundError, MotetError, OverloadedError, RequestError
+from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.types import SamplingParams, TokenLogprob
 from tests.engines.vllm.servers import asking, canned
 from tests.engines.vllm.test_server import OK
@@ -135,7 +135,7 @@ async def test_whether_a_request_failed_or_the_engine_is_asked_of_its_health(
 
 async def test_what_a_server_refuses_is_told_in_its_words() -> None:
     async with FakeVLLM() as fake, asking(fake.url) as server:
-        with pytest.raises(ModelNotFoundError, match="`other` does not exist"):
+        with pytest.raises(OverloadedError, match="has the model no more: The model `other` does not exist"):
             await server.open(replace(ASK, model="other"))
         with pytest.raises(RequestError, match="greater than max allowed: 20") as caught:
             await server.open(replace(ASK, sampling=SamplingParams(max_tokens=1, logprobs=21)))

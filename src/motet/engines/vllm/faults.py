@@ -1,7 +1,7 @@
 """vLLM's errors as ours, whether they come as a response or in mid-stream. Pure.
 
     400, 422                 RequestError that names vLLM's field; ContextLengthError if that is the prompt's length
-    404 of a model           ModelNotFoundError
+    404 of a model           ModelNotFoundError, which is the client's only if no server has it (`server`)
     401, 403                 EngineError that says what to do about the key
     429, 503                 OverloadedError; in mid-stream WorkerLeavingError, since the group may go on elsewhere
     404, 405, 501 else       OtherServerError: it has no such route

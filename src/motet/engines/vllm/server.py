@@ -32,6 +32,7 @@ from motet.errors import (
     EngineDiedError,
     EngineError,
     EngineSilentError,
+    ModelNotFoundError,
     MotetError,
     OtherServerError,
     OverloadedError,
@@ -237,8 +238,12 @@ class VLLMServer:
         return await self._judged(self._calls.ask("POST", self._dialect, body, headers=headers, timeout_s=None))
 
     async def _judged(self, call: Awaitable[T]) -> T:
+        """It had the model when it was last asked, and adapters may be unloaded at any time: another server may have
+        it still, so that is no error of the client's."""
         try:
             return await call
+        except ModelNotFoundError as error:
+            raise OverloadedError(f"{self.name} has the model no more: {error.message}") from error
         except EngineError as error:
             if (judged := await self.verdict(error)) is error:
                 raise
