@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -57,13 +58,22 @@ class Clients:
             if response.status_code != 200:
                 await response.aread()
                 return self._refused(response)
-            return (await read(response.aiter_lines(), Reader())).complete()
+            return (await read(lines_of(response), Reader())).complete()
 
     def _refused(self, response: httpx.Response) -> Answer | None:
         code = response.json()["error"]["code"]
         assert response.status_code == 503 and code in REFUSED, response.text
         self.told[code] += 1
         return None
+
+
+async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
+    """As they are in a stream of events: httpx ends lines at U+0085 and others too, which these texts may hold."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode()
 
 
 def tokens_asked(number: int, random: Random) -> Body:

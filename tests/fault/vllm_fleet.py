@@ -124,6 +124,7 @@ async def vllm_fleet(folder: Path) -> AsyncIterator[VLLMFleet]:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(FakeVLLM(network=network, stepped=True)) for _ in range(4)]
         prefill, one, other, guest = servers
+        other.switches.scale_out = True
         texts = await stack.enter_async_context(FakeOpenAI(Manners(models=({"id": TEXTS},))))
         pace = asyncio.create_task(_pace(servers))
         stack.callback(pace.cancel)
