@@ -1,8 +1,6 @@
 """A gateway before vLLM servers that die, hang, refuse, lose KV, come and go while clients read: answers are right."""
 
 import asyncio
-import logging
-import re
 from pathlib import Path
 from random import Random
 
@@ -32,14 +30,13 @@ STRIKERS = 2
 async def test_what_clients_read_is_right_whatever_happens_to_vllm_servers(
     folder: Path, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "motet.routing.routed")
     before = asyncio.all_tasks()
     async with vllm_fleet(folder) as fleet, client_of(fleet.gateway) as http:
         clients = Clients(http)
         await play(fleet, clients, Random(seed))
         await fleet.mend()
         await fleet.until_idle()
-        check_nothing_left(fleet, lost=clients.told["left"] + await left_to_leases(http, caplog))
+        check_nothing_left(fleet)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() <= before
     assert not [record for record in caplog.records if record.name == "asyncio"]
@@ -68,20 +65,12 @@ async def play(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
             tasks.create_task(again("striker", number))
 
 
-async def left_to_leases(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> int:
-    """Tickets that no decode server was up to give back, or that it did not give back when it was told."""
-    untold = sum(record.getMessage().startswith("nobody can give back") for record in caplog.records)
-    metrics = (await http.get("/metrics")).text
-    return untold + sum(map(int, re.findall(r'tickets_unused_total{end="left".*} (\d+)', metrics)))
-
-
-def check_nothing_left(fleet: VLLMFleet, *, lost: int) -> None:
-    """On any server, or of any group in the gateway. `lost`: tickets at most that only their leases end, with those
-    that may have been on the way to clients that left."""
+def check_nothing_left(fleet: VLLMFleet) -> None:
+    """On any server, or of any group in the gateway. Not looked at are tickets that nobody was up to give back: their
+    leases end them."""
     for worker in fleet.gateway.gateway.workers:
         if isinstance(worker.engine, VLLMEngine):
             worker.engine.check()
     fleet.gateway.gateway.router.fleet.check()
     assert fleet.network.faults == []
-    assert len(fleet.network.pinned) <= lost
     assert fleet.network.transfers > 0
