@@ -15,7 +15,7 @@ from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import CELL, Running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TWO_BY_TWO = CellConfig(prefill=2, decode=2, bypass_tokens=0)
 

@@ -11,7 +11,7 @@ from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import Running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 def asking(*urls: str) -> CellConfig:

@@ -16,7 +16,7 @@ from motet.types import Role
 from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.running import Running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 def ended_well(stream: str) -> bool:
