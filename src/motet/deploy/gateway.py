@@ -32,6 +32,7 @@ from motet.engines.wire import EngineReport
 from motet.errors import DrainingError, NotFoundError, RequestError, WorkerLeavingError
 from motet.routing.fleet import Member
 from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
+from motet.types import EngineKind
 
 LEARN_S = 2.0
 """How long it may take to find out what a text upstream can before it is used; it is asked one by one meanwhile."""
@@ -223,7 +224,8 @@ class Gateway:
                 await self._join_texts(id, kept, report)
             else:
                 await self._join_engine(id, Worker(id, kept, server.url, local=False), report)
-        except BaseException:  # its keeper does not have it yet
+        except BaseException:  # its keeper does not have it yet, but it may have been given groups
+            kept.lost(WorkerLeavingError(f"{id} has left"))
             await kept.close()
             raise
         return kept
@@ -236,12 +238,21 @@ class Gateway:
         self._fleet.put_text(id, report.models)
 
     async def _join_engine(self, id: str, newcomer: Worker, report: EngineReport) -> None:
-        """One at a time: two that come at once would both not see the other."""
+        """Ours meet before they get a group, one at a time: two that come at once would both not see the other. Others
+        meet by a transfer, for which they must be workers already; nobody waits for theirs."""
         self._fleet.offer(id, report.models)
-        async with self._joining:
-            present = [member.worker for member in self._fleet.members if member.state in ANSWERING]
-            await meet_all(newcomer, [worker for worker in present if worker is not None])
+        if report.info.kind is not EngineKind.MOTET:
             self._fleet.put(newcomer)
+            await meet_all(newcomer, self._present)
+            return
+        async with self._joining:
+            await meet_all(newcomer, self._present)
+            self._fleet.put(newcomer)
+
+    @property
+    def _present(self) -> list[Worker]:
+        members = [member for member in self._fleet.members if member.state in ANSWERING]
+        return [member.worker for member in members if member.worker is not None]
 
 
 def _busy(member: Member) -> bool:

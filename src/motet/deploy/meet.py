@@ -16,7 +16,7 @@ from motet.types import EngineKind, GenerateRequest, Role, SamplingParams, choic
 
 logger = logging.getLogger(__name__)
 
-FIRST_TRANSFER_S = 10.0
+FIRST_TRANSFER_S = 5.0
 
 
 @runtime_checkable
@@ -76,3 +76,4 @@ async def _first_transfer(decode: Engine, prefill: Engine) -> None:
             pass
     finally:
         await stream.aclose()
+        await decode.release(ticket)

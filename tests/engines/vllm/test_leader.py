@@ -72,7 +72,7 @@ async def test_one_that_is_late_is_closed_and_all_are_asked_for_again_without_ti
         assert (fields_of(line)["request_id"], fields_of(line)["reason"]) == ("trace-g", "late")
         there.calls[1].say(*(piece(child, 10, finish=LENGTH) for child in range(3)))
         assert len((await anext(stream)).choices) == 3
-        assert unused(there) == {"released": 0, "left": 0}  # the decode server, which took it, tells prefill
+        assert unused(there) == {"released": 1, "left": 0}
 
 
 async def test_one_that_fails_before_its_first_token_is_asked_for_again_with_all_the_others() -> None:
@@ -82,6 +82,8 @@ async def test_one_that_fails_before_its_first_token_is_asked_for_again_with_all
         there.calls[0].end(EngineError("KV load failure"))
         await settle()
         assert (asked(there)[1:], there.figures.pull_fallbacks) == ([("g:again:0", 3, None)], {"late": 0, "failed": 1})
+        # A decode server whose fetch failed tells prefill nothing.
+        assert (there.server.rejected, unused(there)) == ([PARAMS], {"released": 1, "left": 0})
         there.late.pass_()
         there.calls[1].end(EngineError("sick"))
         with pytest.raises(EngineError, match="sick"):

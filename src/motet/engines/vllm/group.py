@@ -164,7 +164,7 @@ class VLLMGroup:
             self._connections.discard(self._leader)
             self._leader.close()
         self._leader_no_more()
-        self._settle_ticket()
+        self._give_back_ticket()
         self._ask_plainly(self._unfinished, name="again")
 
     def _leader_no_more(self) -> None:
@@ -247,6 +247,12 @@ class VLLMGroup:
         if self._taken:
             self._rules.figures.ended(ticket, TicketEnd.TAKEN)
         else:
+            self._give_back(ticket)
+
+    def _give_back_ticket(self) -> None:
+        """A decode server that took it and failed tells nobody."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
             self._give_back(ticket)
 
     def _end(self) -> None:
