@@ -27,6 +27,7 @@ def test_a_tiny_model_on_the_cpu_gives_every_figure(
     assert json.loads((tmp_path / "out" / "gpu.json").read_text()) == report
 
 
+@pytest.mark.slow
 def test_cases_that_would_come_too_late_are_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

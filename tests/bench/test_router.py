@@ -91,6 +91,7 @@ def test_the_least_cost_finds_more_prompts_in_caches_than_taking_turns() -> None
     assert hits(Policy.KV) > 1.2 * hits(Policy.ROUND_ROBIN)
 
 
+@pytest.mark.slow
 def test_a_tiny_run_fills_every_table() -> None:
     plan = planned(parse(["--quick", "--groups", "60", "--workers", "2", "--loads", "0.5", "--weights"]))
     plan = replace(plan, decisions=[(4, 100)])

@@ -38,6 +38,7 @@ def test_offline_a_model_comes_from_the_hub_s_cache_or_is_named(tmp_path: Path, 
     assert "Traceback" not in missing.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_model_in_the_hub_s_cache_is_named(tmp_path: Path) -> None:
     (keep(tmp_path, "org/kept") / "model.safetensors").unlink()
     broken = pull("org/kept", tmp_path, HF_HUB_OFFLINE="1")
