@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from motet.engines.native.kv.pool import BlockPool, OutOfBlocksError
 from motet.kv_events.changes import Removed, Stored
 
+pytestmark = pytest.mark.slow
+
 NAMES = [bytes([i]) for i in range(10)]
 
 

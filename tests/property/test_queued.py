@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from motet.errors import MotetError, OverloadedError
 from tests.routing.moving import Heard, settle, undisturbed, wish
 from tests.routing.queueing import Given, Queueing
+
+pytestmark = pytest.mark.slow
 
 PLACES = 4
 LARGEST = 6

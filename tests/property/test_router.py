@@ -2,11 +2,14 @@
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.deploy.routers import RoutedServer
 from tests.property.routing_play import Act, Play, acts
+
+pytestmark = pytest.mark.slow
 
 
 @settings(max_examples=250)

@@ -1,5 +1,6 @@
 """Random groups, arrivals, stops and aborts in tiny pools: every choice ends, with the answer it has by definition."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -8,6 +9,8 @@ from motet.engines.native.plan import StepPlan
 from motet.engines.native.sequence import Group, SequenceState, blocks_for
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
+
+pytestmark = pytest.mark.slow
 
 MAX_MODEL_LEN = 24
 LEAST_BLOCKS = blocks_for(MAX_MODEL_LEN, BLOCK_SIZE) + 1

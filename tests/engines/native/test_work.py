@@ -15,6 +15,8 @@ from motet.transfer.proof import Proof
 from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
 from tests.engines.native.work import WatchedList, WatchedTuple, bytecodes, watch
 
+pytestmark = pytest.mark.slow
+
 BLOCK_SIZE = 16
 VOCAB_SIZE = 16
 MOST = 1000
@@ -97,13 +99,11 @@ def decoding(n: int = 4, *, groups: int = 1, prompt: int = 64, written: int = 20
     return engine
 
 
-@pytest.mark.slow
 def test_a_token_costs_the_less_the_larger_its_group() -> None:
     costs = [decoding(n).decode_cost() for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
     assert costs == sorted(costs, reverse=True)
 
 
-@pytest.mark.slow
 def test_a_token_costs_the_less_the_more_groups_there_are() -> None:
     costs = [decoding(8, groups=groups).decode_cost() for groups in (1, 4, 16, 64)]
     assert costs == sorted(costs, reverse=True)
