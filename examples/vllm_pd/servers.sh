@@ -13,8 +13,8 @@ prefill=8101
 decode=8102
 gateway=8100
 
-serve() { # core, port, side channel
-  VLLM_CPU_OMP_THREADS_BIND=$1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NIXL_SIDE_CHANNEL_PORT=$3 \
+serve() { # core, port, side channel; in the place of its shell, so that what is killed at the end is the server
+  exec env VLLM_CPU_OMP_THREADS_BIND="$1" VLLM_CPU_KVCACHE_SPACE=1 VLLM_NIXL_SIDE_CHANNEL_PORT="$3" \
     taskset --cpu-list "$1" "$vllm" serve "$model" --port "$2" --served-model-name example --enforce-eager \
     --max-model-len 4096 \
     --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}'
