@@ -117,16 +117,11 @@ class SamplingFields(Schema):
         return self.max_tokens
 
 
-class GeneratingFields(Schema):
-    """What surrounds the sampling: the model, streaming, and how the group is scheduled and cached."""
+class StreamingFields(Schema):
+    """How an answer is sent."""
 
-    model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[str, AfterValidator(_check_unicode)] = ""
-    priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
-    kv_transfer_params: object = None
-    """Read by `kv_params`: what it may be depends on the server."""
 
     @model_validator(mode="after")
     def check_stream_options(self) -> Self:
@@ -139,6 +134,16 @@ class GeneratingFields(Schema):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+
+class GeneratingFields(StreamingFields):
+    """What surrounds the sampling: the model, streaming, and how the group is scheduled and cached."""
+
+    model: str | None = None
+    cache_salt: Annotated[str, AfterValidator(_check_unicode)] = ""
+    priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
+    kv_transfer_params: object = None
+    """Read by `kv_params`: what it may be depends on the server."""
 
     @property
     def continuous_usage(self) -> bool:

@@ -1,44 +1,28 @@
 """What is checked of a body that goes on to a text upstream: what we have to understand. The server checks the rest."""
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import msgspec
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from motet.api.failure import validation_failure
-from motet.api.schema_shared import MAX_SEED, MIN_SEED, Schema
+from motet.api.schema_shared import MAX_SEED, MIN_SEED, StreamingFields, StreamOptions
 from motet.engines.upstream.base import Fields, TextRoute
-from motet.errors import RequestError
 
 
-class UpstreamStreamOptions(Schema):
+class UpstreamStreamOptions(StreamOptions):
     model_config = ConfigDict(extra="ignore")
 
-    include_usage: bool = False
 
-
-class UpstreamFields(Schema):
+class UpstreamFields(StreamingFields):
     model_config = ConfigDict(extra="ignore")
 
     n: int = Field(1, ge=1)
     best_of: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    stream: bool = False
     stream_options: UpstreamStreamOptions | None = None
 
     read: ClassVar[tuple[str, ...]] = ("n", "best_of", "seed", "stream", "stream_options")
-
-    @model_validator(mode="after")
-    def check_stream_options(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise RequestError(
-                "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream_options"
-            )
-        return self
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
 
 
 def read_fields(body: bytes) -> Fields | None:

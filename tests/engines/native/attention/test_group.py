@@ -21,11 +21,11 @@ SHAPES = [
     Shape(4, 2, 32, torch.float16),
 ]
 SHAPE_NAMES = [f"{s.num_heads}-{s.num_kv_heads}-{s.head_dim}-{str(s.dtype)[6:]}" for s in SHAPES]
-ONE_OF_A_KIND = [
+SHAPES_MOSTLY_SLOW = [
     pytest.param(shape, marks=() if name in ("4-4-16-float32", "4-1-16-bfloat16") else pytest.mark.slow)
     for shape, name in zip(SHAPES, SHAPE_NAMES, strict=True)
 ]
-"""What takes long takes all of them in the slow run."""
+"""Two at once, all of them in the slow run."""
 RULES = [Rule(), Rule(window=5), Rule(window=40), Rule(softcap=2.0), Rule(window=24, softcap=2.0)]
 
 
@@ -69,7 +69,7 @@ def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[T
     return scene, tails, trunks
 
 
-@pytest.mark.parametrize("shape", ONE_OF_A_KIND, ids=SHAPE_NAMES)
+@pytest.mark.parametrize("shape", SHAPES_MOSTLY_SLOW, ids=SHAPE_NAMES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_mixed_batches_equal_the_definition_and_each_row_its_bits_alone(shape: Shape, data: st.DataObject) -> None:
