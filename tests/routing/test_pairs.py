@@ -10,6 +10,7 @@ from motet.engines.base import WorkerState
 from motet.engines.fake import fake_info
 from motet.ids import ModelName
 from motet.routing.pairs import pair_key
+from motet.routing.routed import Routed
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
 from tests.routing.cell import Hold, group
@@ -148,6 +149,15 @@ async def test_a_foreign_ticket_is_given_back_by_a_reader_then_by_any_of_its_kin
     await server.engine.release(tickets[2])
     assert caplog.messages[-1] == "nobody can give back the ticket of t: its lease ends by itself"
     server.check()
+
+
+async def test_a_ticket_that_nobody_is_there_to_give_back_is_told_of() -> None:
+    server = KindsServer("prefill-a-vllm-0")
+    ticket = await ticket_of(server, "prefill-a-vllm-0")
+    server.fleet.mark("prefill-a-vllm-0", WorkerState.DEAD)
+    left: list[Ticket] = []
+    await Routed(server.fleet, left=left.append).release(ticket)
+    assert left == [ticket]
 
 
 async def test_a_ticket_of_ours_is_given_back_by_its_maker_and_never_by_another_kind() -> None:

@@ -8,6 +8,7 @@ Whether there are prefill workers, one worker or a thousand, is the fleet's busi
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from motet.config import CellConfig, RoutingConfig
 from motet.engines.base import Engine
@@ -21,7 +22,16 @@ from motet.routing.moves import MigrationRules
 from motet.routing.queued import Queued
 from motet.routing.routed import Routed
 from motet.routing.spread import Spread
+from motet.transfer.ticket import Ticket
 from motet.types import Role
+
+
+class TicketBook(TicketFigures, Protocol):
+    """Of the engines that are not ours."""
+
+    def left(self, ticket: Ticket) -> None:
+        """Nobody was there to give it back."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -39,12 +49,13 @@ def make_router(
     cell: CellConfig,
     *,
     role: Role = Role.BOTH,
-    pd_figures: TicketFigures | None = None,
+    pd_figures: TicketBook | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Router:
     """`role`: of the server as its clients see it. `pd_figures`: what engines that are not ours count of tickets."""
     fleet = Fleet(clock=clock, session_expiry_s=routing.session_expiry_s)
-    routed = Routed(fleet, policy_named(routing.routing_policy))
+    policy = policy_named(routing.routing_policy)
+    routed = Routed(fleet, policy) if pd_figures is None else Routed(fleet, policy, left=pd_figures.left)
     rules = BypassRules(cell.bypass_tokens, cell.prefill_timeout_s)
     disaggregated = Disaggregated(routed, routed, rules, role=role)
     migrating = Migrating(

@@ -14,7 +14,7 @@ Closing it closes the workers.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 import msgspec
@@ -38,7 +38,11 @@ logger = logging.getLogger(__name__)
 class Routed:
     """An `Engine` over the workers of a fleet."""
 
-    def __init__(self, fleet: Fleet, policy: Policy = Policy.KV) -> None:
+    def __init__(
+        self, fleet: Fleet, policy: Policy = Policy.KV, *, left: Callable[[Ticket], None] = lambda _: None
+    ) -> None:
+        """`left`: told of tickets that nobody is there to give back."""
+        self._left = left
         self._fleet = fleet
         self._policy = policy
         self._groups: dict[RequestId, RoutedGroup] = {}
@@ -109,6 +113,7 @@ class Routed:
         if worker is not None:
             await worker.engine.release(ticket)
         else:
+            self._left(ticket)
             logger.info("nobody can give back the ticket of %s: its lease ends by itself", ticket.remote_request_id)
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
+from motet.engines.vllm.figures import PDFigures, TicketEnd
 from motet.errors import EngineDiedError, EngineError
 from motet.types import ChoiceStart
 from tests.engines.vllm.asked import PARAMS, group, ticket
@@ -77,3 +79,11 @@ async def test_the_ticket_of_a_group_that_cannot_be_planned_is_given_back() -> N
             await anext(there.engine.generate(group(choices=choices, ticket=ticket())))
         await settle()
         assert (there.calls, there.server.rejected) == ([], [PARAMS])
+
+
+async def test_a_ticket_that_nobody_was_there_to_give_back_is_counted_once_unless_it_was_taken() -> None:
+    figures, lost, taken = PDFigures(), ticket(), msgspec.structs.replace(ticket(), remote_request_id="taken")
+    figures.ended(taken, TicketEnd.TAKEN)
+    for one in (lost, lost, taken):
+        figures.left(one)
+    assert figures.tickets_unused == {"released": 0, "left": 1}

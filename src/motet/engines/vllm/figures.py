@@ -48,6 +48,11 @@ class PDFigures:
         """Whether there is nothing left to give back."""
         return self._ends.get(_name(ticket), TicketEnd.LEFT) is not TicketEnd.LEFT
 
+    def left(self, ticket: Ticket) -> None:
+        """Nobody was there to give it back."""
+        if ticket.foreign and not self.is_over(ticket):
+            self.ended(ticket, TicketEnd.LEFT)
+
     def ended(self, ticket: Ticket, end: TicketEnd) -> None:
         """Said twice, it counts once."""
         name = _name(ticket)
