@@ -1,0 +1,52 @@
+"""Grammars over the tiny vocabulary, and what their matchers allow."""
+
+import numpy as np
+
+from motet.constraint import Grammar, GrammarKind, Thinking
+from motet.grammar.compiled import Grammars, Matcher
+from motet.grammar.masks import fill_masks, mask_words
+from motet.text.tokenizer import Tokenizer
+from tests.tiny_tokenizer import EOS_ID, build_tiny_tokenizer
+
+TOKENIZER = Tokenizer(build_tiny_tokenizer())
+VOCAB_SIZE = TOKENIZER.vocab_size
+
+
+def grammars_of(
+    *, vocab_size: int = VOCAB_SIZE, eos_token_ids: tuple[int, ...] = (EOS_ID,), keep: int = 256
+) -> Grammars:
+    return Grammars(lambda: TOKENIZER, vocab_size=vocab_size, eos_token_ids=eos_token_ids, keep=keep)
+
+
+def lark(source: str, thinking: Thinking | None = None) -> Grammar:
+    return Grammar(GrammarKind.LARK, source, thinking)
+
+
+def regex(source: str, thinking: Thinking | None = None) -> Grammar:
+    return Grammar(GrammarKind.REGEX, source, thinking)
+
+
+def json(source: str, thinking: Thinking | None = None) -> Grammar:
+    return Grammar(GrammarKind.JSON, source, thinking)
+
+
+def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """Token ids that may come next."""
+    out = np.zeros((1, mask_words(vocab_size)), np.int32)
+    assert fill_masks([matcher], out) == {}
+    return [token for token in range(vocab_size) if out[0, token // 32] >> (token % 32) & 1]
+
+
+def allowed_texts(matcher: Matcher) -> set[str]:
+    """As `allowed`, in words."""
+    return {TOKENIZER.token_text(token) for token in allowed(matcher)}
+
+
+def follows(grammars: Grammars, grammar: Grammar, text: str) -> bool:
+    """Whether a whole answer may be this text; special tokens in it are tokens."""
+    matcher = grammars.get(grammar).matcher()
+    for token in TOKENIZER.encode(text, add_special_tokens=False):
+        if token not in allowed(matcher):
+            return False
+        matcher.consume(token)
+    return matcher.accepting

@@ -1,0 +1,159 @@
+import pytest
+
+from motet.constraint import Grammar, GrammarKind, Thinking
+from motet.errors import GrammarError
+from motet.text.tools.harmony import THOUGHT as HARMONY_THOUGHT
+from tests.grammar.models import TOKENIZER, VOCAB_SIZE, allowed, allowed_texts, follows, grammars_of, json, lark, regex
+from tests.tiny_tokenizer import EOS_ID, IM_END, IM_END_ID, IM_START, IM_START_ID
+
+YES = TOKENIZER.encode("y")[0]
+
+
+def test_only_what_the_grammar_allows_may_come_and_then_end_of_sequence() -> None:
+    matcher = grammars_of().get(regex("[xy]z?")).matcher()
+    assert allowed_texts(matcher) == {"x", "y"}
+    assert not matcher.accepting
+    matcher.consume(YES)
+    assert (matcher.accepting, matcher.stopped) == (True, False)
+    assert allowed_texts(matcher) == {"z", "<|eos|>"}
+    matcher.consume(TOKENIZER.encode("z")[0])
+    assert matcher.stopped
+    assert allowed(matcher) == [EOS_ID]
+
+
+def test_every_end_of_sequence_may_end_an_answer() -> None:
+    matcher = grammars_of(eos_token_ids=(EOS_ID, IM_END_ID)).get(regex("y")).matcher()
+    matcher.consume(YES)
+    assert allowed(matcher) == [EOS_ID, IM_END_ID]
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 288, 300])
+def test_a_model_without_end_of_sequence_is_stopped_with_nothing_allowed(vocab_size: int) -> None:
+    matcher = grammars_of(vocab_size=vocab_size, eos_token_ids=()).get(regex("y")).matcher()
+    assert allowed(matcher, vocab_size) == [YES]
+    matcher.consume(YES)
+    assert matcher.stopped and allowed(matcher, vocab_size) == []
+
+
+def test_ids_past_the_tokenizer_are_never_allowed() -> None:
+    matcher = grammars_of(vocab_size=VOCAB_SIZE + 50).get(regex("(?s:.*)")).matcher()
+    assert max(allowed(matcher, VOCAB_SIZE + 50)) < VOCAB_SIZE
+
+
+def test_entries_past_the_models_ids_are_never_allowed() -> None:
+    small = VOCAB_SIZE - 5
+    matcher = grammars_of(vocab_size=small).get(regex("(?s:.*)")).matcher()
+    assert max(allowed(matcher, small)) < small
+    assert TOKENIZER.token_text(VOCAB_SIZE - 1) not in {TOKENIZER.token_text(token) for token in allowed(matcher)}
+
+
+def test_special_tokens_are_no_text() -> None:
+    matcher = grammars_of().get(regex(r"(?s:.*)")).matcher()
+    assert IM_START_ID not in allowed(matcher)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "before"),
+    [(regex(f"a{IM_END}b".replace("|", r"\|")), "a"), (Grammar(GrammarKind.CHOICE, f'["{IM_END}"]'), "")],
+)
+def test_the_text_of_a_special_token_is_text_also_where_nothing_else_may_come(grammar: Grammar, before: str) -> None:
+    matcher = grammars_of().get(grammar).matcher(TOKENIZER.encode(before) if before else ())
+    assert "<" in allowed_texts(matcher)
+    assert not {IM_END, IM_START} & allowed_texts(matcher)
+
+
+def test_a_matcher_begins_behind_what_was_written() -> None:
+    compiled = grammars_of().get(json('{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'))
+    whole = compiled.matcher()
+    for token in TOKENIZER.encode('{"a": 1'):
+        whole.consume(token)
+    assert allowed(compiled.matcher(TOKENIZER.encode('{"a": 1'))) == allowed(whole)
+
+
+def test_what_was_written_against_the_grammar_is_refused() -> None:
+    with pytest.raises(GrammarError, match="does not follow its grammar"):
+        grammars_of().get(regex("[xy]")).matcher(TOKENIZER.encode("q"))
+
+
+def test_a_token_that_is_not_allowed_cannot_be_consumed() -> None:
+    with pytest.raises(GrammarError, match="cannot be followed"):
+        grammars_of().get(regex("[xy]")).matcher().consume(TOKENIZER.encode("q")[0])
+
+
+def test_matchers_of_one_grammar_do_not_touch_each_other() -> None:
+    compiled = grammars_of().get(regex("yz"))
+    first, second = compiled.matcher(), compiled.matcher()
+    first.consume(YES)
+    assert allowed_texts(first) == {"z"} and allowed_texts(second) == {"y"}
+
+
+def test_the_last_grammars_are_kept() -> None:
+    grammars = grammars_of(keep=2)
+    first = grammars.get(regex("a"))
+    grammars.get(regex("b"))
+    assert grammars.kept(regex("a")) is first  # asked for last, so it stays
+    grammars.get(regex("c"))
+    assert grammars.kept(regex("b")) is None
+    assert grammars.get(regex("a")) is first
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text"),
+    [
+        (Thinking("<think>", "</think>", opened=False), "<think>so <b> it is</think>\n\nyes"),
+        (Thinking("<think>", "</think>", opened=False), "yes"),
+        (Thinking("<think>", "</think>", opened=False), "\n<think></think>yes"),
+        (Thinking("<think>", "</think>", opened=True), "hm</think>yes"),
+        (Thinking(IM_START, IM_END, opened=False), f"{IM_START}hm{IM_END}\nyes"),
+        (Thinking(IM_START, IM_END, opened=False), "yes"),
+        (Thinking(IM_START, IM_END, opened=True), f"hm{IM_END}yes"),
+    ],
+)
+def test_a_model_may_think_before_the_grammar_begins(thinking: Thinking, text: str) -> None:
+    assert follows(grammars_of(), regex("yes", thinking), text)
+    assert not follows(grammars_of(), regex("yes", thinking), text + "!")
+
+
+MIXED = Thinking(f"{IM_START}thought", f"{IM_END}{IM_START}", opened=False, before_answer=f"final{IM_END}")
+"""Special tokens with text between them, some of them in both."""
+
+
+@pytest.mark.parametrize(
+    ("thinking", "thought", "before"),
+    [
+        (MIXED, f"{IM_START}thought so{IM_END}{IM_START}", f"final{IM_END}"),
+        (HARMONY_THOUGHT, "<|channel|>analysis<|message|>so<|end|><|start|>assistant", "<|channel|>final<|message|>"),
+    ],
+)
+def test_an_answer_has_what_stands_before_it_whether_the_model_thought_or_not(
+    thinking: Thinking, thought: str, before: str
+) -> None:
+    grammar = regex("yes", thinking)
+    assert follows(grammars_of(), grammar, f"{thought}{before}yes")
+    assert follows(grammars_of(), grammar, f"{before}yes")
+    assert not follows(grammars_of(), grammar, "yes")
+    assert not follows(grammars_of(), grammar, f"{thought}yes")
+
+
+def test_a_model_that_thinks_already_cannot_leave_thinking_out() -> None:
+    thinking = Thinking("<think>", "</think>", opened=True)
+    assert not follows(grammars_of(), regex("yes", thinking), "yes")
+    assert EOS_ID not in allowed(grammars_of().get(regex("yes", thinking)).matcher())
+
+
+def test_json_may_be_pretty_printed_but_not_padded_for_ever() -> None:
+    grammar = json('{"type":"object"}')
+    assert follows(grammars_of(), grammar, '{\n  "a": [\n    1,\n    2\n  ]\n}')
+    assert follows(grammars_of(), grammar, '{"a":1}')
+    assert not follows(grammars_of(), grammar, '{\n\n\n"a":1}')
+    assert not follows(grammars_of(), grammar, '{"a":   1}')
+
+
+def test_a_tag_that_is_a_special_token_is_written_as_that_token() -> None:
+    assert follows(grammars_of(), lark(f'start: "{IM_START}" "yes"'), f"{IM_START}yes")
+
+
+def test_llama_cpps_grammars_are_read() -> None:
+    grammar = lark('root ::= "yes" | "no" [0-9]+')
+    assert follows(grammars_of(), grammar, "no12")
+    assert not follows(grammars_of(), grammar, "yes12")

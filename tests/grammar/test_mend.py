@@ -1,0 +1,162 @@
+"""Parts of JSON Schema to which llguidance does not hold by itself."""
+
+import json
+import re
+from calendar import monthrange
+from datetime import date
+from itertools import product
+
+import pytest
+
+from motet.errors import GrammarError
+from motet.grammar.mend import LEAST, MAX_PARTS, PATTERNS
+from motet.grammar.schema import read_schema
+from tests.grammar import models
+from tests.grammar.models import follows, grammars_of
+
+GRAMMARS = grammars_of()
+Schema = dict[str, object]
+
+
+def allows(schema: Schema, text: str) -> bool:
+    return follows(GRAMMARS, models.json(json.dumps(schema)), text)
+
+
+def number(**bounds: object) -> Schema:
+    return {"type": "number", **bounds}
+
+
+def text(**more: object) -> Schema:
+    return {"type": "string", **more}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (number(exclusiveMinimum=0, maximum=0.5), "0.1 0.5 0.0000001", "0 0.0 -0 0.51"),
+        (number(exclusiveMinimum=0, maximum=1), "0.1 1 1.0 0.50 0.999", "0 0.0 -0 1.01"),
+        (number(exclusiveMinimum=0, exclusiveMaximum=1), "0.1 0.999", "0 0.0 1 1.0"),
+        (number(exclusiveMinimum=10, maximum=10.5), "10.1 10.5 10.001", "10 10.0 10.00 10.51"),
+        (number(minimum=-1.5, exclusiveMaximum=-1), "-1.5 -1.1", "-1 -1.0 -0.9"),
+        (number(minimum=-0.5, exclusiveMaximum=0), "-0.5 -0.1", "0 -0 -0.0 0.1"),
+        (number(exclusiveMinimum=0.5, maximum=0.75), "0.51 0.75", "0.5 0.50 0.76"),
+        (number(exclusiveMinimum=0), "0.1 7 12.5", "0 -1 0.0"),
+        (number(exclusiveMinimum=0, minimum=0.25, maximum=0.5), "0.25 0.3", "0 0.2"),
+        (number(exclusiveMinimum=True, minimum=10, maximum=10.5), "10.1", "10 10.0"),
+        (number(exclusiveMinimum=False, minimum=10, maximum=10.5), "10 10.1", "9.9"),
+        (number(exclusiveMinimum=0, maximum=0.5, multipleOf=0.25), "0.25", "0 0.00 0.75"),
+        ({"allOf": [number(exclusiveMinimum=0), number(maximum=0.5)]}, "0.1 0.5", "0 0.0"),
+        ({"type": ["integer", "null"], "exclusiveMinimum": 4, "exclusiveMaximum": 6}, "5 null", "4 6"),
+        ({"type": "integer", "exclusiveMinimum": 4, "maximum": 6}, "5 6", "4 7"),
+    ],
+)
+def test_a_bound_that_is_excluded_cannot_be_drawn(schema: Schema, good: str, bad: str) -> None:
+    assert [value for value in good.split() if not allows(schema, value)] == []
+    assert [value for value in bad.split() if allows(schema, value)] == []
+
+
+def test_an_excluded_bound_on_the_side_of_0_becomes_the_number_next_to_it() -> None:
+    assert read_schema('{"exclusiveMinimum":10}') == {"minimum": 10.0000000000001}
+    assert read_schema('{"exclusiveMaximum":-0.5}') == {"maximum": -0.500000000000001}
+    assert read_schema('{"exclusiveMaximum":0}') == {"maximum": -LEAST}
+    for left in (
+        '{"exclusiveMinimum":1e16}',
+        '{"exclusiveMinimum":-1}',
+        '{"exclusiveMaximum":1}',
+        '{"type":"integer","exclusiveMinimum":10}',
+        '{"exclusiveMinimum":true}',
+    ):
+        assert read_schema(left) == json.loads(left)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "exclusiveMaximum")],
+)
+def test_bounds_that_leave_nothing_between_them_are_refused(low: str, high: str) -> None:
+    with pytest.raises(GrammarError, match=f"at {low}: '{low}' is '{high}', 5: nothing could be written"):
+        read_schema(json.dumps({low: 5, high: 5}))
+    with pytest.raises(GrammarError, match=f"at {low}: '{low}' 6 is more than '{high}' 5: nothing could be written"):
+        read_schema(json.dumps({low: 6, high: 5}))
+
+
+def test_dates_are_those_of_the_calendar() -> None:
+    dates = re.compile(PATTERNS["date"])
+    for number in range(1, 10000):
+        assert (dates.match(f"{number:04}-02-29") is not None) == (monthrange(number, 2)[1] == 29)
+    years = ("0000", "0001", "1900", "2000", "2023", "2024", "9999")
+    for year, month, day in product(years, range(14), range(33)):
+        written = f"{year}-{month:02}-{day:02}"
+        assert (dates.match(written) is not None) == is_date(written), written
+
+
+def is_date(written: str) -> bool:
+    try:
+        date.fromisoformat(written)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (text(format="date"), "2024-02-29 0001-01-01", "2026-02-29 1900-02-29 0000-01-01 0000-02-29 2026-2-1"),
+        (
+            text(format="time"),
+            "12:00:59Z 00:00:00.123456789-23:59",
+            "12:00:60Z 24:00:00Z 12:00:00 12:00:00.1234567890Z",
+        ),
+        (text(format="date-time"), "2024-02-29T12:00:00+01:00", "2023-02-29T12:00:00Z 2024-01-01T12:00:60Z"),
+        (text(format="date", pattern="^20"), "2024-02-29", "1999-01-01 2023-02-29 20"),
+        (text(format="date", pattern="^20", allOf=[text(maxLength=10)]), "2024-02-29", "1999-01-01 2023-02-29"),
+        (text(format="hostname"), "example.org a--b a-b.c", "xn--a XN--a b.xn--a -a a- a..b"),
+        (text(format="hostname"), f"{'a' * 63}.b", f"{'a' * 64}.b"),
+        (text(format="hostname"), f"{'a.' * 126}a", f"{'a.' * 127}a"),
+        (text(format="hostname", maxLength=3), "a.b", "abcd"),
+        (text(format="hostname", pattern="a$"), "b.a", "a.b xn--a"),
+    ],
+)
+def test_formats_are_as_the_standards_have_them(schema: Schema, good: str, bad: str) -> None:
+    assert [value for value in good.split() if not allows(schema, f'"{value}"')] == []
+    assert [value for value in bad.split() if allows(schema, f'"{value}"')] == []
+
+
+def test_a_format_of_other_types_than_texts_says_nothing() -> None:
+    schema: Schema = {"type": ["string", "integer"], "format": "date", "pattern": "1$"}
+    assert allows(schema, "7") and allows(schema, '"2024-02-01"') and not allows(schema, '"2024-02-02"')
+
+
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}
+DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}, "of": {"$ref": "#/$defs/pet"}}}
+REF_CAT, REF_DOG = {"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}
+
+
+def pets(*parts: object, **dog: object) -> Schema:
+    defs = {"pet": {"oneOf": list(parts)}, "cat": CAT, "dog": {**DOG, "required": ["kind"], **dog}}
+    return {"$ref": "#/$defs/pet", "$defs": defs}
+
+
+def test_one_of_several_parts_that_are_referred_to_is_told_apart_by_its_kind() -> None:
+    schema = pets(REF_CAT, REF_DOG, {"type": "null"})
+    assert allows(schema, '{"kind":"dog","of":{"kind":"cat"}}') and allows(schema, "null")
+    assert not allows(schema, '{"kind":"cow"}') and not allows(schema, "{}")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pets(REF_CAT, REF_CAT),
+        pets(REF_CAT, REF_DOG, required=[]),
+        pets(REF_CAT, REF_DOG, properties={"kind": {"enum": ["dog", "cat"]}}),
+        pets(REF_CAT, REF_DOG, properties={"kind": {"enum": ["dog", 1]}}),
+        pets(REF_CAT, REF_DOG, properties={"kind": {"type": "string"}}),
+        pets(REF_CAT, REF_DOG, {"type": "null"}, type=["object", "null"]),
+        pets(*[REF_CAT] * MAX_PARTS, REF_DOG),
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    ],
+)
+def test_parts_that_may_overlap_are_refused_with_a_way_out(schema: Schema) -> None:
+    with pytest.raises(GrammarError, match="the parts of 'oneOf' exclude one another; use 'anyOf'") as refused:
+        GRAMMARS.get(models.json(json.dumps(schema)))
+    assert "coerce" not in refused.value.message

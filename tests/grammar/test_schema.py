@@ -1,0 +1,154 @@
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from motet.errors import GrammarError
+from motet.grammar.blame import MAX_TRIES, WHOLE, find_blamed
+from motet.grammar.keywords import NOT_ENFORCED
+from motet.grammar.limits import MAX_LEVELS, MAX_NESTING, MAX_OPTIONAL, MAX_SOURCE_CHARS, MAX_TEXT_CHARS
+from motet.grammar.schema import read_schema
+from tests.grammar import models
+from tests.grammar.models import follows, grammars_of
+
+
+def refusal(schema: object) -> str:
+    with pytest.raises(GrammarError) as refused:
+        grammars_of().get(models.json(json.dumps(schema)))
+    return refused.value.message
+
+
+def obj(**properties: object) -> dict[str, object]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+@pytest.mark.parametrize("keyword", sorted(NOT_ENFORCED))
+def test_constraints_that_are_not_enforced_are_refused_where_they_stand(keyword: str) -> None:
+    assert refusal(obj(a={"anyOf": [{}, {keyword: True}]})) == (
+        f"at properties.a.anyOf[1].{keyword}: the keyword '{keyword}' is not supported"
+    )
+
+
+def test_a_property_may_be_called_as_a_keyword() -> None:
+    schema = json.dumps(obj(**{"not": {"type": "integer"}, "$ref": {"const": 1}}))
+    assert follows(grammars_of(), models.json(schema), '{"not":5,"$ref":1}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"minLength": "5"}, 'at minLength: expected an integer of 0 or more, got "5"'),
+        ({"minLength": True}, "at minLength: expected an integer of 0 or more, got true"),
+        ({"minItems": -1}, "at minItems: expected an integer of 0 or more, got -1"),
+        ({"maximum": "x"}, 'at maximum: expected a number, got "x"'),
+        ({"multipleOf": 0}, "at multipleOf: expected a number above 0, got 0"),
+        ({"enum": []}, "at enum: expected an array, not empty, got []"),
+        ({"anyOf": []}, "at anyOf: expected an array of schemas, not empty, got []"),
+        ({"anyOf": [3]}, "at anyOf[0]: expected a schema (an object or a boolean)"),
+        ({"required": "a"}, 'at required: expected an array of strings, got "a"'),
+        ({"properties": []}, "at properties: expected an object, got []"),
+        ({"type": []}, "at type: the array of types is empty: nothing could be written"),
+        ({"minLength": 3, "maxLength": 2}, "at minLength: 'minLength' 3 is more than 'maxLength' 2: nothing could be"),
+        ({"minimum": 3, "maximum": 2}, "at minimum: 'minimum' 3 is more than 'maximum' 2: nothing could be written"),
+        ({"$ref": "#/$defs/a"}, "at $ref: '#/$defs/a' does not exist: there is no '$defs'"),
+        ({"$ref": "https://a/b"}, "at $ref: 'https://a/b' is not supported; only references into this schema are"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": 3}}, "at $ref: '#/$defs/a' is no schema"),
+        ({"format": "isbn"}, "at format: the format 'isbn' is not supported"),
+        ({"x-guidance": {"lenient": True}}, "at x-guidance: expected nothing"),
+        ({"$ref": "#/other/a", "other": {"a": {"not": {}}}}, "at other.a.not: the keyword 'not' is not supported"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(schema: object, message: str) -> None:
+    assert refusal(schema).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (obj(a={"anyOf": [{"type": "string"}, {"pattern": "(?=a)b"}]}), "at properties.a.anyOf[1]: look-around"),
+        (obj(a={"type": "integer", "minimum": 3.2, "maximum": 3.4}), "at properties.a: Unsatisfiable schema"),
+        (obj(a=False), "at the top: Unsatisfiable schema: required property 'a'"),
+        (
+            {"$defs": {"n": obj(q={"pattern": "("})}, **obj(a={"$ref": "#/$defs/n"})},
+            "at $defs.n.properties.q: unclosed",
+        ),
+        ({"$ref": "#"}, "at the top: nothing satisfies it"),
+    ],
+)
+def test_what_llguidance_cannot_compile_is_told_with_its_place(schema: object, message: str) -> None:
+    assert refusal(schema).startswith(message)
+
+
+def test_the_draft_that_a_schema_names_hides_no_keyword() -> None:
+    """llguidance passes over keywords that the named draft does not know, `const` in draft 4 among them."""
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", **obj(a={"const": 1})}
+    assert not follows(grammars_of(), models.json(json.dumps(schema)), '{"a":2}')
+    assert refusal({"$schema": "http://json-schema.org/draft-04/schema#", "if": {}}).startswith("at if")
+
+
+def chain(number: int) -> dict[str, object]:
+    parts = {f"n{i}": {"$ref": f"#/$defs/n{i + 1}"} for i in range(number)}
+    return {"$ref": "#/$defs/n0", "$defs": {**parts, f"n{number}": {"type": "integer"}}}
+
+
+def nested(number: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "integer"}
+    for _ in range(number):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def of_optional(number: int) -> dict[str, object]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(number)}}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "too_much"),
+    [
+        (chain(MAX_LEVELS - 3), chain(MAX_LEVELS)),
+        (nested(MAX_NESTING - 1), nested(MAX_NESTING)),
+        (of_optional(MAX_OPTIONAL), of_optional(MAX_OPTIONAL + 1)),
+        ({"const": "a" * MAX_TEXT_CHARS}, {"const": "a" * (MAX_TEXT_CHARS + 1)}),
+        ({"title": "a" * (MAX_SOURCE_CHARS - 100)}, {"title": "a" * MAX_SOURCE_CHARS}),
+    ],
+)
+def test_schemas_are_bounded_and_up_to_the_bound_they_compile(allowed: object, too_much: object) -> None:
+    """Past bounds of this kind llguidance overflows its stack, which ends the whole process."""
+    grammars_of().get(models.json(json.dumps(allowed)))
+    assert "allowed" in refusal(too_much) or "deeper" in refusal(too_much)
+
+
+def test_deeper_than_json_itself_is_read_is_refused() -> None:
+    with pytest.raises(GrammarError, match="deeply"):
+        read_schema('{"items":' * 5000 + "{}" + "}" * 5000)
+
+
+def test_looking_for_the_part_to_blame_ends() -> None:
+    tried: list[Mapping[str, object]] = []
+
+    def fault(part: Mapping[str, object]) -> str | None:
+        tried.append(part)
+        return None
+
+    schema = {"anyOf": [{"const": i} for i in range(3 * MAX_TRIES)]}
+    assert find_blamed(schema, "why", fault) == ((), "why")
+    assert len(tried) == MAX_TRIES
+
+
+def test_references_keep_their_meaning_while_parts_are_tried() -> None:
+    tried: list[Mapping[str, object]] = []
+
+    def fault(part: Mapping[str, object]) -> str | None:
+        tried.append(part)
+        return "bad" if part.get("$ref") == f"#/{WHOLE}/$defs/b" else None
+
+    schema = {"items": {"$ref": "#/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
+    assert find_blamed(schema, "bad", fault) == (("items",), "bad")
+    assert tried[0][WHOLE] == {"items": {"$ref": f"#/{WHOLE}/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
+
+
+def test_looking_for_the_part_to_blame_takes_a_second_at_most() -> None:
+    times = iter(range(10))
+    schema: dict[str, object] = {"items": {"items": {"items": {}}}}
+    path, _ = find_blamed(schema, "bad", lambda _: "bad", clock=lambda: next(times))
+    assert path == ("items",)

@@ -1,0 +1,90 @@
+"""Schemas made up at random, small, of all that is enforced."""
+
+from hypothesis import strategies as st
+
+from tests.structured.schemas.case import Schema
+
+# Steps that a double has exactly: the reference implementation divides doubles.
+STEPS = (2, 3, 10, 0.5, 0.25)
+PATTERNS = ("^a+$", "^.{0,2}b", "^[0-9]{2,4}$", "^(x|yz)*$", r"^\w-\d$", "^é")
+FORMATS = ("date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+SHORT_FORMATS = ("date", "date-time", "time", "ipv4", "uuid")
+"""A walk comes to the end of them whatever the pattern beside them asks for."""
+NAMES = ("a", "b", "kind", "with space", "é")
+
+counts = st.integers(0, 4)
+bounds = st.integers(-20, 20) | st.integers(-400, 400).map(lambda number: number / 100)
+values = st.none() | st.booleans() | bounds | st.text('ab"\\é😀', max_size=3)
+
+
+def keywords(**strategies: st.SearchStrategy[object]) -> st.SearchStrategy[Schema]:
+    """Any of them, or none."""
+    return st.fixed_dictionaries({}, optional=dict(strategies))
+
+
+def of_type(name: str, **strategies: st.SearchStrategy[object]) -> st.SearchStrategy[Schema]:
+    return keywords(**strategies).map(lambda found: {"type": name, **found})
+
+
+NUMERIC = {
+    "minimum": bounds,
+    "exclusiveMinimum": bounds,
+    "maximum": bounds,
+    "exclusiveMaximum": bounds,
+    "multipleOf": st.sampled_from(STEPS),
+}
+leaves: st.SearchStrategy[Schema] = st.one_of(
+    st.just({}),
+    st.sampled_from(("null", "boolean")).map(lambda name: {"type": name}),
+    of_type("integer", **NUMERIC),
+    of_type("number", **NUMERIC),
+    of_type("string", minLength=counts, maxLength=counts),
+    of_type("string", pattern=st.sampled_from(PATTERNS), maxLength=st.integers(4, 9)),
+    of_type("string", format=st.sampled_from(FORMATS)),
+    st.fixed_dictionaries(
+        {"format": st.sampled_from(SHORT_FORMATS), "pattern": st.sampled_from(("0", "^[0-9a-f]+"))}
+    ).map(lambda found: {"type": "string", **found}),
+    values.map(lambda value: {"const": value}),
+    st.lists(values, min_size=1, max_size=3).map(lambda found: {"enum": found}),
+    keywords(**NUMERIC),
+)
+
+
+def arrays(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    return of_type(
+        "array",
+        items=inner | st.booleans(),
+        prefixItems=st.lists(inner, min_size=1, max_size=2),
+        minItems=st.integers(0, 2),
+        maxItems=counts,
+    )
+
+
+def objects(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    """Keys that come twice are not kept out, so there is no `minProperties`."""
+    return of_type(
+        "object",
+        properties=st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
+        required=st.lists(st.sampled_from(NAMES), max_size=2, unique=True),
+        additionalProperties=inner | st.booleans(),
+        patternProperties=inner.map(lambda found: {"^k": found}),
+    )
+
+
+def combined(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    parts = st.lists(inner, min_size=1, max_size=3)
+    return st.builds(combination, st.just({}) | leaves, st.sampled_from(("anyOf", "oneOf", "allOf")), parts)
+
+
+def combination(beside: Schema, name: str, parts: list[Schema]) -> Schema:
+    return {**beside, name: parts}
+
+
+def nested(leaf: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    return st.recursive(leaf, lambda inner: arrays(inner) | objects(inner) | combined(inner), max_leaves=5)
+
+
+schemas = st.tuples(nested(leaves | st.just({"$ref": "#/$defs/part"})), nested(leaves)).map(
+    lambda both: {**both[0], "$defs": {"part": both[1]}}
+)
+"""Whole ones, which may refer to a part."""

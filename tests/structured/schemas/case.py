@@ -1,0 +1,36 @@
+"""What the suite holds of a JSON Schema: the schema, and texts of which it is known whether they follow it."""
+
+from dataclasses import dataclass
+
+Schema = dict[str, object]
+
+
+@dataclass(frozen=True)
+class SchemaCase:
+    """One schema."""
+
+    name: str
+    schema: Schema
+    good: tuple[str, ...]
+    """Texts that follow it."""
+    bad: tuple[str, ...]
+    """Texts that do not, each by what the case is about."""
+    ask: str = "Give me an example."
+    """What a model is asked for it."""
+    few: bool = False
+    """There are only a few answers, so several choices may well agree."""
+
+
+def closed(**properties: object) -> Schema:
+    """An object with exactly these properties, as OpenAI's strict mode wants it."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def text(max_length: int = 20) -> Schema:
+    """A string that ends before it has used up a small model's tokens."""
+    return {"type": "string", "maxLength": max_length}

@@ -1,0 +1,52 @@
+"""Schemas nobody thought of: what their grammars allow, against the reference implementation.
+
+Known to be allowed and not valid, and so not asked for: a key that comes twice where keys are counted; a number of more
+digits than a double has, just inside an excluded bound. Refused and valid: much, as a grammar writes each value in one
+way; that is not looked at here.
+"""
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from motet.constraint import Grammar, GrammarKind
+from motet.errors import GrammarError
+from tests.grammar.models import grammars_of
+from tests.property_settings import examples
+from tests.structured.any_schema import schemas
+from tests.structured.judge import Judge
+from tests.structured.schemas.case import Schema
+from tests.structured.walking import accepts, walk
+
+pytestmark = pytest.mark.slow
+
+GRAMMARS = grammars_of()
+MUTANTS = 6
+LETTERS = '0123456789-.eE"{}[],:abT \\n'
+
+
+@examples(300)
+@given(schemas, st.integers(0, 2**32))
+def test_whatever_a_grammar_allows_is_valid_and_what_is_not_valid_is_refused(schema: Schema, seed: int) -> None:
+    try:
+        grammar = GRAMMARS.get(Grammar(GrammarKind.JSON, json.dumps(schema)))
+    except GrammarError:
+        event("refused")
+        return
+    event("compiled")
+    judge, random = Judge(schema), Random(seed)
+    text = walk(grammar, random)
+    assert judge.faults(text) == "", text
+    for _ in range(MUTANTS):
+        other = mutant(text, random)
+        if judge.faults(other):
+            assert not accepts(grammar, other), other
+
+
+def mutant(text: str, random: Random) -> str:
+    """With one character less, or changed, or more."""
+    at, until = (random.randrange(len(text)), random.randint(0, 1))
+    return text[:at] + random.choice(("", random.choice(LETTERS))) + text[at + until :]
