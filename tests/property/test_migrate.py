@@ -5,11 +5,12 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motet.engines.base import WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, OverloadedError, WorkerLeavingError
+from tests.property_settings import examples
 from tests.routing.moving import Heard, Scene, settle, undisturbed, wish
 
 GROUPS = 2
@@ -191,7 +192,7 @@ OFTEN = ["read"] * 12 + ["worker dies"] * 3 + ["worker returns"] * 3 + list(ACTS
 acts = st.builds(Act, st.sampled_from(OFTEN), st.integers(0, 11), st.integers(0, 6))
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(
     acts=st.lists(acts, min_size=10, max_size=60),
     apart=st.booleans(),

@@ -3,12 +3,12 @@
 from collections import Counter
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from motet.engines.native.kv.pool import BlockPool, OutOfBlocksError
 from motet.kv_events.changes import Removed, Stored
+from tests.property_settings import examples
 
 pytestmark = pytest.mark.slow
 
@@ -113,4 +113,4 @@ class PoolAgainstSets(RuleBasedStateMachine):
 
 
 TestPool = PoolAgainstSets.TestCase
-TestPool.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPool.settings = examples(80, steps=40)

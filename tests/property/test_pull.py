@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.transfer.base import Failed, FailureKind, Landed, News, ReadState, Settled
 from motet.transfer.channel import Refused, SomeoneElse
+from tests.property_settings import examples
 from tests.transfer.scene import DONE, FAILED, RUNNING, Scene
 from tests.transfer.scripted import NUM_BLOCKS
 from tests.transfer.worker import LEASE_SLOT
@@ -83,7 +84,7 @@ HAPPENINGS: dict[str, Callable[[Tale], object]] = {
 AT_LAST = ("eleven seconds", "reads end by themselves", "reads end", "reads end", "reads end")
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=20))
 def test_every_pull_ends_once_and_gives_its_blocks_back_only_when_nothing_writes(happenings: list[str]) -> None:
     tale = Tale()

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motet.errors import MotetError, OverloadedError
+from tests.property_settings import examples
 from tests.routing.moving import Heard, settle, undisturbed, wish
 from tests.routing.queueing import Given, Queueing
 
@@ -113,7 +114,7 @@ OFTEN = ["a group comes"] * 5 + ["read"] * 12 + list(ACTS)
 acts = st.builds(Act, st.sampled_from(OFTEN), st.integers(0, 17), st.integers(0, 5))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(acts=st.lists(acts, min_size=10, max_size=80), workers=st.integers(1, 3))
 def test_every_group_ends_once_and_no_worker_gets_more_than_it_can_hold(acts: list[Act], workers: int) -> None:
     async def play() -> None:

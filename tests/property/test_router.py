@@ -3,16 +3,17 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.deploy.routers import RoutedServer
 from tests.property.routing_play import Act, Play, acts
+from tests.property_settings import examples
 
 pytestmark = pytest.mark.slow
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(
     acts=st.lists(acts, min_size=10, max_size=60),
     apart=st.booleans(),

@@ -3,10 +3,11 @@ cannot read it, none is given back twice or kept; and each reader gets what an u
 
 import asyncio
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tests.property.routing_play import OF_ADAPTERS, OFTEN, Act, Play, Reader
+from tests.property_settings import examples
 from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsServer
 
 MODELS = (A, A, B, FRENCH)
@@ -49,7 +50,7 @@ MIXED = [*OFTEN, *OF_ADAPTERS * 2]
 acts = st.builds(Act, st.sampled_from(MIXED), st.integers(0, 31), st.integers(0, 6))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     acts=st.lists(acts, min_size=10, max_size=60),
     names=st.lists(st.sampled_from(NAMES), min_size=2, max_size=len(NAMES), unique=True),

@@ -1,10 +1,10 @@
 """Free runs against a plain set."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from motet.engines.native.kv.runs import FreeRuns
+from tests.property_settings import examples
 
 
 def maximal_runs(free: set[int]) -> list[tuple[int, int]]:
@@ -55,4 +55,4 @@ class RunsAgainstSet(RuleBasedStateMachine):
 
 
 TestRuns = RunsAgainstSet.TestCase
-TestRuns.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestRuns.settings = examples(80, steps=40)

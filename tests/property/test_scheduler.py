@@ -1,7 +1,6 @@
 """Random groups, arrivals, stops and aborts in tiny pools: every choice ends, with the answer it has by definition."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -9,6 +8,7 @@ from motet.engines.native.plan import StepPlan
 from motet.engines.native.sequence import Group, SequenceState, blocks_for
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
+from tests.property_settings import examples
 
 pytestmark = pytest.mark.slow
 
@@ -123,4 +123,4 @@ class ServesEveryGroup(RuleBasedStateMachine):
 
 
 TestScheduler = ServesEveryGroup.TestCase
-TestScheduler.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestScheduler.settings = examples(120, steps=30)

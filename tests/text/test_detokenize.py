@@ -106,3 +106,32 @@ def test_text_is_given_during_a_long_run_of_bad_bytes(tokenizer: Tokenizer) -> N
     detokenizer = Detokenizer(tokenizer)
     given = "".join(map(detokenizer.feed, byte_ids(b"\xff" * 1000)))
     assert 1000 - len(given) <= 16
+
+
+def test_a_special_token_may_be_shown_though_others_are_skipped(tokenizer: Tokenizer) -> None:
+    ids = [EOS_ID, *byte_ids(b"a"), IM_END_ID, EOS_ID, *byte_ids(b"b"), IM_END_ID]
+    visible = frozenset({IM_END_ID})
+    assert pieces(Detokenizer(tokenizer, visible=visible), ids) == ["", "a", "<|im_end|>", "", "b", "<|im_end|>", ""]
+    shown = pieces(Detokenizer(tokenizer, visible=visible, skip_special_tokens=False), ids)
+    assert shown == ["<|eos|>", "a", "<|im_end|>", "<|eos|>", "b", "<|im_end|>", ""]
+
+
+def test_a_visible_token_breaks_a_character_off(tokenizer: Tokenizer) -> None:
+    """Its second half once came out as the whole character, or with the text before it told again."""
+    first, rest = byte_ids("日".encode()[:2]), byte_ids("日".encode()[2:])
+    ids = [*first, IM_END_ID, *rest, *byte_ids("日".encode())]
+    shown = pieces(Detokenizer(tokenizer, visible=frozenset({IM_END_ID})), ids)
+    assert shown[:3] == ["", "", "\ufffd<|im_end|>"]
+    assert "".join(shown[3:]) == "\ufffd日"
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_space_behind_a_visible_token_is_kept(fallback_tokenizer: Tokenizer, skip: bool) -> None:
+    """Decoders drop the first space of a text, and a special token that is skipped is no text before it."""
+    words = fallback_tokenizer.encode("hello a", add_special_tokens=False)
+    bos, eos = 1, 2
+    for after in ([], [eos], [bos], words):
+        detokenizer = Detokenizer(fallback_tokenizer, after=after, visible=frozenset({eos}), skip_special_tokens=skip)
+        assert "".join(pieces(detokenizer, [eos, *words])) == "</s> hello a"
+    resumed = Detokenizer(fallback_tokenizer, after=[eos], visible=frozenset({eos}), skip_special_tokens=skip)
+    assert "".join(pieces(resumed, words)) == " hello a"

@@ -10,6 +10,11 @@ from motet.text.tokenizer import Tokenizer
 from tests.tiny_tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
 
 USER = {"role": "user", "content": "hi"}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "1", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}],
+}
 LAST_CONTENT = "{{ messages[-1]['content'] }}"
 CONTENTS = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 
@@ -111,8 +116,21 @@ def test_content_that_is_not_text_is_refused_by_name(content: object, param: str
 
 def test_no_content_is_empty_text_except_beside_tool_calls() -> None:
     assert render(CONTENTS, {"role": "assistant", "content": None}, {"role": "user"}) == "[assistant:][user:]"
-    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    assert render("{{ messages[0].content is none }}", calls) == "True"
+    assert render("{% if tools %}{% endif %}{{ messages[0].content is none }}", CALLED) == "True"
+
+
+def test_a_template_that_knows_tools_gets_calls_with_their_arguments_as_objects() -> None:
+    assert render("{% if tools %}{% endif %}{{ messages[0].tool_calls[0].function.arguments.city }}", CALLED) == "Paris"
+
+
+def test_a_template_that_knows_no_tools_gets_them_in_messages() -> None:
+    tool = {"type": "function", "function": {"name": "get_weather"}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "rain"}
+    told = ChatTemplate(CONTENTS).render([USER, CALLED, result], tools=[tool])
+    assert told.startswith("[system:# Tools")
+    assert '{"name": "get_weather", "arguments": {"city": "Paris"}}' in told
+    assert told.endswith("[user:<tool_response>\nrain\n</tool_response>]")
+    assert ChatTemplate(CONTENTS).render([USER]) == "[user:hi]"
 
 
 def test_no_messages_are_refused() -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from motet.text.detokenize import LOOK_BACK, STUCK, Detokenizer
 from motet.text.pace import TokenPace
+from motet.text.parts import AnswerFormat, Part
 from motet.text.stop import StopMatcher, StopStrings
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLogprob
@@ -30,6 +31,8 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     """A stop string counts only if its last character comes after so many tokens."""
     logprobs: bool = False
+    format: AnswerFormat | None = None
+    """None: the text is shown as it is."""
 
     def stop_strings(self) -> StopStrings | None:
         return StopStrings(self.stop) if self.stop else None
@@ -50,6 +53,8 @@ class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
     """On the last event of a choice, and on no other."""
     stop_reason: str | int | None = None
     """The stop string, or the token of `stop_token_ids`, that ended it."""
+    parts: tuple[Part, ...] | None = None
+    """What `text`, and what was held back before, comes to. None: it was not asked for."""
 
 
 class ChoiceStream:
@@ -77,7 +82,12 @@ class ChoiceStream:
         """Tokens of the answer, up to the one that ended it."""
         self._rules = rules
         past = (*prompt[-LOOK_BACK:], *start.written[max(0, begin - LOOK_BACK) : begin])
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=rules.skip_special_tokens, after=past)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=rules.skip_special_tokens,
+            after=past,
+            visible=rules.format.visible if rules.format else frozenset(),
+        )
         self._matcher = StopMatcher(stops) if stops else None
         self._plain = not rules.logprobs
         """Nobody asks where in the text a token begins."""
@@ -89,6 +99,11 @@ class ChoiceStream:
     @property
     def ended(self) -> bool:
         return self.finish is not None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Nothing is told apart here."""
+        return 0
 
     def feed(self, delta: ChoiceDelta) -> ChoiceEvent | None:
         """Takes what a step added; None if there is nothing to show yet. After the end, all is ignored."""

@@ -32,12 +32,20 @@ STUCK = 16
 class Detokenizer:
     """`feed` every token in turn, then `close` once; all that they return, joined, is the text."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> None:
-        """`after`: the ids before the first one fed; only the last `LOOK_BACK` of them matter."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        after: Sequence[int] = (),
+        visible: frozenset[int] = frozenset(),
+    ) -> None:
+        """`after`: the ids before the first one fed; only the last `LOOK_BACK` of them matter. `visible`: special
+        tokens that are shown all the same; a character that one breaks off is bad bytes."""
         self._backend: Backend = tokenizer.backend
         self._texts = tokenizer.texts
-        self._skip = skip_special_tokens
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._visible = {token_id: tokenizer.token_text(token_id) for token_id in visible}
+        self._skipped = tokenizer.special_ids - visible if skip_special_tokens else frozenset[int]()
         self._context, begun = self._split(after[-LOOK_BACK:])
         self._held: list[int] = []
         self._stream: DecodeStream | None = None
@@ -53,6 +61,10 @@ class Detokenizer:
         if self._context and not self._held and (text := self._texts[token_id]):
             self._context, self._stream = [token_id], None
             return text
+        if token_id in self._visible:
+            text = self.close() + self._visible[token_id]
+            self._context, self._stream = [token_id], None
+            return text
         return "" if token_id in self._skipped else self._feed_part(token_id)
 
     def _feed_part(self, token_id: int) -> str:
@@ -60,7 +72,7 @@ class Detokenizer:
         held = self._held
         held.append(token_id)
         if self._stream is None:
-            self._stream = DecodeStream(ids=self._context, skip_special_tokens=self._skip)
+            self._stream = DecodeStream(ids=self._context, skip_special_tokens=False)  # those to skip do not get here
         try:
             text = self._stream.step(self._backend, token_id)
         except Exception:  # what the library raises when text given before would now read otherwise
@@ -82,7 +94,7 @@ class Detokenizer:
         return text[sum(1 for _ in same) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._backend.decode(ids, skip_special_tokens=self._skip)
+        return self._backend.decode(ids, skip_special_tokens=False)
 
     def _text_after(self, context: list[int], ids: list[int]) -> str:
         before, whole = self._decode(context), self._decode(context + ids)

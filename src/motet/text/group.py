@@ -6,16 +6,20 @@
 4. When the last choice has ended the engine's stream is closed, before the reader gets the last events.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from motet.engines.base import Engine
-from motet.errors import EngineError
+from motet.errors import AnswerParserError, EngineError
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
+from motet.text.parsed import ParsedChoice
 from motet.text.tokenizer import Tokenizer
 from motet.text.usage import Usage
 from motet.types import GenerateRequest, GroupDelta, PromptReport
+
+log = logging.getLogger("motet.text")
 
 
 class GroupEvents(msgspec.Struct, frozen=True, gc=False):
@@ -29,13 +33,14 @@ class GroupEvents(msgspec.Struct, frozen=True, gc=False):
 class TextGroup:
     """Iterate to the end or call `aclose`: it owns the engine's stream.
 
-    Iterating raises what the engine's stream raises; then the group is over.
+    Iterating raises what the engine's stream raises, and `AnswerParserError`; then the group is over.
     """
 
     def __init__(self, engine: Engine, request: GenerateRequest, tokenizer: Tokenizer, rules: TextRules) -> None:
         stops = rules.stop_strings()
-        self._choices = {
-            start.index: ChoiceStream(start, request.prompt, tokenizer=tokenizer, rules=rules, stops=stops)
+        form = ChoiceStream if rules.format is None else ParsedChoice
+        self._choices: dict[int, ChoiceStream | ParsedChoice] = {
+            start.index: form(start, request.prompt, tokenizer=tokenizer, rules=rules, stops=stops)
             for start in request.choices
         }
         self._unfinished = set(self._choices)
@@ -59,8 +64,13 @@ class TextGroup:
                 raise self._broken_off() from None
             events: list[ChoiceEvent] = []
             ended = self._ended_before
-            for choice in delta.choices:
-                event = self._choices[choice.index].feed(choice)
+            try:
+                fed = [self._choices[choice.index].feed(choice) for choice in delta.choices]
+            except AnswerParserError:  # a bug of ours, and the client is not told where
+                log.exception("an answer could not be read", extra={"fields": {"request_id": self._request.request_id}})
+                await self.aclose()  # nobody reads on: the engine must not write for nothing
+                raise
+            for event in fed:
                 if event is not None:
                     events.append(event)
                     if event.finish is not None:
@@ -81,17 +91,18 @@ class TextGroup:
     @property
     def usage(self) -> Usage:
         """So far."""
-        return self._usage(sum(choice.num_tokens for choice in self._choices.values()))
+        return self._usage(self._choices.values())
 
     def usage_of(self, index: int) -> Usage:
         """The prompt and one choice, so far."""
-        return self._usage(self._choices[index].num_tokens)
+        return self._usage([self._choices[index]])
 
-    def _usage(self, completion_tokens: int) -> Usage:
+    def _usage(self, choices: Collection[ChoiceStream | ParsedChoice]) -> Usage:
         return Usage(
             prompt_tokens=len(self._request.prompt),
-            completion_tokens=completion_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in choices),
             cached_tokens=self._cached_tokens,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in choices),
         )
 
     async def _end(self, indices: Sequence[int], delta: GroupDelta) -> None:

@@ -17,6 +17,9 @@ class Preparer:
         self._template = template
         self._info = info
 
+    def template_knows(self, variable: str) -> bool:
+        return self._template.knows(variable)
+
     def chat_prompt(
         self,
         messages: Sequence[Message],

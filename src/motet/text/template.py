@@ -16,6 +16,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from motet.errors import ModelLoadError, RequestError
 from motet.text.messages import Message, for_template
 from motet.text.tokenizer import Tokenizer
+from motet.text.tools.history import with_arguments_read
+from motet.text.tools.told import told_in_messages
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a template can raise: its own complaints, and plain Python errors from values it did not expect."""
@@ -42,6 +44,14 @@ class ChatTemplate:
     def of(cls, tokenizer: Tokenizer) -> "ChatTemplate":
         return cls(tokenizer.chat_template, named_tokens=tokenizer.named_tokens)
 
+    @property
+    def source(self) -> str | None:
+        return self._source
+
+    def knows(self, variable: str) -> bool:
+        """Whether it speaks of a variable of that name."""
+        return variable in (self._source or "")
+
     def render(
         self,
         messages: Sequence[Message],
@@ -51,7 +61,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """Raises `RequestError` naming the field at fault."""
+        """A template that knows no tools gets them, and what was called, in messages.
+
+        Raises `RequestError` naming the field at fault."""
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true; set add_generation_prompt to "
@@ -64,7 +76,9 @@ class ChatTemplate:
                 "server with --chat-template",
                 param="chat_template",
             )
-        plain = for_template(messages, knows_developer="developer" in self._source)
+        plain = for_template(with_arguments_read(messages), knows_developer=self.knows("developer"))
+        if not self.knows("tools"):
+            plain = told_in_messages(plain, tools or ())
         if continue_final_message:
             plain[-1]["content"] = f"{plain[-1]['content'] or ''}{END_MARK}"
         variables = {

@@ -4,7 +4,8 @@ Reads `tokenizer.json` with the `tokenizers` library itself: transformers' AutoT
 process that serves HTTP.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 
@@ -98,6 +99,11 @@ class Tokenizer:
     @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Text of each special token -> its id."""
+        return {self.token_text(token_id): token_id for token_id in sorted(self._special_ids)}
 
     @property
     def texts(self) -> TokenTexts:

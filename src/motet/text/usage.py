@@ -9,6 +9,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Summed over the choices; tokens whose text a stop string cut off are counted, they were made."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was in the prefix cache."""
+    reasoning_tokens: int = 0
+    """Completion tokens that are told apart as thoughts, summed over the choices."""
 
     @property
     def total_tokens(self) -> int:
@@ -20,4 +22,5 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
         )

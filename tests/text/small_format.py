@@ -1,0 +1,69 @@
+"""A way of calling tools that is small enough to see through, and answers as parts put together."""
+
+import re
+from collections.abc import Sequence
+from itertools import count
+
+from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.tools.base import ReadCall, Reading, Tool, ToolFormat, ToolMode, ToolRules
+
+CALL = re.compile(r'(?P<name>\w*)(?P<arguments>\{(?:[a-z0-9:, ]|"[^"]*"|"[^"]*\Z)*(?P<end>\})?)?\s*')
+
+
+def read_small(text: str, final: bool, tools: Sequence[Tool]) -> Reading:
+    """`name{...}`: words, digits and strings between the braces."""
+    found = CALL.fullmatch(text)
+    names = {tool.name for tool in tools}
+    if found is None or not any(name.startswith(found["name"]) for name in names):
+        return Reading(malformed=True)
+    if found["arguments"] is None:
+        return Reading(malformed=final)
+    if found["name"] not in names:
+        return Reading(malformed=True)
+    whole = found["end"] is not None
+    call = ReadCall(found["name"], found["arguments"], whole)
+    return Reading((call,), taken=len(text) if whole else 0)
+
+
+def small_format(*, bare: str | None = None, ends: tuple[str, ...] = ("</call>",)) -> ToolFormat:
+    """Ids are `id0`, `id1`, ..., over all choices."""
+    numbers = count()
+    return ToolFormat(
+        name="small",
+        begins=("<call>",),
+        ends=ends,
+        bare=bare,
+        read=read_small,
+        grammar=lambda rules, special: "",
+        known_by=("<call>",),
+        new_call_id=lambda: f"id{next(numbers)}",
+    )
+
+
+def tool(name: str) -> Tool:
+    return Tool(name=name, parameters={}, strict=False)
+
+
+def tool_rules(*names: str, parallel: bool = True) -> ToolRules:
+    tools = tuple(map(tool, names))
+    return ToolRules(callable=tools, mode=ToolMode.AUTO, parallel=parallel)
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Neighbours of one kind as one."""
+    whole: list[Part] = []
+    for part in parts:
+        match whole[-1] if whole else None, part:
+            case Content(before), Content(text):
+                whole[-1] = Content(before + text)
+            case Reasoning(before), Reasoning(text):
+                whole[-1] = Reasoning(before + text)
+            case ToolCallArguments(number, before), ToolCallArguments(same, text) if number == same:
+                whole[-1] = ToolCallArguments(number, before + text)
+            case _:
+                whole.append(part)
+    return whole
+
+
+def call(number: int, name: str, arguments: str) -> list[Part]:
+    return [ToolCallBegin(number, f"id{number}", name), ToolCallArguments(number, arguments)]

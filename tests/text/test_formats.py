@@ -1,0 +1,194 @@
+"""Which reader the answers of a model and of a request get."""
+
+import pytest
+from tokenizers import AddedToken
+
+from motet.constraint import Thinking
+from motet.errors import ConfigError
+from motet.text.answers import TaggedFormat
+from motet.text.formats import ModelFormats, ParserNames
+from motet.text.harmony import HarmonyFormat
+from motet.text.parts import Content, Part, Reasoning
+from motet.text.reasoning import FAMILIES, tags_known_by
+from motet.text.tokenizer import Tokenizer
+from motet.text.tools.base import ToolRules
+from tests.text.small_format import joined, tool_rules
+from tests.tiny_tokenizer import build_tiny_tokenizer
+
+QWEN3 = """
+{%- if tools %}{{- tools | tojson }}{%- endif %}
+{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
+{%- if enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+<tool_call>{"name": ..., "arguments": ...}</tool_call>"""
+GPT_OSS = "<|start|>assistant<|channel|>analysis<|message|> ... functions."
+TOOLS = tool_rules("f")
+
+TEMPLATES = {
+    # Each as far as it speaks of thoughts.
+    "mistral": "{{ '[THINK]' + block['thinking'] + '[/THINK]' }}",
+    "granite": "Respond to every user query in a comprehensive and detailed way. Write your thought process after "
+    "'Here is my thought process:' and write your response after 'Here is my response:'",
+    "seed_oss": "{%- set think_begin_token = '<seed:think>' -%}",
+    "minimax_m3": "{{ '<mm:think>' }}",
+    "kimi": "{{ content.split('\u25c1/think\u25b7')[-1] }}",
+    "gemma4": "{{ '<|channel>thought\n<channel|>' }}",
+    "cohere_command3": "{{ '<|START_THINKING|>' }}...{{ '<|END_THINKING|>' }}",
+    "hunyuan_a13b": "{{ '<|extra_0|>' }}{{ content.split('<answer>')[-1] }}{{ '<think>\n\n</think>\n' }}",
+    "minimax_m2": """{%- set toolcall_begin_token = '<minimax:tool_call>' -%}{{ '\\n<response>' }}...{{ '<think>' }}""",
+    "ernie45": "{{ '<think>\n' }}...{{ '<response>\n' }}",
+    "think": "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}",  # R1's
+}
+
+
+def formats(tokenizer: Tokenizer, template: str = QWEN3, **names: str) -> ModelFormats:
+    return ModelFormats.of(tokenizer, template, ParserNames(**names))
+
+
+def read(
+    made: ModelFormats, prompt: str, answer: str, *, begun: str = "", tools: ToolRules | None = None
+) -> list[Part]:
+    """As it is, if there is nothing to read."""
+    form = made.for_request(made.tokenizer.encode(prompt), begun=begun, tools=tools)
+    if form is None:
+        return [Content(answer)]
+    parser = form.parser()
+    return joined(parser.feed(answer, [1]) + parser.close(cut=False))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_family_is_known_by_its_template(name: str) -> None:
+    tags = tags_known_by(TEMPLATES[name])
+    assert tags is not None
+    assert name in tags.names
+
+
+def test_every_family_has_names_of_its_own_and_a_template_it_is_known_by() -> None:
+    names = [name for tags in FAMILIES for name in tags.names]
+    assert len(set(names)) == len(names)
+    assert [tags_known_by(template) for template in TEMPLATES.values()] == list(FAMILIES)
+    assert tags_known_by("{{ messages }}") is None
+
+
+def test_the_operator_may_say_what_the_template_does_not(tokenizer: Tokenizer) -> None:
+    plain = formats(tokenizer, "{{ messages }}")
+    assert plain.reasoning is None
+    assert formats(tokenizer, "{{ messages }}", reasoning="glm45").reasoning == tags_known_by("<think>")
+    assert formats(tokenizer, reasoning="none").reasoning is None
+    named = formats(tokenizer, tools="mistral").tools
+    assert named is not None
+    assert named.name == "mistral"
+    assert formats(tokenizer, tools="none").tools is None
+
+
+def test_a_model_calls_as_hermes_does_unless_its_template_tells_of_tools_otherwise(tokenizer: Tokenizer) -> None:
+    r1 = "{%- if message['tool_calls'] %}{{ '<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581sep\uff5c>' }}"
+    for template in ("{{ messages }}", None, r1, "{{ tools }}"):
+        found = ModelFormats.of(tokenizer, template).tools
+        assert found is not None
+        assert found.name == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ({"reasoning": "qwen"}, "--reasoning-parser qwen is unknown; there are auto, none, .*openai_gptoss, .*qwen3"),
+        ({"tools": "qwen"}, "--tool-parser qwen is unknown; there are auto, none, .*hermes"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_those_there_are(names: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ParserNames(**names)
+
+
+def test_there_is_nothing_to_read_without_tools_and_thoughts(tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode("<|im_start|>assistant\n")
+    plain = formats(tokenizer, "{{ messages }}")
+    assert plain.for_request(prompt) is None
+    assert isinstance(plain.for_request(prompt, tools=TOOLS), TaggedFormat)
+    assert formats(tokenizer, tools="none").for_request(tokenizer.encode("</think>"), tools=TOOLS) is None
+
+
+def test_the_end_of_the_prompt_tells_whether_a_thought_is_open(tokenizer: Tokenizer) -> None:
+    made = formats(tokenizer)
+    for prompt, answer, parts in (
+        ("assistant\n", "<think>a</think>b", [Reasoning("a"), Content("b")]),
+        ("assistant\n<think>\n", "a</think>b", [Reasoning("a"), Content("b")]),
+        ("assistant\n<think>\n\n</think>\n\n", "<think>a", [Content("<think>a")]),
+        ("assistant</think>", "a</think>b", [Content("a</think>b")]),
+        ("What is <think>?\nassistant\n", "a tag", [Content("a tag")]),
+    ):
+        assert read(made, prompt, answer) == parts
+
+
+def test_tags_around_an_answer_are_not_told_where_nothing_is_thought_either(tokenizer: Tokenizer) -> None:
+    made = formats(tokenizer, TEMPLATES["hunyuan_a13b"])
+    assert read(made, "<think>\n\n</think>\n", "<answer>\na\n</answer>") == [Content("a")]
+
+
+def test_a_message_that_is_continued_tells_it_where_it_ends_otherwise(tokenizer: Tokenizer) -> None:
+    made = formats(tokenizer)
+    for begun, answer, parts in (
+        (" <think>so", " a</think> b", [Reasoning(" a"), Content("b")]),
+        ("<think>\n", " a</think> b", [Reasoning("a"), Content("b")]),
+        ("<think>a</think>b", " c", [Content(" c")]),
+        ("b <think>", " c</think>", [Content(" c</think>")]),
+        (" \n", "<think>a", [Reasoning("a")]),
+    ):
+        assert read(made, f"assistant\n{begun}", answer, begun=begun) == parts
+
+
+def test_thoughts_may_stand_before_what_a_grammar_demands(tokenizer: Tokenizer) -> None:
+    made = formats(tokenizer)
+    asked, opened, closed = map(tokenizer.encode, ("assistant\n", "<think>\n", "<think>\n\n</think>\n\n"))
+    assert made.thinking(asked) == Thinking("<think>", "</think>", opened=False)
+    assert made.thinking(opened) == Thinking("<think>", "</think>", opened=True)
+    assert made.thinking(asked, begun="<think>a") == Thinking("<think>", "</think>", opened=True)
+    assert made.thinking(closed) is None
+    assert formats(tokenizer, reasoning="none").thinking(opened) is None
+
+
+def test_special_tokens_that_are_tags_are_seen_where_they_may_come() -> None:
+    backend = build_tiny_tokenizer()
+    texts = ["<think>", "<|channel>", "</think>", "<tool_call>", "<|channel|>"]
+    backend.add_special_tokens([AddedToken(text, special=True) for text in texts])
+    think, channel, closing, calling, harmony = (backend.token_to_id(text) for text in texts)
+
+    def visible(made: ModelFormats, tools: ToolRules | None) -> frozenset[int]:
+        form = made.for_request((), tools=tools)
+        assert form is not None
+        return form.visible
+
+    made = formats(Tokenizer(backend))
+    assert visible(made, None) == {think, closing}
+    assert visible(made, TOOLS) == {think, closing, calling}
+    assert visible(formats(Tokenizer(backend), TEMPLATES["gemma4"]), None) == {channel}
+    assert visible(formats(Tokenizer(backend), GPT_OSS), None) == {harmony}
+
+
+@pytest.mark.parametrize("names", [{"tools": "hermes"}, {"reasoning": "qwen3"}])
+def test_a_name_that_the_operator_gives_wins_over_a_template_of_gpt_oss(
+    tokenizer: Tokenizer, names: dict[str, str]
+) -> None:
+    assert not formats(tokenizer, GPT_OSS, **names).harmony
+
+
+@pytest.mark.parametrize(
+    "names", [{"tools": "openai", "reasoning": "qwen3"}, {"tools": "hermes", "reasoning": "openai_gptoss"}]
+)
+def test_half_of_harmony_is_refused(names: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="cannot be of one model"):
+        ParserNames(**names)
+
+
+def test_gpt_oss_answers_in_harmony(tokenizer: Tokenizer) -> None:
+    answer = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
+    for made in (
+        formats(tokenizer, GPT_OSS),
+        formats(tokenizer, GPT_OSS, tools="none"),
+        formats(tokenizer, reasoning="openai_gptoss"),
+        formats(tokenizer, tools="openai"),
+    ):
+        assert isinstance(made.for_request((), tools=TOOLS), HarmonyFormat)
+        assert read(made, "assistant", answer) == [Reasoning("a"), Content("b")]
+        assert made.thinking((), calls=True) is None
+    assert formats(tokenizer, GPT_OSS, tools="none", reasoning="none").for_request((), tools=TOOLS) is None

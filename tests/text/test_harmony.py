@@ -1,0 +1,118 @@
+"""Answers of gpt-oss as OpenAI's own package writes them, whole, cut at every point and token by token."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+from openai_harmony import HarmonyEncodingName, Message, Role, load_harmony_encoding
+
+from motet.text.harmony import HarmonyFormat
+from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.tools.base import Tool
+from tests.text.small_format import joined
+
+WEATHER = Tool(name="get_weather", parameters={"type": "object"}, strict=False)
+ENCODING = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+BEGUN = "<|start|>assistant"
+
+THOUGHT = Message.from_role_and_content(Role.ASSISTANT, "Look at ⛅ 10 < 20.").with_channel("analysis")
+PREAMBLE = Message.from_role_and_content(Role.ASSISTANT, "I look it up.").with_channel("commentary")
+ANSWER = Message.from_role_and_content(Role.ASSISTANT, "It is **sunny** in Zürich 😀.").with_channel("final")
+CALL = (
+    Message.from_role_and_content(Role.ASSISTANT, json.dumps({"city": "Zürich", "days": [1, 2]}))
+    .with_channel("commentary")
+    .with_recipient("functions.get_weather")
+    .with_content_type("<|constrain|>json")
+)
+
+
+def written(*messages: Message) -> str:
+    """What the model wrote: the prompt ends behind the first `<|start|>assistant`."""
+    text = "".join(ENCODING.decode_utf8(ENCODING.render(message)) for message in messages)
+    assert text.startswith(BEGUN)
+    return text.removeprefix(BEGUN)
+
+
+def read(text: str, *, size: int | None = None, cut: bool = False, parallel: bool = True) -> list[Part]:
+    parser = HarmonyFormat(visible=frozenset(), callable=(WEATHER,), parallel=parallel).parser()
+    parts: list[Part] = []
+    for start in range(0, len(text), size or len(text) or 1):
+        parts += parser.feed(text[start : start + (size or len(text))], [0])
+    return joined([unnamed(part) for part in parts + parser.close(cut=cut)])
+
+
+def unnamed(part: Part) -> Part:
+    """Ids of calls are drawn and say nothing here."""
+    return replace(part, id="") if isinstance(part, ToolCallBegin) else part
+
+
+ARGUMENTS = '{"city": "Z\\u00fcrich", "days": [1, 2]}'
+TOLD_CALL = [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, ARGUMENTS)]
+TOLD = {
+    "thought and answer": (
+        (THOUGHT, ANSWER),
+        [Reasoning("Look at ⛅ 10 < 20."), Content("It is **sunny** in Zürich 😀.")],
+    ),
+    "thought and call": ((THOUGHT, CALL), [Reasoning("Look at ⛅ 10 < 20."), *TOLD_CALL]),
+    "preamble and call": ((PREAMBLE, CALL), [Content("I look it up."), *TOLD_CALL]),
+    "two thoughts": ((THOUGHT, THOUGHT), [Reasoning("Look at ⛅ 10 < 20." * 2)]),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_messages_are_told_as_what_they_are_wherever_the_text_is_cut(name: str) -> None:
+    messages, told = TOLD[name]
+    text = written(*messages)
+    assert read(text) == told
+    assert all(read(text, size=size) == told for size in range(1, len(text)))
+
+
+def test_the_recipient_may_stand_before_the_channel() -> None:
+    text = ' to=functions.get_weather<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    assert read(text) == [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, '{"a": 1}')]
+
+
+def test_an_answer_without_header_is_content() -> None:
+    assert read("Hello", size=1) == [Content("Hello")]
+    assert read("<|message|>Hello") == [Content("Hello")]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '<|channel|>commentary to=functions.fly <|constrain|>json<|message|>{"a": 1}',
+        '<|channel|>commentary to=functions.get_weather json<|message|>{"a": ]}',
+        "<|channel|>commentary to=browser.search json<|message|>{}",
+    ],
+)
+def test_a_call_that_is_none_is_content_with_its_header(call: str) -> None:
+    parts = read(call + "<|call|>", size=1)
+    assert parts[-1] == Content(call)
+    whole = [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, '{"a":')]
+    assert parts[:-1] == (whole if "]" in call else [])
+
+
+def test_a_call_that_is_cut_off_is_told_as_far_as_it_came() -> None:
+    text = '<|channel|>commentary to=functions.get_weather json<|message|>{"city": "Par'
+    assert read(text, cut=True) == [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, '{"city": "Par')]
+    assert read(text)[-1] == Content(text)
+
+
+def test_a_header_that_is_cut_off_shows_nothing() -> None:
+    text = written(THOUGHT) + "<|start|>assistant<|channel|>fin"
+    assert read(text, cut=True) == [Reasoning("Look at ⛅ 10 < 20.")]
+
+
+def test_without_parallel_calls_only_the_first_is_told() -> None:
+    text = written(CALL) + written(CALL)
+    assert [part for part in read(text, parallel=False) if isinstance(part, ToolCallBegin)] == [TOLD_CALL[0]]
+
+
+def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:
+    plain = Message.from_role_and_content(Role.ASSISTANT, "Ten is less than twenty.").with_channel("analysis")
+    thought = ENCODING.encode(written(plain), allowed_special="all")
+    answer = ENCODING.encode(f"{BEGUN}<|channel|>final<|message|>It is.", allowed_special="all")
+    parser = HarmonyFormat(visible=frozenset()).parser()
+    for token_id in (*thought, *answer):
+        parser.feed(ENCODING.decode_utf8([token_id]), [token_id])
+    assert parser.reasoning_tokens == len(thought)

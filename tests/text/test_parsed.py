@@ -1,0 +1,246 @@
+"""A choice whose text is read as parts, from deltas to events; and groups of them."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from tokenizers import AddedToken
+
+from motet.engines.fake import FakeEngine
+from motet.errors import AnswerParserError
+from motet.ids import RequestId
+from motet.text.choice import ChoiceEvent, TextRules
+from motet.text.formats import ModelFormats
+from motet.text.group import TextGroup
+from motet.text.parsed import ParsedChoice
+from motet.text.parts import AnswerFormat, Content, Part, Reasoning
+from motet.text.reasoning import tags_named
+from motet.text.tokenizer import Tokenizer
+from motet.text.tools.base import Reading, ToolFormat
+from motet.types import (
+    ChoiceDelta,
+    ChoiceStart,
+    Finish,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenLogprob,
+    choice_starts,
+)
+from tests.text.small_format import call, joined, small_format, tool_rules
+from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, build_tiny_tokenizer, fake_answer
+
+LENGTH, STOP = Finish(FinishReason.LENGTH), Finish(FinishReason.STOP)
+
+
+def answer_format(tokenizer: Tokenizer, *, form: ToolFormat | None = None) -> AnswerFormat:
+    formats = ModelFormats(tokenizer=tokenizer, reasoning=tags_named("think"), tools=form or small_format())
+    made = formats.for_request((FIRST_BYTE_ID,), tools=tool_rules("f", "go"))
+    assert made is not None
+    return made
+
+
+def parsed(tokenizer: Tokenizer, rules: TextRules | None = None, written: tuple[int, ...] = ()) -> ParsedChoice:
+    rules = msgspec.structs.replace(rules or TextRules(), format=answer_format(tokenizer))
+    return ParsedChoice(ChoiceStart(1, 7, written), (), tokenizer=tokenizer, rules=rules, stops=rules.stop_strings())
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """One token a byte."""
+    return tuple(FIRST_BYTE_ID + byte for byte in text.encode())
+
+
+def deltas(ids: Sequence[int], size: int, finish: Finish | None) -> list[ChoiceDelta]:
+    """So many tokens each, the last with `finish`."""
+    pieces = [tuple(ids[start : start + size]) for start in range(0, len(ids), size)]
+    return [
+        ChoiceDelta(1, piece, tuple(TokenLogprob(i, -1.0, 1) for i in piece), finish if n == len(pieces) else None)
+        for n, piece in enumerate(pieces, 1)
+    ]
+
+
+def events(choice: ParsedChoice, steps: Sequence[ChoiceDelta]) -> list[ChoiceEvent]:
+    return [event for step in steps if (event := choice.feed(step)) is not None]
+
+
+def parts_of(shown: Sequence[ChoiceEvent]) -> list[Part]:
+    return joined([part for event in shown for part in event.parts or ()])
+
+
+ANSWER = '<think> é🎼 </think>\n\nso <call>f{"a": 1}</call><call>go{}</call>'
+PARTS = [Reasoning("é🎼"), Content("so"), *call(0, "f", '{"a": 1}'), *call(1, "go", "{}")]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_parts_tokens_and_text_do_not_depend_on_how_the_engine_bundles_tokens(tokenizer: Tokenizer, size: int) -> None:
+    choice = parsed(tokenizer, TextRules(logprobs=True))
+    ids = (*ids_of(ANSWER), EOS_ID)
+    shown = events(choice, deltas(ids, size, STOP))
+    assert parts_of(shown) == PARTS
+    assert "".join(event.text for event in shown) == ANSWER
+    assert tuple(i for event in shown for i in event.token_ids) == ids
+    assert [entry.token_id for event in shown for entry in event.logprobs or ()] == list(ids)
+    starts = [*range(9), 8]  # "é" is two tokens
+    assert [offset for event in shown for offset in event.offsets or ()][:10] == starts
+    assert (shown[-1].finish, choice.num_tokens) == (FinishReason.TOOL_CALLS, len(ids))
+    assert choice.reasoning_tokens == len("<think> é🎼 </think>".encode())
+
+
+def test_a_choice_that_is_cut_off_is_no_choice_that_calls(tokenizer: Tokenizer) -> None:
+    shown = events(parsed(tokenizer), deltas(ids_of('<call>f{"a'), 1, LENGTH))
+    assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.LENGTH)
+
+
+def test_the_end_without_a_token_and_without_text_ends_the_parts_too(tokenizer: Tokenizer) -> None:
+    choice = parsed(tokenizer)
+    events(choice, deltas(ids_of("a <cal"), 1, None))
+    last = choice.feed(ChoiceDelta(1, (), None, STOP))
+    assert last is not None
+    assert (last.parts, last.finish, last.token_ids) == ((Content(" <cal"),), FinishReason.STOP, ())
+    assert choice.feed(ChoiceDelta(1, ids_of("b"))) is None
+
+
+def test_a_stop_string_ends_a_thought_or_a_call_where_it_stands(tokenizer: Tokenizer) -> None:
+    stop = TextRules(stop=("X",))
+    shown = events(parsed(tokenizer, stop), deltas(ids_of("<think>a bXc</think>"), 3, STOP))
+    assert (parts_of(shown), shown[-1].finish, shown[-1].stop_reason) == ([Reasoning("a b")], FinishReason.STOP, "X")
+    shown = events(parsed(tokenizer, stop), deltas(ids_of('<call>f{"aXb"}</call>'), 3, STOP))
+    assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.STOP), "no call to be made"
+
+
+def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer) -> None:
+    for keep in (False, True):
+        rules = TextRules(stop=("</call>",), include_stop_str_in_output=keep)
+        shown = events(parsed(tokenizer, rules), deltas(ids_of("<call>f{}</call><call>go{}</call>"), 2, STOP))
+        assert (parts_of(shown), shown[-1].finish) == (call(0, "f", "{}"), FinishReason.TOOL_CALLS)
+        assert "".join(event.text for event in shown).endswith("</call>") is keep
+
+
+@pytest.mark.parametrize("place", range(0, len(ids_of(ANSWER)), 3))
+def test_a_resumed_choice_goes_on_in_the_middle_of_anything(tokenizer: Tokenizer, place: int) -> None:
+    ids = ids_of(ANSWER)
+    undisturbed, resumed = parsed(tokenizer), parsed(tokenizer, written=ids[:place])
+    before = parts_of(events(undisturbed, deltas(ids[:place], 1, None)))
+    after = [events(choice, deltas((*ids[place:], EOS_ID), 2, STOP)) for choice in (undisturbed, resumed)]
+    assert parts_of(after[0]) == parts_of(after[1])
+    assert joined([*before, *parts_of(after[1])]) == PARTS
+    assert undisturbed.reasoning_tokens == resumed.reasoning_tokens
+    assert undisturbed.num_tokens == resumed.num_tokens
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_tags_that_are_special_tokens_are_seen(skip: bool) -> None:
+    backend = build_tiny_tokenizer()
+    tags = ["<think>", "</think>", "<call>", "</call>"]
+    backend.add_special_tokens([AddedToken(tag, special=True) for tag in tags])
+    tokenizer = Tokenizer(backend)
+    ids = tokenizer.encode("<think>é</think> so <call>f{}</call>")
+    assert tokenizer.special_ids & set(ids) == {backend.token_to_id(tag) for tag in tags}
+    choice = parsed(tokenizer, TextRules(skip_special_tokens=skip, logprobs=True))
+    shown = events(choice, deltas((*ids, EOS_ID), 1, STOP))
+    assert parts_of(shown) == [Reasoning("é"), Content("so"), *call(0, "f", "{}")]
+    assert choice.reasoning_tokens == 4  # two tags and the two bytes between them
+    offsets = [offset for event in shown for offset in event.offsets or ()]
+    assert offsets[:5] == [0, 7, 7, 8, 16]
+
+
+class FailingFormat:
+    """The parser of the second choice fails at its third token."""
+
+    visible: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def parser(self) -> "FailingParser":
+        self.made += 1
+        return FailingParser(fails=self.made == 2)
+
+
+class FailingParser:
+    reasoning_tokens = 0
+    called = False
+
+    def __init__(self, *, fails: bool) -> None:
+        self._left = 3 if fails else 1000
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Part]:
+        self._left -= 1
+        if not self._left:
+            raise KeyError("name")
+        return [Content(text)]
+
+    def close(self, *, cut: bool) -> list[Part]:
+        return []
+
+
+def request(name: str, n: int) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=RequestId(name),
+        prompt=(FIRST_BYTE_ID,),
+        choices=choice_starts(n, 1),
+        sampling=SamplingParams(max_tokens=200),
+    )
+
+
+@pytest.mark.anyio
+async def test_a_parser_that_fails_ends_its_group_and_no_other(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = FakeEngine(lambda _, start: fake_answer("abcdef"))
+    failing = TextGroup(engine, request("one", 3), tokenizer, TextRules(format=FailingFormat()))
+    other = TextGroup(engine, request("two", 3), tokenizer, TextRules(format=answer_format(tokenizer)))
+    await anext(failing)
+    await anext(failing)
+    with pytest.raises(AnswerParserError, match=r"the answer of choice 1 could not be read: KeyError\('name'\)"):
+        await anext(failing)
+    assert "Traceback" in caplog.text and "KeyError: 'name'" in caplog.text
+    assert engine.open.keys() == {"two"}
+    steps = [step async for step in other]
+    assert [parts_of([e for s in steps for e in s.events if e.index == i]) for i in range(3)] == [
+        [Content("abcdef")]
+    ] * 3
+    engine.check()
+
+
+@pytest.mark.anyio
+async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer) -> None:
+    answers = [
+        ANSWER,
+        "<think>never closed <call>f{}</call>",
+        "a <call>h{} b",
+        "<call>f{a: [",
+        '<call>f{"</call>"}</call> b',
+        "plain",
+        "",
+        "<call>go{}</call>",
+    ]
+
+    async def read(indices: Sequence[int]) -> list[tuple[list[Part], FinishReason | None]]:
+        engine = FakeEngine(lambda _, start: fake_answer(answers[indices[start.index]]))
+        group = TextGroup(
+            engine, request("r", len(indices)), tokenizer, TextRules(format=answer_format(tokenizer, form=named()))
+        )
+        shown = [event for step in [step async for step in group] for event in step.events]
+        mine = [[event for event in shown if event.index == i] for i in range(len(indices))]
+        assert group.usage.reasoning_tokens == sum(group.usage_of(i).reasoning_tokens for i in range(len(indices)))
+        return [(parts_of(one), one[-1].finish) for one in mine]
+
+    together = await read(range(len(answers)))
+    assert together == [(await read([index]))[0] for index in range(len(answers))]
+    assert [finish for _, finish in together].count(FinishReason.TOOL_CALLS) == 3
+
+
+def named() -> ToolFormat:
+    """Ids say nothing of what other choices did."""
+    return ToolFormat(**{**vars(small_format()), "new_call_id": lambda: "id"})
+
+
+def test_a_reader_of_calls_that_raises_is_told_with_its_choice(tokenizer: Tokenizer) -> None:
+    def fails(text: str, final: bool, tools: object) -> Reading:
+        raise RecursionError("too deep")
+
+    rules = TextRules(format=answer_format(tokenizer, form=ToolFormat(**{**vars(small_format()), "read": fails})))
+    choice = ParsedChoice(ChoiceStart(5, 7), (), tokenizer=tokenizer, rules=rules, stops=None)
+    with pytest.raises(AnswerParserError, match=r"choice 5 .*too deep"):
+        choice.feed(ChoiceDelta(5, ids_of("<call>f{ab}")))

@@ -1,0 +1,74 @@
+"""Answers that models wrote, or were seen to write by others: the files in `recorded/`, one for each format.
+
+text       the answer              content    what of it is no call; absent: nothing
+calls      [name, arguments]...    begun      the last call was told before it proved to be none
+source     who published it; "made up" if nobody did
+"""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from motet.text.tools.base import Tool
+
+FOLDER = Path(__file__).parent / "recorded"
+
+
+class Recorded(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    source: str
+    text: str
+    calls: list[tuple[str, str]]
+    content: str = ""
+    begun: bool = False
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    output: list[Recorded]
+
+
+def recorded() -> list[tuple[str, Recorded]]:
+    """(name of the format, answer)"""
+    files = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))}
+    return [(name, one) for name, file in files.items() for one in msgspec.convert(file, _File).output]
+
+
+def tool(name: str, **properties: object) -> Tool:
+    parameters = {"type": "object", "properties": properties}
+    return Tool(name=name, parameters=parameters, strict=False)
+
+
+STRING = {"type": "string"}
+WEATHER = {"city": STRING, "state": STRING, "unit": {"$ref": "#/$defs/Unit"}, "days": {"type": "integer"}}
+TOOLS = (
+    Tool(
+        name="get_current_weather",
+        parameters={
+            "type": "object",
+            "properties": WEATHER,
+            "required": ["city"],
+            "additionalProperties": False,
+            "$defs": {"Unit": {"type": "string", "enum": ["fahrenheit", "celsius"]}},
+        },
+        strict=True,
+    ),
+    tool("get_weather", city=STRING, days={"type": "integer"}),
+    tool("get_time"),
+    tool("calculate_area", shape=STRING, dimensions={"type": "object"}, precision={"type": "integer"}),
+    tool(
+        "test_types",
+        int_param={"type": "integer"},
+        float_param={"type": ["number", "null"]},
+        bool_param={"type": "boolean"},
+        str_param=STRING,
+        obj_param={"type": "object"},
+        null_param={"anyOf": [STRING, {"type": "null"}]},
+        any_param={},
+    ),
+    tool("Glob", pattern=STRING),
+    tool("search_web", query_tag={"type": "array"}, query_list={"type": "array"}),
+    *map(tool, ("final_answer", "get_current_temperature", "get_stock_fundamentals", "get_db_config", "summary")),
+    *map(tool, ("searchTool", "trending_songs", "getOpenIncidentsTool")),
+    *map(tool, ("add", "multiply", "get_age", "register_user")),
+)

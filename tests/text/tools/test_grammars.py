@@ -1,0 +1,208 @@
+"""What a format's grammar allows is what its reader takes for calls, and nothing else."""
+
+import json
+import random
+from collections.abc import Sequence
+
+import jsonschema
+import pytest
+
+from motet.errors import GrammarError
+from motet.text.answers import TaggedFormat, Tools
+from motet.text.parts import Content, Part, ToolCallArguments, ToolCallBegin
+from motet.text.tools.base import Tool, ToolFormat, ToolMode, ToolRules
+from motet.text.tools.formats import FORMATS
+from tests.text.tools.walks import Walker
+
+UNIT = {"type": "string", "enum": ["celsius", "fahrenheit"]}
+PROPERTIES = {
+    "city": {"type": "string"},
+    "unit": {"$ref": "#/$defs/Unit"},
+    "days": {"type": "integer"},
+    "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+    "near": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 90}, {"type": "null"}]},
+}
+WEATHER = Tool(
+    name="get_weather",
+    parameters={
+        "type": "object",
+        "properties": PROPERTIES,
+        "required": ["city", "days"],
+        "additionalProperties": False,
+        "$defs": {"Unit": UNIT},
+    },
+    strict=True,
+)
+TIME = Tool(name="get_time", parameters={"type": "object", "properties": {}}, strict=False)
+TOOLS = (WEATHER, TIME)
+WISHES = ['"', '"}', "}", "]", ")", "</parameter>", "</arg_value>", "\\n", "é🙂", "</", "<", "\n", "celsius", "a b"]
+FORMAT = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+SPECIAL = pytest.mark.parametrize("special", [False, True], ids=["tags are text", "tags are tokens"])
+DEEPSEEK = FORMATS["deepseek_v3"]
+CALL, SEPARATOR, CALL_END = DEEPSEEK.inner
+CALLS = {
+    "deepseek_v3": (
+        DEEPSEEK.begins[0],
+        f"{CALL}function{SEPARATOR}get_time\n```json\n{{}}\n```{CALL_END}",
+        DEEPSEEK.ends[0],
+    ),
+    "deepseek_v31": (DEEPSEEK.begins[0], f"{CALL}get_time{SEPARATOR}{{}}{CALL_END}", DEEPSEEK.ends[0]),
+    "qwen3_coder": ("", "<tool_call>\n<function=get_time>\n</function>\n</tool_call>", ""),
+    "glm45": ("", "<tool_call>get_time\n</tool_call>", ""),
+    "hermes": ("", '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>', ""),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ),
+    "olmo3": ("<function_calls>", "get_time()", "</function_calls>"),
+    "minimax_m2": ("<minimax:tool_call>\n", '<invoke name="get_time">\n</invoke>\n', "</minimax:tool_call>"),
+}
+"""What stands before calls, one call, and what stands behind them."""
+
+
+def tags_of(form: ToolFormat) -> list[str]:
+    """Those with a name in angle or square brackets alone; `<function=` is never a token."""
+    return [tag for tag in (*form.begins, *form.inner, *form.ends) if tag[-1] in ">]"]
+
+
+def walker(form: ToolFormat, mode: ToolMode, *, parallel: bool, special: bool, tools: Sequence[Tool] = TOOLS) -> Walker:
+    tags = tags_of(form) if special else []
+    rules = ToolRules(callable=tuple(tools), mode=mode, parallel=parallel)
+    return Walker(form.grammar(rules, {tag: 257 + i for i, tag in enumerate(tags)}), tags)
+
+
+def read(form: ToolFormat, text: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
+    parser = TaggedFormat.of(None, Tools.of(form, TOOLS, parallel=True), visible=frozenset()).parser()
+    parts: list[Part] = [*parser.feed(text, []), *parser.close(cut=False)]
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    names = [part.name for part in parts if isinstance(part, ToolCallBegin)]
+    arguments = [""] * len(names)
+    for part in parts:
+        if isinstance(part, ToolCallArguments):
+            arguments[part.number] += part.text
+    return content, [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)]
+
+
+def check(calls: Sequence[tuple[str, dict[str, object]]]) -> None:
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    for name, arguments in calls:
+        jsonschema.validate(arguments, schemas[name])
+
+
+@pytest.mark.slow
+@FORMAT
+@SPECIAL
+@pytest.mark.parametrize("parallel", [False, True], ids=["one", "many"])
+def test_whatever_is_drawn_where_calls_are_required_is_calls(form: ToolFormat, special: bool, parallel: bool) -> None:
+    rng, drawn = random.Random(1), 0
+    allowed = walker(form, ToolMode.REQUIRED, parallel=parallel, special=special)
+    for _ in range(12):
+        text = allowed.walk(rng, wishes=WISHES)
+        if text is not None:
+            drawn += 1
+            content, calls = read(form, text)
+            assert (content, len(calls) == 1) == ("", True) if not parallel else content == "" and calls
+            check(calls)
+    assert drawn >= 6
+
+
+@FORMAT
+@SPECIAL
+def test_where_calls_are_required_there_is_no_other_text(form: ToolFormat, special: bool) -> None:
+    allowed = walker(form, ToolMode.REQUIRED, parallel=True, special=special)
+    call = allowed.walk(random.Random(2), wishes=WISHES)
+    assert call is not None
+    assert allowed.allows(call)
+    for wrong in ("", "It is late.", f"Let me see. {call}", f"{call} Done.", call.replace("get_", "put_"), call[:-1]):
+        assert not allowed.allows(wrong)
+
+
+@FORMAT
+@SPECIAL
+def test_a_text_without_a_tag_is_free_where_the_model_decides(form: ToolFormat, special: bool) -> None:
+    allowed = walker(form, ToolMode.AUTO, parallel=True, special=special)
+    for text in ("", "It is late.", "Is 3 < 4?\n\n{x} [y] 🙂", "  \n later"):
+        assert allowed.allows(text)
+        assert read(form, text) == (text, [])
+
+
+@pytest.mark.slow
+@FORMAT
+@SPECIAL
+@pytest.mark.parametrize("parallel", [False, True], ids=["one", "many"])
+def test_behind_a_tag_only_a_call_may_come(form: ToolFormat, special: bool, parallel: bool) -> None:
+    rng = random.Random(3)
+    allowed = walker(form, ToolMode.AUTO, parallel=parallel, special=special)
+    begin = form.bare or f"Let me see.{form.begins[0]}"
+    drawn = [text for _ in range(12) if (text := allowed.walk(rng, begin=begin, wishes=WISHES)) is not None]
+    assert len(drawn) >= 4
+    for text in drawn:
+        content, calls = read(form, text)
+        assert calls
+        assert parallel or len(calls) == 1
+        assert content.startswith("" if form.bare else "Let me see.")
+        check(calls)
+    for wrong in ("", "and so on", "get_date"):
+        assert not allowed.allows(begin + wrong)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@SPECIAL
+def test_calls_are_one_or_many_as_the_request_says(name: str, special: bool) -> None:
+    before, call, after = CALLS[name]
+    between = "\n" if name == "olmo3" else ""
+    for mode in (ToolMode.REQUIRED, ToolMode.AUTO):
+        one = walker(FORMATS[name], mode, parallel=False, special=special)
+        many = walker(FORMATS[name], mode, parallel=True, special=special)
+        assert one.allows(before + call + after)
+        assert many.allows(before + call + after)
+        two = f"{before}{call}{between}{call}{after}"
+        assert not one.allows(two)
+        assert many.allows(two)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_mistral_writes_names_first_where_its_vocabulary_has_the_tag_for_it(special: bool) -> None:
+    allowed = walker(FORMATS["mistral"], ToolMode.REQUIRED, parallel=True, special=special)
+    assert allowed.allows('[TOOL_CALLS]get_time[ARGS]{}[TOOL_CALLS]get_time[ARGS]{"a": 1}') is special
+    assert allowed.allows('[TOOL_CALLS][{"name": "get_time", "arguments": {}}]') is not special
+
+
+@FORMAT
+def test_a_named_tool_is_the_only_one_that_may_be_called(form: ToolFormat) -> None:
+    rng = random.Random(4)
+    rules = ToolRules(callable=(TIME,), mode=ToolMode.REQUIRED, parallel=False)
+    text = Walker(form.grammar(rules, {})).walk(rng, wishes=WISHES)
+    assert text is not None
+    assert [name for name, _ in read(form, text)[1]] == ["get_time"]
+
+
+@pytest.mark.parametrize("form", [FORMATS["qwen3_coder"], FORMATS["glm45"], FORMATS["pythonic"]])
+def test_what_arguments_share_is_repeated_for_those_that_refer_to_it_and_not_for_ever(form: ToolFormat) -> None:
+    """A body of a hundred kilobytes once became a grammar of hundreds of megabytes."""
+
+    def grammar(referring: int) -> str:
+        plain = {f"p{i}": {"type": "integer"} for i in range(1000)}
+        properties = plain | {f"r{i}": {"type": "array", "items": {"$ref": "#/$defs/Unit"}} for i in range(referring)}
+        parameters = {"type": "object", "properties": properties, "$defs": {"Unit": {**UNIT, "title": "x" * 50_000}}}
+        tool = Tool(name="f", parameters=parameters, strict=False)
+        return form.grammar(ToolRules(callable=(tool,), mode=ToolMode.REQUIRED), {})
+
+    assert grammar(4).count("x" * 50_000) == 4
+    with pytest.raises(GrammarError, match="'f'"):
+        grammar(6)
+
+
+@FORMAT
+def test_names_and_keys_may_be_of_any_letters(form: ToolFormat) -> None:
+    odd = Tool(
+        name="mäße-2",
+        parameters={"type": "object", "properties": {"größe": {"type": "integer"}}, "required": ["größe"]},
+        strict=True,
+    )
+    allowed = walker(form, ToolMode.REQUIRED, parallel=False, special=False, tools=[odd])
+    text = allowed.walk(random.Random(5), wishes=WISHES)
+    assert text is not None
+    region = text.removeprefix(form.begins[0]).removesuffix(form.ends[0] if form.ends else "")
+    assert [call.name for call in form.read(region, True, [odd]).calls] == ["mäße-2"]

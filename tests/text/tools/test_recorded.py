@@ -1,0 +1,108 @@
+"""What models wrote is read the same however it is cut, and what is told of a call only grows."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from motet.text.answers import TaggedFormat, Tools
+from motet.text.parts import Content, Part, ToolCallArguments, ToolCallBegin
+from motet.text.tools.base import ReadCall, Reading, Tool, ToolFormat
+from motet.text.tools.formats import FORMATS
+from tests.text.tools.recordings import TOOLS, Recorded, recorded
+
+ANSWERS = [pytest.param(FORMATS[name], answer, id=f"{name}: {answer.name}") for name, answer in recorded()]
+
+
+def told(form: ToolFormat, pieces: Iterable[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Content, and (name, arguments) of each call."""
+    parser = TaggedFormat.of(None, Tools.of(form, TOOLS, parallel=True), visible=frozenset()).parser()
+    parts: list[Part] = [part for piece in pieces for part in parser.feed(piece, [])]
+    parts += parser.close(cut=False)
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    names = [part.name for part in parts if isinstance(part, ToolCallBegin)]
+    arguments = [""] * len(names)
+    for part in parts:
+        if isinstance(part, ToolCallArguments):
+            arguments[part.number] += part.text
+    return content, list(zip(names, arguments, strict=True))
+
+
+def regions(form: ToolFormat, answer: Recorded) -> list[str]:
+    """The texts that the format was given to read: whole regions only."""
+    seen: list[str] = []
+
+    def read(text: str, final: bool, tools: Sequence[Tool]) -> Reading:
+        seen.append(text)
+        return form.read(text, final, tools)
+
+    told(dataclasses.replace(form, read=read), [answer.text])
+    return [text for text in dict.fromkeys(seen) if not any(other != text and other.startswith(text) for other in seen)]
+
+
+@pytest.mark.parametrize(("form", "answer"), ANSWERS)
+def test_an_answer_is_read_as_it_was_meant(form: ToolFormat, answer: Recorded) -> None:
+    content, calls = told(form, [answer.text])
+    assert content == answer.content
+    if answer.begun:
+        *whole, (name, begun) = calls
+        *meant, (meant_name, longest) = answer.calls
+        assert whole == meant
+        assert name == meant_name
+        assert longest.startswith(begun)
+    else:
+        assert calls == answer.calls
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+
+
+@pytest.mark.parametrize(("form", "answer"), ANSWERS)
+def test_it_is_read_the_same_letter_by_letter(form: ToolFormat, answer: Recorded) -> None:
+    assert told(form, answer.text) == told(form, [answer.text])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "answer"), ANSWERS)
+def test_it_is_read_the_same_cut_anywhere(form: ToolFormat, answer: Recorded) -> None:
+    whole = told(form, [answer.text])
+    for cut in range(1, len(answer.text)):
+        assert told(form, [answer.text[:cut], answer.text[cut:]]) == whole
+
+
+@pytest.mark.parametrize(("form", "answer"), ANSWERS)
+def test_what_is_told_of_calls_only_grows(form: ToolFormat, answer: Recorded) -> None:
+    for region in regions(form, answer):
+        check_growth(form, region)
+
+
+def check_growth(form: ToolFormat, region: str) -> None:
+    last: tuple[ReadCall, ...] = ()
+    for cut in range(len(region) + 1):
+        reading = form.read(region[:cut], False, TOOLS)
+        if reading.malformed:
+            assert form.read(region, False, TOOLS).malformed
+            assert form.read(region, True, TOOLS).malformed
+            check_beginning([call for call in last if call.whole], reading.calls)
+            return
+        check_beginning(last, reading.calls)
+        last = reading.calls
+        check_beginning(last, form.read(region[:cut], True, TOOLS).calls)
+    check_beginning(last, form.read(region, True, TOOLS).calls)
+
+
+def check_beginning(before: Sequence[ReadCall], after: Sequence[ReadCall]) -> None:
+    assert len(before) <= len(after)
+    for old, new in zip(before, after, strict=False):
+        if old.whole:
+            assert new == old
+            assert isinstance(json.loads(old.arguments), dict)
+        else:
+            assert new.name == old.name
+            assert new.arguments.startswith(old.arguments)
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(old.arguments)
+    assert all(call.whole for call in after[:-1])
+
+
+def test_every_format_has_answers() -> None:
+    assert {name for name, _ in recorded()} == set(FORMATS)

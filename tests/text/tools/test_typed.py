@@ -1,0 +1,126 @@
+"""Arguments written as text get their types from the tool's schema."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from motet.text.tools.base import Tool
+from motet.text.tools.formats import FORMATS
+from motet.text.tools.typed import as_json, property_schema, types_of
+
+ROOT = {
+    "properties": {
+        "unit": {"$ref": "#/$defs/Unit"},
+        "again": {"$ref": "#/properties/again"},
+        "lost": {"$ref": "https://example.com/unit.json"},
+    },
+    "$defs": {"Unit": {"enum": ["c", 1, None]}, "a/b": {"type": "boolean"}},
+}
+ANY = {"string", "number", "integer", "boolean", "object", "array", "null"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "integer"}, {"integer"}),
+        ({"type": ["integer", "null"]}, {"integer", "null"}),
+        ({"enum": ["a", "b"]}, {"string"}),
+        ({"const": 2.5}, {"number"}),
+        (
+            {"anyOf": [{"type": "string"}, {"oneOf": [{"type": "null"}, {"const": True}]}]},
+            {"string", "null", "boolean"},
+        ),
+        ({"$ref": "#/$defs/Unit"}, {"string", "integer", "number", "null"}),
+        ({"$ref": "#/$defs/a~1b"}, {"boolean"}),
+        ({"$ref": "#/properties/again"}, ANY),
+        (
+            {"anyOf": [{"$ref": "#/$defs/Unit"}, {"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/Unit"}]},
+            ANY - {"object", "array"},
+        ),
+        ({"$ref": "https://example.com/unit.json"}, ANY),
+        ({}, ANY),
+        ({"type": "float"}, ANY),
+        ({"anyOf": [{}]}, ANY),
+        ({"anyOf": 3, "type": {}}, ANY),
+    ],
+)
+def test_a_schema_tells_the_types_of_a_value(schema: Mapping[str, object], types: set[str]) -> None:
+    assert types_of(schema, ROOT) == types
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "value"),
+    [
+        ("42", {"string"}, "42"),
+        ("42", {"integer"}, 42),
+        ("42", {"number"}, 42),
+        ("2.0", {"integer"}, 2.0),
+        ("2.5", {"integer"}, "2.5"),
+        (" 42\n", {"integer"}, 42),
+        ("forty", {"integer"}, "forty"),
+        ("true", {"boolean"}, True),
+        ("False", {"boolean"}, False),
+        ("False", {"string", "boolean"}, False),
+        ("None", {"string"}, "None"),
+        ("None", {"integer", "null"}, None),
+        ("null", {"string", "null"}, None),
+        ("42", {"string", "null"}, "42"),
+        ('{"a": 1}', {"object"}, {"a": 1}),
+        ("{'a': (1, None)}", {"object"}, {"a": [1, None]}),
+        ("{'a': 1}", {"string"}, "{'a': 1}"),
+        ("{'a': ", {"object"}, "{'a': "),
+        ("{'a': {1}}", {"object"}, "{'a': {1}}"),
+        ("[" * 5000, {"array"}, "[" * 5000),
+        ("NaN", {"number"}, "NaN"),
+        ('"quoted"', {"integer"}, "quoted"),
+        ('"quoted"', {"string", "null"}, '"quoted"'),
+        ("", {"string"}, ""),
+        ("", {"integer"}, ""),
+        ("['\\ud800']", {"array"}, "['\\ud800']"),
+    ],
+)
+def test_a_text_becomes_the_value_that_its_types_allow(text: str, types: set[str], value: object) -> None:
+    written = as_json(text, frozenset(types))
+    assert json.loads(written) == value
+    assert type(json.loads(written)) is type(value)
+
+
+def test_references_that_go_in_circles_in_many_ways_are_followed_once_each() -> None:
+    """A step for each way took longer than anybody would wait, on the event loop."""
+    names = [f"p{i}" for i in range(50)]
+    parts = [{"$ref": f"#/$defs/{name}"} for name in names]
+    root = {"$defs": {name: {"anyOf": [*parts, {"type": "null"}]} for name in names}}
+    assert types_of(parts[0], root) == {"null"}
+
+
+def test_the_schema_of_an_argument_is_what_its_reference_points_to() -> None:
+    tool = Tool(name="f", parameters=ROOT, strict=False)
+    assert property_schema(tool, "unit") == {"enum": ["c", 1, None]}
+    assert property_schema(tool, "lost") == {}
+    assert property_schema(tool, "unknown") == {}
+    assert "$ref" in property_schema(tool, "again")
+
+
+@pytest.mark.parametrize("parameters", [{}, {"properties": []}, {"properties": {"a": 3}}, {"properties": {"a": True}}])
+def test_a_schema_without_sense_is_no_reason_to_fail(parameters: Mapping[str, object]) -> None:
+    tool = Tool(name="f", parameters=parameters, strict=False)
+    region = "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"
+    [call] = FORMATS["qwen3_coder"].read(region, True, [tool]).calls
+    assert call.arguments == '{"a": 1}'
+
+
+def test_a_string_is_told_as_it_comes_without_what_may_be_its_closing_tag() -> None:
+    tool = Tool(name="f", parameters={"properties": {"a": {"type": "string"}}}, strict=False)
+    head = "<function=f>\n<parameter=a>\n"
+    told = {
+        "x = 1": "x = 1",
+        "x\n": "x",
+        "x\n</para": "x",
+        "x </para": "x ",
+        "x </pair": "x </pair",
+        'say "é': 'say \\"é',
+    }
+    for text, shown in told.items():
+        [call] = FORMATS["qwen3_coder"].read(head + text, False, [tool]).calls
+        assert (call.arguments, call.whole) == (f'{{"a": "{shown}', False)
