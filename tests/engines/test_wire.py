@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet import errors
-from motet.engines.wire import CarriedError, Frame, FrameReader, frame
+from motet.engines.wire import PROTOCOL, CarriedError, Frame, FrameReader, frame
 from motet.errors import EngineError, MotetError, OverloadedError, RequestError, UpstreamRefusalError
 from motet.ids import RequestId
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
@@ -69,7 +69,7 @@ def test_noise_is_an_error_of_ours_or_waits_for_more(noise: bytes) -> None:
         for content in reader.feed(noise):
             assert isinstance(content, GroupDelta | CarriedError)
     except EngineError as error:
-        assert "engine protocol 1" in error.message
+        assert f"engine protocol {PROTOCOL}" in error.message
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90", b"\x80", b"\x93\xa1\xff\x90\xc0", b"\x91" * 100_000])

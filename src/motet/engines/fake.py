@@ -1,4 +1,5 @@
-"""An engine without a model, for tests and front-end benchmarks: answers are scripted, steps taken when asked for.
+"""An engine without a model, for tests and front-end benchmarks: answers are scripted, steps taken when asked for. What
+a script says is said, whatever grammar a request has.
 
 Prefill and decode apart are played too: prefill grants leases out of a book that the fake workers of a cell share, and
 a group with a ticket ends its lease when it takes its first step, or when it is closed before that. A fake that died or

@@ -15,6 +15,8 @@ All bodies are msgpack. A frame of a group's answer is
 The number of the protocol goes with every question (`PROTOCOL_HEADER`) and stands in the report; a server refuses
 another one. It is raised by every change that the other side could misread. Fields with a default may be added without:
 who does not know them passes over them.
+
+    2   a request may have a grammar: who passed over it would write what it forbids
 """
 
 import struct
@@ -23,15 +25,18 @@ import msgspec
 
 from motet.engines.base import WorkerState
 from motet.errors import (
+    AnswerParserError,
     BodyTooLargeError,
     ConfigError,
     ContextLengthError,
+    DirectoryError,
     DrainingError,
     EngineClosedError,
     EngineDiedError,
     EngineError,
     EngineSilentError,
     ForbiddenError,
+    GrammarError,
     KVMemoryError,
     MethodNotAllowedError,
     ModelLoadError,
@@ -42,6 +47,7 @@ from motet.errors import (
     NoWorkerError,
     OtherServerError,
     OverloadedError,
+    PortTakenError,
     RateLimitedError,
     RequestError,
     StartupError,
@@ -52,7 +58,7 @@ from motet.errors import (
 from motet.ids import RequestId
 from motet.types import EngineInfo, EngineStats, GroupDelta, ModelCard
 
-PROTOCOL = 1
+PROTOCOL = 2
 PROTOCOL_HEADER = "x-motet-engine-protocol"
 MSGPACK = "application/msgpack"
 FRAMES = "application/vnd.motet.engine-frames"
@@ -70,6 +76,7 @@ _KNOWN: tuple[type[MotetError], ...] = (
     MotetError,
     RequestError,
     ContextLengthError,
+    GrammarError,
     UnauthorizedError,
     ForbiddenError,
     NotFoundError,
@@ -86,9 +93,12 @@ _KNOWN: tuple[type[MotetError], ...] = (
     NoWorkerError,
     WorkerLeavingError,
     OtherServerError,
+    AnswerParserError,
     EngineClosedError,
+    DirectoryError,
     StartupError,
     ConfigError,
+    PortTakenError,
     ModelLoadError,
     UnsupportedModelError,
     KVMemoryError,

@@ -1,4 +1,4 @@
-"""Tiny models on disk, made once a test run."""
+"""What is made once a test run: tiny models on disk, what transformers says of them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.devices import DEVICES
+from tests.engines.native.drive import prompt_of
 from tests.tiny_models import Reference, save_tiny_model
+
+GREEDY_TOKENS = 60
+Expected = Callable[[str, int], list[int]]
 
 
 @pytest.fixture(scope="session")
@@ -37,5 +41,18 @@ def reference(tiny: Callable[[str], Path]) -> Callable[[str], Reference]:
         if family not in made:
             made[family] = Reference(tiny(family))
         return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def expected(reference: Callable[[str], Reference]) -> Expected:
+    """What `transformers.generate` writes in so many tokens after the prompt of a length, by family; computed once."""
+    known: dict[tuple[str, int], list[int]] = {}
+
+    def get(family: str, length: int) -> list[int]:
+        if (family, length) not in known:
+            known[family, length] = reference(family).greedy(prompt_of(length, length), GREEDY_TOKENS)
+        return known[family, length]
 
     return get

@@ -3,7 +3,7 @@
 import torch
 
 from motet.config import EngineConfig
-from motet.engines.native.build import build_parts
+from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore, ModelRunner
 from motet.engines.native.inputs import StepInputs
 
@@ -49,6 +49,10 @@ class Recorder(WrappedRunner):
 
 
 def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
-    parts = build_parts(core_config)
+    return recorded_over(build_parts(core_config))
+
+
+def recorded_over(parts: Parts) -> tuple[EngineCore, Recorder]:
+    """A core of its own over a model and memory that others may have used before."""
     recorder = Recorder(parts.runner)
     return EngineCore(parts.info, recorder, parts.options), recorder

@@ -14,6 +14,7 @@ from motet.kv_events.publisher import BlockPublisher, PublisherOptions
 from motet.kv_events.subscription import BlockSource
 from motet.types import GenerateRequest
 from tests.engines.native.drive import BLOCK_SIZE, engine_config, gb_of, group, prompt_of
+from tests.engines.native.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -48,9 +49,12 @@ async def serve(engine: NativeEngine, request: GenerateRequest) -> int:
     return found[0]
 
 
-async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(tiny: Callable[[str], Path]) -> None:
+async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(
+    tiny: Callable[[str], Path], forking: ForkingProcess
+) -> None:
     """In 40 blocks, prompts of 5 to 12 blocks push each other out."""
-    engine = await NativeEngine.start(engine_config(tiny("llama"), kv_cache_gb=gb_of(40), max_model_len=200))
+    config = engine_config(tiny("llama"), kv_cache_gb=gb_of(40), max_model_len=200)
+    engine = await NativeEngine.start(config, spawn=forking.spawn)
     publisher = BlockPublisher(PublisherOptions(block_size=BLOCK_SIZE, messages_kept=5))
     early, late, told = Known(), Known(), Known()
     engine.listen_to_blocks(publisher.publish)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.native.conftest import GREEDY_TOKENS, Expected
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal, assert_lively
 
 pytestmark = pytest.mark.slow
 
 LENGTHS = (5, 64, 33, 130)
-NEW_TOKENS = 60
 
 Tiny = Callable[[str], Path]
 References = Callable[[str], Reference]
@@ -24,19 +24,6 @@ MOST_SLOW = [
     family if family in ("llama", "gemma2") else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES
 ]
 """Every family is compared in `make check` once; what changes nothing is then tried with two."""
-
-
-@pytest.fixture(scope="session")
-def expected(reference: References) -> Callable[[str, int], list[int]]:
-    """What `transformers.generate` writes after the prompt of a length, by family; computed once."""
-    known: dict[tuple[str, int], list[int]] = {}
-
-    def get(family: str, length: int) -> list[int]:
-        if (family, length) not in known:
-            known[family, length] = reference(family).greedy(prompt_of(length, length), NEW_TOKENS)
-        return known[family, length]
-
-    return get
 
 
 def assert_equal(reference: Reference, length: int, ours: list[int], theirs: list[int]) -> None:
@@ -51,12 +38,12 @@ def test_the_tiny_models_say_many_things(family: str, reference: References) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget", [512, 48], ids=["whole prompts", "chunks"])
 def test_ragged_batches_of_groups_equal_generate(
-    family: str, budget: int, device: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
+    family: str, budget: int, device: str, tiny: Tiny, reference: References, expected: Expected
 ) -> None:
     core = make_core(tiny(family), budget=budget, max_num_seqs=24, device=device)
     sizes = dict(zip(LENGTHS, (1, 5, 2, 3), strict=True))
     requests = [
-        group(f"{length}", prompt_of(length, length), n=n, max_tokens=NEW_TOKENS, top_k=1)
+        group(f"{length}", prompt_of(length, length), n=n, max_tokens=GREEDY_TOKENS, top_k=1)
         for length, n in sizes.items()
     ]
     outcomes = run(core, requests, stagger=3)
@@ -69,13 +56,13 @@ def test_ragged_batches_of_groups_equal_generate(
 
 @pytest.mark.parametrize("family", MOST_SLOW)
 def test_a_prefix_hit_changes_nothing(
-    family: str, device: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
+    family: str, device: str, tiny: Tiny, reference: References, expected: Expected
 ) -> None:
     core = make_core(tiny(family), device=device)
     prompt = prompt_of(130, 130)
-    first = run(core, [group("first", prompt, max_tokens=NEW_TOKENS, temperature=0.0)])["first"]
+    first = run(core, [group("first", prompt, max_tokens=GREEDY_TOKENS, temperature=0.0)])["first"]
     other = run(core, [group("other", prompt[:70] + prompt_of(9, 5), max_tokens=4, temperature=0.0)])["other"]
-    again = run(core, [group("again", prompt, max_tokens=NEW_TOKENS, temperature=0.0)])["again"]
+    again = run(core, [group("again", prompt, max_tokens=GREEDY_TOKENS, temperature=0.0)])["again"]
     assert first.prompt is not None and other.prompt is not None and again.prompt is not None
     assert (first.prompt.cached_tokens, other.prompt.cached_tokens, again.prompt.cached_tokens) == (0, 64, 128)
     if device == "cpu":
@@ -85,12 +72,12 @@ def test_a_prefix_hit_changes_nothing(
 
 @pytest.mark.parametrize("family", MOST_SLOW)
 def test_preemption_changes_nothing(
-    family: str, device: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
+    family: str, device: str, tiny: Tiny, reference: References, expected: Expected
 ) -> None:
     core = make_core(tiny(family), blocks=40, max_model_len=256, device=device)
     requests = [
-        group("a", prompt_of(64, 64), n=3, max_tokens=NEW_TOKENS, top_k=1),
-        group("b", prompt_of(33, 33), n=3, max_tokens=NEW_TOKENS, top_k=1),
+        group("a", prompt_of(64, 64), n=3, max_tokens=GREEDY_TOKENS, top_k=1),
+        group("b", prompt_of(33, 33), n=3, max_tokens=GREEDY_TOKENS, top_k=1),
     ]
     outcomes = run(core, requests)
     assert core.counters.preemptions > 0 and core.counters.replayed_tokens > 0
@@ -100,12 +87,12 @@ def test_preemption_changes_nothing(
 
 
 def test_a_greedy_group_is_computed_once_and_answered_n_times(
-    device: str, tiny: Tiny, reference: References, expected: Callable[[str, int], list[int]]
+    device: str, tiny: Tiny, reference: References, expected: Expected
 ) -> None:
     core = make_core(tiny("llama"), device=device)
-    outcome = run(core, [group("g", prompt_of(33, 33), n=6, max_tokens=NEW_TOKENS, temperature=0.0)])["g"]
+    outcome = run(core, [group("g", prompt_of(33, 33), n=6, max_tokens=GREEDY_TOKENS, temperature=0.0)])["g"]
     assert outcome.tokens == dict.fromkeys(range(6), outcome.tokens[0])
     assert_equal(reference("llama"), 33, outcome.tokens[0], expected("llama", 33))
     assert core.counters.trunk_tokens_read == core.counters.trunk_tokens_unshared, "one sequence, not six"
-    assert core.counters.generated_tokens == 6 * NEW_TOKENS
+    assert core.counters.generated_tokens == 6 * GREEDY_TOKENS
     assert core.counters.greedy_choices_shared == 5

@@ -1,12 +1,13 @@
 """Blocks that fit into a given memory."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.native.memory import kv_cache_gb_for, num_blocks_for
 from motet.engines.native.sequence import blocks_for
 from motet.errors import KVMemoryError
+from tests.property_settings import examples
 
 MB = 2**20
 
@@ -46,7 +47,7 @@ def test_a_gpu_that_is_full_already_is_said_as_such() -> None:
         kv_cache_gb_for(0.9, total_bytes=80 * 2**30, free_bytes=5 * 2**30)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(1, 200), st.integers(0, 200), st.sampled_from([8, 16, 32]))
 def test_every_split_of_the_longest_sequence_into_prompt_and_tail_fits(prompt: int, tail: int, block_size: int) -> None:
     least = blocks_for(prompt + tail, block_size) + 1

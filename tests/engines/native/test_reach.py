@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from motet.engines.native.build import build_core
-from motet.engines.native.reach import is_loopback
 from motet.errors import ConfigError
+from motet.transfer.address import is_loopback
 from motet.types import Role
 from tests.engines.native.drive import engine_config
 

@@ -5,19 +5,27 @@ two runs can draw equal tokens from logits that are only nearly equal, and part 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from motet.engines.native.build import Parts, build_parts
 from motet.types import ChoiceStart, GenerateRequest
-from tests.engines.native.drive import Outcome, engine_config, group, make_core, prompt_of, run
-from tests.engines.native.recorder import RowKey, recorded
+from tests.engines.native.drive import Outcome, engine_config, gb_of, group, make_core, prompt_of, run
+from tests.engines.native.recorder import RowKey, recorded_over
 
 Tiny = Callable[[str], Path]
 
-LENGTH, NEW_TOKENS = 83, 90
+LENGTH, NEW_TOKENS = 83, 72
+"""Attention reads 64 keys of a tail at a time: answers go well beyond."""
+FIRST_SEED = 2**64 - 2
+RESUMED_AFTER = tuple(enumerate((1, 4, 0, 17, 20, 0, 64, 67, 0, 65, 68, 0)))
+"""Seeds, and how many tokens each has written."""
+COMPARED = (0, 1, 2, 3, 6, 16, 31)
+"""Choices of a group, however many it has."""
 SLOW = pytest.mark.slow
 SOME_FAMILIES = ("llama", *(pytest.param(family, marks=SLOW) for family in ("qwen3", "mistral", "gemma2", "gemma3")))
 NUMBERS: dict[str, dict[str, Any]] = {
@@ -38,16 +46,49 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def one(seed: int, way: str = "plain", *, name: str = "one", prompt: tuple[int, ...] | None = None) -> GenerateRequest:
+def parts_of(folder: Path, numbers: dict[str, Any], **changes: Any) -> Parts:
+    """With as many blocks as the test needs: all of them are checked after each step."""
+    room = gb_of(512, 4 if numbers["dtype"] == "float32" else 2)
+    return build_parts(engine_config(folder, **{"kv_cache_gb": room, **numbers, **changes}))
+
+
+def one(seed: int, way: str = "plain", *, name: str = "one") -> GenerateRequest:
     """The n=1 request with `seed`."""
-    return group(name, prompt or prompt_of(LENGTH), seed=seed, max_tokens=NEW_TOKENS, **WAYS[way])
+    return group(name, prompt_of(LENGTH), seed=seed, max_tokens=NEW_TOKENS, **WAYS[way])
+
+
+def seed_of(choice: int) -> int:
+    return (FIRST_SEED + choice) % 2**64
+
+
+@dataclass(frozen=True)
+class Singles:
+    """What requests with n=1 are answered, side by side and each from its prompt on; computed once, whatever groups are
+    compared with it."""
+
+    folder: Path
+    _answers: dict[tuple[object, ...], dict[int, list[int]]] = field(default_factory=dict)
+
+    def tokens(self, numbers: dict[str, Any], way: str) -> dict[int, list[int]]:
+        """By the choice of a group that each is."""
+        key = (*numbers.items(), way)
+        if key not in self._answers:
+            requests = [one(seed_of(choice), way, name=str(choice)) for choice in COMPARED]
+            outcomes = run(make_core(self.folder, prefix_cache=False, **numbers), requests)
+            self._answers[key] = {choice: outcomes[str(choice)].tokens[0] for choice in COMPARED}
+        return self._answers[key]
+
+
+@pytest.fixture(scope="module")
+def singles(tiny: Tiny) -> Singles:
+    return Singles(tiny("llama"))
 
 
 def strangers() -> list[GenerateRequest]:
     """Groups of other shapes and sampling, with other seeds."""
     return [
         group("s1", prompt_of(150, 9), n=3, seed=10_000, max_tokens=40, top_p=0.8),
-        group("s2", prompt_of(7, 8), n=1, seed=20_000, max_tokens=70, temperature=0.0),
+        group("s2", prompt_of(7, 8), n=1, seed=20_000, max_tokens=50, temperature=0.0),
         group("s3", prompt_of(33, 7), n=5, seed=30_000, max_tokens=25, repetition_penalty=1.3, logprobs=3),
     ]
 
@@ -66,22 +107,22 @@ def assert_same_rows(
 @BY_NUMBERS
 @pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
-    core, alone = recorded(engine_config(tiny(family), **numbers))
-    seeds = [100, 101, 104, 106]
+    parts = parts_of(tiny(family), numbers)
+    core, alone = recorded_over(parts)
+    seeds = [100, 103, 106]
     singles = {seed: run(core, [one(seed)])["one"].tokens[0] for seed in seeds}
     core.check()
     whole = group("g", prompt_of(LENGTH), n=7, seed=100, max_tokens=NEW_TOKENS)
-    companies: dict[str, tuple[dict[str, Any], list[GenerateRequest]]] = {
-        "in a group": ({}, [whole]),
-        "among strangers": ({}, [*strangers(), whole]),
-        "in chunks": ({"max_num_batched_tokens": 37, "max_num_seqs": 37}, [*strangers(), whole]),
-        "preempted": (
-            {"max_model_len": 256, "kv_cache_gb": core.info.bytes_per_block * 64 / 2**30},
-            [whole, *strangers()],
-        ),
+    in_chunks = {"max_num_batched_tokens": 37, "max_num_seqs": 37}
+    too_few_blocks = {"max_model_len": 256, "kv_cache_gb": core.info.bytes_per_block * 64 / 2**30}
+    companies: dict[str, tuple[Parts, list[GenerateRequest]]] = {
+        "in a group": (parts, [whole]),
+        "among strangers": (parts, [*strangers(), whole]),
+        "in chunks": (parts_of(tiny(family), numbers, **in_chunks), [*strangers(), whole]),
+        "preempted": (parts_of(tiny(family), numbers, **too_few_blocks), [whole, *strangers()]),
     }
-    for name, (changes, requests) in companies.items():
-        other, rows = recorded(engine_config(tiny(family), **numbers, **changes))
+    for name, (over, requests) in companies.items():
+        other, rows = recorded_over(over)
         outcome = run(other, requests)["g"]
         assert (other.counters.preemptions > 0) == (name == "preempted"), name
         assert {seed: outcome.tokens[seed - 100] for seed in seeds} == singles, name
@@ -91,42 +132,42 @@ def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[st
 @BY_NUMBERS
 @pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
-    core, whole = recorded(engine_config(tiny(family), **numbers))
-    undisturbed = run(core, [group("g", prompt_of(LENGTH), n=4, seed=5, max_tokens=NEW_TOKENS)])["g"].tokens
-    for written in (1, 17, 64, 71):
-        resumed, rows = recorded(engine_config(tiny(family), **numbers))
-        starts = [
-            ChoiceStart(0, 5, tuple(undisturbed[0][:written])),
-            ChoiceStart(2, 7, tuple(undisturbed[2][: written + 3])),
-            ChoiceStart(3, 8, ()),
-        ]
-        outcome = run(resumed, [group("g", prompt_of(LENGTH), starts=starts, max_tokens=NEW_TOKENS), *strangers()])["g"]
-        assert outcome.tokens[0] == undisturbed[0][written:]
-        assert outcome.tokens[2] == undisturbed[2][written + 3 :]
-        assert outcome.tokens[3] == undisturbed[3]
-        assert all(torch.equal(rows.rows[key], whole.rows[key]) for key in rows.rows if key[0] in (5, 7, 8))
-        assert resumed.counters.replayed_tokens > 0
+    """Three of each group, one of them from its beginning; all groups and strangers side by side."""
+    parts = parts_of(tiny(family), numbers)
+    core, whole = recorded_over(parts)
+    undisturbed = run(core, [group("g", prompt_of(LENGTH), n=12, max_tokens=NEW_TOKENS)])["g"].tokens
+    begun = [ChoiceStart(2 * (seed % 3), seed, tuple(undisturbed[seed][:count])) for seed, count in RESUMED_AFTER]
+    groups = [group(f"{i}", prompt_of(LENGTH), starts=begun[i : i + 3], max_tokens=NEW_TOKENS) for i in range(0, 12, 3)]
+    resumed, rows = recorded_over(parts)
+    outcomes = run(resumed, [*groups, *strangers()])
+    for one_group in groups:
+        for start in one_group.choices:
+            rest = outcomes[one_group.request_id].tokens[start.index]
+            assert [*start.written, *rest] == undisturbed[start.seed]
+    drawn = [key for key in rows.rows if key[0] in undisturbed]
+    assert len(drawn) == sum(NEW_TOKENS - count for _, count in RESUMED_AFTER)
+    assert all(torch.equal(rows.rows[key], whole.rows[key]) for key in drawn)
+    assert resumed.counters.replayed_tokens > 0
 
 
 @BY_NUMBERS
 @pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW) if way != "plain" else way for way in WAYS])
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=SLOW) for n in (1, 2, 7)), 32])
 def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(
-    n: int, way: str, numbers: dict[str, Any], tiny: Tiny
+    n: int, way: str, numbers: dict[str, Any], tiny: Tiny, singles: Singles
 ) -> None:
     core = make_core(tiny("llama"), **numbers)
-    outcome = run(core, [group("g", prompt_of(LENGTH), n=n, seed=2**64 - 2, max_tokens=NEW_TOKENS, **WAYS[way])])["g"]
-    for i in sorted({0, 1, 2, n // 2, n - 1} & set(range(n))):
-        seed = (2**64 - 2 + i) % 2**64
-        assert run(core, [one(seed, way)])["one"].tokens[0] == outcome.tokens[i], f"choice {i} of {n}"
+    outcome = run(core, [group("g", prompt_of(LENGTH), n=n, seed=FIRST_SEED, max_tokens=NEW_TOKENS, **WAYS[way])])["g"]
+    for i, tokens in singles.tokens(numbers, way).items():
+        assert i >= n or tokens == outcome.tokens[i], f"choice {i} of {n}"
     assert len({tuple(tokens) for tokens in outcome.tokens.values()}) == n, "seeds that differ give answers that differ"
 
 
 @BY_NUMBERS
 def test_a_prefix_hit_gives_the_same_bits(numbers: dict[str, Any], tiny: Tiny) -> None:
-    cold, cold_rows = recorded(engine_config(tiny("llama"), **numbers, prefix_cache=False))
+    cold, cold_rows = recorded_over(parts_of(tiny("llama"), numbers, prefix_cache=False))
     expected = run(cold, [one(77)])["one"]
-    warm, warm_rows = recorded(engine_config(tiny("llama"), **numbers, max_num_batched_tokens=64))
+    warm, warm_rows = recorded_over(parts_of(tiny("llama"), numbers, max_num_batched_tokens=64))
     # Three ways to have met the prefix: a shorter prompt, a longer one with another end, and an answer in between.
     run(warm, [group("short", prompt_of(LENGTH)[:41], max_tokens=30), *strangers()])
     run(warm, [group("long", prompt_of(LENGTH)[:60] + prompt_of(90, 4), n=2, max_tokens=3)])

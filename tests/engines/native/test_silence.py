@@ -16,9 +16,11 @@ import psutil
 import pytest
 
 from motet.engines.native.client import NativeEngine
+from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError, EngineSilentError
 from motet.types import Role
 from tests.engines.native.drive import engine_config, group, prompt_of
+from tests.engines.native.forked import ForkingProcess
 from tests.engines.native.test_process import engine, idle, pipe_folders, tokens_of
 from tests.tiny_models import save_tiny_model
 
@@ -47,10 +49,11 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def in_one_step(folder: Path, **changes: object) -> AsyncIterator[NativeEngine]:
+async def in_one_step(folder: Path, spawn: Spawn, **changes: object) -> AsyncIterator[NativeEngine]:
     """An engine that runs a long prompt in a single step."""
     async with engine(
         folder,
+        spawn=spawn,
         max_model_len=16384,
         max_num_batched_tokens=16384,
         kv_cache_gb=0.05,
@@ -62,9 +65,9 @@ async def in_one_step(folder: Path, **changes: object) -> AsyncIterator[NativeEn
 
 
 async def test_a_stopped_engine_ends_its_groups_and_questions_and_is_killed(
-    tiny: Tiny, caplog: pytest.LogCaptureFixture
+    tiny: Tiny, forking: ForkingProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with engine(tiny("llama"), heartbeat_timeout_s=SILENCE_S, role=Role.PREFILL) as native:
+    async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=SILENCE_S, role=Role.PREFILL) as native:
         stream = native.generate(group("g", prompt_of(20), n=3, max_tokens=450))
         await anext(stream)
         stop(native)
@@ -87,8 +90,8 @@ async def test_a_stopped_engine_ends_its_groups_and_questions_and_is_killed(
         assert str(native.info.pid) in record.getMessage()
 
 
-async def test_an_engine_that_goes_on_in_time_lives(tiny: Tiny) -> None:
-    async with engine(tiny("llama"), heartbeat_timeout_s=60.0) as native:
+async def test_an_engine_that_goes_on_in_time_lives(tiny: Tiny, forking: ForkingProcess) -> None:
+    async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=60.0) as native:
         answer = asyncio.ensure_future(tokens_of(native, group("g", prompt_of(20), n=2, max_tokens=400)))
         stop(native)
         os.kill(native.info.pid or 0, signal.SIGCONT)
@@ -96,23 +99,23 @@ async def test_an_engine_that_goes_on_in_time_lives(tiny: Tiny) -> None:
         assert await idle(native)
 
 
-async def test_a_stopped_engine_can_be_closed(tiny: Tiny) -> None:
-    async with engine(tiny("llama"), heartbeat_timeout_s=60.0) as native:
+async def test_a_stopped_engine_can_be_closed(tiny: Tiny, forking: ForkingProcess) -> None:
+    async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=60.0) as native:
         stop(native)
-        await native.close()
+        await native.close(timeout_s=SILENCE_S)
         assert not native.died.is_set()
 
 
-async def test_an_engine_in_a_long_step_lives(long_model: Path) -> None:
-    async with in_one_step(long_model) as native:
+async def test_an_engine_in_a_long_step_lives(long_model: Path, forking: ForkingProcess) -> None:
+    async with in_one_step(long_model, forking.spawn) as native:
         begun_s = time.monotonic()
         tokens = await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
         assert time.monotonic() - begun_s > 2 * SILENCE_S, "the step was too short to tell"
         assert len(tokens[0]) == 2
 
 
-async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path) -> None:
-    async with in_one_step(long_model, step_timeout_s=0.5) as native:
+async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path, forking: ForkingProcess) -> None:
+    async with in_one_step(long_model, forking.spawn, step_timeout_s=0.5) as native:
         with pytest.raises(EngineSilentError, match=r"has been in one step for \d"):
             await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
         await asyncio.wait_for(native.died.wait(), 5)
@@ -127,7 +130,7 @@ async def test_a_parent_that_was_busy_or_stopped_kills_nobody(tiny: Tiny) -> Non
         "    native = await NativeEngine.start(msgspec.json.decode(sys.argv[1], type=EngineConfig))\n"
         "    for _ in range(2):\n"
         "        print(native.info.pid, flush=True)\n"
-        "        time.sleep(2)\n"
+        "        time.sleep(1.5)\n"
         "        for _ in range(3):\n"
         "            await native.stats()\n"
         "            await asyncio.sleep(0.3)\n"
@@ -141,8 +144,8 @@ async def test_a_parent_that_was_busy_or_stopped_kills_nobody(tiny: Tiny) -> Non
     for _ in range(2):
         assert psutil.pid_exists(int(await parent.stdout.readline()))
         parent.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(3 * SILENCE_S)  # time that passes for the engine and not for its parent
+        await asyncio.sleep(2 * SILENCE_S)  # time that passes for the engine and not for its parent
         parent.send_signal(signal.SIGCONT)
     said, _ = await parent.communicate()
     assert (said, parent.returncode) == (b"False\n", 0)
-    assert pipe_folders(parent.pid) == []
+    assert not pipe_folders(parent.pid)

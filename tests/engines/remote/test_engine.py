@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from motet.constraint import Grammar, GrammarKind, Thinking
 from motet.engines.base import WorkerState
 from motet.engines.fake import FakeEngine, FakeGroup
 from motet.errors import (
@@ -41,6 +42,9 @@ async def test_each_start_of_a_server_has_an_id_of_its_own(serve: Serving) -> No
         assert first.engine_id == (await first.report()).engine_id != second.engine_id
 
 
+GRAMMAR = Grammar(GrammarKind.JSON, '{"type": "object"}', Thinking("<think>", "</think>", opened=True))
+
+
 @pytest.mark.parametrize("n", [1, 3, 64])
 @pytest.mark.parametrize(
     "sampling",
@@ -49,8 +53,9 @@ async def test_each_start_of_a_server_has_an_id_of_its_own(serve: Serving) -> No
         SamplingParams(max_tokens=4, logprobs=2, prompt_logprobs=1),
         SamplingParams(max_tokens=50, stop_token_ids=(11, 14)),
         SamplingParams(max_tokens=9, ignore_eos=True, min_tokens=2, logit_bias={3: -1.5}),
+        SamplingParams(max_tokens=4, grammar=GRAMMAR),
     ],
-    ids=["plain", "logprobs", "stop tokens", "length"],
+    ids=["plain", "logprobs", "stop tokens", "length", "grammar"],
 )
 async def test_what_comes_through_is_what_the_engine_gives(serve: Serving, n: int, sampling: SamplingParams) -> None:
     served = await serve(counting)

@@ -47,8 +47,8 @@ async def first_then_error(sent: bytes) -> MotetError:
     [
         (LAST_CHUNK, EngineDiedError, r"broke off before choices \[0, 1\] ended"),
         (b"5\r\n" + frame(LAST)[:5] + b"\r\n" + LAST_CHUNK, EngineDiedError, "broke off"),
-        (b"7\r\n\0\0\0\2\0\xc1\xc1\r\n", EngineError, "a frame of engine protocol 1 cannot be read"),
-        (b"5\r\n\0\0\0\0\x09\r\n", EngineError, "no frame of engine protocol 1: kind 9"),
+        (b"7\r\n\0\0\0\2\0\xc1\xc1\r\n", EngineError, f"a frame of engine protocol {PROTOCOL} cannot be read"),
+        (b"5\r\n\0\0\0\0\x09\r\n", EngineError, f"no frame of engine protocol {PROTOCOL}: kind 9"),
         (b"5\r\n\xff\xff\xff\xff\0\r\n", EngineError, "4294967295 bytes"),
     ],
     ids=["neat end too early", "half a frame", "garbage", "unknown kind", "huge frame"],
@@ -164,12 +164,12 @@ async def report_of(body: bytes) -> MotetError:
 
 
 async def test_a_worker_of_another_protocol_is_named_with_both_numbers() -> None:
-    error = await report_of(msgspec.msgpack.encode({"protocol": 2, "version": "9.1", "all": "different"}))
+    error = await report_of(msgspec.msgpack.encode({"protocol": PROTOCOL + 1, "version": "9.1", "all": "different"}))
     assert type(error) is EngineError
-    assert r"(Motet 9.1) speaks engine protocol 2, and this server 1" in error.message
+    assert f"(Motet 9.1) speaks engine protocol {PROTOCOL + 1}, and this server {PROTOCOL}" in error.message
 
 
-@pytest.mark.parametrize("body", [b"\x80", b"<html>", b"\xc1", msgspec.msgpack.encode({"protocol": 1})])
+@pytest.mark.parametrize("body", [b"\x80", b"<html>", b"\xc1", msgspec.msgpack.encode({"protocol": PROTOCOL})])
 async def test_what_is_no_report_is_said_to_be_none(body: bytes) -> None:
     error = await report_of(body)
     assert type(error) is OtherServerError

@@ -121,6 +121,33 @@ async def test_a_server_that_is_seen_to_be_down_is_not_asked_for_prefill() -> No
     assert watch.server.paths == [STATUS]
 
 
+async def test_nobody_goes_on_waiting_for_a_server_that_is_seen_to_be_down() -> None:
+    """A link that was cut without a word ended no connection: prompts waited for as long as a prefill may take."""
+    begun = asyncio.Event()
+
+    async def answer(asked: httpx.Request) -> httpx.Response:
+        if asked.url.path != STATUS:
+            begun.set()
+            await asyncio.Event().wait()
+        raise httpx.ReadTimeout("nothing came")
+
+    async def wait(_: float) -> None:
+        await asyncio.Event().wait()
+
+    async def meet(_: TransferAddress) -> None:
+        raise AssertionError("nobody told an address")
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        engine = remote(client)
+        asking = asyncio.ensure_future(engine.prefill(request()))
+        await begun.wait()
+        watching = asyncio.ensure_future(engine.watch(meet, wait=wait))
+        with pytest.raises(EngineDiedError, match="nothing came"):
+            await asking
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
 async def test_a_server_that_is_seen_to_be_up_is_asked_again() -> None:
     watch = Watch([REFUSED, status_of(A)])
     await watch.run_one_look()

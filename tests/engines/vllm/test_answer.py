@@ -8,13 +8,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from motet.engines.calls import server_client
 from motet.engines.vllm.answer import Answer
 from motet.engines.vllm.ask import Ask, Dialect
 from motet.engines.vllm.server import VLLMServer
 from motet.engines.vllm.wire import Piece, Usage
-from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, RequestError
 from motet.types import SamplingParams, TokenLogprob
 from tests.engines.vllm.servers import asking, canned
+from tests.engines.vllm.test_scrape import TEXT
 from tests.engines.vllm.test_server import OK
 from tests.peers.fake_vllm import FakeVLLM
 from tests.peers.vllm_switches import Switches
@@ -131,6 +133,41 @@ async def test_whether_a_request_failed_or_the_engine_is_asked_of_its_health(
         with pytest.raises(EngineError) as of_prefill:
             await server.prefill(ASK)
     assert {type(caught.value) for caught in (in_stream, as_response, of_prefill)} == {kind}
+
+
+async def test_an_engine_has_died_too_if_its_server_is_back_before_its_health_is_asked() -> None:
+    """Its groups were told that they had failed, since the new engine is well."""
+    said = b'{"error":{"message":"Internal server error","type":"InternalServerError","code":500}}'
+    stream = b"data: " + said + b"\n\ndata: [DONE]\n\n"
+    async with canned(dict(OK)) as far, asking(far.url) as server:
+        await server.report()
+        far.answers[Dialect.GENERATE] = (200, stream)
+        answer = await server.open(ASK)
+        far.answers[Dialect.GENERATE] = (500, said)
+        with pytest.raises(EngineError) as before:
+            await server.open(ASK)
+        assert type(before.value) is EngineError  # nothing was started again
+        far.answers["/metrics"] = (
+            200,
+            TEXT.replace(b"process_start_time_seconds 1.", b"process_start_time_seconds 2."),
+        )
+        with pytest.raises(EngineDiedError, match="Internal server error"):
+            await server.open(ASK)
+        with pytest.raises(EngineDiedError, match="Internal server error"):
+            await server.prefill(ASK)
+        with pytest.raises(EngineDiedError, match="Internal server error"):
+            await answer.read()
+        answer.close()
+
+
+async def test_a_server_that_failed_and_does_not_say_how_it_is_is_silent() -> None:
+    """Whoever waits for the group may have it from another one."""
+    async with FakeVLLM() as fake, server_client() as client:
+        server = VLLMServer(fake.url, client, verdict_timeout_s=0.05)
+        fake.stop()
+        error = await server.verdict(EngineError("it broke"), start=None)
+        fake.go_on()
+    assert (type(error), error.message) == (EngineSilentError, "it broke")
 
 
 async def test_what_a_server_refuses_is_told_in_its_words() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.constraint import Grammar, GrammarKind, Thinking
 from motet.engines.vllm.ask import Ask, Dialect, body_of, prefill_ask, prompt_ask, signed_seed
 from motet.types import SamplingParams
 
@@ -90,7 +91,34 @@ def test_every_parameter_arrives(dialect: Dialect) -> None:
     if dialect is Dialect.GENERATE:
         expected["logprobs"] = 6
     assert {name: sent[name] for name in expected} == expected
-    assert set(msgspec.structs.asdict(UNUSUAL)) <= set(expected)  # none was forgotten here
+    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*expected, "grammar"}  # none was forgotten here
+
+
+GRAMMARS = (
+    (Grammar(GrammarKind.JSON, '{"type": "object"}'), {"json": '{"type": "object"}'}),
+    (Grammar(GrammarKind.REGEX, "[a-z]+"), {"regex": "[a-z]+"}),
+    (Grammar(GrammarKind.CHOICE, '["yes", "n\u00f6"]'), {"choice": ["yes", "nö"]}),
+    (Grammar(GrammarKind.LARK, 'start: "a"'), {"grammar": 'start: "a"'}),
+    (Grammar(GrammarKind.REGEX, "a", Thinking("<think>", "</think>", opened=True)), {"regex": "a"}),
+)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize(("grammar", "sent"), GRAMMARS)
+def test_a_grammar_goes_along_by_vllms_name_and_wins_over_what_would_write_on(
+    dialect: Dialect, grammar: Grammar, sent: dict[str, object]
+) -> None:
+    drawn = drawing(dialect, replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=grammar)))
+    assert drawn["structured_outputs"] == sent
+    assert (drawn["min_tokens"], drawn["ignore_eos"]) == (0, False)
+    without = drawing(dialect, replace(ASK, sampling=UNUSUAL))
+    assert "structured_outputs" not in without and without["min_tokens"] == 4
+
+
+def test_what_is_asked_beside_the_choices_has_no_grammar() -> None:
+    ask = replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=GRAMMARS[0][0]))
+    for beside in (prefill_ask(ask), prompt_ask(ask)):
+        assert "structured_outputs" not in drawing(Dialect.COMPLETIONS, beside)
 
 
 @pytest.mark.parametrize("dialect", Dialect)

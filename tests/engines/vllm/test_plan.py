@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.constraint import Grammar, GrammarKind
 from motet.engines.vllm.ask import Ask, prompt_ask, signed_seed
 from motet.engines.vllm.plan import Plan, PlannedAsk, plan_asks, resumed_seed, without_ticket
-from motet.errors import EngineError
+from motet.errors import EngineError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.types import ChoiceStart, GenerateRequest, SamplingParams, choice_starts
 from tests.engines.vllm.asked import GREEDY, PARAMS, PROMPT, SAMPLING, group, ticket
@@ -103,6 +104,15 @@ def test_a_choice_that_has_written_all_there_is_cannot_be_resumed() -> None:
     choices = (ChoiceStart(0, 7, (20, 21)),)
     with pytest.raises(EngineError, match=r"choice 0 of group g has written 2 of 2 tokens already"):
         plan_asks(group(choices=choices, sampling=SamplingParams(max_tokens=2)))
+
+
+def test_a_choice_with_a_grammar_is_begun_here_and_never_taken_up_in_mid_answer() -> None:
+    bound = msgspec.structs.replace(SAMPLING, grammar=Grammar(GrammarKind.REGEX, "a+"))
+    (planned,) = plan_asks(group(n=3, sampling=bound)).rest
+    assert planned.ask.sampling.grammar == bound.grammar
+    resumed = group(choices=(ChoiceStart(0, 7), ChoiceStart(1, 8, (20,))), sampling=bound)
+    with pytest.raises(WorkerLeavingError, match=r"choice 1 follows a grammar"):
+        plan_asks(resumed)
 
 
 def test_the_first_fresh_choice_goes_ahead_with_the_ticket() -> None:

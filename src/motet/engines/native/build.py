@@ -17,7 +17,9 @@ from motet.engines.native.memory import kv_cache_gb_for, num_blocks_for
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.reach import facts_of, start_transfers
 from motet.errors import ConfigError, KVMemoryError
+from motet.grammar.compiled import Grammars
 from motet.ids import ModelName
+from motet.text.tokenizer import Tokenizer
 from motet.transfer.layout import KVFacts
 from motet.transfer.proof import Proof
 from motet.types import EngineInfo, Role
@@ -93,8 +95,17 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         fingerprint=backend.fingerprint,
         pid=pid,
     )
+    grammars = Grammars(
+        partial(Tokenizer.load, Path(config.tokenizer_path or config.model_path)),
+        vocab_size=shape.vocab_size,
+        eos_token_ids=shape.eos_token_ids,
+    )
     options = CoreOptions(
-        config.max_num_batched_tokens, config.prefix_cache, config.cache_answers, lease_s=config.lease_s
+        config.max_num_batched_tokens,
+        config.prefix_cache,
+        config.cache_answers,
+        lease_s=config.lease_s,
+        grammars=grammars,
     )
     return Parts(info, backend.runner, storage, options, facts)
 

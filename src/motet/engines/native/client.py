@@ -3,7 +3,7 @@
 Who ends what: `close` ends the process, the pipes and their folder, and every open group with EngineClosedError. If the
 process ends by itself, every open group ends with EngineDiedError, and so does every later one. If it hangs, it is
 killed, and they end with EngineSilentError. If this process ends, however it does, the child sees its standard input
-end and goes too.
+end and goes too. The folder goes before all that, once the process is connected: both may be killed at once.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from motet.engines.native.protocol import (
 )
 from motet.engines.native.pulse import Patience, Pulse
 from motet.engines.native.questions import Questions
-from motet.engines.native.spawn import first_event, spawn
+from motet.engines.native.spawn import EngineProcess, Spawn, first_event, spawn
 from motet.engines.native.stream import PipeStream
 from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError, StartupError
 from motet.ids import RequestId
@@ -55,7 +55,7 @@ CLOSE_TIMEOUT_S = 10.0
 class NativeEngine:
     """An `Engine` in a process of its own. Made by `start`."""
 
-    def __init__(self, pipes: Pipes, process: asyncio.subprocess.Process, info: EngineInfo, patience: Patience) -> None:
+    def __init__(self, pipes: Pipes, process: EngineProcess, info: EngineInfo, patience: Patience) -> None:
         self.died = asyncio.Event()
         """Set when the process has ended without being asked to, by itself or because it hung."""
         self._pipes = pipes
@@ -76,15 +76,15 @@ class NativeEngine:
         ]
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> "NativeEngine":
+    async def start(cls, config: EngineConfig, *, spawn: Spawn = spawn) -> "NativeEngine":
         """Starts the process and waits until it can serve. Raises the StartupError it could not start with."""
         try:
-            return await cls._start(config)
+            return await cls._start(config, spawn)
         except OSError as error:  # no process, no memory or no file to be had
             raise StartupError(f"the engine process cannot be started: {error}") from error
 
     @classmethod
-    async def _start(cls, config: EngineConfig) -> "NativeEngine":
+    async def _start(cls, config: EngineConfig, spawn: Spawn) -> "NativeEngine":
         launch = Launch(config, tempfile.mkdtemp(prefix=f"motet-{os.getpid()}-"))  # only this user may enter it
         pipes = Pipes(launch)
         process = None
@@ -161,7 +161,8 @@ class NativeEngine:
             self._send(AskStats(number, check))
             return await answer
 
-    async def close(self) -> None:
+    async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """A process that has not ended by itself by then is killed."""
         if isinstance(self._over, EngineClosedError):
             return
         already_dead = self._over is not None
@@ -169,7 +170,7 @@ class NativeEngine:
         if not already_dead:
             self._send(Close())
         try:
-            await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT_S)
+            await asyncio.wait_for(self._process.wait(), timeout_s)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
@@ -197,6 +198,8 @@ class NativeEngine:
     def _take(self, event: Event) -> None:
         self._pulse.heard(event.busy_s if isinstance(event, Beat) else 0.0)
         match event:
+            case Beat():
+                self._pipes.beaten()
             case Stepped():
                 self._take_step(event)
             case Stats(number, stats):

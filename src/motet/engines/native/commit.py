@@ -11,7 +11,7 @@ from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.sampler import Sampled
 from motet.engines.native.scheduler import Scheduler
 from motet.engines.native.sequence import Group, Sequence
-from motet.types import ChoiceDelta, GroupDelta, PromptReport
+from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport
 
 
 class Drawn(msgspec.Struct, frozen=True, gc=False):
@@ -68,23 +68,27 @@ class Commit:
 
     def _write_one(self, drawn: Drawn) -> list[ChoiceDelta]:
         sequence, sampled = drawn.sequence, drawn.sampled
-        sampling = sequence.group.request.sampling
         sequence.written.append(sampled.token_id)
         sequence.sampling.append(sampled.token_id)
         self._counters.generated_tokens += len(sequence.indices)
-        finish = finish_of(
-            sampled.token_id,
-            num_written=len(sequence.written),
-            num_total=len(sequence.group.prompt) + len(sequence.written),
-            sampling=sampling,
-            eos=self._eos,
-            max_model_len=self._max_model_len,
-        )
+        finish = self._finish(sequence, sampled.token_id)
         logprobs = None if sampled.logprob is None else (sampled.logprob,)
         deltas = [ChoiceDelta(index, (sampled.token_id,), logprobs, finish) for index in sequence.indices]
         if finish:
             self.end(sequence)
         return deltas
+
+    def _finish(self, sequence: Sequence, token_id: int) -> Finish | None:
+        if sequence.sampling.complete:
+            return Finish(FinishReason.STOP)
+        return finish_of(
+            token_id,
+            num_written=len(sequence.written),
+            num_total=len(sequence.group.prompt) + len(sequence.written),
+            sampling=sequence.group.request.sampling,
+            eos=self._eos,
+            max_model_len=self._max_model_len,
+        )
 
     def _report(self, group: Group) -> PromptReport | None:
         if group.reported:

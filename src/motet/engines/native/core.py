@@ -7,34 +7,37 @@ submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits �
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
 
-from motet.block_names import block_names
 from motet.engines.native.answers import AnswerCache
 from motet.engines.native.commit import Commit, Drawn
 from motet.engines.native.counters import Counters
 from motet.engines.native.fits import check_fits
+from motet.engines.native.groups import GroupMaker
 from motet.engines.native.handover import Handover, HandoverTerms
 from motet.engines.native.inputs import PromptRows, SickRowsError, StepInputs, build_inputs
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler, SampleRow
-from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.engines.native.scheduler import Scheduler, SchedulerLimits
-from motet.engines.native.sequence import Group, Sequence, SequenceState
+from motet.engines.native.sequence import Group, SequenceState
 from motet.engines.native.step_result import StepResult
-from motet.errors import EngineError, MotetError, RequestError
+from motet.errors import EngineError, GrammarError, MotetError, RequestError
+from motet.grammar.compiled import Grammars, Matcher
 from motet.ids import RequestId
 from motet.transfer.base import Transfers
 from motet.transfer.none import NoTransfers
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceStart, EngineInfo, EngineStats, GenerateRequest, GroupDelta
+from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+
+NONSENSE = "the model gave numbers that are not finite"
 
 
 class ModelRunner(Protocol):
@@ -64,6 +67,8 @@ class CoreOptions:
     prefix_cache: bool
     cache_answers: bool
     lease_s: float = 60.0
+    grammars: Grammars | None = None
+    """None: groups with a grammar are refused."""
 
 
 class EngineCore:
@@ -82,8 +87,9 @@ class EngineCore:
         """`transfers`, with the `proof` that readers of our memory see: for an engine that hands KV over."""
         self.info = info
         self.counters = Counters()
+        self.grammars = options.grammars
         self._runner = runner
-        self._options = options
+        self._maker = GroupMaker(info, prefix_cache=options.prefix_cache, grammars=options.grammars)
         self._groups: dict[RequestId, Group] = {}
         self._arrivals = 0
         self._pool = BlockPool(info.num_blocks, proof)
@@ -120,14 +126,12 @@ class EngineCore:
         """When the engine must take a step although nothing is asked of it, by its clock."""
         return self._handover.wake_s
 
-    def submit(self, request: GenerateRequest) -> None:
-        """Queues a group. RequestError if it can never run here; then its ticket is given back."""
+    def submit(self, request: GenerateRequest, matchers: Mapping[int, Matcher] | None = None) -> None:
+        """Queues a group. RequestError if it can never run here; then its ticket is given back. `matchers`: where each
+        choice begins in the group's grammar, by its index; without them the grammar is compiled here."""
         try:
-            group = self._accepted(request)
-            prompt = PromptTokens(request.prompt)
-            sequences = [self._sequence(group, prompt, starts) for starts in _shared_starts(request)]
-            group.sequences = sorted(sequences, key=lambda sequence: sequence.rank)
-            group.answered_by = {index: sequence for sequence in sequences for index in sequence.indices}
+            self._check_free(request.request_id)
+            group = self._maker.to_write(request, self._arrivals, matchers)
             check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
             self._handover.expect(group)
         except RequestError:
@@ -139,7 +143,8 @@ class EngineCore:
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> None:
         """Queues a prompt to be computed for others: ends in a ticket. RequestError if it can never run here."""
         self._handover.check_open()
-        group = self._accepted(request, readers=readers)
+        self._check_free(request.request_id)
+        group = self._maker.to_hand_over(request, self._arrivals, readers)
         check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
         self._enqueue(group)
 
@@ -186,11 +191,11 @@ class EngineCore:
             self._runner.verify()
         except SickRowsError as error:
             # Nothing is settled, so nothing of theirs is published; the other groups run the same step again.
-            return [], self._fail(plan.groups_of(error.rows))
+            return [], self._fail(dict.fromkeys(plan.groups_of(error.rows), EngineError(NONSENSE)))
         self._commit.advance(plan)
         for rows in inputs.prompt_rows:
             _note(rows, logits[rows.begin : rows.end])
-        broken = {one.sequence.group for one in drawn if not one.sampled.finite}
+        broken = _broken(drawn)
         failures = self._fail(broken)
         deltas = self._commit.write(one for one in drawn if one.sequence.group not in broken)
         for delta in deltas:
@@ -240,53 +245,36 @@ class EngineCore:
         if known != set(self._groups.values()):
             raise AssertionError("the scheduler and the core know different groups")
 
-    def _accepted(self, request: GenerateRequest, *, readers: int = 0) -> Group:
-        """The group of a request whose id is free."""
-        if request.request_id in self._groups:
-            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        names = []
-        if self._options.prefix_cache:
-            names = block_names(request.prompt, self.info.block_size, request.cache_salt)
-        return Group(request, self._arrivals, names, readers)
+    def _check_free(self, request_id: RequestId) -> None:
+        if request_id in self._groups:
+            raise RequestError(f"request id {request_id!r} is in use", param="request_id")
 
     def _enqueue(self, group: Group) -> None:
         self._arrivals += 1
         self._groups[group.request.request_id] = group
         self._scheduler.add(group)
 
-    def _sequence(self, group: Group, prompt: PromptTokens, starts: list[ChoiceStart]) -> Sequence:
-        first, request = starts[0], group.request
-        sampling = ChoiceSampling(
-            request.sampling,
-            seed=first.seed,
-            prompt=prompt,
-            eos_token_ids=self.info.eos_token_ids,
-            written=first.written,
-        )
-        return Sequence(group, [start.index for start in starts], sampling, list(first.written))
-
     def _draw(self, inputs: StepInputs, logits: torch.Tensor) -> list[Drawn]:
         rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in inputs.draws]
         sampled = self._sampler.sample(logits, rows)
         return [Drawn(draw.sequence, one) for draw, one in zip(inputs.draws, sampled, strict=True)]
 
-    def _fail(self, broken: set[Group]) -> dict[RequestId, MotetError]:
-        """Ends groups for which the model gave nonsense."""
-        failures: dict[RequestId, MotetError] = {}
-        for group in broken:
+    def _fail(self, why: Mapping[Group, MotetError]) -> dict[RequestId, MotetError]:
+        """Ends groups that cannot go on."""
+        for group in why:
             self.abort(group.request.request_id)
-            failures[group.request.request_id] = EngineError("the model gave numbers that are not finite")
-        return failures
+        return {group.request.request_id: error for group, error in why.items()}
 
 
-def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:
-    """Choices that must come out equal, side by side: in a greedy group those that have written the same."""
-    if not request.sampling.greedy:
-        return [[start] for start in request.choices]
-    by_written: dict[tuple[int, ...], list[ChoiceStart]] = {}
-    for start in request.choices:
-        by_written.setdefault(start.written, []).append(start)
-    return list(by_written.values())
+def _broken(drawn: SequenceOf[Drawn]) -> dict[Group, MotetError]:
+    """Groups for which nothing could be drawn, and why: a grammar that became too much work is the client's own."""
+    broken: dict[Group, MotetError] = {}
+    for one in drawn:
+        if not one.sampled.finite:
+            index, failure = one.sequence.indices[0], one.sequence.sampling.failure
+            error = GrammarError(f"choice {index}: {failure}") if failure else EngineError(NONSENSE)
+            broken.setdefault(one.sequence.group, error)
+    return broken
 
 
 def _note(rows: PromptRows, logits: torch.Tensor) -> None:

@@ -14,9 +14,10 @@ def finish_of(
 ) -> Finish | None:
     """The end that the token just written brings, if any; `num_written` and `num_total` (with the prompt) count it.
 
-    End-of-sequence and stop tokens cannot be drawn before `min_tokens`, so they need no check here.
+    End-of-sequence and stop tokens cannot be drawn before `min_tokens`, nor can a choice with a grammar that ignores
+    end-of-sequence draw it, but where the grammar allows nothing else: so they need no check here.
     """
-    if token_id in eos and not sampling.ignore_eos:
+    if token_id in eos and (not sampling.ignore_eos or sampling.grammar is not None):
         return Finish(FinishReason.STOP)
     if token_id in sampling.stop_token_ids:
         return Finish(FinishReason.STOP, token_id)

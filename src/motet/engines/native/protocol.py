@@ -23,7 +23,7 @@ class Launch(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     folder: str
-    """Where the pipes are; whoever of the two processes ends last removes it."""
+    """Where the pipes are until the engine is connected; if both processes end before, the last one removes it."""
 
     @property
     def commands_address(self) -> str:

@@ -3,7 +3,6 @@
 import json
 import logging
 from hashlib import blake2b
-from ipaddress import ip_address
 
 import torch
 from transformers import PreTrainedModel
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel
 from motet.config import EngineConfig
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.ids import new_engine_id
+from motet.transfer.address import is_loopback
 from motet.transfer.base import Transfers
 from motet.transfer.layout import KVFacts
 from motet.transfer.proof import Proof
@@ -45,14 +45,6 @@ def start_transfers(config: EngineConfig, facts: KVFacts, storage: KVStorage, pr
     )
     ucx = LOOPBACK if is_loopback(config.side_channel_host) else None
     return TransferThread(settings, facts, memory, lambda: NixlTransport(settings.engine_id, memory, ucx=ucx))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def facts_of(model: PreTrainedModel, layout: KVLayout, quantization: str) -> KVFacts:

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -14,11 +15,29 @@ from motet.errors import StartupError
 from motet.types import EngineInfo
 
 
+class EngineProcess(Protocol):
+    """An `asyncio.subprocess.Process`, or what a test starts in its place."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+Spawn = Callable[[Launch], Awaitable[EngineProcess]]
+"""Starts a process that has `launch` to read on its standard input, which stays open as long as it may live."""
+
+
 async def spawn(launch: Launch) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "motet.engines.native.process",
+        "motet.engines.native",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         env=with_short_waits(environment()),
@@ -42,7 +61,7 @@ def with_short_waits(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ} if chosen else {**environ, "GOMP_SPINCOUNT": "1000"}
 
 
-async def first_event(pipes: Pipes, process: asyncio.subprocess.Process) -> EngineInfo:
+async def first_event(pipes: Pipes, process: EngineProcess) -> EngineInfo:
     """Waits for Ready; whichever comes first of an event and the process's end decides."""
     event, end = asyncio.ensure_future(_first_but_beats(pipes)), asyncio.ensure_future(process.wait())
     try:

@@ -4,8 +4,8 @@
 2. cancelling it closes the connection, by which the server knows that nobody wants the prompt any more and frees it;
    a ticket that was on its way at that moment is lost, and its lease expires
 3. the ticket is given back through the side channel of its owner, not over HTTP (`release_through`)
-4. `watch` asks `GET /status` all the time, so that a server that joins or returns is met before it is needed, and one
-   that is down is known to be before it is asked
+4. `watch` asks `GET /status` all the time, so that a server that joins or returns is met before it is needed, one that
+   is down is known to be before it is asked, and nobody waits for one that was cut off without a word
 """
 
 import asyncio
@@ -20,7 +20,8 @@ from motet.engines.base import NoGroup
 from motet.engines.refusal import NO_SUCH_ROUTE
 from motet.engines.remote.answers import RemoteStatus, failure_in, status_in, ticket_in
 from motet.engines.remote.prefill_request import Route, prefill_request
-from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError
+from motet.engines.under_way import FarGroup, UnderWay
+from motet.errors import EngineDiedError, EngineError, MotetError
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest, Role
@@ -77,7 +78,7 @@ class RemotePrefill:
         self._route = Route.GENERATE
         self._seen_down = False
         self._complaint: str | None = None
-        self._closed = False
+        self._under_way = UnderWay[FarGroup](self._server)
 
     @property
     def info(self) -> EngineInfo:
@@ -91,7 +92,7 @@ class RemotePrefill:
         """Raises EngineDiedError, OverloadedError or EngineError; never RequestError."""
         if self._seen_down:
             raise EngineDiedError(f"{self._server} is down")
-        response = await self._ask_prefill(request, readers)
+        response = await self._under_way.call(self._ask_prefill(request, readers))
         self._check(response)
         ticket = ticket_in(response, self._server)
         self._heard_of(ticket.address)
@@ -114,8 +115,8 @@ class RemotePrefill:
             raise EngineDiedError(error.message) from error
 
     async def close(self) -> None:
-        """No more calls from now on."""
-        self._closed = True
+        """Ends what is being prefilled; no more calls from now on."""
+        await self._under_way.close()
 
     async def watch(
         self,
@@ -136,6 +137,8 @@ class RemotePrefill:
                 self._complain(None)
             except MotetError as error:
                 self._complain(error.message)
+                if self.down:
+                    self._under_way.lost(error)
             self._seen_down = self.down
             tell(not self.down)
             await wait(DOWN_WAIT_S if self._complaint else UP_WAIT_S)
@@ -199,8 +202,8 @@ class RemotePrefill:
         return response
 
     async def _call(self, call: httpx.Request) -> httpx.Response:
-        if self._closed:
-            raise EngineClosedError(f"{self._server} is not asked any more: this server is closing")
+        if self._under_way.closed is not None:
+            raise self._under_way.closed
         call.headers.update(self._authorization)
         try:
             response = await self._client.send(call)

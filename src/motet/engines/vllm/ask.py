@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
+from motet.constraint import Grammar, GrammarKind
 from motet.types import SamplingParams
 
 
@@ -105,11 +106,13 @@ def _one_token(ask: Ask) -> Ask:
 def _drawing(ask: Ask) -> dict[str, object]:
     """How tokens are drawn; both routes have the same names for it."""
     sampling = ask.sampling
+    grammar = sampling.grammar
     return {
         "n": ask.n,
         "seed": None if ask.seed is None else signed_seed(ask.seed),
         "max_tokens": sampling.max_tokens,
-        "min_tokens": sampling.min_tokens,
+        # A grammar wins over both: vLLM would write on behind its end, or find no token that may end it.
+        "min_tokens": 0 if grammar else sampling.min_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -118,10 +121,22 @@ def _drawing(ask: Ask) -> dict[str, object]:
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "logit_bias": sampling.logit_bias or None,
-        "ignore_eos": sampling.ignore_eos,
+        "ignore_eos": sampling.ignore_eos and not grammar,
         "stop_token_ids": sampling.stop_token_ids,
         "prompt_logprobs": None if ask.stream else sampling.prompt_logprobs,
-    }
+    } | ({"structured_outputs": _structured_outputs(grammar)} if grammar else {})
+
+
+def _structured_outputs(grammar: Grammar) -> dict[str, object]:
+    """A grammar by vLLM's names. What may be thought before it is left out: a server that was started with
+    `--reasoning-parser` lets its model think first by itself."""
+    match grammar.kind:
+        case GrammarKind.CHOICE:
+            return {"choice": msgspec.Raw(grammar.source.encode())}
+        case GrammarKind.LARK:
+            return {"grammar": grammar.source}
+        case GrammarKind.JSON | GrammarKind.REGEX:
+            return {grammar.kind.value: grammar.source}
 
 
 def _listed(logprobs: int | None) -> int | None:

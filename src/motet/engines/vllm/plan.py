@@ -17,6 +17,9 @@ What a resumed choice keeps: its tokens, of course; frequency penalties exactly 
 numbers: vLLM begins each request with new ones, and with the same seed would draw those again that the choice has used
 already. So the seed is derived anew from what has been written, and the answer goes on from its tokens, but may go
 elsewhere than undisturbed.
+
+A choice with a grammar is not resumed at all: vLLM would begin the grammar anew in the middle of the answer. Another
+kind of worker may take it up.
 """
 
 import struct
@@ -29,7 +32,7 @@ import msgspec
 
 from motet.engines.vllm.ask import Ask, signed_seed
 from motet.engines.vllm.tickets import params_from
-from motet.errors import EngineError
+from motet.errors import EngineError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.types import ChoiceStart, GenerateRequest, SamplingParams
 
@@ -63,7 +66,13 @@ class Plan:
 
 
 def plan_asks(request: GenerateRequest) -> Plan:
-    """Raises EngineError for choices that have nothing left to write."""
+    """Raises EngineError for choices that have nothing left to write, and WorkerLeavingError for those that another
+    kind of worker may take up, but no vLLM server."""
+    if request.sampling.grammar is not None and (begun := [start.index for start in request.choices if start.written]):
+        raise WorkerLeavingError(
+            f"choice {begun[0]} follows a grammar, and was begun by a worker that is gone: a vLLM server cannot take "
+            "it up in mid-answer"
+        )
     prompt = plain_ask(request) if request.sampling.prompt_logprobs is not None else None
     if request.ticket is None:
         return Plan(None, tuple(_asks(request)), prompt)

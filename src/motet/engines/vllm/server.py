@@ -6,18 +6,20 @@ What the server offers is found out by asking, never by its version, once for ea
 2. it has `/inference/v1/generate` if that refuses an empty request instead of not being there
 3. else it must send back token ids at `/v1/completions`, of one token that it is asked for
 
-vLLM says the same of a request that failed and of an engine that died. So who is told of a failure asks `/health`.
+vLLM says the same of a request that failed and of an engine that died. So who is told of a failure asks `/health`, and
+`/metrics` whether it is still the same start: a server that was started again meanwhile is healthy.
 """
 
 from collections.abc import Awaitable
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from motet.engines.calls import REPORT_TIMEOUT_S, Calls, header_text
+from motet.engines.calls import QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S, Calls, header_text
 from motet.engines.refusal import NOT_TAKEN, Refusal
 from motet.engines.vllm.answer import Answer
 from motet.engines.vllm.ask import Ask, Dialect, body_of, prefill_ask, prompt_ask
@@ -73,12 +75,20 @@ class VLLMServer:
     """One server. The client (`motet.engines.calls.server_client`) belongs to who made it."""
 
     def __init__(
-        self, url: str, client: aiohttp.ClientSession, *, api_key: str | None = None, role: Role | None = None
+        self,
+        url: str,
+        client: aiohttp.ClientSession,
+        *,
+        api_key: str | None = None,
+        role: Role | None = None,
+        verdict_timeout_s: float = QUESTION_TIMEOUT_S,
     ) -> None:
-        """`role`: what it is used for; vLLM does not tell."""
+        """`role`: what it is used for; vLLM does not tell. `verdict_timeout_s`: how long one that failed may take to
+        say how it is."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the vLLM server {self.url}"
         self._role = role
+        self._verdict_timeout_s = verdict_timeout_s
         headers = {"content-type": "application/json"}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
@@ -116,8 +126,9 @@ class VLLMServer:
     async def open(self, ask: Ask, *, trace: str = "", session_id: str = "") -> Answer:
         """Returns when the server has taken the request. Raises MotetError."""
         headers = _headers(ask, trace, session_id)
+        verdict = partial(self.verdict, start=self._start)
         response = await self._judged(self._calls.open(self._dialect, body_of(self._dialect, ask), headers=headers))
-        return Answer(self.name, response, Reader(self._dialect, ask.sampling, server=self.name), self.verdict)
+        return Answer(self.name, response, Reader(self._dialect, ask.sampling, server=self.name), verdict)
 
     async def prefill(self, ask: Ask, *, trace: str = "", session_id: str = "") -> list[KVParams]:
         """Computes the KV of the prompt; one object for each request that may fetch it. Cancelling it closes the
@@ -161,19 +172,19 @@ class VLLMServer:
         except UNREADABLE:
             return None
 
-    async def verdict(self, error: MotetError) -> MotetError:
-        """What a failure comes from: of the request, or of the engine."""
+    async def verdict(self, error: MotetError, *, start: Start | None) -> MotetError:
+        """What a failure comes from: of the request, or of the engine. `start`: which one was asked."""
         if type(error) is not EngineError:
             return error
         try:
-            await self._calls.ask("GET", "/health", timeout_s=REPORT_TIMEOUT_S)
-        except EngineSilentError:
-            return error
-        except EngineDiedError:
-            return EngineDiedError(error.message)
+            await self._calls.ask("GET", "/health", timeout_s=self._verdict_timeout_s)
+            scrape = scrape_of(await self._calls.ask("GET", "/metrics", timeout_s=self._verdict_timeout_s))
+        except EngineDiedError as lost:
+            return type(lost)(error.message)
         except MotetError:
             return error
-        return error
+        same = start is None or start.engine_id == self._engine_id(scrape)
+        return error if same else EngineDiedError(error.message)
 
     async def _report(self, timeout_s: float) -> EngineReport:
         await self._watch("/health", timeout_s)
@@ -240,12 +251,13 @@ class VLLMServer:
     async def _judged(self, call: Awaitable[T]) -> T:
         """It had the model when it was last asked, and adapters may be unloaded at any time: another server may have
         it still, so that is no error of the client's."""
+        start = self._start
         try:
             return await call
         except ModelNotFoundError as error:
             raise OverloadedError(f"{self.name} has the model no more: {error.message}") from error
         except EngineError as error:
-            if (judged := await self.verdict(error)) is error:
+            if (judged := await self.verdict(error, start=start)) is error:
                 raise
             raise judged from error
 

@@ -6,10 +6,11 @@ names. All other memory holds garbage.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import cached_property
+from itertools import accumulate, islice, pairwise
 from typing import Protocol
 
 import torch
@@ -86,11 +87,17 @@ class Scene:
         self._blocks = blocks
         self._garbage = garbage
         self._generator = torch.Generator().manual_seed(seed)
-        self._in_order = list(range(blocks // 2))
-        self._shuffled = list(range(blocks // 2, blocks))
-        random.Random(seed).shuffle(self._shuffled)
+        self._seed = seed
+        self._in_order = iter(range(blocks // 2))
         self.vectors: dict[Owner, Vectors] = {}
         self._groups = 0
+
+    @cached_property
+    def _shuffled(self) -> Iterator[int]:
+        """The other half of the blocks, for those who want them in no order."""
+        blocks = list(range(self._blocks // 2, self._blocks))
+        random.Random(self._seed).shuffle(blocks)
+        return iter(blocks)
 
     def decoding(
         self, prompt_len: int, tails: SequenceOf[tuple[int, int]], *, fragmented: bool = False
@@ -164,9 +171,9 @@ class Scene:
         return group
 
     def _table(self, num_tokens: int, *, fragmented: bool) -> list[int]:
-        count, source = blocks_for(num_tokens, BLOCK_SIZE), self._shuffled if fragmented else self._in_order
-        assert count <= len(source), "the scene needs more blocks"
-        taken, source[:] = source[:count], source[count:]
+        count = blocks_for(num_tokens, BLOCK_SIZE)
+        taken = list(islice(self._shuffled if fragmented else self._in_order, count))
+        assert len(taken) == count, "the scene needs more blocks"
         return taken
 
     def _vectors(self, num_tokens: int) -> Vectors:

@@ -4,11 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.native.plan import TailChunk, TrunkChunk
 from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, Rule, Scene, Shape
+from tests.property_settings import examples
 
 PLAIN = Rule()
 SHAPES = [
@@ -70,7 +71,7 @@ def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[T
 
 
 @pytest.mark.parametrize("shape", SHAPES_MOSTLY_SLOW, ids=SHAPE_NAMES)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_mixed_batches_equal_the_definition_and_each_row_its_bits_alone(shape: Shape, data: st.DataObject) -> None:
     scene, tails, trunks = data.draw(steps(shape))

@@ -23,10 +23,9 @@ pytestmark = pytest.mark.kernels
 
 Made = Callable[[str], Path]
 SLOW_FAMILIES = [family if family == "gemma3" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
-ODD = (
-    "biased",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("tied", "deep", "odd vocabulary", "one key head")),
-)
+ODD = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("biased", "tied", "deep", "odd vocabulary", "one key head")
+]
 NAMES = (*SLOW_FAMILIES, *ODD)
 LENGTH = 600
 """More than two of the stretches in which the kernels read keys."""
@@ -111,7 +110,7 @@ def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(
     assert max(ours) < 0.2, "and near in themselves"
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "deep", "one key head"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", pytest.param("deep", marks=pytest.mark.slow), "one key head"])
 def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> None:
     """With more threads a trunk is read in other pieces, by several; with more threads than cores they take turns."""
     request = group("g", prompt_of(LENGTH, 5), n=5, seed=9, max_tokens=12)

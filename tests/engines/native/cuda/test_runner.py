@@ -11,6 +11,7 @@ from motet.engines.native.core import EngineCore
 from motet.engines.native.cuda.runner import CudaRunner
 from motet.errors import EngineError
 from motet.types import GenerateRequest
+from tests.engines.native.conftest import Expected
 from tests.engines.native.cuda.cpu_runner import PLAIN, Again, cuda_parts
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal
@@ -42,7 +43,7 @@ def requests(top_k: int = 0) -> list[GenerateRequest]:
     "family", [f if f in ("llama", "gemma2") else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
 )
 def test_ragged_groups_with_preemption_chunks_and_graphs_equal_generate(
-    family: str, tiny: Tiny, reference: Callable[[str], Reference]
+    family: str, tiny: Tiny, reference: Callable[[str], Reference], expected: Expected
 ) -> None:
     recorder = Again()
     core = core_over(
@@ -57,11 +58,10 @@ def test_ragged_groups_with_preemption_chunks_and_graphs_equal_generate(
     assert core.counters.preemptions > 0 and core.counters.replayed_tokens > 0
     assert 20 < recorder.replayed < core.counters.steps, "some steps had prompts"
     for length, n in SIZES.items():
-        prompt = prompt_of(length, length)
-        expected = reference(family).greedy(prompt, NEW_TOKENS)
         assert sorted(outcomes[f"{length}"].tokens) == list(range(n))
         for tokens in outcomes[f"{length}"].tokens.values():
-            assert_greedy_equal(reference(family), prompt, tokens, expected)
+            whole = expected(family, length)[:NEW_TOKENS]
+            assert_greedy_equal(reference(family), prompt_of(length, length), tokens, whole)
 
 
 def test_a_replay_gives_what_the_launches_give(tiny: Tiny) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.native.cuda.layout import bucket_sizes, sizes_of
@@ -12,6 +12,7 @@ from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
 from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, Scene, Shape
 from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.cuda.scenes import RULES, TOLERANCE, decoding, reading, steps_with
+from tests.property_settings import examples
 
 H100 = Geometry(num_heads=32, num_kv_heads=8, multiprocessors=132)
 SHAPES = [Shape(4, 4, 16), Shape(6, 2, 16), Shape(9, 1, 16)]
@@ -22,7 +23,7 @@ def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_work_cut_for_a_device_gives_what_the_definition_gives(shape: Shape, data: st.DataObject) -> None:
     multiprocessors = data.draw(st.sampled_from([1, 4, 60]))
@@ -89,7 +90,7 @@ GEOMETRIES = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     GEOMETRIES,
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 2000), st.integers(0, 700)), min_size=1, max_size=8),

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.native.sample.sampler import Sampled, Sampler
 from motet.types import SamplingParams
 from tests.engines.native.sample.reference import Past
+from tests.property_settings import examples
 
 CPU = torch.device("cpu")
 VOCAB = 5003  # several blocks and a ragged one; seven rows keep two threads busy
@@ -39,12 +40,9 @@ params = st.builds(
     min_tokens=st.sampled_from([0, 0, 3]),
     logprobs=st.sampled_from([None, None, 0, 3]),
 )
-pasts = st.builds(
-    Past,
-    seed=st.integers(0, 2**64 - 1),
-    prompt=st.lists(tokens, min_size=1, max_size=20),
-    written=st.lists(tokens, max_size=8),
-)
+seeds = st.integers(0, 2**64 - 1)
+prompts = st.lists(tokens, min_size=1, max_size=20)
+answers = st.lists(tokens, max_size=8)
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,12 @@ class Choice:
     past: Past
 
 
-groups = st.builds(  # choices that share a row and parameters
-    lambda row, p, several: [Choice(row, p, past) for past in several],
+groups = st.builds(  # choices that share a row, parameters and the prompt
+    lambda row, p, prompt, several: [Choice(row, p, Past(seed, prompt, written)) for seed, written in several],
     st.integers(0, 5),
     params,
-    st.lists(pasts, min_size=1, max_size=4),
+    prompts,
+    st.lists(st.tuples(seeds, answers), min_size=1, max_size=4),
 )
 batches = st.lists(groups, min_size=1, max_size=5).map(
     lambda several: [choice for group in several for choice in group]
@@ -81,7 +80,7 @@ def sample(logits: torch.Tensor, batch: list[Choice], sampler: Sampler | None = 
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)), data=st.data())
 def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
     batch: list[Choice], kind: tuple[torch.dtype, float], data: st.DataObject
@@ -102,7 +101,7 @@ def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
     assert [together[place] for place in order] == shuffled
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
 def test_a_token_does_not_depend_on_how_many_leaders_were_looked_at(
     batch: list[Choice], kind: tuple[torch.dtype, float]

@@ -15,6 +15,7 @@ A block is named only once its content is complete, and is never written after t
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain
 
 from motet.block_names import BlockName
 from motet.engines.native.kv.runs import FreeRuns
@@ -157,8 +158,8 @@ class BlockPool:
 
     def check(self) -> None:
         """Raises `AssertionError` unless every block is in exactly one place."""
-        free = {block for begin, end in self._free.runs() for block in range(begin, end)}
-        held = {block for block in range(self.num_blocks) if self._count[block]}
+        free = set(chain.from_iterable(range(begin, end) for begin, end in self._free.runs()))
+        held = set(self.holders())
         idle = set(self._idle)
         if twice := free & held | free & idle | held & idle:
             raise AssertionError(f"blocks in two places: {sorted(twice)}")
@@ -168,5 +169,5 @@ class BlockPool:
             raise AssertionError("names and blocks disagree")
         if not idle <= self._name_of.keys() or free & self._name_of.keys():
             raise AssertionError("an idle block without a name, or a free one with a name")
-        if any(count < 0 for count in self._count):
+        if min(self._count) < 0:
             raise AssertionError("a negative count")

@@ -1,6 +1,7 @@
 """What a choice changes in its logits before anything is drawn: forbidden tokens, bias, penalties, in this order.
 
-Each touches a handful of tokens, so the tokens are gathered, changed and put back; nothing passes over the vocabulary.
+What a grammar forbids is taken out before (`masks`), and with it what may not end a choice that has one. Each of these
+touches a handful of tokens, so the tokens are gathered, changed and put back; nothing passes over the vocabulary.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) 
     entries = [
         (lane, token_id)
         for lane, state in enumerate(states)
+        if state.matcher is None
         for token_id in state.forbidden_ids()
         if token_id < vocab_size
     ]

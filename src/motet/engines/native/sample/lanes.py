@@ -1,8 +1,8 @@
 """Sorts the choices of a step into batches of lanes that are drawn from by one set of operations.
 
 A lane is one distribution: a row of logits under one set of parameters. The n choices of a group that draw their first
-token from the same row share a lane; a choice whose own past changes its logits has a lane to itself. No token depends
-on which lanes share a batch.
+token from the same row share a lane; a choice whose own past changes its logits, or what its grammar allows, has a lane
+to itself. No token depends on which lanes share a batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -67,12 +67,12 @@ def plan_batches(
     """
     by_work: dict[tuple[Kind, int], list[Lane]] = {}
     by_params: dict[int, list[Lane]] = {}  # the same lists; all choices of a group share their parameters
-    lanes: dict[tuple[int, int], Lane] = {}
+    lanes: dict[tuple[int, bool, int], Lane] = {}
     for choice in choices:
         row = rows[choice]
         state = row.state
         params, has_edits = state.params, state.has_edits
-        key = row.logits_row, id(state if has_edits else params)
+        key = row.logits_row, has_edits, id(state if has_edits and not state.fresh else params)
         if (lane := lanes.get(key)) is not None:
             lane.choices.append(choice)
             continue

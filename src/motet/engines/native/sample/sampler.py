@@ -5,7 +5,8 @@ and of nothing else. So every operation here works row by row, equal logits have
 not depend on which path found it. The life of a step:
 
 1. Choices become lanes (one distribution each), lanes become batches of one kind (`lanes`).
-2. A batch's logits are copied as float32 into scratch memory and changed by bias and penalties (`edits`).
+2. A batch's logits are copied as float32 into scratch memory and changed by grammars (`masks`), bias and penalties
+   (`edits`).
 3. Greedy lanes take their best token. The others become weights (`settings`), which top-k and top-p cut down to
    candidates (`filters`), and one uniform a choice (`philox`) finds the token (`inverse_cdf`).
 4. Tokens, flags and log-probabilities come to the host in one copy. Lanes whose top-p reaches further than the leaders
@@ -23,6 +24,7 @@ from motet.engines.native.sample.draw import draw
 from motet.engines.native.sample.edits import apply_edits
 from motet.engines.native.sample.lanes import Batch, SampleRow, plan_batches
 from motet.engines.native.sample.logprobs import token_logprobs, unpack
+from motet.engines.native.sample.masks import Masks
 from motet.engines.native.sample.philox import uniforms
 from motet.engines.native.sample.scratch import Scratch
 from motet.engines.native.sample.settings import SettingsMaker
@@ -55,6 +57,7 @@ class Sampler:
         self._widths = (*(width for width in widths if width < vocab_size), vocab_size)
         self._scratch = Scratch(vocab_size, device)
         self._settings = SettingsMaker(vocab_size, device)
+        self._masks = Masks(vocab_size, device)
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
@@ -104,9 +107,11 @@ class Sampler:
         """[choices in the order of the batches, 3] float64: token id, finite, enough."""
         parts = []
         first = 0
-        for batch in batches:
+        masks = self._masks.fill([[lane.state for lane in batch.lanes] for batch in batches])
+        for batch, allowed in zip(batches, masks, strict=True):
             x = self._scratch.load(logits, [lane.logits_row for lane in batch.lanes])
             if any(lane.has_edits for lane in batch.lanes):
+                self._masks.apply(x, allowed, spare=self._scratch.beside(x))
                 apply_edits(x, [lane.state for lane in batch.lanes], self._vocab_size)
             last = first + len(batch.choices)
             settings = self._settings.make([lane.state.params for lane in batch.lanes])

@@ -10,6 +10,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from motet.errors import GrammarError
+from motet.grammar.compiled import Matcher
 from motet.types import SamplingParams
 
 _ROOM = 64
@@ -43,14 +45,20 @@ class ChoiceSampling:
         prompt: PromptTokens,
         eos_token_ids: tuple[int, ...],
         written: Sequence[int] = (),
+        matcher: Matcher | None = None,
     ) -> None:
+        """`matcher`: where the choice has come in its grammar; it is this choice's alone from now on."""
         self.params = params
         self.seed = seed
         self.num_written = len(written)
         self.counts = _token_counts(params, prompt, written)
         """Only there if a penalty is in use: then the past changes the logits of this choice alone."""
-        self._ending_ids = _ending_ids(params, eos_token_ids)
-        self._always_edits = self.counts is not None or bool(params.logit_bias)
+        self.matcher = matcher
+        self.failure: str | None = None
+        """Why its grammar cannot be followed any further."""
+        self._eos_token_ids = eos_token_ids
+        self._ending_ids = _ending_ids(params, eos_token_ids, constrained=matcher is not None)
+        self._always_edits = matcher is not None or self.counts is not None or bool(params.logit_bias)
         self._edits_until = params.min_tokens if self._ending_ids else 0
 
     @property
@@ -58,15 +66,38 @@ class ChoiceSampling:
         """Whether anything changes its logits before its next token is drawn."""
         return self._always_edits or self.num_written < self._edits_until
 
+    @property
+    def fresh(self) -> bool:
+        """Its siblings, if they are fresh too, have the same edits."""
+        return self.num_written == 0
+
+    @property
+    def complete(self) -> bool:
+        """Its grammar lets nothing follow, and its model has no end-of-sequence to say so."""
+        return self.matcher is not None and not self._eos_token_ids and self.matcher.stopped
+
     def append(self, token_id: int) -> None:
         """Call after each token, the last one too."""
         self.num_written += 1
         if self.counts is not None:
             self.counts.add(token_id)
+        if self.matcher is not None and token_id not in self._eos_token_ids:
+            try:
+                self.matcher.consume(token_id)
+            except GrammarError as error:  # matters only if there is to be a next token
+                self.fail(error.message)
+
+    def fail(self, why: str) -> None:
+        """Nothing more can be drawn."""
+        self.failure = self.failure or why
 
     def forbidden_ids(self) -> tuple[int, ...]:
-        """Tokens that would end the choice before `min_tokens` are written."""
-        return self._ending_ids if self.num_written < self.params.min_tokens else ()
+        """Tokens that must not end the choice now: all that could, before `min_tokens` are written. A grammar wins over
+        that where it allows nothing else; so it does over `ignore_eos`, which to a choice with one is a wish to go on.
+        """
+        if self.num_written < self.params.min_tokens:
+            return self._ending_ids
+        return self._eos_token_ids if self.matcher is not None and self.params.ignore_eos else ()
 
 
 class TokenCounts:
@@ -116,10 +147,10 @@ def _token_counts(params: SamplingParams, prompt: PromptTokens, written: Sequenc
     return TokenCounts(prompt if repetition else PromptTokens(), written)
 
 
-def _ending_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+def _ending_ids(params: SamplingParams, eos_token_ids: tuple[int, ...], *, constrained: bool) -> tuple[int, ...]:
     if params.min_tokens == 0:
         return ()
     ending = set(params.stop_token_ids)
-    if not params.ignore_eos:
+    if constrained or not params.ignore_eos:
         ending.update(eos_token_ids)
     return tuple(sorted(ending))

@@ -1,0 +1,81 @@
+"""Grammars for tests, and tiny models whose tokenizer can write what they ask for."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from motet.constraint import Grammar, GrammarKind
+from motet.grammar.compiled import Grammars, Matcher
+from motet.text.tokenizer import Tokenizer
+from motet.types import Finish, FinishReason, GenerateRequest
+from tests.engines.native.drive import Outcome, group
+from tests.tiny_models import VOCAB_SIZE, save_tiny_model
+from tests.tiny_tokenizer import build_tiny_tokenizer, save_tiny_tokenizer
+
+EOS_IDS = (2,)
+"""Of tiny models."""
+STOP = Finish(FinishReason.STOP)
+
+PERSON = Grammar(
+    GrammarKind.JSON,
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 4, "maxLength": 9},
+                "marks": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+            },
+            "required": ["name", "marks"],
+            "additionalProperties": False,
+        }
+    ),
+)
+NUMBER = Grammar(GrammarKind.REGEX, "[1-9][0-9]{3,11}")
+WORD = Grammar(GrammarKind.CHOICE, '["yes", "no", "hello"]')
+
+
+def speaking_model(folder: Path, family: str = "llama", *, eos_token_id: object = EOS_IDS[0]) -> Path:
+    """A tiny model with a tokenizer; its ends of sequence as `config.json` writes them."""
+    save_tiny_model(family, folder)
+    save_tiny_tokenizer(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": eos_token_id}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+@cache
+def tiny_grammars() -> Grammars:
+    return Grammars(tiny_tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=EOS_IDS)
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    return Tokenizer(build_tiny_tokenizer())
+
+
+def matcher_of(grammar: Grammar, written: Sequence[int] = ()) -> Matcher:
+    return tiny_grammars().get(grammar).matcher(written)
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return tiny_tokenizer().decode(tokens)
+
+
+def token_of(letter: str) -> int:
+    (token_id,) = tiny_tokenizer().encode(letter)
+    return token_id
+
+
+def person(name: str, prompt: tuple[int, ...], **changes: object) -> GenerateRequest:
+    """A request for one person a choice."""
+    return group(name, prompt, **{"grammar": PERSON, "max_tokens": 120, "ignore_eos": False, **changes})  # type: ignore[arg-type]
+
+
+def assert_persons(outcome: Outcome) -> None:
+    assert outcome.error is None
+    for index, tokens in outcome.tokens.items():
+        assert outcome.finish[index] == STOP and tokens[-1] in EOS_IDS
+        read = json.loads(text_of(tokens))
+        assert 4 <= len(read["name"]) <= 9 and 2 <= len(read["marks"]) <= 3

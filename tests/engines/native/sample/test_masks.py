@@ -1,0 +1,114 @@
+"""What a grammar forbids is -inf before anything else is done to logits, whoever shares the batch."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from motet.constraint import Grammar
+from motet.engines.native.sample.lanes import plan_batches
+from motet.engines.native.sample.masks import Masks
+from motet.engines.native.sample.sampler import Sampler, SampleRow
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
+from motet.grammar.masks import fill_masks, mask_words
+from motet.types import SamplingParams
+from tests.engines.native.grammars import EOS_IDS, NUMBER, PERSON, WORD, matcher_of, tiny_tokenizer
+from tests.engines.native.sample.ways import WAYS
+from tests.tiny_models import VOCAB_SIZE
+
+CPU = torch.device("cpu")
+WIDTH = 512
+"""The vocabulary, padded to whole blocks."""
+
+
+def state_of(
+    params: SamplingParams, grammar: Grammar | None = None, text: str = "", *, seed: int = 0
+) -> ChoiceSampling:
+    written = tiny_tokenizer().encode(text) if text else []
+    return ChoiceSampling(
+        params,
+        seed=seed,
+        prompt=PromptTokens((5, 6)),
+        eos_token_ids=EOS_IDS,
+        written=written,
+        matcher=None if grammar is None else matcher_of(grammar, written),
+    )
+
+
+def allowed(grammar: Grammar, text: str = "") -> torch.Tensor:
+    """[vocabulary] bool, bit by bit."""
+    bits = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
+    assert fill_masks([matcher_of(grammar, tiny_tokenizer().encode(text) if text else ())], bits) == {}
+    return torch.tensor([bool(int(bits[0, t // 32]) >> t % 32 & 1) for t in range(VOCAB_SIZE)])
+
+
+def logits_of(rows: int) -> torch.Tensor:
+    return torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(rows)) * 3
+
+
+PLAIN = SamplingParams(max_tokens=20)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (1, 3, 4), (4, 2, 0), (0, 2)])
+def test_only_lanes_with_a_grammar_are_changed_and_only_where_it_forbids(order: Sequence[int], device: str) -> None:
+    states = [
+        state_of(PLAIN),
+        state_of(PLAIN, PERSON),
+        state_of(PLAIN),
+        state_of(PLAIN, NUMBER, "12"),
+        state_of(PLAIN, WORD),
+    ]
+    expected = [None, allowed(PERSON), None, allowed(NUMBER, "12"), allowed(WORD)]
+    before = torch.full((len(order), WIDTH), -torch.inf)
+    before[:, :VOCAB_SIZE] = logits_of(len(order))
+    x = before.to(device, copy=True)
+    masks = Masks(VOCAB_SIZE, torch.device(device))
+    (of_batch,) = masks.fill([[states[i] for i in order]])
+    masks.apply(x, of_batch, spare=torch.empty_like(x))
+    for row, i in enumerate(order):
+        left = expected[i]
+        want = (
+            before[row]
+            if left is None
+            else before[row].masked_fill(~torch.nn.functional.pad(left, (0, 192)), -torch.inf)
+        )
+        assert torch.equal(x[row].cpu().view(torch.int32), want.view(torch.int32)), "to the bit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("grammar", "text"), [(PERSON, "{"), (PERSON, '{"name": "an'), (NUMBER, "12345")])
+def test_a_choice_with_a_grammar_draws_as_a_free_one_from_logits_without_what_it_forbids(
+    way: str, grammar: Grammar, text: str
+) -> None:
+    params = msgspec.structs.replace(WAYS[way], min_tokens=0)
+    logits = logits_of(40)
+    without = logits.masked_fill(~allowed(grammar, text), -torch.inf)
+    bound = [SampleRow(row, state_of(params, grammar, text, seed=row), 7) for row in range(40)]
+    free = [SampleRow(row, state_of(params, None, text, seed=row), 7) for row in range(40)]
+    sampler = Sampler(VOCAB_SIZE, CPU)
+    drawn = [one.token_id for one in sampler.sample(logits, bound)]
+    assert drawn == [one.token_id for one in sampler.sample(without, free)]
+    assert len(set(drawn)) > 1
+
+
+def test_nan_is_still_found_behind_a_grammar() -> None:
+    logits = logits_of(2)
+    logits[0, ~allowed(NUMBER)] = torch.nan
+    rows = [SampleRow(row, state_of(PLAIN, NUMBER), 3) for row in range(2)]
+    assert [one.finite for one in Sampler(VOCAB_SIZE, CPU).sample(logits, rows)] == [False, True]
+
+
+def test_fresh_siblings_share_a_lane_and_others_do_not() -> None:
+    fresh = [SampleRow(0, state_of(PLAIN, PERSON, seed=i), 3) for i in range(4)]
+    begun = [SampleRow(i + 1, state_of(PLAIN, PERSON, '{"', seed=i), 5) for i in range(2)]
+    (batch,) = plan_batches([*fresh, *begun], range(6), vocab_size=VOCAB_SIZE, widths=(VOCAB_SIZE,), max_lanes=9)
+    assert [lane.choices for lane in batch.lanes] == [[0, 1, 2, 3], [4], [5]]
+
+
+def test_a_sampler_that_never_met_a_grammar_does_nothing_about_them() -> None:
+    masks = Masks(VOCAB_SIZE, CPU)
+    (of_batch,) = masks.fill([[state_of(PLAIN), state_of(PLAIN)]])
+    assert of_batch.lanes == [] and of_batch.bits.size == 0

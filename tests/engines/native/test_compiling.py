@@ -1,0 +1,148 @@
+"""Grammars compiled beside the steps, held up where a test says so: who leaves meanwhile leaves nothing behind."""
+
+import select
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from motet.constraint import Grammar, GrammarKind
+from motet.engines.native.compiling import Compiled, Compiling
+from motet.engines.native.matchers import at_once
+from motet.errors import EngineError, GrammarError, RequestError
+from motet.grammar.compiled import CompiledGrammar, Grammars
+from motet.ids import RequestId
+from motet.types import ChoiceStart, GenerateRequest
+from tests.engines.native.drive import group, prompt_of
+from tests.engines.native.grammars import EOS_IDS, NUMBER, PERSON, WORD, tiny_tokenizer, token_of
+from tests.tiny_models import VOCAB_SIZE
+
+BROKEN = Grammar(GrammarKind.REGEX, "(((")
+CURSED = Grammar(GrammarKind.REGEX, "cursed")
+
+
+class HeldGrammars(Grammars):
+    """Compiles nothing before it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=EOS_IDS)
+        self.let = threading.Semaphore(0)
+
+    def get(self, grammar: Grammar) -> CompiledGrammar:
+        self.let.acquire()
+        if grammar == CURSED:
+            raise ArithmeticError("nobody expected this")
+        return super().get(grammar)
+
+
+@pytest.fixture
+def grammars() -> HeldGrammars:
+    return HeldGrammars()
+
+
+@pytest.fixture
+def compiling(grammars: HeldGrammars) -> Iterator[Compiling]:
+    before = threading.active_count()
+    made = Compiling(grammars)
+    yield made
+    made.close()
+    grammars.let.release(100)
+    for thread in threading.enumerate():
+        if thread.name.startswith("grammar-"):
+            thread.join(10)
+    assert threading.active_count() == before
+
+
+def wanted(name: str, grammar: Grammar = PERSON, **fields: object) -> GenerateRequest:
+    return group(name, prompt_of(8), grammar=grammar, **fields)  # type: ignore[arg-type]
+
+
+def taken(compiling: Compiling) -> list[Compiled]:
+    """What comes first, as the loop would get it."""
+    ready, _, _ = select.select([compiling.fileno()], [], [], 10)
+    assert ready, "the loop was not woken"
+    return compiling.take()
+
+
+def test_a_group_comes_back_with_a_matcher_for_each_choice(compiling: Compiling, grammars: HeldGrammars) -> None:
+    request = wanted("g", n=3)
+    compiling.submit(request)
+    assert compiling.take() == []
+    assert compiling.waiting == [request]
+    grammars.let.release()
+    (compiled,) = taken(compiling)
+    assert compiled.request == request
+    assert isinstance(compiled.matchers, dict) and sorted(compiled.matchers) == [0, 1, 2]
+    assert len({id(matcher.inner) for matcher in compiled.matchers.values()}) == 3
+    assert compiling.waiting == []
+
+
+def test_what_was_written_is_read_beside_the_steps(compiling: Compiling, grammars: HeldGrammars) -> None:
+    starts = [ChoiceStart(0, 0, tuple(map(token_of, "123"))), ChoiceStart(1, 1, tuple(map(token_of, "12x")))]
+    compiling.submit(wanted("good", NUMBER, starts=starts[:1]))
+    compiling.submit(wanted("bad", NUMBER, starts=starts))
+    grammars.let.release(2)
+    results: dict[str, object] = {}
+    while len(results) < 2:
+        results |= {compiled.request.request_id: compiled.matchers for compiled in taken(compiling)}
+    assert isinstance(results[RequestId("good")], dict)
+    assert isinstance(results[RequestId("bad")], GrammarError)
+
+
+def test_an_aborted_group_comes_back_no_more_and_its_id_is_free(compiling: Compiling, grammars: HeldGrammars) -> None:
+    first, second = wanted("g"), wanted("g", WORD)
+    compiling.submit(first)
+    assert compiling.abort(RequestId("g")) == first
+    assert compiling.abort(RequestId("g")) is None
+    compiling.submit(second)
+    grammars.let.release(2)
+    compiled: list[Compiled] = []
+    while not compiled:
+        compiled = taken(compiling)
+    assert [one.request for one in compiled] == [second]
+    assert compiling.take() == []
+
+
+def test_a_choice_stopped_meanwhile_is_not_submitted(compiling: Compiling, grammars: HeldGrammars) -> None:
+    compiling.submit(wanted("g", n=3))
+    assert compiling.stop_choice(RequestId("g"), 1)
+    assert compiling.stop_choice(RequestId("unknown"), 0)
+    grammars.let.release()
+    (compiled,) = taken(compiling)
+    assert [start.index for start in compiled.request.choices] == [0, 2]
+    compiling.submit(wanted("h"))
+    assert not compiling.stop_choice(RequestId("h"), 0)
+
+
+def test_an_id_that_is_being_compiled_is_in_use(compiling: Compiling) -> None:
+    compiling.submit(wanted("g"))
+    with pytest.raises(RequestError, match="in use"):
+        compiling.submit(wanted("g", WORD))
+
+
+def test_what_cannot_be_compiled_ends_its_group_and_the_thread_goes_on(
+    compiling: Compiling, grammars: HeldGrammars
+) -> None:
+    for request, error in ((wanted("a", BROKEN), GrammarError), (wanted("b", CURSED), EngineError)):
+        for _ in range(3):
+            compiling.submit(request)
+            grammars.let.release()
+            (compiled,) = taken(compiling)
+            assert isinstance(compiled.matchers, error)
+
+
+def test_one_that_takes_long_does_not_hold_up_the_next(compiling: Compiling, grammars: HeldGrammars) -> None:
+    compiling.submit(wanted("slow"))
+    compiling.submit(wanted("next", WORD))
+    grammars.let.release()
+    assert len(taken(compiling)) == 1
+
+
+def test_only_a_kept_grammar_of_fresh_choices_is_a_matter_of_copies(grammars: HeldGrammars) -> None:
+    resumed = wanted("r", NUMBER, starts=[ChoiceStart(0, 0, (token_of("1"),))])
+    assert at_once(grammars, group("free", prompt_of(8)))
+    assert not at_once(grammars, wanted("g", NUMBER))
+    grammars.let.release()
+    grammars.get(NUMBER)
+    assert at_once(grammars, wanted("g", NUMBER))
+    assert not at_once(grammars, resumed)

@@ -1,0 +1,66 @@
+"""A matcher that fails in mid-answer, as one does at its limit of work: its group ends, and no other."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from motet.engines.native.core import EngineCore
+from motet.errors import GrammarError
+from motet.grammar.compiled import Matcher
+from motet.types import Finish, FinishReason, GenerateRequest
+from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
+from tests.engines.native.grammars import PERSON, person, speaking_model, tiny_grammars
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return speaking_model(tmp_path_factory.mktemp("speaking"))
+
+
+class Failing(Matcher):
+    """Comes to its limit after a few tokens."""
+
+    def __init__(self, matcher: Matcher, patience: int) -> None:
+        super().__init__(matcher.inner, matcher.mask_words)
+        self._patience = patience
+
+    def consume(self, token_id: int) -> None:
+        self._patience -= 1
+        if not self._patience:
+            raise GrammarError("too much work")
+        super().consume(token_id)
+
+
+def submitted(core: EngineCore, request: GenerateRequest, patience: Mapping[int, int]) -> None:
+    compiled = tiny_grammars().get(PERSON)
+    matchers: dict[int, Matcher] = {start.index: compiled.matcher() for start in request.choices}
+    core.submit(request, matchers | {index: Failing(matchers[index], left) for index, left in patience.items()})
+
+
+def test_a_matcher_that_fails_ends_its_own_group_and_names_the_choice(model: Path) -> None:
+    good = [person("good", prompt_of(25, 1), n=2, seed=3), group("free", prompt_of(25, 2), n=2, seed=3, max_tokens=60)]
+    alone = run(make_core(model), good)
+    core = make_core(model)
+    bad = person("bad", prompt_of(25), n=3, seed=1)
+    submitted(core, bad, {1: 7})
+    outcomes = {name: Outcome() for name in ("bad", "good", "free")}
+    for request in good:
+        core.submit(request)
+    while core.busy:
+        take_step(core, outcomes)
+    assert isinstance(outcomes["bad"].error, GrammarError)  # the client's fault, and no failure of the engine
+    assert outcomes["bad"].error.message == "choice 1: too much work"
+    assert len(outcomes["bad"].tokens[1]) == 7
+    assert {name: outcomes[name].tokens for name in alone} == {name: alone[name].tokens for name in alone}
+    assert core.stats().blocks_used == 0
+
+
+def test_a_matcher_that_fails_with_the_last_token_of_its_choice_harms_nobody(model: Path) -> None:
+    request = person("g", prompt_of(25), max_tokens=7)
+    core = make_core(model)
+    submitted(core, request, {0: 7})
+    outcomes = {"g": Outcome()}
+    while core.busy:
+        take_step(core, outcomes)
+    assert outcomes["g"].error is None and outcomes["g"].finish[0] == Finish(FinishReason.LENGTH)

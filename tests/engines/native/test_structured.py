@@ -1,0 +1,239 @@
+"""Choices that follow a grammar: each is what it would be alone, however it was run, and none disturbs another."""
+
+from pathlib import Path
+
+import pytest
+
+from motet.constraint import Grammar, GrammarKind, Thinking
+from motet.errors import GrammarError
+from motet.types import ChoiceStart, Finish, FinishReason
+from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.engines.native.grammars import (
+    NUMBER,
+    PERSON,
+    STOP,
+    WORD,
+    assert_persons,
+    person,
+    speaking_model,
+    text_of,
+    token_of,
+)
+from tests.engines.native.pair import Pair, alone, with_ticket
+
+WAYS: dict[str, dict[str, object]] = {
+    "plain": {"logprobs": 3},
+    "filtered": {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
+    "edited": {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "logit_bias": {50: 4.0}, "min_p": 0.01},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return speaking_model(tmp_path_factory.mktemp("speaking"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_choice_i_of_a_group_is_the_single_with_its_seed(model: Path, way: str) -> None:
+    fields = {**WAYS[way], "grammar": PERSON, "max_tokens": 120, "ignore_eos": False}
+    prompt = prompt_of(30)
+    together = run(make_core(model), [group("g", prompt, n=4, seed=11, **fields)])["g"]  # type: ignore[arg-type]
+    singles = [group(f"s{i}", prompt, seed=11 + i, **fields) for i in range(4)]  # type: ignore[arg-type]
+    alone = run(make_core(model), singles, stagger=3)
+    assert_persons(together)
+    for i in range(4):
+        assert together.tokens[i] == alone[f"s{i}"].tokens[0]
+        assert together.finish[i] == alone[f"s{i}"].finish[0]
+        assert together.logprobs[i] == alone[f"s{i}"].logprobs[0]
+    assert len({tuple(tokens) for tokens in together.tokens.values()}) > 1
+
+
+def test_a_prompt_in_chunks_changes_nothing(model: Path) -> None:
+    requests = [person("g", prompt_of(90), n=3, seed=4)]
+    whole = run(make_core(model), requests)["g"]
+    assert_persons(whole)
+    assert run(make_core(model, budget=7, max_num_seqs=4), requests)["g"].tokens == whole.tokens
+
+
+def test_a_preempted_choice_goes_on_where_its_grammar_was(model: Path) -> None:
+    requests = [person("a", prompt_of(40), n=4, seed=2), person("b", prompt_of(33, 1), n=4, seed=9)]
+    whole = run(make_core(model), requests)
+    small = make_core(model, blocks=66, max_model_len=256)
+    disturbed = run(small, requests)
+    assert small.stats().preemptions > 0
+    for name in ("a", "b"):
+        assert_persons(disturbed[name])
+        assert disturbed[name].tokens == whole[name].tokens
+
+
+@pytest.mark.slow
+def test_a_choice_resumed_after_any_token_writes_what_it_would_have_written(model: Path) -> None:
+    prompt = prompt_of(20)
+    whole = run(make_core(model), [person("g", prompt, n=2, seed=6)])["g"]
+    resumed = [
+        person(f"{cut}", prompt, starts=[ChoiceStart(i, 6 + i, tuple(whole.tokens[i][:cut])) for i in (0, 1)])
+        for cut in range(1, min(map(len, whole.tokens.values())) - 1)
+    ]
+    assert len(resumed) > 20
+    for cut, rest in run(make_core(model, blocks=1024), resumed, stagger=1).items():
+        assert {i: whole.tokens[i][: int(cut)] + rest.tokens[i] for i in (0, 1)} == whole.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_choice_that_thinks_first_goes_on_in_its_thoughts_and_behind_them(model: Path, opened: bool) -> None:
+    thinking = Thinking("[", "]", opened=opened)
+    fields: dict[str, object] = {
+        "grammar": Grammar(WORD.kind, WORD.source, thinking),
+        "max_tokens": 60,
+        "ignore_eos": False,
+        "logit_bias": {token_of("["): 8.0, token_of("]"): 5.0},
+    }
+    prompt = prompt_of(20)
+    whole = run(make_core(model), [group("g", prompt, n=6, seed=5, **fields)])["g"]  # type: ignore[arg-type]
+    core = make_core(model)
+    for cut in range(1, max(map(len, whole.tokens.values())), 3):
+        starts = [ChoiceStart(i, 5 + i, tuple(t[:cut])) for i, t in whole.tokens.items() if len(t) > cut]
+        rest = run(core, [group("rest", prompt, starts=starts, **fields)])["rest"]  # type: ignore[arg-type]
+        assert {start.index: [*start.written, *rest.tokens[start.index]] for start in starts} == {
+            start.index: whole.tokens[start.index] for start in starts
+        }
+    ended = [text_of(tokens) for index, tokens in whole.tokens.items() if whole.finish[index] == STOP]
+    assert any("]" in text for text in ended)
+    assert {text.rpartition("]")[2].strip() for text in ended} <= {"yes", "no", "hello"}
+
+
+@pytest.mark.slow
+def test_grammars_and_free_choices_share_steps_and_none_disturbs_another(model: Path) -> None:
+    requests = [
+        person("person", prompt_of(25), n=3, seed=1),
+        group("free", prompt_of(31, 1), n=3, seed=2, max_tokens=40),
+        group("number", prompt_of(18, 2), n=2, seed=3, grammar=NUMBER, max_tokens=30),
+        group("biased", prompt_of(18, 3), n=2, seed=3, logit_bias={7: 3.0}, min_tokens=5, max_tokens=40),
+        group("word", prompt_of(12, 4), n=4, seed=5, grammar=WORD, temperature=1.5),
+        group("cold", prompt_of(12, 5), n=3, grammar=PERSON, temperature=0.0, max_tokens=60),
+        group("free and cold", prompt_of(14, 6), n=2, temperature=0.0),
+    ]
+    together = run(make_core(model), requests, stagger=2)
+    for request in requests:
+        alone = run(make_core(model), [request])[request.request_id]
+        assert together[request.request_id].tokens == alone.tokens
+    assert all(text_of(tokens[:-1]).isdecimal() for tokens in together["number"].tokens.values())
+    assert {text_of(tokens) for tokens in together["word"].tokens.values()} <= {"yes", "no", "hello"}
+
+
+def test_choices_after_a_transfer_are_those_of_one_engine(model: Path) -> None:
+    request = person("g", prompt_of(50), n=3, seed=8)
+    pair = Pair(model)
+    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.finish()
+    pair.check_empty()
+    assert_persons(pair.outcomes["g"])
+    assert {"g": pair.outcomes["g"].tokens} == alone(model, request)
+
+
+def test_a_refused_grammar_gives_the_ticket_back(model: Path) -> None:
+    pair = Pair(model)
+    request = group("g", prompt_of(50), grammar=Grammar(GrammarKind.REGEX, "((("))
+    ticket = pair.prefill(request)
+    with pytest.raises(GrammarError):
+        pair.submit(with_ticket(request, ticket))
+    assert pair.d_transfers.released == [ticket]
+    pair.check_empty()
+
+
+def test_a_greedy_group_is_computed_once_and_its_grammar_with_it(model: Path) -> None:
+    core = make_core(model)
+    outcome = run(core, [person("g", prompt_of(30), n=5, temperature=0.0)])["g"]
+    assert_persons(outcome)
+    assert len({tuple(tokens) for tokens in outcome.tokens.values()}) == 1
+    assert core.stats().greedy_choices_shared == 4
+
+
+def test_log_probabilities_are_those_of_the_model_not_of_the_grammar(model: Path) -> None:
+    fields: dict[str, object] = {"seed": 3, "logprobs": 5, "max_tokens": 4}
+    free = run(make_core(model), [group("g", prompt_of(30), **fields)])["g"]  # type: ignore[arg-type]
+    bound = run(make_core(model), [group("g", prompt_of(30), **fields, grammar=NUMBER)])["g"]  # type: ignore[arg-type]
+    assert bound.logprobs[0][0].top == free.logprobs[0][0].top
+    assert bound.logprobs[0][0].rank > 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"ignore_eos": True}, {"min_tokens": 15, "ignore_eos": False}, {"min_tokens": 15}], ids=str
+)
+def test_where_only_the_end_may_follow_a_choice_ends_whatever_else_was_asked(
+    model: Path, fields: dict[str, object]
+) -> None:
+    outcome = run(make_core(model), [group("g", prompt_of(20), n=6, grammar=WORD, **fields)])["g"]  # type: ignore[arg-type]
+    assert {text_of(tokens) for tokens in outcome.tokens.values()} <= {"yes", "no", "hello"}
+    assert set(outcome.finish.values()) == {STOP}
+
+
+@pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"min_tokens": 12, "ignore_eos": False}], ids=str)
+def test_an_end_that_may_come_later_does_not_come_too_early(model: Path, fields: dict[str, object]) -> None:
+    """At most twelve digits are allowed, at least four."""
+    free = run(make_core(model), [group("g", prompt_of(20), n=6, grammar=NUMBER, ignore_eos=False)])["g"]
+    held = run(make_core(model), [group("g", prompt_of(20), n=6, grammar=NUMBER, **fields)])["g"]  # type: ignore[arg-type]
+    assert min(len(tokens) for tokens in free.tokens.values()) < 13
+    assert [len(tokens) for tokens in held.tokens.values()] == [13] * 6
+    assert set(held.finish.values()) == {STOP}
+
+
+def test_a_stop_token_ends_a_choice_only_where_its_grammar_allows_it(model: Path) -> None:
+    five, letter = token_of("5"), token_of("a")
+    bias = {five: 5.0, letter: 100.0}
+    requests = [
+        group("g", prompt_of(20), n=6, grammar=NUMBER, stop_token_ids=(five, letter), logit_bias=bias),
+        group("h", prompt_of(20), n=6, grammar=NUMBER, stop_token_ids=(five,), logit_bias=bias, min_tokens=4),
+    ]
+    outcomes = run(make_core(model), requests)
+    assert Finish(FinishReason.STOP, five) in outcomes["g"].finish.values()
+    for outcome in outcomes.values():
+        for index, tokens in outcome.tokens.items():
+            assert letter not in tokens
+            assert five not in tokens[:-1] and (tokens[-1] == five) == (outcome.finish[index].stop_token_id == five)
+    assert min(len(tokens) for tokens in outcomes["h"].tokens.values()) > 4
+
+
+def test_every_end_of_sequence_of_the_model_can_be_drawn(tmp_path: Path) -> None:
+    core = make_core(speaking_model(tmp_path, eos_token_id=[2, 0]))
+    outcome = run(core, [group("g", prompt_of(20), n=40, grammar=WORD, temperature=3.0)])["g"]
+    assert {tokens[-1] for tokens in outcome.tokens.values()} == {0, 2}
+    assert set(outcome.finish.values()) == {STOP}
+
+
+def test_a_model_without_end_of_sequence_ends_with_its_grammar(tmp_path: Path) -> None:
+    core = make_core(speaking_model(tmp_path, eos_token_id=None))
+    assert core.info.eos_token_ids == ()
+    outcome = run(core, [group("g", prompt_of(20), n=8, grammar=WORD)])["g"]
+    assert {text_of(tokens) for tokens in outcome.tokens.values()} <= {"yes", "no", "hello"}
+    assert set(outcome.finish.values()) == {STOP}
+
+
+def test_a_cut_answer_ends_with_length(model: Path) -> None:
+    outcome = run(make_core(model), [person("g", prompt_of(20), max_tokens=6)])["g"]
+    assert outcome.finish[0] == Finish(FinishReason.LENGTH)
+
+
+def test_what_cannot_be_constrained_is_refused_and_the_next_group_runs(model: Path, tmp_path: Path) -> None:
+    core = make_core(model)
+    for request in (
+        person("bad", prompt_of(20), starts=[ChoiceStart(0, 0), ChoiceStart(1, 1, tuple(prompt_of(4)))]),
+        group("broken", prompt_of(20), grammar=Grammar(GrammarKind.REGEX, "(((")),
+    ):
+        with pytest.raises(GrammarError):
+            core.submit(request)
+    core.check()
+    assert not core.busy
+    assert_persons(run(core, [person("good", prompt_of(20))])["good"])
+
+
+def test_a_model_without_a_tokenizer_refuses_only_groups_with_a_grammar(model: Path, tmp_path: Path) -> None:
+    mute = speaking_model(tmp_path / "mute")
+    (mute / "tokenizer.json").unlink()
+    core = make_core(mute)
+    with pytest.raises(GrammarError, match=r"no tokenizer\.json in .*mute"):
+        core.submit(person("g", prompt_of(20)))
+    assert len(run(core, [group("free", prompt_of(20))])["free"].tokens[0]) == 20
+    assert_persons(run(make_core(mute, tokenizer_path=str(model)), [person("g", prompt_of(20))])["g"])

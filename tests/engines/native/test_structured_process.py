@@ -1,0 +1,130 @@
+"""Grammars in a real engine process: compiled beside the steps, refused there, and taken up after a death."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from motet.constraint import Grammar, GrammarKind
+from motet.engines.native.client import NativeEngine
+from motet.engines.native.spawn import Spawn
+from motet.errors import EngineDiedError, GrammarError
+from motet.ids import RequestId
+from motet.types import ChoiceStart, GenerateRequest
+from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
+from tests.engines.native.forked import ForkingProcess
+from tests.engines.native.grammars import NUMBER, PERSON, speaking_model
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+SLOW = Grammar(GrammarKind.JSON, json.dumps({"anyOf": [{"const": f"{i:06d}" * 9} for i in range(3000)]}))
+"""Takes a while to be compiled."""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return speaking_model(tmp_path_factory.mktemp("speaking"))
+
+
+@asynccontextmanager
+async def engine(folder: Path, spawn: Spawn) -> AsyncIterator[NativeEngine]:
+    started = await NativeEngine.start(engine_config(folder), spawn=spawn)
+    try:
+        yield started
+    finally:
+        await started.close()
+
+
+@pytest.fixture(scope="module")
+async def native(model: Path, forking: ForkingProcess) -> AsyncIterator[NativeEngine]:
+    async with engine(model, forking.spawn) as started:
+        yield started
+
+
+async def tokens_of(native: NativeEngine, request: GenerateRequest) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {start.index: [] for start in request.choices}
+    async for delta in native.generate(request):
+        for choice in delta.choices:
+            tokens[choice.index] += choice.token_ids
+    return tokens
+
+
+async def idle(native: NativeEngine) -> bool:
+    stats = await native.stats(check=True)
+    return stats.blocks_used == stats.groups_running == stats.groups_waiting == stats.choices_waiting == 0
+
+
+def person(name: str, **changes: object) -> GenerateRequest:
+    return group(name, prompt_of(30), grammar=PERSON, max_tokens=120, **changes)  # type: ignore[arg-type]
+
+
+async def test_groups_with_and_without_grammars_are_those_of_the_core(native: NativeEngine, model: Path) -> None:
+    requests = [
+        person("a", n=3, seed=1),
+        group("b", prompt_of(25, 1), n=2, seed=2),
+        group("c", prompt_of(25, 2), n=2, seed=3, grammar=NUMBER),
+        person("d", n=2, seed=9),
+    ]
+    expected = run(make_core(model), requests)
+    found = await asyncio.gather(*(tokens_of(native, request) for request in requests))
+    assert [expected[request.request_id].tokens for request in requests] == list(found)
+    assert await idle(native)
+
+
+async def test_a_grammar_that_is_none_is_refused_and_the_others_go_on(native: NativeEngine) -> None:
+    free = native.generate(group("free", prompt_of(20), max_tokens=60))
+    with pytest.raises(GrammarError) as refused:
+        await tokens_of(native, group("bad", prompt_of(20), grammar=Grammar(GrammarKind.REGEX, "(((")))
+    assert refused.value.code == "invalid_grammar"
+    assert sum([len(delta.choices) async for delta in free]) == 60
+    assert await idle(native)
+
+
+async def test_who_leaves_while_a_grammar_is_compiled_leaves_nothing_behind(native: NativeEngine) -> None:
+    for i in range(6):
+        slow = Grammar(SLOW.kind, SLOW.source.replace("000001", f"99999{i}"))
+        stream = native.generate(group(f"left {i}", prompt_of(20), n=2, grammar=slow))
+        if i % 2:
+            await native.stop_choice(RequestId(f"left {i}"), 0)
+            await native.stop_choice(RequestId(f"left {i}"), 1)
+        await stream.aclose()
+    assert await idle(native)
+    assert (await tokens_of(native, person("next")))[0]
+
+
+async def test_an_engine_that_compiles_closes_at_once(model: Path, forking: ForkingProcess) -> None:
+    async with engine(model, forking.spawn) as native:
+        native.generate(group("g", prompt_of(20), grammar=SLOW))
+        await asyncio.wait_for(native.close(timeout_s=60), 10)
+
+
+async def test_choices_go_on_in_another_engine_after_a_kill_as_if_nothing_had_been(
+    native: NativeEngine, model: Path, forking: ForkingProcess
+) -> None:
+    """The whole of them is what an undisturbed engine writes, at whatever token each was lost."""
+    request = person("g", n=4, seed=21)
+    expected = run(make_core(model), [request])["g"].tokens
+    written: dict[int, list[int]] = {i: [] for i in range(4)}
+    async with engine(model, forking.spawn) as dying:
+        stream = dying.generate(request)
+        with pytest.raises(EngineDiedError):
+            while True:
+                for choice in (await anext(stream)).choices:
+                    written[choice.index] += choice.token_ids
+                if len(written[0]) == 12:
+                    os.kill(dying.info.pid or 0, signal.SIGKILL)
+    left = [ChoiceStart(i, 21 + i, tuple(tokens)) for i, tokens in written.items() if tokens != expected[i]]
+    assert left and all(start.written for start in left)
+    rest = await tokens_of(native, person("rest", starts=left))
+    assert {i: tokens + rest.get(i, []) for i, tokens in written.items()} == expected
+    assert await idle(native)
