@@ -1,12 +1,13 @@
 """A real server on a free loopback port, with a scripted engine behind it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from motet.text.tokenizer import Tokenizer
+from tests.api.calling import TEMPLATE, CallingServing
 from tests.api.serving import Served, Serving
 from tests.api.two_models import Tokenizers, TwoModels, turned_tokenizer
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -23,6 +24,12 @@ def tokenizer_without_template(tmp_path_factory: pytest.TempPathFactory) -> Toke
     return Tokenizer.load(save_tiny_tokenizer(folder, chat_template=None))
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """One loop for the tests of a module that share a server."""
+    return "asyncio"
+
+
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
     """Starts servers; afterwards every one must be empty: no group open, no place taken."""
@@ -34,6 +41,25 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
 async def served(serve: Serving) -> Served:
     """A server that answers `hello <number of the choice>`."""
     return await serve()
+
+
+@pytest.fixture(scope="module")
+async def refusing_server(tokenizer: Tokenizer) -> AsyncIterator[Served]:
+    async with AsyncExitStack() as stack:
+        yield await Serving(tokenizer, stack)()
+
+
+@pytest.fixture
+def refusing(refusing_server: Served) -> Iterator[Served]:
+    """A server that the tests of a module share: what is refused leaves no trace."""
+    yield refusing_server
+    assert refusing_server.engine.requests == []
+    refusing_server.check()
+
+
+@pytest.fixture
+def serve_tools(serve: Serving, tmp_path: Path) -> CallingServing:
+    return CallingServing(serve, Tokenizer.load(save_tiny_tokenizer(tmp_path, chat_template=TEMPLATE)))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from motet.engines.base import Worker, WorkerReport, Workers, WorkerState
 from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.errors import MotetError
 from motet.metrics.routing import RoutingFigures
+from motet.text.formats import ModelFormats
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceStart, GenerateRequest, Role
 from tests.tiny_tokenizer import fake_answer
@@ -162,9 +163,10 @@ class Served:
         assert self.service.key_limits.clients == {}
 
     async def chat(self, content: str = "hi", **fields: object) -> httpx.Response:
-        """A raw chat request; `fields` go into the body as they are."""
-        body = {"messages": [{"role": "user", "content": content}], **fields}
-        return await self.http.post("/v1/chat/completions", json=body)
+        """A raw chat request; `fields` go into the body as they are, also what no client of JSON would send."""
+        body = json.dumps({"messages": [{"role": "user", "content": content}], **fields})
+        headers = {"content-type": "application/json"}
+        return await self.http.post("/v1/chat/completions", content=body, headers=headers)
 
     async def complete(self, prompt: object = "hi", **fields: object) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
@@ -189,6 +191,7 @@ class Serving:
         *,
         engine: WatchedEngine | None = None,
         tokenizer: Tokenizer | None = None,
+        formats: ModelFormats | None = None,
         config: ServerConfig | None = None,
         workers: Workers | Sequence[Worker] | None = None,
         figures: RoutingFigures | None = None,
@@ -200,7 +203,7 @@ class Serving:
         if isinstance(workers, Sequence):
             workers = ListedWorkers([ready(worker) for worker in workers])
         service = Service(
-            OneModel.of(config.served_model_name, engine, tokenizer),
+            OneModel.of(config.served_model_name, engine, tokenizer, formats=formats),
             config,
             workers=workers,
             figures=lambda: figures or RoutingFigures(),

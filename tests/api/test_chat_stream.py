@@ -69,6 +69,7 @@ async def test_include_usage_adds_one_chunk_without_choices_and_nulls_before(ser
         "completion_tokens": 2 * len(fake_answer("hello 0")),
         "total_tokens": len(served.engine.requests[0].prompt) + 2 * len(fake_answer("hello 0")),
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from motet.api.app import create_app
 from motet.api.chat_chunks import ChatChunks
+from motet.api.chat_extras import ChatExtras
 from motet.api.completion_chunks import CompletionChunks
 from motet.api.generate_chunks import TokensChunks
 from motet.api.open_groups import Step
@@ -22,7 +23,6 @@ from motet.engines.fake import FakeEngine, FakeGroup
 from motet.ids import RequestId
 from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.group import GroupEvents
-from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.text.usage import Usage
 from motet.types import FinishReason, GenerateRequest, GroupDelta, SamplingParams, TokenLogprob, choice_starts
@@ -68,7 +68,8 @@ def plan(
 
 
 def served(engine: FakeEngine, tokenizer: Tokenizer) -> ServedModel:
-    return ServedModel(name=MODEL, engine=engine, tokenizer=tokenizer, template=ChatTemplate.of(tokenizer))
+    (model,) = OneModel.of(MODEL, engine, tokenizer).all()
+    return model
 
 
 def step(*events: ChoiceEvent, group: int = 0) -> Step:
@@ -89,7 +90,7 @@ def parsed(data: bytes) -> list[dict[str, object]]:
 async def test_chat_chunk_is_what_an_encoder_would_write(
     tokenizer: Tokenizer, text: str, token_ids: bool, finish: FinishReason | None
 ) -> None:
-    writer = ChatChunks(plan(tokenizer), tokenizer, num_top=None, token_ids=token_ids)
+    writer = ChatChunks(plan(tokenizer), tokenizer, ChatExtras(token_ids=token_ids))
     event = ChoiceEvent(1, text, (8, 9), None, None, finish, None)
     roles_and_chunk = parsed(writer.feed([step(event)], usage))
     *_, chunk = roles_and_chunk
@@ -123,19 +124,21 @@ async def test_usage_of_a_chunk_is_as_asked_for(
 ) -> None:
     wanted = plan(tokenizer, include=include, continuous=continuous)
     event = ChoiceEvent(0, "x", (8,))
-    for writer in (
-        ChatChunks(wanted, tokenizer, num_top=None, token_ids=False),
-        CompletionChunks(wanted, tokenizer, num_top=None, token_ids=False, echoes=None),
+    details = {"completion_tokens_details": {"reasoning_tokens": 0}}
+    for writer, more in (
+        (ChatChunks(wanted, tokenizer, ChatExtras()), details),
+        (CompletionChunks(wanted, tokenizer, num_top=None, token_ids=False, echoes=None), {}),
     ):
+        told = USAGE_JSON | more
         for chunk in parsed(writer.feed([step(event)], usage)):
-            assert chunk.get("usage", "absent") == expected
+            assert chunk.get("usage", "absent") == (told if expected == USAGE_JSON else expected)
         ending = writer.close(USAGE)
         assert ending.endswith(b"data: [DONE]\n\n")
-        assert [(c["choices"], c["usage"]) for c in parsed(ending)] == ([([], USAGE_JSON)] if include else [])
+        assert [(c["choices"], c["usage"]) for c in parsed(ending)] == ([([], told)] if include else [])
 
 
 async def test_stop_reason_is_a_string_or_a_token(tokenizer: Tokenizer) -> None:
-    writer = ChatChunks(plan(tokenizer), tokenizer, num_top=None, token_ids=False)
+    writer = ChatChunks(plan(tokenizer), tokenizer, ChatExtras())
     a_string = ChoiceEvent(0, "x", (8,), None, None, FinishReason.STOP, '"E"')
     a_token = ChoiceEvent(1, "x", (8,), None, None, FinishReason.STOP, 7)
     *_, first, second = parsed(writer.feed([step(a_string, a_token)], usage))

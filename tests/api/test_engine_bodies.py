@@ -36,17 +36,17 @@ GARBAGE = {
 
 @pytest.mark.parametrize("path", list(POSTS))
 @pytest.mark.parametrize("body", list(GARBAGE.values()), ids=list(GARBAGE))
-async def test_what_is_no_such_body_is_refused_and_named(served: Served, path: str, body: bytes) -> None:
-    response = await post(served, path, body)
+async def test_what_is_no_such_body_is_refused_and_named(refusing: Served, path: str, body: bytes) -> None:
+    response = await post(refusing, path, body)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_body"
     assert message(response).startswith(f"The body is no {POSTS[path]} in msgpack: ")
 
 
 @pytest.mark.parametrize("path", list(POSTS))
-async def test_another_protocol_is_refused_before_the_body_is_read(served: Served, path: str) -> None:
-    for headers in ({}, {PROTOCOL_HEADER: "2"}):
-        response = await served.http.post(path, content=b"\xc1", headers=headers)
+async def test_another_protocol_is_refused_before_the_body_is_read(refusing: Served, path: str) -> None:
+    for headers in ({}, {PROTOCOL_HEADER: str(PROTOCOL + 1)}):
+        response = await refusing.http.post(path, content=b"\xc1", headers=headers)
         assert (response.status_code, response.json()["error"]["code"]) == (400, "engine_protocol")
         assert f"speaks engine protocol {PROTOCOL}" in message(response)
 
@@ -91,11 +91,10 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
 
 @pytest.mark.parametrize(("request_", "param"), list(REFUSED.values()), ids=list(REFUSED))
 async def test_what_no_client_could_have_asked_for_is_refused(
-    served: Served, request_: GenerateRequest, param: str
+    refusing: Served, request_: GenerateRequest, param: str
 ) -> None:
-    response = await post(served, "/engine/generate", request_)
+    response = await post(refusing, "/engine/generate", request_)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-    assert served.engine.requests == []
 
 
 def granted(served: Served, prompt: tuple[int, ...] = (5, 6, 7)) -> Ticket:

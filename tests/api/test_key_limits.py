@@ -57,6 +57,15 @@ def test_a_share_is_given_back_once() -> None:
     assert limits.clients == {}
 
 
+def test_choices_are_summed_over_clients() -> None:
+    limits = KeyLimits(max_requests=0, max_choices=0)
+    first = limits.enter("a", 2)
+    limits.enter("b", 3)
+    assert limits.num_choices == 5
+    first.leave()
+    assert limits.num_choices == 3
+
+
 async def limited(serve: Serving, engine: WatchedEngine, *, requests: int = 0, choices: int = 0) -> Served:
     config = ServerConfig(
         served_model_name=MODEL, api_keys=(ONE, OTHER), key_max_requests=requests, key_max_choices=choices

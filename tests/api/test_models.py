@@ -19,6 +19,7 @@ from tests.api.two_models import (
     error,
     every_route,
     generating_routes,
+    ticket_routes,
 )
 
 pytestmark = pytest.mark.anyio
@@ -158,7 +159,7 @@ async def test_prefill_and_decode_are_told_apart_by_model(serve: Serving, tokeni
     assert models.turned.requests[-1].ticket == ticket
 
 
-@generating_routes
+@ticket_routes
 @pytest.mark.parametrize("model", ["gpt", None])
 async def test_a_ticket_for_a_model_that_is_not_there_is_given_back(
     serve: Serving, tokenizers: Tokenizers, path: str, model: str | None

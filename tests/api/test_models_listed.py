@@ -10,6 +10,7 @@ from motet.engines.remote import EngineServer
 from motet.engines.upstream.base import TextGroup, TextRequest
 from motet.errors import EngineError, NoWorkerError
 from motet.ids import ModelName
+from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineInfo
@@ -33,6 +34,7 @@ async def test_the_models_are_listed_with_what_is_known_of_each(
         engine=models.plain,
         tokenizer=tokenizer,
         template=ChatTemplate.of(tokenizer),
+        formats=ModelFormats(tokenizer=tokenizer),
         root="hub/adapter",
         parent=PLAIN,
         created=5,
@@ -116,7 +118,12 @@ async def test_a_model_without_workers_holds_nobody_else_up(
 ) -> None:
     models.listed.append(
         ServedModel(
-            name="away", engine=NobodyUp(), tokenizer=tokenizer, template=ChatTemplate.of(tokenizer), root="its/root"
+            name="away",
+            engine=NobodyUp(),
+            tokenizer=tokenizer,
+            template=ChatTemplate.of(tokenizer),
+            formats=ModelFormats(tokenizer=tokenizer),
+            root="its/root",
         )
     )
     served = await serve.several(models, *models.engines)
@@ -138,7 +145,7 @@ def text_model(name: str) -> TextModel:
     return TextModel(name=name, root="far/away", created=1, max_model_len=None, source=NoTexts())
 
 
-@pytest.mark.parametrize("path", ["/inference/v1/generate", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/inference/v1/generate", "/tokenize", "/detokenize"])
 async def test_a_model_that_takes_texts_has_no_tokens(serve: Serving, models: TwoModels, path: str) -> None:
     models.listed.append(text_model("elsewhere"))
     served = await serve.several(models, *models.engines)

@@ -147,6 +147,18 @@ async def test_a_refusal_passes_with_its_status_and_words(serve_texts: TextServi
     }
 
 
+async def test_tools_and_forms_go_to_the_server_as_they_came(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners())
+    custom = {"type": "custom", "custom": {"name": "run", "format": {"type": "text"}}}
+    fields = {"tools": [custom], "tool_choice": "required", "response_format": {"type": "json_object"}, "top_k": None}
+    call = {"id": "1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "and then?"}]
+    response = await before.served.http.post(CHAT, json=before.ask(**fields) | {"messages": turns})
+    assert response.status_code == 200
+    sent = before.peers[0].asked[0].body
+    assert {name: sent[name] for name in fields} | {"messages": sent["messages"]} == fields | {"messages": turns}
+
+
 async def test_a_limit_of_the_server_passes_with_its_retry_after(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners())
     before.peers[0].manners.not_ok = [Refused(429, b'{"error":{"message":"slow"}}', (("retry-after", "9"),))]

@@ -12,6 +12,7 @@ from motet.engines.upstream.report import report_of
 from motet.engines.upstream.upstream import TextUpstream
 from motet.routing.fleet import Fleet
 from motet.routing.text_routed import TextRouted
+from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.api.two_models import ListedModels
@@ -76,7 +77,12 @@ class TextServing:
         engine = WatchedEngine()
         tokenizer = self.serve.tokenizer
         ours = ServedModel(
-            name=MODEL, engine=engine, tokenizer=tokenizer, template=ChatTemplate.of(tokenizer), root=MODEL
+            name=MODEL,
+            engine=engine,
+            tokenizer=tokenizer,
+            template=ChatTemplate.of(tokenizer),
+            formats=ModelFormats(tokenizer=tokenizer),
+            root=MODEL,
         )
         text_model = TextModel(name=TEXTS, root=TEXTS, created=1, max_model_len=99, source=texts)
         models = ListedModels(*([ours] if ours_too else []), text_model)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from motet.api.served import ServedModel, TextModel
 from motet.ids import ModelName
+from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import Role
@@ -30,11 +31,13 @@ BODIES: Mapping[str, Mapping[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "aab"}]},
     "/v1/completions": {"prompt": "aab"},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {}},
+    "/v1/responses": {"input": "aab"},
     "/tokenize": {"prompt": "aab"},
     "/detokenize": {"tokens": [5, 6]},
 }
 every_route = pytest.mark.parametrize("path", list(BODIES))
-generating_routes = pytest.mark.parametrize("path", list(BODIES)[:3])
+generating_routes = pytest.mark.parametrize("path", list(BODIES)[:4])
+ticket_routes = pytest.mark.parametrize("path", list(BODIES)[:3])
 
 
 def turned_tokenizer(folder: Path) -> Tokenizer:
@@ -85,7 +88,13 @@ class TwoModels(ListedModels):
         )
         super().__init__(
             *(
-                ServedModel(name=name, engine=engine, tokenizer=tokenizer, template=ChatTemplate.of(tokenizer))
+                ServedModel(
+                    name=name,
+                    engine=engine,
+                    tokenizer=tokenizer,
+                    template=ChatTemplate.of(tokenizer),
+                    formats=ModelFormats(tokenizer=tokenizer),
+                )
                 for name, engine, tokenizer in zip((PLAIN, TURNED), self.engines, tokenizers, strict=True)
             )
         )

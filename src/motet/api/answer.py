@@ -89,7 +89,14 @@ class Writer(Protocol[StepIn, UsedIn]):
 class Answer(Response, Generic[Step, Used]):
     """Runs the groups of a request and sends what its writer makes of them."""
 
-    def __init__(self, groups: Groups[Step, Used], writer: Writer[Step, Used]) -> None:
+    def __init__(
+        self,
+        groups: Groups[Step, Used],
+        writer: Writer[Step, Used],
+        *,
+        break_off: Callable[[Exception], bytes] = failure_events,
+    ) -> None:
+        """`break_off`: how a stream that has begun ends when it cannot go on."""
         self.status_code = 200
         self.background = None
         self.init_headers(
@@ -99,6 +106,7 @@ class Answer(Response, Generic[Step, Used]):
         )
         self._groups = groups
         self._writer = writer
+        self._last_words = break_off
         self._started = False
         self._status = CLIENT_GONE
         self._failure: Exception | None = None
@@ -148,4 +156,4 @@ class Answer(Response, Generic[Step, Used]):
     async def _break_off(self, error: Exception) -> None:
         if not isinstance(error, MotetError):
             log.error("a stream failed", exc_info=error)
-        await self._send({"type": "http.response.body", "body": failure_events(error), "more_body": False})
+        await self._send({"type": "http.response.body", "body": self._last_words(error), "more_body": False})

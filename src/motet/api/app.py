@@ -1,8 +1,8 @@
 """The HTTP application: routes, what surrounds them, and how errors look.
 
 RequestIds ─► CORS ─► ApiKeys ─► BodyLimit ─► routes
-id, last      browsers  401        413          chat, completions, generate, tokens, models, admin,
-resort 500                                     membership, engine
+id, last      browsers  401        413          chat, completions, responses, generate, tokens, models,
+resort 500                                     admin, membership, engine
 """
 
 from fastapi import FastAPI
@@ -21,6 +21,7 @@ from motet.api.generate import generate_router
 from motet.api.membership_routes import membership_router
 from motet.api.models import models_router
 from motet.api.request_id import HEADER, RequestIds
+from motet.api.responses import responses_router
 from motet.api.service import Service
 from motet.api.tokens import token_router
 
@@ -38,6 +39,7 @@ def create_app(service: Service) -> FastAPI:
     for make_router in (
         chat_router,
         completion_router,
+        responses_router,
         generate_router,
         token_router,
         models_router,

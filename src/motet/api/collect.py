@@ -1,9 +1,51 @@
 """Whole answers: what the events of one choice add up to."""
 
+from collections.abc import Sequence
+
+import msgspec
+
 from motet.api.open_groups import Step
 from motet.text.choice import ChoiceEvent
+from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.transfer.ticket import Ticket
 from motet.types import FinishReason, PromptReport, TokenLogprob
+
+
+class WholeCall(msgspec.Struct):
+    """A tool call as far as it has come."""
+
+    id: str
+    name: str
+    arguments: list[str]
+
+
+class WholeParts:
+    """What a choice said, thought and called, where its text is read as parts."""
+
+    def __init__(self) -> None:
+        self.calls: list[WholeCall] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    def feed(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            match part:
+                case Content(text):
+                    self._content.append(text)
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                case ToolCallBegin():
+                    self.calls.append(WholeCall(part.id, part.name, []))
+                case ToolCallArguments():
+                    self.calls[part.number].arguments.append(part.text)
 
 
 class WholeChoice:
@@ -18,6 +60,8 @@ class WholeChoice:
         """Where in the answer the text of each of `logprobs` begins."""
         self.finish = FinishReason.STOP
         self.stop_reason: str | int | None = None
+        self.parts: WholeParts | None = None
+        """None: nothing was told apart in its text."""
         self._texts: list[str] = []
 
     @property
@@ -34,6 +78,9 @@ class WholeChoice:
         self.token_ids.extend(event.token_ids)
         self.logprobs.extend(event.logprobs or ())
         self.offsets.extend(event.offsets or ())
+        if event.parts is not None:
+            self.parts = self.parts or WholeParts()
+            self.parts.feed(event.parts)
         if event.finish is not None:
             self.finish, self.stop_reason = event.finish, event.stop_reason
 

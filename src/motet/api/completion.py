@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from motet.api.answer_rules import held_to
 from motet.api.caller import Caller, caller_of
 from motet.api.completion_body import CompletionBody
 from motet.api.completion_chunks import CompletionChunks
@@ -33,7 +34,7 @@ async def _answer(service: Service, body: CompletionRequest, wanted: Wanted) -> 
     check_counts(service, num_prompts, wanted)
     service.check_room(wanted.caller.client, num_groups=num_prompts, num_choices=num_prompts * wanted.num_choices)
     prompts = await completion_prompts(wanted.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
-    plan = make_plan(service, prompts, body, body, wanted)
+    plan = make_plan(service, prompts, body, body, await held_to(wanted, body.form))
     return GroupsAnswer(OpenGroups(service, plan), _writer(plan, body))
 
 

@@ -38,7 +38,7 @@ def ticket_json(ticket: Ticket) -> bytes:
 class EventBytes:
     """Opening and closing of the chunks of one answer."""
 
-    def __init__(self, head: Head, kind: str, plan: Plan) -> None:
+    def __init__(self, head: Head, kind: str, plan: Plan, *, usage_json: Callable[[Usage], bytes] = usage_json) -> None:
         constant = {
             "id": head.id,
             "object": kind,
@@ -48,16 +48,17 @@ class EventBytes:
         }
         self._constant = b"data: " + orjson.dumps(constant)[:-1]
         self.opening = self._constant + b',"choices":[{"index":'
+        self._usage_json = usage_json
         self._include = plan.include_usage
         self._continuous = plan.continuous_usage
         self._without_usage = b',"usage":null' + END if plan.include_usage else END
 
     def closing(self, usage: Callable[[], Usage]) -> bytes:
         """What follows the list of choices: `usage` is null when it will come at the end, and then once."""
-        return b',"usage":' + usage_json(usage()) + END if self._continuous else self._without_usage
+        return b',"usage":' + self._usage_json(usage()) + END if self._continuous else self._without_usage
 
     def ending(self, usage: Usage) -> bytes:
         """The chunk without choices that carries the usage, if asked for, and the end of the stream."""
         if not self._include:
             return DONE
-        return self._constant + b',"choices":[],"usage":' + usage_json(usage) + END + DONE
+        return self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE

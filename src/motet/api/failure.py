@@ -38,20 +38,28 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 INTERNAL = ErrorBody("The server had an error while processing your request.", MotetError.type, code="internal_error")
 
+MAX_WORDS = 2000
+"""Characters of a message, or of a field's name, that are sent back: what is wrong may be 32 MB long."""
+
 
 def error_json(error: Exception) -> bytes:
-    """The object a client sees; of an error that is not ours it learns nothing but that it happened."""
-    body = INTERNAL
-    if isinstance(error, MotetError):
-        param = error.param if isinstance(error, RequestError) else None
-        body = ErrorBody(
-            _encodable(error.message), error.type, None if param is None else _encodable(param), error.code
-        )
-    return msgspec.json.encode(ErrorEnvelope(body))
+    """The object a client sees."""
+    return msgspec.json.encode(ErrorEnvelope(error_body(error)))
+
+
+def error_body(error: Exception) -> ErrorBody:
+    """Of an error that is not ours a client learns nothing but that it happened."""
+    if not isinstance(error, MotetError):
+        return INTERNAL
+    param = error.param if isinstance(error, RequestError) else None
+    return ErrorBody(_encodable(error.message), error.type, None if param is None else _encodable(param), error.code)
 
 
 def _encodable(text: str) -> str:
-    """What a client wrote may be quoted: halves of surrogate pairs, which JSON can write and UTF-8 cannot, escaped."""
+    """What a client wrote may be quoted: cut where it is long, and halves of surrogate pairs, which JSON can write and
+    UTF-8 cannot, escaped."""
+    if len(text) > MAX_WORDS:
+        text = f"{text[: MAX_WORDS // 2]} ... {text[-MAX_WORDS // 2 :]}"
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from motet.api.answer_rules import held_to
 from motet.api.caller import Caller, caller_of
 from motet.api.generate_body import TokensBody
 from motet.api.generate_chunks import TokensChunks
@@ -19,15 +20,15 @@ def generate_router(service: Service) -> APIRouter:
     async def generate(body: TokensRequest, request: Request) -> Response:
         async with read_kv_params(service, body, num_choices=body.sampling_params.n) as asked:
             body = body.without_answer() if asked.kv_params.order else body
-            return _answer(service, body, _wanted(body, caller_of(request, named=body.request_id), asked))
+            return await _answer(service, body, _wanted(body, caller_of(request, named=body.request_id), asked))
 
     return router
 
 
-def _answer(service: Service, body: TokensRequest, wanted: Wanted) -> GroupsAnswer:
+async def _answer(service: Service, body: TokensRequest, wanted: Wanted) -> GroupsAnswer:
     served, sampling = wanted.served, body.sampling_params
     served.preparer.check_prompt(body.token_ids, param="token_ids")
-    plan = make_plan(service, [body.token_ids], sampling, body, wanted)
+    plan = make_plan(service, [body.token_ids], sampling, body, await held_to(wanted, sampling.form))
     groups = OpenGroups(service, plan)
     request_id = body.request_id or plan.head.id
     if body.stream:

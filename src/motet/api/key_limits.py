@@ -30,6 +30,11 @@ class KeyLimits:
         """Those with something under way."""
         return self._clients
 
+    @property
+    def num_choices(self) -> int:
+        """Of all clients."""
+        return sum(has.choices for has in self._clients.values())
+
     def check(self, client: str, num_choices: int) -> None:
         """Raises `RateLimitedError` if such a request would not be let in now."""
         has = self._clients.get(client, UnderWay())

@@ -10,9 +10,11 @@ from motet.api.kv_params import KVParams, PrefillOrder
 from motet.api.schema_shared import GeneratingFields, SamplingFields
 from motet.api.served import ServedModel
 from motet.api.service import Service
+from motet.constraint import Grammar
 from motet.errors import RequestError
 from motet.ids import RequestId, new_request_id
 from motet.text.choice import TextRules
+from motet.text.parts import AnswerFormat
 from motet.types import GenerateRequest, SamplingParams, choice_starts
 
 MAX_ID_DIGITS = 20
@@ -78,6 +80,10 @@ class Wanted:
     """The field that said how many choices."""
     param: str = ""
     """Where the sampling fields stand in the body, as in `sampling_params.`."""
+    format: AnswerFormat | None = None
+    """How the text of a choice is read; None: it is shown as it is."""
+    grammar: Grammar | None = None
+    """What every choice must be; None: anything."""
 
 
 def make_plan(
@@ -115,7 +121,7 @@ def make_plan(
         groups=groups,
         order=wanted.kv_params.order,
         client=wanted.caller.client,
-        rules=_rules(sampling, logprobs=wanted.logprobs is not None),
+        rules=_rules(sampling, wanted),
         stream=around.stream,
         include_usage=around.include_usage,
         continuous_usage=around.continuous_usage,
@@ -164,6 +170,7 @@ def _sampling(prompt_len: int, fields: SamplingFields, wanted: Wanted) -> Sampli
         stop_token_ids=tuple(fields.stop_token_ids),
         logprobs=wanted.logprobs,
         prompt_logprobs=wanted.prompt_logprobs,
+        grammar=wanted.grammar,
     )
 
 
@@ -190,11 +197,12 @@ def _check_token(token: int, vocab_size: int, param: str) -> None:
         )
 
 
-def _rules(fields: SamplingFields, *, logprobs: bool) -> TextRules:
+def _rules(fields: SamplingFields, wanted: Wanted) -> TextRules:
     return TextRules(
         stop=tuple(fields.stop),
         include_stop_str_in_output=fields.include_stop_str_in_output,
         skip_special_tokens=fields.skip_special_tokens,
         min_tokens=fields.min_tokens,
-        logprobs=logprobs,
+        logprobs=wanted.logprobs is not None,
+        format=wanted.format,
     )

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 from anyio import to_thread
 
 from motet.api.schema_chat import ChatPrompt
 from motet.api.schema_completion import Prompt
+from motet.errors import RequestError
 from motet.text.prepare import Preparer
 
 LONG_TEXT = 8192
@@ -14,19 +16,38 @@ LONG_TEXT = 8192
 
 async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
     messages = [message.for_template() for message in chat.messages]
-    num_chars = sum(len(message.text) for message in chat.messages)
+    tools = chat.told_tools
+    num_chars = sum(len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
+    template_kwargs = _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs
 
     def render() -> list[int]:
         return preparer.chat_prompt(
             messages,
             add_generation_prompt=chat.ends_with_generation_prompt,
             continue_final_message=chat.continue_final_message,
-            template_kwargs=chat.chat_template_kwargs,
+            tools=tools,
+            template_kwargs=template_kwargs,
         )
 
     ids = await _beside_the_loop(render, num_chars)
     preparer.check_prompt(ids, param="messages")
     return ids
+
+
+def _effort(preparer: Preparer, effort: str | None) -> dict[str, object]:
+    """`reasoning_effort` as the variables that the chat template has for it."""
+    if effort is None:
+        return {}
+    known: dict[str, object] = {"reasoning_effort": effort} if preparer.template_knows("reasoning_effort") else {}
+    if effort == "none":
+        return known | ({"enable_thinking": False} if preparer.template_knows("enable_thinking") else {})
+    if not known:
+        raise RequestError(
+            f"Unsupported value: 'reasoning_effort' is '{effort}', and this model's chat template has no word for it.",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+    return known
 
 
 async def text_prompt(preparer: Preparer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:

@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from motet.api.schema_shared import IGNORED_FIELDS, GeneratingFields, SamplingFields
+from motet.api.schema_shared import IGNORED_FIELDS, GeneratingFields
+from motet.api.schema_structured import FormattedFields
 from motet.errors import RequestError
 
 DEFAULT_MAX_TOKENS = 16
@@ -43,10 +44,9 @@ def _bad_prompt(what: str, *, param: str = "prompt") -> RequestError:
     return RequestError(f"Invalid type for '{param}': {what}.", param=param, code="invalid_type")
 
 
-class CompletionRequest(SamplingFields, GeneratingFields):
+class CompletionRequest(FormattedFields, GeneratingFields):
     ignored = IGNORED_FIELDS
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "response_format": ({"type": "text"},),
         "spaces_between_special_tokens": (True,),
         "store": (False,),
         "suffix": ("",),

@@ -5,12 +5,13 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from motet.api.schema_shared import GeneratingFields, SamplingFields, TokenId
+from motet.api.schema_shared import GeneratingFields, TokenId
+from motet.api.schema_structured import StructuredFields
 
 MAX_LOGPROBS = 20
 
 
-class GenerateSampling(SamplingFields):
+class GenerateSampling(StructuredFields):
     """vLLM's `SamplingParams` as JSON. What has no meaning for token ids alone is ignored."""
 
     ignored = frozenset({"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"})
@@ -22,7 +23,6 @@ class GenerateSampling(SamplingFields):
         "logits_processors": ([],),
         "skip_reading_prefix_cache": (False,),
         "spaces_between_special_tokens": (True,),
-        "structured_outputs": (),
         "truncate_prompt_tokens": (),
     }
 

@@ -4,6 +4,7 @@ A field whose value is null counts as absent. Of the rest, a name is either a fi
 docs/api.md), or accepted only with a value that asks for nothing, or refused with a 400 that names it.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
@@ -76,6 +77,19 @@ def _check_unicode(text: str, field: ValidationInfo) -> str:
             param=field.field_name,
             code="invalid_value",
         ) from error
+    return text
+
+
+def schema_text(schema: object, param: str) -> str:
+    """A JSON Schema, or what else is told beside it, as text. Raises `RequestError` naming `param`: strings inside it
+    have not been looked at, and JSON can write half a surrogate pair."""
+    try:
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise RequestError(f"Invalid '{param}': it is not valid Unicode.", param=param, code="invalid_value") from exc
+    except (RecursionError, ValueError) as exc:
+        raise RequestError(f"Invalid '{param}': the schema cannot be read: {exc}.", param=param) from exc
     return text
 
 

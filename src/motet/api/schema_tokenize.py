@@ -16,7 +16,6 @@ class TokenizeBody(ChatPrompt):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "chat_template": (),
         "mm_processor_kwargs": ({},),
-        "tools": ([],),
     }
 
     model: str | None = None

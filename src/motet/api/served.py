@@ -7,12 +7,16 @@ TextModel     other servers take its texts as they are; requests pass through
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
+from motet.api.structured import GrammarChecks
 from motet.config import ServerConfig
 from motet.engines.base import Engine
 from motet.engines.upstream.base import TextSource
 from motet.errors import ModelNotFoundError, NoWorkerError, RequestError
+from motet.grammar.compiled import Grammars
+from motet.text.formats import ModelFormats
 from motet.text.prepare import Preparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
@@ -33,6 +37,8 @@ class ServedModel:
     """Where its groups go; it may be that no worker is up just now."""
     tokenizer: Tokenizer
     template: ChatTemplate
+    formats: ModelFormats
+    """How its answers mark thoughts and calls of tools."""
     root: str | None = None
     """Where it comes from; None: as its engine calls it."""
     parent: str | None = None
@@ -48,6 +54,14 @@ class ServedModel:
     def preparer(self) -> Preparer:
         """With the same limits; asked on the event loop, used anywhere."""
         return Preparer(self.tokenizer, self.template, self.info)
+
+    @cached_property
+    def grammars(self) -> GrammarChecks:
+        """Made when the first request has a grammar."""
+        info = self.info
+        return GrammarChecks.of(
+            Grammars(lambda: self.tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
+        )
 
     def max_group(self, config: ServerConfig) -> int:
         """Choices one prompt may have."""
@@ -83,16 +97,18 @@ class OneModel:
         self._model = model
 
     @classmethod
-    def of(cls, name: str, engine: Engine, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> "OneModel":
-        """`template`: None for the tokenizer's own."""
-        return cls(
-            ServedModel(
-                name=name,
-                engine=engine,
-                tokenizer=tokenizer,
-                template=template or ChatTemplate.of(tokenizer),
-            )
-        )
+    def of(
+        cls,
+        name: str,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+        formats: ModelFormats | None = None,
+    ) -> "OneModel":
+        """`template`: None for the tokenizer's own. `formats`: None for those that the template is known by."""
+        template = template or ChatTemplate.of(tokenizer)
+        formats = formats or ModelFormats.of(tokenizer, template.source)
+        return cls(ServedModel(name=name, engine=engine, tokenizer=tokenizer, template=template, formats=formats))
 
     def all(self) -> Sequence[ServedModel]:
         return (self._model,)

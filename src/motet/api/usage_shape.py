@@ -11,11 +11,17 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class UsageShape(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Of chats only: nothing is told apart elsewhere."""
 
 
 def usage_shape(usage: Usage) -> UsageShape:
@@ -27,12 +33,18 @@ def usage_shape(usage: Usage) -> UsageShape:
     )
 
 
+def chat_usage_shape(usage: Usage) -> UsageShape:
+    """As OpenAI does, reasoning is told of also where there is none."""
+    details = CompletionTokensDetails(usage.reasoning_tokens)
+    return msgspec.structs.replace(usage_shape(usage), completion_tokens_details=details)
+
+
 def usage_json(usage: Usage) -> bytes:
     return msgspec.json.encode(usage_shape(usage))
 
 
-class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int
+def chat_usage_json(usage: Usage) -> bytes:
+    return msgspec.json.encode(chat_usage_shape(usage))
 
 
 class TextUsageShape(msgspec.Struct, frozen=True):

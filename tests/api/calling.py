@@ -1,0 +1,116 @@
+"""A server whose model thinks and calls tools, and what its answers add up to."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from openai.types.chat import ChatCompletionFunctionToolParam
+
+from motet.engines.fake import Script
+from motet.text.formats import ModelFormats
+from motet.text.reasoning import ReasoningTags
+from motet.text.tokenizer import Tokenizer
+from motet.text.tools.base import ToolFormat
+from motet.text.tools.hermes import HERMES
+from tests.api.serving import Served, Serving
+
+THINK = ReasoningTags(names=("think",), opens=("<think>",), closes=("</think>",), known_by=("<think>",))
+
+WEATHER: ChatCompletionFunctionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME: ChatCompletionFunctionToolParam = {"type": "function", "function": {"name": "get_time", "parameters": {}}}
+
+
+def called(name: str, arguments: str) -> str:
+    """A call as the model writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+PARIS = called("get_weather", '{"city": "Paris"}')
+
+
+TEMPLATE = """\
+{% if tools %}{{ '<|im_start|>tools' + tools | tojson + '<|im_end|>' }}{% endif %}
+{% for message in messages %}
+{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>' + call.function | tojson + '</tool_call>' }}{% endfor %}
+{{- '<|im_end|>' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\\n' + ('<think>' if reasoning_effort == 'high' else '') }}
+{%- endif %}
+"""
+"""Of a model that thinks and calls tools; asked for much effort, its prompt opens the thought."""
+
+
+@dataclass
+class CallingServing:
+    """Starts servers of such a model."""
+
+    serve: Serving
+    tokenizer: Tokenizer
+
+    async def __call__(
+        self, script: Script, *, tools: ToolFormat | None = HERMES, reasoning: ReasoningTags | None = THINK
+    ) -> Served:
+        formats = ModelFormats(tokenizer=self.tokenizer, reasoning=reasoning, tools=tools)
+        return await self.serve(script, tokenizer=self.tokenizer, formats=formats)
+
+
+def whole(answer: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The choices of an answer in one piece, less what a stream does not tell and the ids of calls."""
+    told = {}
+    for choice in answer["choices"]:
+        message = {name: value for name, value in choice["message"].items() if name != "refusal"}
+        told[choice["index"]] = {"message": _unnamed(message), "finish_reason": choice["finish_reason"]}
+    return told
+
+
+def joined(chunks: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The choices that a stream adds up to, in the same shape."""
+    told: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            so_far = told.setdefault(choice["index"], {"message": {}, "finish_reason": None})
+            assert so_far["finish_reason"] is None, "a choice went on after its end"
+            so_far["finish_reason"] = choice["finish_reason"]
+            _add(so_far["message"], choice["delta"])
+    return {index: {**choice, "message": _unnamed(choice["message"])} for index, choice in told.items()}
+
+
+def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for name, value in delta.items():
+        if name == "tool_calls":
+            for call in value:
+                _add_call(message.setdefault("tool_calls", []), call)
+        elif isinstance(message.get(name), str):
+            message[name] += value
+        else:
+            message[name] = value
+
+
+def _add_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
+    if "id" in call:
+        assert call["index"] == len(calls)
+        assert call["function"]["arguments"] == ""
+        calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
+    else:
+        calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+
+
+def _unnamed(message: dict[str, Any]) -> dict[str, Any]:
+    """With ids that say no more than which calls share one."""
+    calls = message.get("tool_calls")
+    if calls is None:
+        return message
+    ids = [call["id"] for call in calls]
+    assert all(ids)
+    return {**message, "tool_calls": [{**call, "id": ids.index(call["id"])} for call in calls]}

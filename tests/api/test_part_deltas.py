@@ -1,0 +1,88 @@
+"""Whatever the parts of a choice are and however they are bundled: its chunks, joined, are its whole answer."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.api.chat_body import ChatBody
+from motet.api.chat_chunks import ChatChunks
+from motet.api.chat_extras import ChatExtras
+from motet.api.open_groups import Step
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupEvents
+from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.tokenizer import Tokenizer
+from motet.text.usage import Usage
+from motet.types import FinishReason, TokenLogprob
+from tests.api.calling import joined, whole
+from tests.api.test_chunks import parsed, plan
+from tests.tiny_tokenizer import build_tiny_tokenizer
+
+USED = Usage(prompt_tokens=3, completion_tokens=5, reasoning_tokens=2)
+
+TEXTS = st.text(max_size=4)
+SAID = st.one_of(TEXTS.map(Content), TEXTS.map(Reasoning))
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(build_tiny_tokenizer())
+
+
+@st.composite
+def parts_of_a_choice(draw: st.DrawFn, calls: bool) -> list[Part]:
+    parts: list[Part] = list(draw(st.lists(SAID, max_size=4)))
+    for number in range(draw(st.integers(0, 3)) if calls else 0):
+        parts.append(ToolCallBegin(number, f"call_{number}", draw(st.sampled_from(["f", "get_weather"]))))
+        parts += [ToolCallArguments(number, text) for text in draw(st.lists(TEXTS, max_size=3))]
+        parts += draw(st.lists(SAID, max_size=1))
+    return parts
+
+
+@st.composite
+def events_of_a_choice(draw: st.DrawFn, index: int, calls: bool) -> list[ChoiceEvent]:
+    """Its parts in events of any size; some have none."""
+    rest = draw(parts_of_a_choice(calls))
+    events: list[ChoiceEvent] = []
+    while bool(rest) or draw(st.booleans()):
+        size = draw(st.integers(0, 3))
+        events.append(event(index, rest[:size], len(events)))
+        rest = rest[size:]
+    return [*events, event(index, draw(st.lists(SAID, max_size=2)), len(events), FinishReason.STOP)]
+
+
+def event(index: int, parts: Sequence[Part], number: int, finish: FinishReason | None = None) -> ChoiceEvent:
+    logprob = TokenLogprob(number, -0.5, 1)
+    return ChoiceEvent(index, "raw", (number,), (logprob,), (0,), finish, None, tuple(parts))
+
+
+EXTRAS = st.builds(
+    ChatExtras,
+    num_top=st.sampled_from([None, 1]),
+    token_ids=st.booleans(),
+    reasoning=st.booleans(),
+    calls=st.booleans(),
+)
+
+
+@given(extras=EXTRAS, data=st.data())
+def test_chunks_joined_are_the_whole_answer(extras: ChatExtras, data: st.DataObject) -> None:
+    waiting = [data.draw(events_of_a_choice(index, extras.calls)) for index in range(2)]
+    steps = []
+    while any(waiting):
+        choice = data.draw(st.sampled_from([choice for choice in waiting if choice]))
+        steps.append(Step(0, GroupEvents((choice.pop(0),))))
+    body, chunks = ChatBody(plan(tokenizer()), tokenizer(), extras), ChatChunks(plan(tokenizer()), tokenizer(), extras)
+    for step in steps:
+        body.feed([step], lambda: USED)
+    sent = parsed(b"".join(chunks.feed([step], lambda: USED) for step in steps) + chunks.close(USED))
+    answer = orjson.loads(body.close(USED))
+    assert joined(sent) == whole(answer)
+    for choice in answer["choices"]:
+        pieces = [chunk["choices"][0] for chunk in sent if chunk["choices"][0]["index"] == choice["index"]]  # type: ignore[index]
+        assert [token for piece in pieces for token in piece.get("token_ids", [])] == choice.get("token_ids", [])
+        told = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
+        assert told == (choice["logprobs"] or {"content": []})["content"]

@@ -1,0 +1,94 @@
+"""What a model thinks stands apart from what it says, in each choice, streamed or not."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.calling import CallingServing, joined, whole
+from tests.api.serving import chunks, saying
+from tests.tiny_tokenizer import fake_answer
+
+pytestmark = pytest.mark.anyio
+
+ANSWERS = {
+    "a thought": "<think>Hm. 日本?</think>Yes.",
+    "space around the tags": "\n<think>\n Hm.\n</think>\n\n Yes.",
+    "no thought": "Yes.",
+    "a thought that never ends": "<think>Hm, hm",
+    "nothing else": "<think>Hm.</think>",
+    "a tag later on": "Yes. <think>Hm.</think>",
+    "two thoughts": "<think>a</think>b<think>c</think>",
+    "nothing": "",
+}
+
+
+async def test_a_thought_has_two_names_and_is_counted(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(ANSWERS["a thought"], "Yes."))
+    answer = (await served.chat(n=2)).json()
+    thinking, plain = (choice["message"] for choice in answer["choices"])
+    assert thinking["reasoning_content"] == thinking["reasoning"] == "Hm. 日本?"
+    assert thinking["content"] == plain["content"] == "Yes."
+    assert "reasoning_content" not in plain
+    told = len(fake_answer("<think>Hm. 日本?</think>", eos=False))
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": told}
+
+
+@pytest.mark.parametrize("fields", [{}, {"include_reasoning": False}, {"separate_reasoning": False}])
+async def test_streamed_choices_joined_are_the_whole_ones(serve_tools: CallingServing, fields: dict[str, Any]) -> None:
+    served = await serve_tools(saying(*ANSWERS.values()))
+    n = len(ANSWERS)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = (await served.chat(n=n, **fields)).json()
+    received = chunks(await served.chat(n=n, stream=True, stream_options=options, **fields))
+    assert joined(received) == whole(answer)
+    assert received[-1]["usage"] == received[-2]["usage"] == answer["usage"]
+    counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in received]
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[0]
+
+
+async def test_a_thought_left_out_is_counted_all_the_same(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(ANSWERS["a thought"]))
+    with_it, without = [(await served.chat(include_reasoning=shown)).json() for shown in (True, False)]
+    assert without["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
+    assert without["usage"] == with_it["usage"]
+    shown = chunks(await served.chat(include_reasoning=False, stream=True))
+    assert all("reasoning" not in chunk["choices"][0]["delta"] for chunk in shown)
+
+
+async def test_a_thought_may_stay_in_the_content_as_it_came(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(*ANSWERS.values()))
+    answer = (await served.chat(n=len(ANSWERS), separate_reasoning=False)).json()
+    assert [choice["message"]["content"] for choice in answer["choices"]] == list(ANSWERS.values())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_thought_that_the_prompt_opens_is_told_from_its_first_token(
+    serve_tools: CallingServing, stream: bool
+) -> None:
+    served = await serve_tools(saying("Hm.</think>Yes."))
+    response = await served.chat(reasoning_effort="high", stream=stream)
+    told: dict[int, dict[str, Any]] = joined(chunks(response)) if stream else whole(response.json())
+    assert told[0]["message"] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "Hm.",
+        "reasoning": "Hm.",
+    }
+    assert served.tokenizer.decode(served.engine.requests[0].prompt).endswith("<think>")
+
+
+async def test_effort_is_refused_where_the_template_has_no_word_for_it(serve_tools: CallingServing) -> None:
+    plain = await serve_tools.serve(saying("Yes."))
+    response = await plain.chat(reasoning_effort="low")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "reasoning_effort")
+    assert (await plain.chat(reasoning_effort="none")).status_code == 200
+    thinking = await serve_tools(saying("Yes."))
+    assert (await thinking.chat(reasoning_effort="low")).status_code == 200
+
+
+async def test_a_model_that_does_not_think_tells_nothing_apart(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(ANSWERS["a thought"]), reasoning=None)
+    answer = (await served.chat()).json()
+    assert answer["choices"][0]["message"]["content"] == ANSWERS["a thought"]
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}

@@ -1,0 +1,193 @@
+"""`/v1/responses` through the official client and raw."""
+
+import asyncio
+
+import pytest
+
+from motet.errors import EngineDiedError, EngineError
+from tests.api.responding import ask, final, plain, streamed, whole
+from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, saying
+from tests.tiny_tokenizer import fake_answer
+
+pytestmark = pytest.mark.anyio
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+async def test_official_client_reads_the_answer(served: Served) -> None:
+    response = await served.openai.responses.create(model=MODEL, input="hi")
+    assert response.output_text == "hello 0"
+    assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
+    assert response.id.startswith("resp_")
+    assert response.model == MODEL
+    assert response.usage is not None
+    assert response.usage.input_tokens == len(served.engine.requests[0].prompt)
+    assert response.usage.output_tokens == len(fake_answer("hello 0"))
+
+
+async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
+    chat = await served.openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "system", "content": "be short"}, {"role": "user", "content": "hi"}],
+        seed=5,
+        temperature=0.5,
+    )
+    response = await served.openai.responses.create(
+        model=MODEL, instructions="be short", input="hi", temperature=0.5, extra_body={"seed": 5}
+    )
+    assert response.output_text == chat.choices[0].message.content
+    of_chat, of_response = served.engine.requests
+    assert of_response.prompt == of_chat.prompt
+    assert of_response.sampling == of_chat.sampling
+    assert of_response.choices == of_chat.choices
+
+
+async def test_without_a_seed_the_server_draws_one(served: Served) -> None:
+    await ask(served)
+    assert [choice.seed for choice in served.engine.requests[0].choices] == [SEED]
+
+
+async def test_streamed_response_is_the_whole_one(serve: Serving) -> None:
+    served = await serve(saying("héllo wörld 日本語"))
+    fields = {"include": [LOGPROBS], "top_logprobs": 1, "metadata": {"a": "b"}}
+    events = streamed(await ask(served, stream=True, **fields))
+    assert plain(final(events)) == plain(whole(await ask(served, **fields)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == "héllo wörld 日本語"
+    assert len(deltas) > 3
+
+
+async def test_stream_of_the_official_client_comes_to_the_answer(served: Served) -> None:
+    async with served.openai.responses.stream(model=MODEL, input="hi") as stream:
+        texts = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        response = await stream.get_final_response()
+    assert "".join(texts) == response.output_text == "hello 0"
+
+
+async def test_request_is_repeated_in_the_response(served: Served) -> None:
+    response = whole(
+        await ask(
+            served,
+            instructions="be short",
+            max_output_tokens=50,
+            metadata={"run": "7"},
+            temperature=0.25,
+            top_p=0.5,
+            parallel_tool_calls=False,
+            tool_choice="none",
+            tools=[{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}],
+            text={"format": {"type": "text"}},
+            truncation="disabled",
+            store=False,
+        )
+    )
+    assert (response.instructions, response.max_output_tokens, response.metadata) == ("be short", 50, {"run": "7"})
+    assert (response.temperature, response.top_p, response.parallel_tool_calls) == (0.25, 0.5, False)
+    assert response.tool_choice == "none"
+    assert [tool.model_dump(exclude_none=True) for tool in response.tools] == [
+        {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
+    ]
+    assert response.text is not None
+    assert response.text.format is not None
+    assert response.text.format.type == "text"
+
+
+async def test_most_tokens_leave_it_incomplete(served: Served) -> None:
+    response = whole(await ask(served, max_output_tokens=1))
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text == "hello"
+
+
+async def test_stop_string_ends_it(serve: Serving) -> None:
+    served = await serve(saying("one END two"))
+    response = whole(await ask(served, stop="END"))
+    assert (response.output_text, response.status) == ("one ", "completed")
+
+
+async def test_logprobs_are_those_of_the_text(serve: Serving) -> None:
+    served = await serve(saying("hello é"))
+    response = whole(await ask(served, include=[LOGPROBS], top_logprobs=2))
+    (message,) = response.output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == "hello é"
+    assert {len(entry.top_logprobs) for entry in part.logprobs} == {2}
+
+
+async def test_without_asking_there_are_no_logprobs(served: Served) -> None:
+    (message,) = whole(await ask(served)).output
+    assert message.type == "message"
+    assert message.content[0].model_dump()["logprobs"] == []
+    assert served.engine.requests[0].sampling.logprobs is None
+
+
+async def test_answer_may_be_sent_back_as_it_came(served: Served) -> None:
+    first = await served.openai.responses.create(model=MODEL, input="hi")
+    items = [{"role": "user", "content": "hi"}, *(item.model_dump() for item in first.output)]
+    response = await ask(served, [*items, {"role": "user", "content": "and?"}])
+    assert response.status_code == 200, response.text
+    prompt = served.tokenizer.decode(served.engine.requests[1].prompt, skip_special_tokens=False)
+    assert "<|im_start|>assistant\nhello 0<|im_end|>\n<|im_start|>user\nand?<|im_end|>" in prompt
+
+
+async def test_ignored_fields_pass(served: Served) -> None:
+    response = await ask(
+        served,
+        user="me",
+        service_tier="auto",
+        prompt_cache_key="k",
+        safety_identifier="s",
+        max_tool_calls=3,
+        background=False,
+        include=["reasoning.encrypted_content"],
+        previous_response_id=None,
+        n=1,
+    )
+    assert response.status_code == 200, response.text
+
+
+async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={0: EngineDiedError("the engine is gone")}))
+    response = await ask(served, stream=True)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_died"
+
+
+async def test_error_after_it_is_told_in_events(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={2: EngineError("the engine broke")}))
+    *_, error, failed = streamed(await ask(served, stream=True))
+    assert error.type == "error"
+    assert (error.message, error.code) == ("the engine broke", "engine_error")
+    assert failed.type == "response.failed"
+    assert failed.response.output_text == "hello "
+
+
+async def test_all_events_of_a_step_are_one_write(serve: Serving) -> None:
+    engine = WatchedEngine(saying("a"), gated=True)
+    served = await serve(engine=engine)
+    engine.steps.release()
+    async with served.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as response:
+        pieces = response.aiter_raw()
+        first = await anext(pieces)
+        assert first.count(b"event: ") == 5  # created, in progress, an item, its part, a delta
+        engine.steps.release()
+        rest = b"".join([piece async for piece in pieces])
+    assert rest.count(b"event: ") == 4  # text, part and item done, completed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_ends_the_group(serve: Serving, stream: bool) -> None:
+    engine = WatchedEngine(gated=True)
+    served = await serve(engine=engine)
+    async with asyncio.timeout(10):
+        asking = asyncio.create_task(ask(served, stream=stream))
+        await engine.submitted.acquire()
+        engine.steps.release()
+        asking.cancel()
+        await served.until_empty()
+    with pytest.raises(asyncio.CancelledError):
+        await asking

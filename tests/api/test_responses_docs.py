@@ -1,0 +1,130 @@
+"""docs/api.md says what `/v1/responses` reads, ignores and refuses, and it is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from motet.api.responses import KEPT_ELSEWHERE
+from motet.api.schema_responses import REFUSED, FunctionTool, ReasoningField, ResponsesRequest, TextField, TextFormat
+from motet.api.schema_responses_input import CallOutputInput, MessageInput, TextPart
+from motet.api.schema_shared import Schema
+from tests.api.serving import Served
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+SECTION = PAGE.partition("\n## Responses\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("schema", [ResponsesRequest, FunctionTool, TextField, ReasoningField, MessageInput])
+def test_every_field_that_is_read_is_described(schema: type[Schema]) -> None:
+    fields = schema.model_fields
+    assert [name for name in fields if f"`{name}" not in PAGE and f".{name}" not in PAGE and name != "type"] == []
+
+
+def test_every_field_of_a_format_is_described() -> None:
+    names = [field.alias or name for name, field in TextFormat.model_fields.items()]
+    assert [name for name in names if f"`{name}`" not in SECTION and name != "type"] == []
+
+
+@pytest.mark.parametrize("schema", [ResponsesRequest, MessageInput, CallOutputInput, TextPart])
+def test_every_ignored_field_is_listed(schema: type[Schema]) -> None:
+    assert [name for name in schema.ignored if f"`{name}`" not in SECTION and name != "parsed"] == []
+
+
+@pytest.mark.parametrize("schema", [ResponsesRequest, FunctionTool])
+def test_every_value_that_asks_for_nothing_is_listed(schema: type[Schema]) -> None:
+    assert [name for name, passing in schema.neutral.items() if passing and f"`{name}" not in SECTION] == []
+
+
+def test_every_field_that_is_refused_is_listed() -> None:
+    assert [name for name in REFUSED if f"`{name}" not in SECTION] == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("method", "path"), KEPT_ELSEWHERE)
+async def test_nothing_is_kept(served: Served, method: str, path: str) -> None:
+    response = await served.http.request(method, path.replace("{response_id}", "resp_1"))
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("not_found", "response_id")
+    assert "keeps no responses" in error["message"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+        ({"messages": []}, "messages"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "no good"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a", "parameters": {"type": "array"}}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "function", "name": "a"}] * 2}, "tools[1].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        (
+            {"tools": [{"type": "function", "name": "a"}], "tool_choice": {"type": "function", "name": "b"}},
+            "tool_choice.name",
+        ),
+        (
+            {
+                "tools": [{"type": "function", "name": "a"}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "b"}],
+                },
+            },
+            "tool_choice.tools[0].name",
+        ),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10_000}, "input"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": ["hi"]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"type": 5}]}, "input[0].type"),
+        ({"input": [{"role": "poet", "content": "o"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": "hi", "mood": "good"}]}, "input[0].mood"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0].call_id"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]}]},
+            "input[0].output[0]",
+        ),
+        ({"input": [{"type": "reasoning", "encrypted_content": "xyz"}]}, "input[0].encrypted_content"),
+        ({"input": "\ud800"}, "input"),
+        ({"metadata": {"a": "\ud800"}}, "metadata.a"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}, "description": "\ud800"}}}, "text"),
+    ],
+)
+async def test_what_is_wrong_is_named(refusing: Served, fields: dict[str, object], param: str) -> None:
+    response = await refusing.http.post("/v1/responses", content=json.dumps({"input": "hi"} | fields))
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert not error["message"].startswith("messages")

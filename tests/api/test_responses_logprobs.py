@@ -1,0 +1,76 @@
+"""Log-probabilities of a message are those of its own tokens, however steps are bundled."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from motet.api.responses_logprobs import PartLogprobs
+from motet.text.choice import ChoiceEvent
+from motet.types import TokenLogprob
+
+TOKENS = [
+    "<think>",
+    "It",
+    "\n",
+    "</think>",
+    "\n\n",
+    "It",
+    " is",
+    "<",
+    "b",
+    "<call>",
+    '{"a":',
+    "1}",
+    "</call>",
+    "\n",
+    "al",
+    "l",
+]
+"""A token is named by its place here."""
+
+PARTS: list[tuple[str, list[int]]] = [("It", [1]), ("It is", [5, 6]), ("<b", [7, 8]), ("al", [14]), ("l", [15])]
+"""What a parser makes of them, less the call; the last two are in its tags, too."""
+
+
+def event(first: int, texts: Sequence[str]) -> ChoiceEvent:
+    """Tokens from `first` on, in one step."""
+    offsets = [len("".join(TOKENS[: first + i])) for i in range(len(texts))]
+    logprobs = tuple(TokenLogprob(first + i, -0.5, 1) for i in range(len(texts)))
+    return ChoiceEvent(0, "".join(texts), tuple(range(len(texts))), logprobs=logprobs, offsets=tuple(offsets))
+
+
+def taken(logprobs: PartLogprobs, part: str) -> list[int]:
+    return [token.token_id for token in logprobs.take(part)]
+
+
+def take_all(size: int) -> list[tuple[str, list[int]]]:
+    """Steps of `size` tokens; a part is taken when the last of its tokens has come."""
+    logprobs, told = PartLogprobs(), list[tuple[str, list[int]]]()
+    for first in range(0, len(TOKENS), size):
+        logprobs.feed(event(first, TOKENS[first : first + size]))
+        while len(told) < len(PARTS) and PARTS[len(told)][1][-1] < first + size:
+            part = PARTS[len(told)][0]
+            told.append((part, taken(logprobs, part)))
+    return told
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])  # none has the end of the call in a step with what follows
+def test_part_takes_its_own_tokens_and_tags_are_nobodys(size: int) -> None:
+    assert take_all(size) == PARTS
+
+
+def test_token_that_ends_in_a_part_belongs_to_it() -> None:
+    logprobs = PartLogprobs()
+    texts = [">Hel", "lo<"]
+    tokens = tuple(TokenLogprob(i, -0.5, 1) for i in range(2))
+    logprobs.feed(ChoiceEvent(0, "".join(texts), (0, 1), logprobs=tokens, offsets=(0, 4)))
+    assert taken(logprobs, "Hello") == [0, 1]
+    assert taken(logprobs, "<") == []  # its token was told with the text before
+
+
+def test_text_that_was_shown_before_is_no_part_of_a_later_step() -> None:
+    logprobs = PartLogprobs()
+    logprobs.feed(event(0, TOKENS[:9]))
+    logprobs.feed(event(9, TOKENS[9:]))
+    assert taken(logprobs, "is") == []
+    assert taken(logprobs, "\nal") == [13, 14]

@@ -1,0 +1,212 @@
+"""The items and events that the parts of a choice come to, from scripted parts."""
+
+from collections.abc import Sequence
+
+import pytest
+from openai.types.responses import (
+    Response,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+    ResponseStreamEvent,
+)
+
+from motet.api.chat_extras import ChatExtras
+from motet.api.open_groups import Step
+from motet.api.plan import Head
+from motet.api.responses_echo import echo_json
+from motet.api.responses_writers import ResponseBody, ResponseEvents, ResponseText
+from motet.api.schema_responses import ResponsesRequest
+from motet.errors import EngineDiedError
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupEvents
+from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.tokenizer import Tokenizer
+from motet.text.usage import Usage
+from motet.types import FinishReason
+from tests.api.responding import checked, final, plain, read_events
+
+USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
+
+THOUGHT_AND_SAID: list[Part] = [Reasoning("let "), Reasoning("me see"), Content("It is "), Content("42.")]
+TWO_CALLS: list[Part] = [
+    Content("I look."),
+    ToolCallBegin(0, "call_a", "weather"),
+    ToolCallArguments(0, '{"city": '),
+    ToolCallArguments(0, '"Paris"}'),
+    ToolCallBegin(1, "call_b", "time"),
+    ToolCallArguments(1, "{}"),
+]
+
+
+def response_text(tokenizer: Tokenizer, extras: ChatExtras) -> ResponseText:
+    head = Head(id="resp_5c0a", created=1, model="tiny", fingerprint="f")
+    return ResponseText(head, echo_json(ResponsesRequest.model_validate({"input": "hi"})), tokenizer, extras)
+
+
+def steps(parts: Sequence[Part], finish: FinishReason) -> list[Step]:
+    """A part each, and the end by itself."""
+    events = [ChoiceEvent(0, "", (), parts=(part,)) for part in parts]
+    events.append(ChoiceEvent(0, "", (0,), parts=(), finish=finish))
+    return [Step(0, GroupEvents((event,))) for event in events]
+
+
+def both_ways(
+    tokenizer: Tokenizer,
+    parts: Sequence[Part],
+    finish: FinishReason = FinishReason.STOP,
+    extras: ChatExtras = ChatExtras(),  # noqa: B008  # it is frozen
+) -> tuple[Response, list[ResponseStreamEvent]]:
+    body = ResponseBody(response_text(tokenizer, extras))
+    events = ResponseEvents(response_text(tokenizer, extras))
+    streamed = b""
+    for step in steps(parts, finish):
+        assert body.feed([step], lambda: USAGE) == b""
+        streamed += events.feed([step], lambda: USAGE)
+    return checked(body.close(USAGE)), read_events(streamed + events.close(USAGE))
+
+
+@pytest.mark.parametrize("parts", [[], [Content("hi")], THOUGHT_AND_SAID, TWO_CALLS, THOUGHT_AND_SAID + TWO_CALLS])
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
+def test_streamed_response_ends_as_the_whole_one(tokenizer: Tokenizer, parts: list[Part], finish: FinishReason) -> None:
+    response, events = both_ways(tokenizer, parts, finish)
+    assert plain(final(events)) == plain(response)
+
+
+@pytest.mark.parametrize("parts", [THOUGHT_AND_SAID, TWO_CALLS, THOUGHT_AND_SAID + TWO_CALLS])
+def test_items_that_were_told_as_done_are_the_output(tokenizer: Tokenizer, parts: list[Part]) -> None:
+    response, events = both_ways(tokenizer, parts)
+    done = [event for event in events if event.type == "response.output_item.done"]
+    assert [event.item for event in done] == response.output
+    assert [event.output_index for event in done] == list(range(len(response.output)))
+
+
+def test_thoughts_are_an_item_before_the_message(tokenizer: Tokenizer) -> None:
+    response, _ = both_ways(tokenizer, THOUGHT_AND_SAID)
+    thoughts, message = response.output
+    assert isinstance(thoughts, ResponseReasoningItem)
+    assert thoughts.content is not None
+    assert [part.text for part in thoughts.content] == ["let me see"]
+    assert thoughts.summary == []
+    assert isinstance(message, ResponseOutputMessage)
+    assert response.output_text == "It is 42."
+    assert {thoughts.status, message.status, response.status} == {"completed"}
+
+
+def test_thoughts_may_be_left_out(tokenizer: Tokenizer) -> None:
+    response, events = both_ways(tokenizer, THOUGHT_AND_SAID, extras=ChatExtras(reasoning=False))
+    assert [item.type for item in response.output] == ["message"]
+    assert not any("reasoning" in event.type for event in events)
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == 2
+
+
+def test_each_call_is_an_item_with_the_arguments_as_they_came(tokenizer: Tokenizer) -> None:
+    response, _ = both_ways(tokenizer, TWO_CALLS, FinishReason.TOOL_CALLS)
+    _, *calls = response.output
+    told = [(c.call_id, c.name, c.arguments) for c in calls if isinstance(c, ResponseFunctionToolCall)]
+    assert told == [("call_a", "weather", '{"city": "Paris"}'), ("call_b", "time", "{}")]
+    assert response.status == "completed"
+
+
+def test_events_of_an_answer_come_in_the_order_of_openai(tokenizer: Tokenizer) -> None:
+    _, events = both_ways(tokenizer, [Reasoning("hm"), Content("yes"), *TWO_CALLS[1:4]])
+    assert [event.type.removeprefix("response.") for event in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+
+
+def test_deltas_of_an_item_join_to_what_its_end_tells(tokenizer: Tokenizer) -> None:
+    _, events = both_ways(tokenizer, THOUGHT_AND_SAID + TWO_CALLS)
+    joined: dict[str, str] = {}
+    ended: dict[str, str] = {}
+    for event in events:
+        match event.type:
+            case "response.output_text.delta" | "response.reasoning_text.delta":
+                joined[event.item_id] = joined.get(event.item_id, "") + event.delta
+            case "response.function_call_arguments.delta":
+                joined[event.item_id] = joined.get(event.item_id, "") + event.delta
+            case "response.output_text.done" | "response.reasoning_text.done":
+                ended[event.item_id] = event.text
+            case "response.function_call_arguments.done":
+                ended[event.item_id] = event.arguments
+    assert joined == ended
+    assert len(joined) == 4  # thoughts, one message, two calls
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"),
+    [(FinishReason.LENGTH, "max_output_tokens"), (FinishReason.CONTENT_FILTER, "content_filter")],
+)
+def test_cut_answer_is_incomplete_and_says_why(tokenizer: Tokenizer, finish: FinishReason, reason: str) -> None:
+    response, events = both_ways(tokenizer, TWO_CALLS[:3], finish)
+    message, call = response.output
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == reason
+    assert isinstance(message, ResponseOutputMessage)
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert (message.status, call.status, call.arguments) == ("completed", "incomplete", '{"city": ')
+    assert events[-1].type == "response.incomplete"
+
+
+def test_usage_tells_cached_and_reasoning_tokens(tokenizer: Tokenizer) -> None:
+    response, _ = both_ways(tokenizer, THOUGHT_AND_SAID)
+    usage = response.usage
+    assert usage is not None
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (7, 5, 12)
+    assert usage.input_tokens_details.cached_tokens == 4
+    assert usage.output_tokens_details.reasoning_tokens == 2
+
+
+def test_text_that_is_not_read_as_parts_is_a_message(tokenizer: Tokenizer) -> None:
+    body = ResponseBody(response_text(tokenizer, ChatExtras()))
+    event = ChoiceEvent(0, "as it is", (5,), finish=FinishReason.STOP)
+    body.feed([Step(0, GroupEvents((event,)))], lambda: USAGE)
+    response = checked(body.close(USAGE))
+    (message,) = response.output
+    assert isinstance(message, ResponseOutputMessage)
+    assert isinstance(message.content[0], ResponseOutputText)
+    assert message.content[0].text == "as it is"
+
+
+def test_broken_stream_tells_the_error_and_what_there_is(tokenizer: Tokenizer) -> None:
+    events = ResponseEvents(response_text(tokenizer, ChatExtras()))
+    first = events.feed(steps([Content("half a")], FinishReason.STOP)[:1], lambda: USAGE)
+    *_, error, failed = read_events(first + events.fail(EngineDiedError("the engine is gone")))
+    assert error.type == "error"
+    assert (error.code, error.message) == ("engine_died", "the engine is gone")
+    assert failed.type == "response.failed"
+    assert failed.response.status == "failed"
+    assert failed.response.error is not None
+    assert (failed.response.error.code, failed.response.error.message) == ("server_error", "the engine is gone")
+    (message,) = failed.response.output
+    assert isinstance(message, ResponseOutputMessage)
+    assert message.status == "incomplete"
+    assert failed.response.output_text == "half a"
+
+
+def test_what_went_wrong_inside_is_not_told(tokenizer: Tokenizer) -> None:
+    events = ResponseEvents(response_text(tokenizer, ChatExtras()))
+    first = events.feed(steps([Content("x")], FinishReason.STOP)[:1], lambda: USAGE)
+    assert b"secret" not in first + events.fail(ValueError("secret"))

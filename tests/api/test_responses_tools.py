@@ -1,0 +1,198 @@
+"""Thoughts and tools in `/v1/responses`: the same parts as in a chat, as items."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import (
+    FunctionToolParam,
+    Response,
+    ResponseFunctionToolCall,
+    ResponseInputParam,
+    ResponseReasoningItem,
+)
+from pydantic import BaseModel
+
+from motet.engines.fake import Script
+from motet.types import ChoiceStart, GenerateRequest
+from tests.api.calling import PARIS, WEATHER, CallingServing, called
+from tests.api.responding import ask, final, plain, streamed, whole
+from tests.api.serving import MODEL, saying
+from tests.tiny_tokenizer import fake_answer
+
+pytestmark = pytest.mark.anyio
+
+FLAT_WEATHER: FunctionToolParam = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+FLAT_TIME: FunctionToolParam = {"type": "function", "name": "get_time", "parameters": None, "strict": False}
+
+ANSWERS = {
+    "text": "It rains.",
+    "nothing": "",
+    "a call": PARIS,
+    "thought, text and two calls": f"<think>Where?</think>I look. {PARIS}\n{called('get_time', '{}')}",
+    "text behind a call": f"{PARIS} and now I wait",
+    "thought alone": "<think>I do not know",
+    "no call": "<tool_call>\nweather, please\n</tool_call>",
+    "odd letters": "<think>日本</think>" + called("get_weather", '{"city": "Zürich \\"日本\\" 😀"}'),
+}
+
+
+def calls(response: Response) -> list[ResponseFunctionToolCall]:
+    return [item for item in response.output if isinstance(item, ResponseFunctionToolCall)]
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_streamed_response_is_the_whole_one(serve_tools: CallingServing, answer: str) -> None:
+    served = await serve_tools(saying(answer))
+    fields = {"tools": [FLAT_WEATHER, FLAT_TIME], "include": ["message.output_text.logprobs"]}
+    response = whole(await ask(served, **fields))
+    assert plain(final(streamed(await ask(served, stream=True, **fields)))) == plain(response)
+
+
+async def test_items_are_what_the_model_thought_said_and_called(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(ANSWERS["thought, text and two calls"]))
+    response = whole(await ask(served, tools=[FLAT_WEATHER, FLAT_TIME]))
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert [(call.name, json.loads(call.arguments)) for call in calls(response)] == [
+        ("get_weather", {"city": "Paris"}),
+        ("get_time", {}),
+    ]
+    assert len({call.call_id for call in calls(response)}) == 2
+    assert response.output_text.strip() == "I look."
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == len(fake_answer("<think>Where?</think>", eos=False))
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_logprobs_of_a_message_are_none_of_thoughts_tags_or_calls(
+    serve_tools: CallingServing, answer: str
+) -> None:
+    served = await serve_tools(saying(answer))
+    asked = {"tools": [FLAT_WEATHER, FLAT_TIME], "include": ["message.output_text.logprobs"]}
+    response = whole(await ask(served, **asked))
+    for item in response.model_dump()["output"]:
+        for part in item["content"] if item["type"] == "message" else ():
+            text = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode()
+            assert text.strip() == part["text"].strip()  # a token may hold white space that is dropped
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_loop_of_a_tool_comes_to_an_answer(serve_tools: CallingServing, stream: bool) -> None:
+    served = await serve_tools(weather_script(serve_tools))
+
+    async def answer(given: ResponseInputParam) -> Response:
+        if not stream:
+            return await served.openai.responses.create(model=MODEL, input=given, tools=[FLAT_WEATHER])
+        async with served.openai.responses.stream(model=MODEL, input=given, tools=[FLAT_WEATHER]) as events:
+            return await events.get_final_response()
+
+    given: ResponseInputParam = [{"role": "user", "content": "Weather in Paris?"}]
+    first = await answer(given)
+    (call,) = calls(first)
+    given += [item.model_dump(mode="json", exclude={"parsed_arguments"}) for item in first.output]  # type: ignore[misc]
+    given.append({"type": "function_call_output", "call_id": call.call_id, "output": "rain"})
+    assert (await answer(given)).output_text == "It is rain."
+
+
+async def test_prompt_of_a_loop_is_that_of_the_same_chat(serve_tools: CallingServing) -> None:
+    served = await serve_tools(weather_script(serve_tools))
+    user, output = {"role": "user", "content": "Weather in Paris?"}, "rain"
+    first = whole(await ask(served, [user], tools=[FLAT_WEATHER]))
+    (call,) = calls(first)
+    items = [user, *first.model_dump()["output"]]
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
+    await ask(served, items, tools=[FLAT_WEATHER])
+    turns = {
+        "messages": [
+            user,
+            {
+                "role": "assistant",
+                "reasoning_content": "Where?",
+                "tool_calls": [
+                    {
+                        "id": call.call_id,
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": call.arguments},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": call.call_id, "content": output},
+        ]
+    }
+    response = await served.http.post("/v1/chat/completions", json={**turns, "tools": [WEATHER]})
+    assert response.status_code == 200, response.text
+    _, of_response, of_chat = served.engine.requests
+    assert of_response.prompt == of_chat.prompt
+
+
+async def test_tool_that_must_be_called_constrains_as_in_a_chat(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(PARIS))
+    response = whole(await ask(served, tools=[FLAT_WEATHER], tool_choice={"type": "function", "name": "get_weather"}))
+    assert response.model_dump()["tool_choice"] == {"type": "function", "name": "get_weather"}
+    chosen = {"type": "function", "function": {"name": "get_weather"}}
+    await served.chat("hi", tools=[WEATHER], tool_choice=chosen)
+    of_response, of_chat = served.engine.requests
+    assert of_response.sampling == of_chat.sampling
+    assert of_response.sampling.grammar is not None
+
+
+async def test_arguments_of_a_pydantic_tool_are_parsed_by_the_client(serve_tools: CallingServing) -> None:
+    class Weather(BaseModel):
+        city: str
+
+    tool: Any = openai.pydantic_function_tool(Weather, name="get_weather")
+    served = await serve_tools(saying(PARIS))
+    flat = {"type": "function", **tool["function"]}
+    response = await served.openai.responses.parse(model=MODEL, input="hi", tools=[flat])  # type: ignore[list-item]
+    (call,) = calls(response)
+    assert call.model_dump()["parsed_arguments"] == {"city": "Paris"}
+
+
+async def test_cut_call_is_told_as_far_as_it_came(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(PARIS))
+    most = len(fake_answer(PARIS.partition('"Paris')[0], eos=False))
+    response = whole(await ask(served, tools=[FLAT_WEATHER], max_output_tokens=most))
+    (call,) = calls(response)
+    assert (response.status, call.status) == ("incomplete", "incomplete")
+    assert '{"city": "Paris"}'.startswith(call.arguments)
+
+
+async def test_thoughts_may_be_left_out_or_in_the_text(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying("<think>hm</think>So."))
+    assert [item.type for item in whole(await ask(served)).output] == ["reasoning", "message"]
+    without = whole(await ask(served, include_reasoning=False))
+    assert ([item.type for item in without.output], without.output_text) == (["message"], "So.")
+    together = whole(await ask(served, separate_reasoning=False))
+    assert ([item.type for item in together.output], together.output_text) == (["message"], "<think>hm</think>So.")
+
+
+async def test_thoughts_that_are_cut_leave_no_message(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying("<think>and so on, and so on"))
+    response = whole(await ask(served, max_output_tokens=12))
+    (thoughts,) = response.output
+    assert isinstance(thoughts, ResponseReasoningItem)
+    assert (thoughts.status, response.output_text) == ("incomplete", "")
+
+
+async def test_tools_are_refused_where_calls_are_not_read(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(PARIS), tools=None)
+    response = await ask(served, tools=[FLAT_WEATHER])
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
+
+
+def weather_script(serve_tools: CallingServing) -> Script:
+    """Thinks and calls, until a tool has told of rain."""
+
+    def script(request: GenerateRequest, _: ChoiceStart) -> list[int]:
+        seen = "rain" in serve_tools.tokenizer.decode(request.prompt)
+        return fake_answer("It is rain." if seen else f"<think>Where?</think>{PARIS}")
+
+    return script

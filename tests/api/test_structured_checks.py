@@ -1,0 +1,125 @@
+"""Compiling stands in nobody's way: not the event loop's, and not that of requests whose grammar is known."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from motet.api.structured import MAX_UNDER_WAY, NUM_THREADS, GrammarChecks
+from motet.constraint import Grammar, GrammarKind
+from motet.errors import GrammarError, OverloadedError
+from motet.grammar.compiled import CompiledGrammar
+from tests.grammar.models import grammars_of, regex
+
+pytestmark = pytest.mark.anyio
+
+
+class SlowCompiler:
+    """Compiles when it is told to, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.asked: list[Grammar] = []
+        self.grammars = grammars_of()
+
+    def get(self, grammar: Grammar) -> CompiledGrammar:
+        self.asked.append(grammar)
+        self.begun.release()
+        self.go.wait()
+        return self.grammars.get(grammar)
+
+    def checks(self, *, timeout_s: float = 5.0) -> GrammarChecks:
+        return GrammarChecks(self.grammars.kept, self.get, timeout_s=timeout_s)
+
+
+@contextmanager
+def slow_compiler() -> Iterator[SlowCompiler]:
+    compiler = SlowCompiler()
+    try:
+        yield compiler
+    finally:
+        compiler.go.set()
+
+
+async def check(checks: GrammarChecks, grammar: Grammar) -> None:
+    await checks.check(grammar, called="'it'", param="it")
+
+
+async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
+    with slow_compiler() as compiler:
+        checking = asyncio.ensure_future(check(compiler.checks(), regex("a")))
+        await asyncio.to_thread(compiler.begun.acquire)  # runs on while the compiler is held
+        assert not checking.done()
+        compiler.go.set()
+        await checking
+
+
+async def test_a_known_grammar_goes_to_no_thread() -> None:
+    with slow_compiler() as compiler:
+        compiler.grammars.get(regex("a"))
+        await check(compiler.checks(), regex("a"))
+        assert compiler.asked == []
+
+
+async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
+    with slow_compiler() as compiler:
+        checks = compiler.checks()
+        checking = [asyncio.ensure_future(check(checks, regex("a"))) for _ in range(5)]
+        await asyncio.to_thread(compiler.begun.acquire)
+        compiler.go.set()
+        await asyncio.gather(*checking)
+        assert compiler.asked == [regex("a")]
+
+
+async def test_a_grammar_that_takes_too_long_is_the_clients_fault() -> None:
+    with slow_compiler() as compiler:
+        with pytest.raises(GrammarError, match=r"Invalid 'it': compiling it takes more than 0\.05 s") as refused:
+            await check(compiler.checks(timeout_s=0.05), regex("a"))
+        assert (refused.value.param, refused.value.status) == ("it", 400)
+
+
+async def test_a_grammar_that_waits_for_threads_is_not() -> None:
+    with slow_compiler() as compiler:
+        checks = compiler.checks(timeout_s=0.05)
+        held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(NUM_THREADS)]
+        for _ in held:
+            await asyncio.to_thread(compiler.begun.acquire)
+        with pytest.raises(OverloadedError):
+            await check(checks, regex("b"))
+        assert len(compiler.asked) == NUM_THREADS
+        await asyncio.gather(*held, return_exceptions=True)
+
+
+async def test_no_more_grammars_wait_than_is_allowed() -> None:
+    with slow_compiler() as compiler:
+        checks = compiler.checks()
+        held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(MAX_UNDER_WAY)]
+        await asyncio.to_thread(compiler.begun.acquire)
+        with pytest.raises(OverloadedError):
+            await check(checks, regex("b"))
+        compiler.go.set()
+        await asyncio.gather(*held)
+        await check(checks, regex("b"))
+
+
+async def test_after_a_time_out_the_same_compiling_is_waited_for() -> None:
+    with slow_compiler() as compiler:
+        checks = compiler.checks(timeout_s=0.05)
+        for _ in range(2):
+            with pytest.raises(GrammarError):
+                await check(checks, regex("a"))
+        assert compiler.asked == [regex("a")]
+
+
+async def test_what_is_wrong_with_a_grammar_is_told_to_all_who_asked() -> None:
+    with slow_compiler() as compiler:
+        checks = compiler.checks()
+        wrong = Grammar(GrammarKind.JSON, '{"type":"text"}')
+        checking = [asyncio.ensure_future(check(checks, wrong)) for _ in range(2)]
+        await asyncio.to_thread(compiler.begun.acquire)
+        compiler.go.set()
+        told = await asyncio.gather(*checking, return_exceptions=True)
+        assert [str(error)[:38] for error in told] == ["Invalid 'it': at type: 'text' is no ty"] * 2

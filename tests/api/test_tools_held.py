@@ -1,0 +1,169 @@
+"""Answers that are held to calls of tools, to a form, or to either."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from motet.constraint import Grammar
+from motet.engines.fake import fake_info
+from motet.text.tools.base import ToolFormat
+from motet.text.tools.formats import FORMATS
+from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called
+from tests.api.serving import Served, saying
+from tests.grammar.models import follows, grammars_of
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+ANSWER = '{"a": 1}'
+
+
+def held_to(served: Served) -> Grammar:
+    """The last request, less what may be thought before."""
+    grammar = served.engine.requests[-1].sampling.grammar
+    assert grammar is not None
+    return msgspec.structs.replace(grammar, thinking=None)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS.keys())
+async def test_with_tools_an_answer_is_in_its_form_or_a_call(
+    serve_tools: CallingServing, tool_format: ToolFormat
+) -> None:
+    served = await serve_tools(saying(ANSWER), tools=tool_format)
+    response = await served.chat(tools=[WEATHER, TIME], response_format=AS_SCHEMA)
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER, "stop")
+    grammars, grammar = grammars_of(), held_to(served)
+    assert follows(grammars, grammar, ANSWER)
+    assert not follows(grammars, grammar, '{"b": 1}')
+    assert not follows(grammars, grammar, "Well.")
+
+
+LLAMA_PARIS = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "answer", "call"),
+    [
+        ("llama3_json", {"type": "object"}, '{"name": "get_weather", "age": 1}', LLAMA_PARIS),
+        ("llama3_json", NAME, '{"name": "get_weather"}', LLAMA_PARIS),
+        ("pythonic", {"type": "array", "items": {"type": "string"}}, '["get_weather"]', '[get_weather(city="Paris")]'),
+    ],
+)
+async def test_a_form_that_begins_as_calls_do_is_told_from_them(
+    serve_tools: CallingServing, name: str, schema: object, answer: str, call: str
+) -> None:
+    served = await serve_tools(saying(answer, call), tools=FORMATS[name])
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    first, second = (await served.chat(tools=[WEATHER], response_format=form, n=2)).json()["choices"]
+    assert (first["message"]["content"], first["finish_reason"]) == (answer, "stop")
+    assert (second["message"]["content"], second["finish_reason"]) == (None, "tool_calls")
+    assert follows(grammars_of(), held_to(served), answer)
+    assert follows(grammars_of(), held_to(served), call)
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": AS_SCHEMA}])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
+async def test_what_a_choice_of_tools_allows(
+    serve_tools: CallingServing, choice: object, fields: dict[str, Any]
+) -> None:
+    served = await serve_tools(saying(PARIS))
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    response = await served.chat(tools=[strict, TIME], tool_choice=choice, **fields)
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+    grammars, grammar = grammars_of(), held_to(served)
+    assert follows(grammars, grammar, PARIS)
+    assert follows(grammars, grammar, called("get_time", "{}")) == (choice != NAMED)
+    assert not follows(grammars, grammar, called("get_weather", '{"town": "Paris"}'))
+    assert not follows(grammars, grammar, called("get_whether", "{}"))
+    assert follows(grammars, grammar, "Well.") == (choice == "auto" and not fields)
+    assert follows(grammars, grammar, ANSWER) == (choice == "auto")
+
+
+async def test_calls_that_are_not_to_be_parallel_come_one_at_a_time(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(PARIS))
+    for parallel in (True, False):
+        await served.chat(tools=[WEATHER], tool_choice="required", parallel_tool_calls=parallel)
+        assert follows(grammars_of(), held_to(served), f"{PARIS}\n{PARIS}") == parallel
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto"])
+async def test_other_forms_do_not_go_with_calls(serve_tools: CallingServing, choice: object) -> None:
+    served = await serve_tools(saying(PARIS))
+    given: dict[str, Any] = {"structured_outputs": {"regex": "a+"}}
+    response = await served.chat(tools=[WEATHER], tool_choice=choice, **given)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs.regex")
+    assert (await served.chat(tools=[WEATHER], tool_choice="none", **given)).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"response_format": AS_SCHEMA}])
+async def test_parameters_that_cannot_be_held_to_are_named(serve_tools: CallingServing, fields: dict[str, Any]) -> None:
+    served = await serve_tools(saying(PARIS))
+    wrong = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "x"}}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": wrong}}
+    response = await served.chat(tools=[WEATHER, tool], **fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tools[1].function.parameters")
+    assert "'f'" in error["message"]
+    assert "properties.city.not" in error["message"]
+    assert served.engine.requests == []
+    assert (await served.chat(tools=[WEATHER, tool])).status_code == 200  # nothing is held to it
+
+
+async def test_tools_whose_grammar_would_be_without_measure_are_refused(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(PARIS), tools=FORMATS["qwen3_coder"])
+    served.engine.info = fake_info(max_model_len=100_000)
+    properties = {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/b"}} for i in range(300)}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "$defs": {"b": {"type": "integer", "title": "x" * 1000}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    error = (await served.chat(tools=[tool], tool_choice="required")).json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "invalid_grammar")
+    assert "'f'" in error["message"]
+
+
+async def test_what_is_not_held_to_is_not_named_as_the_fault(serve_tools: CallingServing) -> None:
+    """A tool that may not be called was, and so was a form of content where a call must be."""
+    served = await serve_tools(saying(PARIS))
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"not": {}}}} for name in ("f", "g")]
+    named = {"type": "function", "function": {"name": "g"}}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"not": {}}}}
+    response = await served.chat(tools=tools, tool_choice=named, response_format=form)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools[1].function.parameters")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"json": '{"type": '}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}, None),
+    ],
+)
+async def test_a_form_that_cannot_be_held_to_is_named_beside_tools(
+    serve_tools: CallingServing, fields: dict[str, Any], param: str | None
+) -> None:
+    served = await serve_tools(saying(PARIS))
+    response = await served.chat(tools=[WEATHER], **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param or "response_format")
+    assert "tools" not in response.json()["error"]["message"]
+
+
+async def test_a_model_that_thinks_does_so_before_either(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(f"<think>Hm.</think>{ANSWER}"))
+    response = await served.chat(tools=[WEATHER], response_format=AS_SCHEMA)
+    message = response.json()["choices"][0]["message"]
+    assert (message["reasoning"], json.loads(message["content"])) == ("Hm.", {"a": 1})
+    grammar = served.engine.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert follows(grammars_of(), grammar, f"<think>Hm.</think>{ANSWER}")
+    assert follows(grammars_of(), grammar, f"<think>Hm.</think>{PARIS}")
