@@ -16,10 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
-EVERYBODY_SEES = ("types", "ids", "errors", "config", "settings", "log", "block_names")
+EVERYBODY_SEES = ("types", "constraint", "ids", "errors", "config", "settings", "log", "block_names")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "types": ("transfer.ticket",),
+    "constraint": (),
     "ids": (),
     "errors": (),
     "config": (),
@@ -60,10 +61,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "engines.wire",
         "transfer.ticket",
     ),
-    "engines.native": ("engines.base", "engines.wire", "transfer", "kv_events"),
+    "engines.native": ("engines.base", "engines.wire", "transfer", "kv_events", "grammar", "text.tokenizer"),
     "text": ("engines.base",),
+    "grammar": ("text.tokenizer", "text.vocabulary"),
     "routing": ("engines.base", "engines.upstream.base", "transfer.ticket", "metrics.routing"),
-    "api": ("text", "engines.base", "engines.upstream.base", "engines.wire", "transfer.ticket", "metrics"),
+    "api": ("text", "grammar", "engines.base", "engines.upstream.base", "engines.wire", "transfer.ticket", "metrics"),
     "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models", "kv_events"),
     "__main__": ("cli",),
     "cli": ("deploy", "api", "text", "engines", "routing", "transfer", "metrics", "models"),
@@ -76,7 +78,12 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiohttp": ("engines.calls", "engines.remote", "engines.upstream", "engines.vllm"),
     "zmq": ("engines.native", "transfer", "kv_events"),
     "nixl": ("transfer",),
-    "ray": ("deploy",),
+    "llguidance": ("grammar",),
+    "openai_harmony": ("text.harmony",),
+    "ray": tuple(
+        f"deploy.ray.{module}"
+        for module in ("app", "cluster", "deployments", "foreground", "ingress_hook", "request_router")
+    ),
     "fastapi": ("api", "deploy"),
     "starlette": ("api",),
     "uvicorn": ("deploy",),

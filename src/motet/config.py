@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from motet.types import Role
+from motet.types import Ingress, Role
 
 ENVIRONMENT_PREFIX = "MOTET_"
 
@@ -36,6 +36,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A folder or hub name whose tokenizer takes the place of the model's own."""
     chat_template: str | None = None
     """A file with a Jinja template that takes the place of the model's own."""
+    tool_parser: str = "auto"
+    """How tool calls are written: a format's name, `auto` for what the chat template is known by, or `none`."""
+    reasoning_parser: str = "auto"
+    """How thoughts are marked: the same."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     """A local folder in Hugging Face's layout (`motet.models` finds or makes it)."""
     model_name: str
+    tokenizer_path: str = ""
+    """The folder of the tokenizer; empty: `model_path`. Read when a group has a grammar."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:K`."""
     dtype: str = "auto"
@@ -103,6 +109,8 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     """With fewer prompt tokens than this to compute, decode computes them itself; 0: never."""
     prefill_timeout_s: float = 120.0
     """After this a decode worker computes the prompt itself."""
+    prefill_may_come: bool = False
+    """Prefill workers come and go, and there may be none for a while: it is counted what is missed then."""
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +157,42 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One that does not answer for so long gets no groups until it does, and those it has go on elsewhere."""
     start_timeout_s: float = 300.0
     """How long the gateway waits for the first worker that answers requests."""
+
+
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the replicas of a cell on Ray Serve run, and how many there are."""
+
+    ingress: Ingress = Ingress.GATEWAY
+    """Who holds the streams of clients: replicas of their own, or those that decode."""
+    gateways: int = 1
+    """Gateway replicas."""
+    autoscale: bool = False
+    """As many prefill and decode replicas as the load wants; `prefill` and `decode` are the most."""
+    min_prefill: int = 0
+    min_decode: int = 1
+    choices_per_decode: int = 64
+    """Open choices that a decode replica is to have; with more, another one is started."""
+    prompts_per_prefill: int = 4
+    """Prompts under way that a prefill replica is to have."""
+    scale_up_delay_s: float = 5.0
+    """How long more replicas must be wanted: a group of many choices may be over before a new one has started."""
+    scale_down_delay_s: float = 60.0
+    """How long there must have been less to do before a replica is ended; five times as long before the last one is."""
+    cpus_per_worker: float = 1.0
+    """CPUs that Ray keeps for each prefill and decode replica; also the threads of its engine, unless those are set."""
+    gpus_per_worker: float = 0.0
+    resources_of: tuple[str, ...] = ()
+    """`ROLE=NAME:AMOUNT`: a custom resource of Ray that replicas of a role (or `gateway`) want."""
+    prefill_port: int = 20000
+    """Side-channel port of the prefill replica of rank 0."""
+    decode_port: int = 22000
+    """The same for decode."""
+    ray_address: str | None = None
+    """Of the cluster, as `ray.init` takes it: `auto`, `local` or `host:port`. None: the one there is, or a new one."""
+    app_name: str = "motet"
+    """Of the Serve application."""
+    prefix_router: bool = False
+    """With `direct` ingress behind HAProxy: choose the replica by cached prefix too, through a hook internal to Ray."""
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,15 +10,17 @@ from typer.testing import CliRunner, Result
 from motet import __version__
 from motet.cli import app
 from motet.cli.options import given, option
-from motet.cli.serve import make_plan
 from motet.cli.start import print_settings
+from motet.deploy.plan import ServerPlan
 from motet.deploy.ready import ready_line, url_in
+from motet.deploy.resolved import server_plan
 from motet.engines.base import Worker
 from motet.engines.fake import FakeEngine, fake_info
 from motet.errors import ConfigError
 from motet.models.smollm2 import FOLDER
 from motet.settings import resolve_settings
 from motet.settings.record import flag_of
+from motet.text.formats import ParserNames
 from motet.types import Role
 from tests.models.model_folders import write_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -57,6 +59,13 @@ def test_a_broken_model_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_chat_template_is_named(tmp_path: Path) -> None:
     fails(motet("serve", str(write_model(tmp_path)), "--chat-template", "/gone.jinja"), 2, "--chat-template")
+
+
+@pytest.mark.parametrize("flag", ["--tool-parser", "--reasoning-parser"])
+def test_an_unknown_parser_is_named_and_those_there_are(tmp_path: Path, flag: str) -> None:
+    """Before the model is looked for: that may take long."""
+    fails(motet("serve", str(tmp_path / "gone"), flag, "mine"), 2, f"{flag} mine is unknown; there are auto, none, ")
+    fails(motet("gateway", "--worker", "http://127.0.0.1:1", flag, "mine"), 2, f"{flag} mine is unknown")
 
 
 def test_an_unknown_flag_is_a_usage_error() -> None:
@@ -109,29 +118,49 @@ def test_the_table_of_settings_names_sources_and_hides_keys(capsys: pytest.Captu
     assert not any("secret" in line for line in lines)
 
 
+def plan_of(flags: dict[str, object], folder: Path) -> ServerPlan:
+    return server_plan(resolve_settings(flags, environ={}), cache=folder / "cache", say=lambda line: None)
+
+
+def test_engines_read_the_tokenizer_that_was_asked_for_in_place_of_the_models_own(tmp_path: Path) -> None:
+    model = save_tiny_tokenizer(write_model(tmp_path / "model"))
+    other = save_tiny_tokenizer(tmp_path / "other")
+    assert plan_of({"model": str(model)}, tmp_path).engine.tokenizer_path == str(model)
+    plan = plan_of({"model": str(model), "tokenizer": str(other)}, tmp_path)
+    assert plan.engine.tokenizer_path == str(plan.tokenizer_path) == str(other)
+
+
 def test_a_plan_follows_the_settings(tmp_path: Path) -> None:
     model = save_tiny_tokenizer(write_model(tmp_path / "model"))
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages }}")
-    flags = {"model": str(model), "served_model_name": "mine", "chat_template": str(template), "dtype": "float32"}
-    plan = make_plan(resolve_settings(flags, environ={}))
+    flags: dict[str, object] = {
+        "model": str(model),
+        "served_model_name": "mine",
+        "chat_template": str(template),
+        "dtype": "float32",
+        "tool_parser": "mistral",
+        "reasoning_parser": "none",
+    }
+    plan = plan_of(flags, tmp_path)
     assert (plan.engine.model_path, plan.engine.model_name, plan.engine.dtype) == (str(model), "mine", "float32")
     assert (plan.server.served_model_name, plan.tokenizer_path, plan.chat_template) == ("mine", model, "{{ messages }}")
+    assert plan.parsers == ParserNames(tools="mistral", reasoning="none")
 
 
 def test_another_tokenizer_takes_the_place_of_the_model_s(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     (model / "tokenizer.json").unlink()
     other = save_tiny_tokenizer(tmp_path / "tokenizer")
-    flags = {"model": str(model), "tokenizer": str(other)}
-    assert make_plan(resolve_settings(flags, environ={})).tokenizer_path == other
+    flags: dict[str, object] = {"model": str(model), "tokenizer": str(other)}
+    assert plan_of(flags, tmp_path).tokenizer_path == other
 
 
 def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_bytes(b"\xff\xfe\xff")
-    flags = {"model": str(write_model(tmp_path / "m")), "chat_template": str(tmp_path / "t.jinja")}
+    flags: dict[str, object] = {"model": str(write_model(tmp_path / "m")), "chat_template": str(tmp_path / "t.jinja")}
     with pytest.raises(ConfigError, match="cannot be read"):
-        make_plan(resolve_settings(flags, environ={}))
+        plan_of(flags, tmp_path)
 
 
 def workers(*roles: Role) -> list[Worker]:

@@ -49,6 +49,14 @@ def test_answers_are_kept_apart_and_timed() -> None:
     assert talk.done
 
 
+def test_thoughts_are_no_part_of_what_is_said_and_count_as_text() -> None:
+    talk = conversation(1)
+    for delta in ({"reasoning_content": "Hm", "reasoning": "Hm"}, {"reasoning_content": "."}, {"content": "Yes."}):
+        talk.feed(line({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}))
+    (answer,) = talk.answers
+    assert (answer.thought, answer.text, answer.first_s) == ("Hm.", "Yes.", 1)
+
+
 def test_completions_are_read_alike() -> None:
     talk = conversation(1)
     talk.feed(line({"choices": [{"index": 0, "text": "a", "finish_reason": None}]}))

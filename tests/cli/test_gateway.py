@@ -10,6 +10,7 @@ from motet.deploy.tokenizers import TokenizerRules
 from motet.engines.base import WorkerReport, WorkerState
 from motet.settings import Settings, resolve_settings
 from motet.settings.record import GATEWAY, flag_of
+from motet.text.formats import ParserNames
 from tests.cli.test_commands import fails, motet
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -49,10 +50,12 @@ def test_a_plan_follows_the_settings(tmp_path: Path) -> None:
             tokenizer=str(tokenizer),
             tokenizer_of=(f"org/other={tokenizer}",),
             chat_template=str(template),
+            reasoning_parser="qwen3",
             served_model_name="mine",
         )
     )
-    assert plan.tokenizers == TokenizerRules({"org/other": tokenizer}, tokenizer, "{{ messages }}")
+    parsers = ParserNames(reasoning="qwen3")
+    assert plan.tokenizers == TokenizerRules({"org/other": tokenizer}, tokenizer, "{{ messages }}", parsers)
     assert plan.server.served_model_name == "mine"
 
 

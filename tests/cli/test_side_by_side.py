@@ -40,6 +40,13 @@ def test_square_brackets_of_an_answer_are_no_markup() -> None:
     assert any("[bold]x[/bold]" in line for line in drawn([Answer("[bold]x[/bold]")], width=80))
 
 
+def test_a_thought_is_shown_until_something_is_said() -> None:
+    assert any("Hm." in line for line in drawn([Answer(thought="Hm.")], width=80))
+    said = drawn([Answer("Yes.", thought="Hm.")], width=80)
+    assert any("Yes." in line for line in said)
+    assert not any("Hm." in line for line in said)
+
+
 def two_answers(on_change: OnChange) -> Conversation:
     talk = Conversation(2)
     on_change(talk)

@@ -11,6 +11,7 @@ from motet.config import CellConfig, GatewayConfig, RoutingConfig, ServerConfig
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_server import GatewayPlan, run_gateway
 from motet.deploy.server import Outcome
+from motet.deploy.serving import Serving
 from motet.deploy.stop import StopSignals
 from motet.deploy.tokenizers import TokenizerRules
 from motet.engines.base import WorkerState
@@ -52,7 +53,6 @@ class RunningGateway:
             heartbeat_s=HEARTBEAT_S,
         )
         self.signals = StopSignals()
-        self.models: list[str] = []
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> "RunningGateway":
@@ -72,6 +72,10 @@ class RunningGateway:
             await self.http.aclose()
             if error is None:
                 self.gateway.router.fleet.check()
+
+    @property
+    def models(self) -> list[str]:
+        return self.service.model_names
 
     async def outcome(self) -> Outcome:
         return await self.ended
@@ -94,7 +98,7 @@ class RunningGateway:
         (writing,) = [server for server in servers if server.engine.open]
         return response, writing
 
-    def _on_ready(self, url: str, models: list[str], gateway: Gateway) -> None:
-        self.gateway = gateway
-        self.models = models
-        self._ready.set_result(url)
+    def _on_ready(self, serving: Serving[Gateway]) -> None:
+        self.gateway = serving.workforce
+        self.service = serving.service
+        self._ready.set_result(serving.url)

@@ -11,6 +11,7 @@ from motet.config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
 from motet.deploy.cell import Cell
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, run_server
+from motet.deploy.serving import Serving
 from motet.deploy.stop import StopSignals
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter
@@ -68,9 +69,9 @@ class Running:
         """The one that answers, the first of several; of a prefill server the only one."""
         return (self.starter.of(Role.DECODE) or self.starter.engines)[0]
 
-    def _on_ready(self, url: str, cell: Cell) -> None:
-        self.cell = cell
-        self._ready.set_result(url)
+    def _on_ready(self, serving: Serving[Cell]) -> None:
+        self.cell = serving.workforce
+        self._ready.set_result(serving.url)
 
     async def chat(self) -> httpx.Response:
         return await self.http.send(self._request())

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bench.ports import free_port
 from motet.block_names import block_names
 from motet.config import KVEventsConfig
 from motet.deploy.block_events import BlockEvents
 from motet.errors import ConfigError
 from motet.ids import ModelName
 from motet.kv_events.changes import BlockListener, Cleared, Stored, apply_to
-from motet.kv_events.endpoint import port_of, replay_endpoint
+from motet.kv_events.endpoint import replay_endpoint
 from motet.kv_events.reader import EventReader
 from motet.kv_events.schema import events_in
 from motet.kv_events.subscription import BlockSource, Subscription
@@ -78,9 +79,7 @@ async def test_an_engine_that_is_started_again_is_told_of_at_the_same_place() ->
 
 
 async def test_every_engine_has_two_ports_of_its_own() -> None:
-    free = BlockEvents(KVEventsConfig(kv_events_port=0), ["a"])
-    base = port_of(free.publish("a", Telling()) or "")
-    await free.close()
+    base = free_port()
     events = BlockEvents(KVEventsConfig(kv_events_port=base), ["prefill-0", "decode-0"])
     try:
         assert events.publish("decode-0", Telling()) == f"tcp://127.0.0.1:{base + 2}"

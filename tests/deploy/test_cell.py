@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.ports import free_port
 from motet.config import CellConfig
-from motet.deploy.listen import listen, port_of
+from motet.deploy.listen import listen
 from motet.deploy.server import Outcome
 from motet.errors import KVMemoryError
 from motet.routing.candidate import Work
@@ -77,8 +78,7 @@ async def test_engines_that_cannot_meet_are_a_warning_and_not_the_end(
 
 
 async def test_an_engine_that_cannot_start_ends_the_others_and_frees_the_port(folder: Path) -> None:
-    with listen("127.0.0.1", 0) as listener:
-        port = port_of(listener)
+    port = free_port()
     starter = Starter(errors={Role.DECODE: KVMemoryError("too small")})
     async with Running(folder, cell=CellConfig(prefill=2, decode=1), starter=starter, port=port) as server:
         with pytest.raises(KVMemoryError, match="too small"):

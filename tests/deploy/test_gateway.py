@@ -182,7 +182,7 @@ async def test_a_worker_that_wants_another_key_is_of_no_use_and_says_so(folder: 
 async def test_a_gateway_that_finds_no_worker_says_how_each_of_them_is(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
         named = (prefill, "http://127.0.0.1:1")
-        async with RunningGateway(*named, gateway={"start_timeout_s": 0.2}) as gateway:
+        async with RunningGateway(*named, gateway={"start_timeout_s": 1.0}) as gateway:
             with pytest.raises(StartupError) as caught:
                 await gateway.outcome()
     assert f"{id_of(prefill)} ({address(prefill)}) is ready" in caught.value.message

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from motet.deploy.listen import listen, port_of, url_of
+from motet.deploy.listen import listen, port_of, url_at, url_of
 from motet.errors import ConfigError
 
 
@@ -35,3 +35,9 @@ def test_small_writes_leave_at_once() -> None:
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_url_is_one_that_a_client_on_this_machine_can_ask() -> None:
+    assert url_at("0.0.0.0", 8000) == "http://127.0.0.1:8000"
+    assert url_at("::", 8000) == "http://[::1]:8000"
+    assert url_at("10.0.0.7", 8000) == "http://10.0.0.7:8000"

@@ -12,6 +12,7 @@ from motet.deploy.compose import make_router
 from motet.deploy.discover import FoundServer, KeptEngine
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import GatewayModels
+from motet.deploy.gateway_parts import GatewayRules
 from motet.deploy.tokenizers import TokenizerRules, Tokenizers
 from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
@@ -145,8 +146,7 @@ async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
         GatewayModels(router, Tokenizers(TokenizerRules({})), TextRouted(router.fleet)),
         GatewayConfig(workers=("http://a:1", "http://b:1")),
         server_at=lambda named: FoundServer(named.url, {EngineKind.MOTET: Unreachable}),
-        drain_s=0,
-        heartbeat_s=HEARTBEAT_S,
+        rules=GatewayRules(drain_s=0, heartbeat_s=HEARTBEAT_S),
     )
     leaving = router.fleet.get("a:1")
     assert leaving is not None

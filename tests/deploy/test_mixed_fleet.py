@@ -71,6 +71,18 @@ async def test_a_model_goes_with_its_last_worker_and_is_known_while_that_is_away
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_a_model_keeps_its_compiled_grammars_while_others_come_and_go(folder: Path) -> None:
+    """Each change of the fleet once made every model anew, and the vocabulary of its grammars with it."""
+    async with Running(folder) as ours, texts_peer() as texts, before(folder, ours, texts) as gateway:
+        served = gateway.service.served(ours.engine.info.model)
+        before_change, grammars = gateway.gateway.router.fleet.models(), served.grammars
+        await gateway.http.delete(f"/workers/{texts.url.removeprefix('http://')}", headers=ADMIN)
+        await gateway.until_state(texts.url.removeprefix("http://"), None)
+        assert gateway.models == [ours.engine.info.model]
+        assert gateway.gateway.router.fleet.models() is not before_change
+        assert gateway.service.served(ours.engine.info.model).grammars is grammars
+
+
 async def test_a_gateway_before_text_servers_alone_needs_no_tokenizer(folder: Path) -> None:
     async with texts_peer() as texts, RunningGateway(texts.url) as gateway:
         assert gateway.models == [TEXTS]

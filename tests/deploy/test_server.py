@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.ports import free_port
 from motet.deploy.listen import listen, port_of
 from motet.deploy.server import Outcome
 from motet.deploy.stop import StopSignals
@@ -124,8 +125,7 @@ async def test_a_signal_before_it_is_ready_ends_the_start_of_the_engine(folder: 
 
 
 async def test_an_engine_that_cannot_start_says_why_and_frees_the_port(folder: Path) -> None:
-    with listen("127.0.0.1", 0) as listener:
-        port = port_of(listener)
+    port = free_port()
     starter = Starter(errors={Role.BOTH: KVMemoryError("too small")})
     async with Running(folder, starter=starter, port=port) as server:
         with pytest.raises(KVMemoryError, match="too small"):

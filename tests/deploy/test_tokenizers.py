@@ -8,6 +8,7 @@ import pytest
 from motet.deploy.tokenizer_files import read_files
 from motet.deploy.tokenizers import TRY_AGAIN_S, TokenizerRules, Tokenizers
 from motet.errors import EngineDiedError, EngineError
+from motet.text.formats import ParserNames
 
 pytestmark = pytest.mark.anyio
 
@@ -53,6 +54,13 @@ async def test_one_that_was_named_for_the_model_is_taken_instead(folder: Path, t
 async def test_a_chat_template_that_was_given_takes_the_place_of_the_models(folder: Path) -> None:
     tokenizers = Tokenizers(TokenizerRules({}, others=folder, chat_template="{{ messages }}!"))
     assert (await tokenizers.learn("m", never, worker="w")).tokenizer.chat_template == "{{ messages }}!"
+
+
+async def test_answers_are_read_as_the_template_says_or_the_operator(folder: Path) -> None:
+    for parsers, names in ((ParserNames(), "think"), (ParserNames(reasoning="kimi"), "kimi")):
+        rules = TokenizerRules({}, others=folder, chat_template="<think>{{ messages }}", parsers=parsers)
+        formats = (await Tokenizers(rules).learn("m", never, worker="w")).formats
+        assert formats.reasoning is not None and names in formats.reasoning.names
 
 
 async def test_one_that_is_not_to_be_had_is_looked_for_again_after_a_while(folder: Path) -> None:

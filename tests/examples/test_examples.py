@@ -32,6 +32,7 @@ def run(*command: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_side_by_side(server: FakeServer) -> None:
     output = run(sys.executable, str(EXAMPLES / "side_by_side.py"), "how many?", "--url", f"{server.url}/v1")
     lines = output.splitlines()
@@ -44,6 +45,7 @@ def tokens_of(index: int) -> list[int]:
     return fake_answer(ANSWERS[index % len(ANSWERS)])
 
 
+@pytest.mark.slow
 def test_best_of_eight(server: FakeServer) -> None:
     output = run(sys.executable, str(EXAMPLES / "best_of_eight.py"), "--url", f"{server.url}/v1")
     assert output.splitlines() == ["6 of 8: 12", "2 of 8: 11"]

@@ -6,7 +6,7 @@ import pytest
 
 from motet.errors import ConfigError
 from motet.settings import Settings, resolve_settings
-from motet.settings.record import GATEWAY, SERVE, setting_fields
+from motet.settings.record import GATEWAY, RAY, SERVE, setting_fields
 
 URL = "http://a:8000"
 
@@ -16,7 +16,7 @@ def resolved(flags: dict[str, object], environ: dict[str, str] | None = None, fi
 
 
 def test_every_setting_belongs_to_a_command() -> None:
-    assert set(SERVE) | set(GATEWAY) == setting_fields().keys()
+    assert set(SERVE) | set(GATEWAY) | set(RAY) == setting_fields().keys()
 
 
 def test_a_gateway_has_settings_of_its_own_and_shares_those_of_http_and_routing() -> None:

@@ -11,6 +11,7 @@ from motet.cli.chat import chat
 from motet.cli.demo import demo
 from motet.cli.gateway import gateway
 from motet.cli.models import models
+from motet.cli.ray import ray
 from motet.cli.serve import serve
 from motet.errors import MotetError, StartupError
 
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(gateway)
+app.command()(ray)
 app.add_typer(models, name="models")
 app.command()(chat)
 app.command()(demo)

@@ -18,6 +18,7 @@ DONE = "[DONE]"
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -50,9 +51,11 @@ class Answer:
     """One choice as far as it has come."""
 
     text: str = ""
+    thought: str = ""
+    """What the model thought before it; no part of the conversation."""
     finish_reason: str | None = None
     first_s: float | None = None
-    """Seconds until its first text."""
+    """Seconds until its first text, thought or said."""
 
 
 class Conversation:
@@ -100,7 +103,9 @@ class Conversation:
     def _take(self, choice: _Choice, now_s: float) -> None:
         answer = self.answers[choice.index]
         text = choice.text or (choice.delta.content if choice.delta else None) or ""
-        if (text or choice.finish_reason) and answer.first_s is None:
+        thought = (choice.delta.reasoning_content if choice.delta else None) or ""
+        if (text or thought or choice.finish_reason) and answer.first_s is None:
             answer.first_s = now_s
         answer.text += text
+        answer.thought += thought
         answer.finish_reason = choice.finish_reason or answer.finish_reason

@@ -5,13 +5,15 @@ from functools import partial
 import typer
 
 from motet.cli.options import given, takes
-from motet.cli.start import ConfigFile, StopWithStdin, print_settings, read_template, run_until_stopped, say
+from motet.cli.start import ConfigFile, StopWithStdin, print_settings, run_until_stopped, say
 from motet.config import cache_folder, environment
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_server import GatewayPlan, run_gateway
 from motet.deploy.heap import freeze_heap
 from motet.deploy.ready import gateway_ready_line
+from motet.deploy.resolved import parser_names, read_template
 from motet.deploy.server import Outcome
+from motet.deploy.serving import Serving
 from motet.deploy.stop import StopSignals
 from motet.deploy.tokenizers import TokenizerRules
 from motet.models import resolve_tokenizer
@@ -56,6 +58,7 @@ def make_plan(settings: Settings) -> GatewayPlan:
             {name: resolve_tokenizer(folder, cache=cache, say=say) for name, _, folder in named},
             others=None if model.tokenizer is None else resolve_tokenizer(model.tokenizer, cache=cache, say=say),
             chat_template=read_template(model.chat_template),
+            parsers=parser_names(settings),
         ),
         find_tokenizer=partial(resolve_tokenizer, cache=cache),
         routing=settings.routing,
@@ -63,6 +66,6 @@ def make_plan(settings: Settings) -> GatewayPlan:
     )
 
 
-def on_ready(url: str, models: list[str], gateway: Gateway) -> None:
+def on_ready(serving: Serving[Gateway]) -> None:
     freeze_heap()
-    typer.echo(gateway_ready_line(url, models, gateway.router.fleet.reports()))
+    typer.echo(gateway_ready_line(serving.url, serving.service.model_names, serving.service.workers.reports()))

@@ -10,10 +10,11 @@ from msgspec.structs import FieldInfo
 from typer.models import OptionInfo
 
 from motet.settings.record import flag_of, setting_fields
-from motet.types import Role
+from motet.types import Ingress, Role
 
 MODEL, ENGINE, LIMITS, HTTP, PROCESS = "Model", "Engine", "Limits", "HTTP", "Process"
 CELL = "Prefill and decode"
+ON_RAY = "Ray"
 ROUTING = "Workers"
 WORKERS = "Servers"
 
@@ -36,6 +37,8 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "revision": "Branch, tag or commit on the hub.",
         "tokenizer": "Folder or hub name of another tokenizer than the model's.",
         "chat_template": "File with another Jinja template than the model's.",
+        "tool_parser": "How the model writes tool calls: auto (by its template), none or a name.",
+        "reasoning_parser": "How it marks what it thinks: auto (by its template), none or a name.",
     },
     ENGINE: {
         "device": "auto, cpu, cuda or cuda:K.",
@@ -79,6 +82,25 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "kv_events_host": "Address at which they listen, and are found.",
         "kv_events_topic": "What their messages begin with.",
     },
+    ON_RAY: {
+        "ingress": "Who holds clients' streams: gateway (outlive workers) or direct (no hop).",
+        "gateways": "Gateway replicas.",
+        "autoscale": "As many prefill and decode replicas as the load wants.",
+        "min_prefill": "The fewest prefill replicas, with --autoscale.",
+        "min_decode": "The fewest decode replicas, with --autoscale.",
+        "choices_per_decode": "Open choices a decode replica should have, with --autoscale.",
+        "prompts_per_prefill": "Prompts under way a prefill replica should have, with --autoscale.",
+        "scale_up_delay_s": "Seconds of more load before another replica is started.",
+        "scale_down_delay_s": "Seconds of less load before a replica ends; the last one: 5 times that.",
+        "cpus_per_worker": "CPUs kept for a prefill or decode replica, and its engine's threads.",
+        "gpus_per_worker": "GPUs kept for a prefill or decode replica.",
+        "resources_of": "Custom resource that replicas of a role (or gateway) want: ROLE=NAME:AMOUNT.",
+        "prefill_port": "Side-channel port of the first prefill replica; 0: free ones.",
+        "decode_port": "Side-channel port of the first decode replica; 0: free ones.",
+        "ray_address": "Cluster to join: auto, host:port or local (a new one); if unset, one there is.",
+        "app_name": "Name of the Serve application.",
+        "prefix_router": "With direct ingress and HAProxy: choose by cached prefix too.",
+    },
     LIMITS: {
         "max_n": "Choices of one prompt.",
         "max_choices": "Prompts x n of one request.",
@@ -108,15 +130,15 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def takes(names: Collection[str], **other_helps: str) -> Callable[[Command], Command]:
-    """Gives a command the flags of these settings; `other_helps`: where words of its own are better. What was typed is
-    read by `given`; typer passes it too, to a parameter such as `**_flags`."""
+    """Gives a command the flags of these settings; `other_helps`: where words of its own are better, default and all.
+    What was typed is read by `given`; typer passes it too, to a parameter such as `**_flags`."""
 
     def give(command: Command) -> Command:
         own = list(inspect.signature(command).parameters.values())
         first = [one for one in own if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         last = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
         flags = [
-            _parameter(name, panel, other_helps.get(name, help))
+            _parameter(name, option(name, panel, help, own=other_helps.get(name)))
             for panel, options in OPTIONS.items()
             for name, help in options.items()
             if name in names
@@ -127,12 +149,13 @@ def takes(names: Collection[str], **other_helps: str) -> Callable[[Command], Com
     return give
 
 
-def option(name: str, panel: str, help: str) -> OptionInfo:
-    """The flag of a setting. Without a default of its own: only what was typed overrides file and environment."""
+def option(name: str, panel: str, help: str, *, own: str | None = None) -> OptionInfo:
+    """The flag of a setting. Without a default of its own: only what was typed overrides file and environment. `own`:
+    in place of `help` and the default."""
     default = setting_fields()[name].default
     shown = "" if default is None or default in ((), "") or isinstance(default, bool) else f" (default {default})"
     flag = f"--{name.replace('_', '-')}/{flag_of(name)}" if default is True else flag_of(name)
-    info: OptionInfo = typer.Option(flag, help=help + shown, rich_help_panel=panel, show_default=False)
+    info: OptionInfo = typer.Option(flag, help=own or help + shown, rich_help_panel=panel, show_default=False)
     return info
 
 
@@ -142,13 +165,13 @@ def given(ctx: typer.Context) -> dict[str, object]:
     return {name: value for name, value in flags.items() if value not in (None, [], ())}
 
 
-def _parameter(name: str, panel: str, help: str) -> inspect.Parameter:
+def _parameter(name: str, info: OptionInfo) -> inspect.Parameter:
     kind = _kind(setting_fields()[name])
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind | None, option(name, panel, help)],
+        annotation=Annotated[kind | None, info],
     )
 
 
@@ -159,4 +182,4 @@ def _kind(field: FieldInfo) -> Any:
         kind = next(part for part in get_args(kind) if part is not type(None))
     if get_origin(kind) is tuple:
         return list[str]
-    return str if kind is Role else kind
+    return str if kind in (Role, Ingress) else kind

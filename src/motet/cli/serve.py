@@ -5,17 +5,17 @@ from typing import Annotated
 import typer
 
 from motet.cli.options import given, takes
-from motet.cli.start import ConfigFile, StopWithStdin, print_settings, read_template, run_until_stopped, say
+from motet.cli.start import ConfigFile, StopWithStdin, print_settings, run_until_stopped, say
 from motet.config import cache_folder, environment
 from motet.deploy.cell import Cell
 from motet.deploy.heap import freeze_heap
-from motet.deploy.plan import ServerPlan
 from motet.deploy.ready import ready_line
+from motet.deploy.resolved import server_plan
 from motet.deploy.server import Outcome, run_server
+from motet.deploy.serving import Serving
 from motet.deploy.stop import StopSignals
 from motet.engines.native.client import NativeEngine
-from motet.models import resolve, resolve_tokenizer
-from motet.settings import Settings, resolve_settings
+from motet.settings import resolve_settings
 from motet.settings.record import SERVE
 
 
@@ -36,7 +36,7 @@ def serve(
     Every flag may also be given as MOTET_<NAME> in the environment, or in a TOML file.
     """
     settings = resolve_settings(given(ctx), environ=environment(), file=config)
-    plan = make_plan(settings)
+    plan = server_plan(settings, cache=cache_folder(environment()), say=say)
     print_settings(settings, "motet serve")
 
     async def run(signals: StopSignals) -> Outcome:
@@ -45,18 +45,6 @@ def serve(
     raise run_until_stopped(run, plan.server, stop_with_stdin=stop_with_stdin)
 
 
-def make_plan(settings: Settings) -> ServerPlan:
-    """Finds, or fetches, what the settings name."""
-    model, environ = settings.model, environment()
-    server = settings.server(served_model_name=model.served_model_name or model.model)
-    cache = cache_folder(environ)
-    template = read_template(model.chat_template)
-    source = resolve(model.model, cache=cache, revision=model.revision, say=say)
-    tokenizer = resolve_tokenizer(model.tokenizer or str(source.path), cache=cache, say=say)
-    engine = settings.engine(model_path=source.path, model_name=server.served_model_name)
-    return ServerPlan(engine, server, tokenizer, template, settings.cell, settings.routing, settings.kv_events)
-
-
-def on_ready(url: str, cell: Cell) -> None:
+def on_ready(serving: Serving[Cell]) -> None:
     freeze_heap()
-    typer.echo(ready_line(url, [worker for worker in cell.workers if worker.local]))
+    typer.echo(ready_line(serving.url, [worker for worker in serving.workforce.workers if worker.local]))

@@ -32,7 +32,7 @@ def layout(answers: Sequence[Answer], *, width: int, height: int | None = None) 
 
 
 def panel(index: int, answer: Answer, *, width: int, lines: int | None) -> Panel:
-    text = Text(answer.text.strip())
+    text = shown(answer)
     height = None
     if lines is not None:
         wrapped = text.wrap(Console(width=width), width - 4)
@@ -46,6 +46,12 @@ def panel(index: int, answer: Answer, *, width: int, lines: int | None) -> Panel
         height=height,
         border_style="green" if ended else "cyan",
     )
+
+
+def shown(answer: Answer) -> Text:
+    """What is said, once something is; what is thought, until then."""
+    said = answer.text.strip()
+    return Text(said) if said else Text(answer.thought.strip(), style="dim")
 
 
 class LiveView:
@@ -84,4 +90,4 @@ def ignore(talk: Conversation) -> None:
 def print_in_turn(console: Console, answers: Sequence[Answer]) -> None:
     for index, answer in enumerate(answers):
         console.print(f"--- choice {index} ({answer.finish_reason})", highlight=False)
-        console.print(answer.text.strip(), highlight=False, markup=False, soft_wrap=True)
+        console.print(shown(answer), highlight=False, soft_wrap=True)

@@ -1,7 +1,6 @@
 """What the commands that run a server have in common: what they read, what they show, and how they end."""
 
 import asyncio
-import logging
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,8 +15,7 @@ from motet.cli.options import PROCESS
 from motet.config import ServerConfig
 from motet.deploy.server import Outcome
 from motet.deploy.stop import StopSignals
-from motet.errors import ConfigError
-from motet.log import LogFormat, setup_logging
+from motet.log import setup_logging_as
 from motet.settings import Settings
 
 ConfigFile = Annotated[
@@ -33,7 +31,7 @@ def run_until_stopped(
     run: Callable[[StopSignals], Awaitable[Outcome]], config: ServerConfig, *, stop_with_stdin: bool
 ) -> typer.Exit:
     """Runs a server in a loop of its own; what it ended with is to be raised."""
-    setup_logging(format=LogFormat(config.log_format), level=logging.getLevelNamesMapping()[config.log_level.upper()])
+    setup_logging_as(config.log_format, config.log_level)
 
     async def run_with_signals() -> Outcome:
         with StopSignals() as signals:
@@ -43,17 +41,6 @@ def run_until_stopped(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return typer.Exit(runner.run(run_with_signals()))
-
-
-def read_template(file: str | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except FileNotFoundError as exc:
-        raise ConfigError(f"--chat-template {file}: there is no such file") from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"--chat-template {file}: cannot be read: {exc}") from exc
 
 
 def say(line: str) -> None:

@@ -29,12 +29,14 @@ class ChildServer:
         command: str = "serve",
         port: int = 0,
         environ: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
     ) -> None:
-        """`environ`: in place of this process's environment."""
+        """`environ`: in place of this process's environment. `under`: a command that becomes the one behind it, with
+        something changed, as `taskset` and `ip netns exec` do."""
         self.url = ""
         self._environ = environ
         self._command = [
-            sys.executable, "-m", "motet", command, *arguments, "--port", str(port), "--stop-with-stdin"
+            *under, sys.executable, "-m", "motet", command, *arguments, "--port", str(port), "--stop-with-stdin"
         ]  # fmt: skip
 
     def __enter__(self) -> "ChildServer":

@@ -56,7 +56,7 @@ def make_router(
     fleet = Fleet(clock=clock, session_expiry_s=routing.session_expiry_s)
     policy = policy_named(routing.routing_policy)
     routed = Routed(fleet, policy) if pd_figures is None else Routed(fleet, policy, left=pd_figures.left)
-    rules = BypassRules(cell.bypass_tokens, cell.prefill_timeout_s)
+    rules = BypassRules(cell.bypass_tokens, cell.prefill_timeout_s, cell.prefill_may_come)
     disaggregated = Disaggregated(routed, routed, rules, role=role)
     migrating = Migrating(
         disaggregated,
@@ -82,7 +82,7 @@ def make_router(
 
     def figures() -> RoutingFigures:
         return RoutingFigures(
-            bypasses=disaggregated.bypasses if fleet.has_prefill() else {},
+            bypasses=disaggregated.bypasses if cell.prefill_may_come or fleet.has_prefill() else {},
             migrations=migrating.figures.moves,
             choices_resumed=migrating.figures.choices_resumed,
             tokens_replayed=migrating.figures.tokens_replayed,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from motet.api.served import Models
 from motet.deploy.gateway import Gateway
 from motet.engines.base import WorkerState
 from motet.errors import StartupError
@@ -13,7 +14,7 @@ from motet.types import Role
 logger = logging.getLogger(__name__)
 
 
-async def first_models(gateway: Gateway, *, timeout_s: float) -> list[str]:
+async def first_models(gateway: Gateway, models: Models, *, timeout_s: float) -> list[str]:
     """Waits for the first such worker, and until all have been asked; returns the names of the models there are then.
 
     Raises StartupError that says how each of the workers is."""
@@ -38,7 +39,7 @@ async def first_models(gateway: Gateway, *, timeout_s: float) -> list[str]:
         raise StartupError(
             f"no worker that answers requests was there within {timeout_s:g} s{said or '; none was named'}"
         )
-    return [model.name for model in gateway.models.all()]
+    return [model.name for model in models.all()]
 
 
 def _can_answer(fleet: Fleet) -> bool:

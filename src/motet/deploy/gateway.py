@@ -1,7 +1,7 @@
 """The workers of a gateway: servers elsewhere, of any kind, that join, leave, die and return while it runs.
 
     --worker URL          there from the start
-    --workers-file FILE   what is added or removed in it joins or leaves
+    --workers-file FILE   what is added or removed in it joins or leaves; so with any other `WorkerList`
     POST /workers         operators do the same over HTTP (`Membership`)
 
 1. each worker has a keeper (`deploy.remote_keeper`), which asks it every second and lets the fleet know
@@ -15,21 +15,22 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from itertools import chain, count
 from urllib.parse import urlsplit
 
 from motet.config import GatewayConfig
 from motet.deploy.compose import Router
 from motet.deploy.discover import FoundServer
-from motet.deploy.gateway_models import GatewayModels
+from motet.deploy.gateway_parts import GatewayRules, LearnedModels, WorkerList
 from motet.deploy.likeness import Likeness
 from motet.deploy.meet import meet_all
-from motet.deploy.remote_keeper import HEARTBEAT_S, KeeperRules, Kept, KeptServer, RemoteKeeper
-from motet.deploy.workers_file import WorkersFile
+from motet.deploy.remote_keeper import KeeperRules, Kept, KeptServer, RemoteKeeper
 from motet.engines.base import ANSWERING, Worker, WorkerState
 from motet.engines.upstream.upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import DrainingError, NotFoundError, RequestError, WorkerLeavingError
+from motet.kv_events.follower import follow_blocks
+from motet.kv_events.shared_context import SharedContext
 from motet.routing.fleet import Member
 from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
 from motet.types import EngineKind
@@ -45,15 +46,15 @@ class Gateway:
     def __init__(
         self,
         router: Router,
-        models: GatewayModels,
+        models: LearnedModels,
         config: GatewayConfig,
         *,
         server_at: Callable[[NamedWorker], FoundServer],
-        drain_s: float,
-        heartbeat_s: float = HEARTBEAT_S,
+        rules: GatewayRules,
+        listed: WorkerList | None = None,
     ) -> None:
-        """With the workers that `config` names; those of the file come and go with it, and then their groups have
-        `drain_s`. Raises ConfigError."""
+        """With the workers that `config` names; those that are `listed` come and go with the list. Raises
+        ConfigError."""
         self.router = router
         self.models = models
         self.likeness = Likeness()
@@ -61,13 +62,13 @@ class Gateway:
         self._server_at = server_at
         self._roles = roles_by_url(config.role_of)
         self._silence_s = config.worker_timeout_s
-        self._drain_s = drain_s
-        self._heartbeat_s = heartbeat_s
+        self._rules = rules
+        self._follow_blocks = partial(follow_blocks, shared=SharedContext())
         self._keepers: dict[str, RemoteKeeper] = {}
-        self._from_file: dict[str, str] = {}
-        """URL -> id of those that the file brought and that are to stay."""
-        self._in_file: set[str] = set()
-        """URLs in the file that have been heeded."""
+        self._from_list: dict[str, str] = {}
+        """URL -> id of those that the list brought and that are to stay."""
+        self._in_list: set[str] = set()
+        """URLs in the list that have been heeded."""
         self._leaving: dict[str, float] = {}
         """How long their groups have."""
         self._keeping: dict[str, asyncio.Task[None]] = {}
@@ -76,9 +77,9 @@ class Gateway:
         """While it is watched."""
         for named in named_workers(config.workers):
             self.add(named)
-        self._file = WorkersFile(Path(config.workers_file).expanduser()) if config.workers_file else None
-        if self._file is not None:
-            self._take_from_file(self._file.named)
+        self._listed = listed
+        if listed is not None:
+            self._take_listed(listed.named)
 
     @property
     def workers(self) -> list[Worker]:
@@ -105,8 +106,8 @@ class Gateway:
                 self._keep(keeper, tasks)
             for id in self._leaving:
                 tasks.create_task(self._let_go(id))
-            if self._file is not None:
-                tasks.create_task(self._follow(self._file))
+            if self._listed is not None:
+                tasks.create_task(self._follow(self._listed))
             try:
                 await asyncio.Event().wait()
             finally:
@@ -120,11 +121,9 @@ class Gateway:
     def add(self, named: NamedWorker, id: str | None = None) -> str:
         """Returns its id. Raises RequestError if its URL or id is taken."""
         named = replace(named, role=named.role or self._roles.get(named.url))
-        known = {keeper.url: keeper.id for keeper in self._keepers.values()}
-        if named.url in known:
-            raise RequestError(
-                f"{named.url} is a worker already: {known[named.url]}.", param="url", code="worker_exists"
-            )
+        known = next((keeper.id for keeper in self._keepers.values() if keeper.url == named.url), None)
+        if known is not None:
+            raise RequestError(f"{named.url} is a worker already: {known}.", param="url", code="worker_exists")
         if id in self._keepers:
             raise RequestError(f"There is a worker {id} already.", param="id", code="worker_exists")
         id = id or _free_id(named.url, self._keepers)
@@ -136,7 +135,8 @@ class Gateway:
             rules=KeeperRules(
                 problem=lambda report: self.likeness.problem(report, named.role),
                 silence_s=self._silence_s,
-                heartbeat_s=self._heartbeat_s,
+                heartbeat_s=self._rules.heartbeat_s,
+                follow=self._follow_blocks,
             ),
         )
         self._keepers[id] = keeper
@@ -173,7 +173,7 @@ class Gateway:
         tasks = self._open_tasks()
         if id not in self._leaving:
             self._leaving[id] = drain_s
-            self._from_file.pop(self._keepers[id].url, None)
+            self._from_list.pop(self._keepers[id].url, None)
             self._keepers[id].take_out()
             tasks.create_task(self._let_go(id))
 
@@ -194,27 +194,26 @@ class Gateway:
         """Returns once it has nothing of ours. Nobody tells that a prompt has been prefilled, so that is looked for."""
         while (member := self._fleet.get(id)) is not None and _busy(member):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat_s):
+                async with asyncio.timeout(self._rules.heartbeat_s):
                     await self._fleet.changed()
 
-    async def _follow(self, file: WorkersFile) -> None:
+    async def _follow(self, listed: WorkerList) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat_s)
-            self._take_from_file(await asyncio.to_thread(file.look))
+            self._take_listed(await listed.next())
 
-    def _take_from_file(self, named: Iterable[NamedWorker]) -> None:
-        """Heeds a line once: whom an operator removes stays away; whom one has joined is not the file's to remove."""
+    def _take_listed(self, named: Iterable[NamedWorker]) -> None:
+        """Heeds a name once: whom an operator removes stays away; whom one has joined is not the list's to remove."""
         wanted = {worker.url: worker for worker in named}
-        for url in self._from_file.keys() - wanted.keys():
-            self._start_leaving(self._from_file[url], self._drain_s)
-        self._in_file &= wanted.keys()
+        for url in self._from_list.keys() - wanted.keys():
+            self._start_leaving(self._from_list[url], self._rules.drain_s)
+        self._in_list &= wanted.keys()
         there = {keeper.url: keeper.id for keeper in self._keepers.values()}
-        for url in [url for url in wanted if url not in self._in_file]:
+        for url in [url for url in wanted if url not in self._in_list]:
             if url not in there:
-                self._from_file[url] = self.add(wanted[url])
+                self._from_list[url] = self.add(wanted[url])
             elif there[url] in self._leaving:
                 continue  # until it has left
-            self._in_file.add(url)
+            self._in_list.add(url)
 
     async def _join(self, id: str, server: FoundServer, report: EngineReport) -> Kept:
         await self.models.learn(report, server)
@@ -245,6 +244,9 @@ class Gateway:
             self._fleet.put(newcomer)
             await meet_all(newcomer, self._present)
             return
+        if not self._rules.introduces:
+            self._fleet.put(newcomer)
+            return
         async with self._joining:
             await meet_all(newcomer, self._present)
             self._fleet.put(newcomer)
@@ -263,4 +265,4 @@ def _free_id(url: str, taken: Collection[str]) -> str:
     """Such as `10.0.0.1:8000`."""
     parts = urlsplit(url)
     id = f"{parts.hostname}:{parts.port or PORTS[parts.scheme]}"
-    return next(free for free in (id, *(f"{id}-{number}" for number in range(2, len(taken) + 3))) if free not in taken)
+    return next(free for free in chain([id], (f"{id}-{number}" for number in count(2))) if free not in taken)

@@ -31,6 +31,8 @@ class GatewayModels:
         self._first: str | None = None
         self._known: Mapping[ModelName, ModelCard] = {}
         """What the models below were made of."""
+        self._made: dict[ModelName, ServedModel | TextModel] = {}
+        """By the names of workers."""
         self._models: dict[str, ServedModel | TextModel] = {}
         """By the names of clients."""
 
@@ -50,11 +52,12 @@ class GatewayModels:
         return self._now().get(name)
 
     def _now(self) -> dict[str, ServedModel | TextModel]:
-        """Made anew when a worker has come, gone, or changed what it serves."""
+        """Looked at anew when a worker has come, gone, or changed what it serves."""
         known = self._router.fleet.models()
         if known is not self._known:
-            made = [self._model(card, self._models.get(self._shown(card.name))) for card in known.values()]
-            self._models = {model.name: model for model in made if model is not None}
+            made = {card.name: self._model(card, self._made.get(card.name)) for card in known.values()}
+            self._made = {name: model for name, model in made.items() if model is not None}
+            self._models = {model.name: model for model in self._made.values()}
             self._known = known
         return self._models
 
@@ -64,12 +67,14 @@ class GatewayModels:
         return {} if first is None else first.files
 
     def _model(self, card: ModelCard, former: ServedModel | TextModel | None) -> ServedModel | TextModel | None:
-        """None: its tokenizer is not known yet, so no worker with it has been used."""
+        """None: its tokenizer is not known yet, so no worker with it has been used. `former` itself if nothing of it
+        has changed: it keeps the grammars that were compiled for it."""
         text = self._router.fleet.only_text(card.name)
-        model = self._text_model(card) if text else self._token_model(card)
+        model = self._text_model(card) if text else self._token_model(card, former)
         if former is None or model is None:
             return model
-        return replace(model, created=former.created)
+        model = replace(model, created=former.created)
+        return former if model == former else model
 
     def _text_model(self, card: ModelCard) -> TextModel:
         return TextModel(
@@ -80,15 +85,19 @@ class GatewayModels:
             source=self.texts.of(card.name),
         )
 
-    def _token_model(self, card: ModelCard) -> ServedModel | None:
+    def _token_model(self, card: ModelCard, former: ServedModel | TextModel | None) -> ServedModel | None:
         loaded = self._loaded(card.name)
         if loaded is None:
             return None
+        router = self._router
         return ServedModel(
             name=self._shown(card.name),
-            engine=OfModel(self._router.engine, self._router.fleet, card.name),
+            engine=former.engine
+            if isinstance(former, ServedModel)
+            else OfModel(router.engine, router.fleet, card.name),
             tokenizer=loaded.tokenizer,
             template=loaded.template,
+            formats=loaded.formats,
             root=card.root or card.name,
             parent=None if card.parent is None else self._shown(card.parent),
         )

@@ -8,6 +8,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -19,20 +20,24 @@ from motet.deploy.discover import FoundServer
 from motet.deploy.first_worker import first_models
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import GatewayModels
+from motet.deploy.gateway_parts import GatewayRules, WorkerList
 from motet.deploy.http import HttpServer
 from motet.deploy.listen import listen, port_of, url_of
+from motet.deploy.open_files import allow_open_files
 from motet.deploy.remote_keeper import HEARTBEAT_S
 from motet.deploy.server import Outcome, Server, started
+from motet.deploy.serving import Serving
 from motet.deploy.stop import StopSignals
 from motet.deploy.tokenizers import TokenizerRules, Tokenizers
 from motet.deploy.ways import Asking, FindTokenizer, ways_to_ask
+from motet.deploy.workers_file import WorkersFile
 from motet.engines.calls import server_client
 from motet.engines.vllm.figures import PDFigures
 from motet.routing.text_routed import TextRouted
 from motet.settings.named_worker import NamedWorker
 
-OnReady = Callable[[str, list[str], Gateway], None]
-"""Called with the server's URL and the names of its models once it serves."""
+OnReady = Callable[[Serving[Gateway]], None]
+"""Called once it serves."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,15 @@ class GatewayPlan:
     """When prefill pays."""
     heartbeat_s: float = HEARTBEAT_S
     """Between two questions to a worker how it is."""
+    introduces: bool = True
+    """Whether workers that exchange KV are made to meet; False: they see to it themselves."""
+    listed: WorkerList | None = None
+    """Workers that come and go; None: those of the workers' file, if there is one."""
 
 
 async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSignals) -> Outcome:
     """Runs a gateway until it is told to stop. Raises `StartupError`."""
+    allow_open_files()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
         asking = Asking(
@@ -62,25 +72,26 @@ async def run_gateway(plan: GatewayPlan, *, on_ready: OnReady, signals: StopSign
             pass_keys=not (plan.server.api_keys or plan.server.admin_key),
             find_tokenizer=plan.find_tokenizer,
         )
-        gateway = make_gateway(plan, asking)
+        gateway, models = make_gateway(plan, asking)
         stack.push_async_callback(gateway.close)
-        names = await started(first_models(gateway, timeout_s=plan.gateway.start_timeout_s), signals)
+        names = await started(first_models(gateway, models, timeout_s=plan.gateway.start_timeout_s), signals)
         if names is None:
             return Outcome.STOPPED_BEFORE_READY
         service = Service(
-            gateway.models,
+            models,
             msgspec.structs.replace(plan.server, port=port_of(listener), served_model_name=names[0]),
             workers=gateway.router.fleet,
             figures=gateway.router.figures,
             membership=gateway,
-            tokenizer_files=gateway.models.tokenizer_files,
+            tokenizer_files=models.tokenizer_files,
         )
-        server = Server(service, gateway, HttpServer(create_app(service), listener), signals)
-        return await server.run(lambda: on_ready(url_of(listener), names, gateway))
+        serving = Serving(url_of(listener), create_app(service), service, gateway)
+        server = Server(service, gateway, HttpServer(serving.app, listener), signals)
+        return await server.run(lambda: on_ready(serving))
 
 
-def make_gateway(plan: GatewayPlan, asking: Asking) -> Gateway:
-    """With the workers that the plan names. Raises ConfigError."""
+def make_gateway(plan: GatewayPlan, asking: Asking) -> tuple[Gateway, GatewayModels]:
+    """With the workers that the plan names, and what models they have. Raises ConfigError."""
     figures = PDFigures()
     router = make_router(plan.routing, plan.cell, pd_figures=figures)
     texts = TextRouted(router.fleet)
@@ -89,11 +100,17 @@ def make_gateway(plan: GatewayPlan, asking: Asking) -> Gateway:
     def server_at(named: NamedWorker) -> FoundServer:
         return FoundServer(named.url, ways_to_ask(named, asking, figures), named.kind)
 
-    return Gateway(
+    gateway = Gateway(
         router,
         models,
         plan.gateway,
         server_at=server_at,
-        drain_s=plan.server.drain_timeout_s,
-        heartbeat_s=plan.heartbeat_s,
+        rules=GatewayRules(plan.server.drain_timeout_s, plan.heartbeat_s, plan.introduces),
+        listed=plan.listed or _file_of(plan),
     )
+    return gateway, models
+
+
+def _file_of(plan: GatewayPlan) -> WorkerList | None:
+    file = plan.gateway.workers_file
+    return WorkersFile(Path(file).expanduser(), period_s=plan.heartbeat_s) if file else None

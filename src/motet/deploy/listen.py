@@ -49,6 +49,10 @@ def port_of(listener: socket.socket) -> int:
 
 def url_of(listener: socket.socket) -> str:
     """Where a client on this machine finds the server."""
-    host, port = listener.getsockname()[0], port_of(listener)
+    return url_at(listener.getsockname()[0], port_of(listener))
+
+
+def url_at(host: str, port: int) -> str:
+    """Where a client on this machine finds who listens there."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

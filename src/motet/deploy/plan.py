@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from motet.config import CellConfig, EngineConfig, KVEventsConfig, RoutingConfig, ServerConfig
+from motet.text.formats import ParserNames
 from motet.types import Role
 
 SIDE_CHANNEL_PORTS = {Role.PREFILL: 20000, Role.DECODE: 22000, Role.BOTH: 0}
@@ -28,6 +29,8 @@ class ServerPlan:
     cell: CellConfig = field(default=CellConfig())
     routing: RoutingConfig = field(default=RoutingConfig())
     kv_events: KVEventsConfig = field(default=KVEventsConfig())
+    parsers: ParserNames = field(default=ParserNames())
+    """How answers are read."""
     death_linger_s: float = 2.0
     """A server without an engine answers 503 for so long, for health checks to see and clients to read their error."""
 

@@ -1,13 +1,13 @@
 """The line by which a server says that it serves: for people, and for the programs that started it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from motet.engines.base import Worker, WorkerReport, WorkerState
 from motet.types import Role
 
 GIB = 2**30
-READY = re.compile(r"^Motet(?: gateway)? is ready: .* at (?P<url>http://\S+) ")
+READY = re.compile(r"^Motet(?: gateway| on Ray)? is ready: .* at (?P<url>http://\S+) ")
 
 
 def ready_line(url: str, workers: Sequence[Worker]) -> str:
@@ -23,6 +23,12 @@ def gateway_ready_line(url: str, models: Sequence[str], workers: Sequence[Worker
     ready = [worker.id for worker in workers if worker.state is WorkerState.READY]
     there = f"{len(ready)} worker{'s' * (len(ready) != 1)}: {', '.join(ready)}"
     return f"Motet gateway is ready: {', '.join(models)} at {url} ({there})"
+
+
+def ray_ready_line(model: str, url: str, replicas: Mapping[str, int]) -> str:
+    """`replicas`: of each deployment."""
+    there = ", ".join(f"{number} {name}" for name, number in replicas.items())
+    return f"Motet on Ray is ready: {model} at {url} ({there})"
 
 
 def roles_of(workers: Sequence[Worker]) -> str:

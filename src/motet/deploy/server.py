@@ -25,11 +25,14 @@ from motet.deploy.cell import Cell, start_cell
 from motet.deploy.compose import Router
 from motet.deploy.http import HttpServer
 from motet.deploy.listen import listen, port_of, url_of
+from motet.deploy.open_files import allow_open_files
 from motet.deploy.plan import ServerPlan
+from motet.deploy.serving import Serving
 from motet.deploy.start import StartEngine
 from motet.deploy.stop import StopSignals, first_of
 from motet.deploy.tokenizer_files import read_files
 from motet.engines.remote import prefill_client
+from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 
@@ -73,17 +76,19 @@ class Workforce(Protocol):
 
 T = TypeVar("T")
 
-OnReady = Callable[[str, Cell], None]
-"""Called with the server's URL once it serves."""
+OnReady = Callable[[Serving[Cell]], None]
+"""Called once it serves."""
 
 
 async def run_server(
     plan: ServerPlan, *, start_engine: StartEngine, on_ready: OnReady, signals: StopSignals
 ) -> Outcome:
     """Runs a server until it is told to stop or nobody is left who decodes. Raises `StartupError`."""
+    allow_open_files()
     with listen(plan.server.host, plan.server.port) as listener:
         tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
         template = ChatTemplate.of(tokenizer)
+        formats = ModelFormats.of(tokenizer, template.source, plan.parsers)
         config = msgspec.structs.replace(plan.server, port=port_of(listener))
         address = f"{config.host}:{config.port}"
         async with prefill_client() as client:
@@ -93,7 +98,7 @@ async def run_server(
                 return Outcome.STOPPED_BEFORE_READY
             try:
                 service = Service(
-                    OneModel.of(config.served_model_name, cell.engine, tokenizer, template),
+                    OneModel.of(config.served_model_name, cell.engine, tokenizer, template, formats),
                     config,
                     workers=cell.router.fleet,
                     figures=cell.figures,
@@ -101,8 +106,9 @@ async def run_server(
                     connect=cell.connect,
                     block_events=cell.endpoint,
                 )
-                server = Server(service, cell, HttpServer(create_app(service), listener), signals)
-                return await server.run(lambda: on_ready(url_of(listener), cell), plan.death_linger_s)
+                serving = Serving(url_of(listener), create_app(service), service, cell)
+                server = Server(service, cell, HttpServer(serving.app, listener), signals)
+                return await server.run(lambda: on_ready(serving), plan.death_linger_s)
             finally:
                 await cell.close()
 

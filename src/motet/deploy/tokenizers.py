@@ -9,11 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from motet.deploy.tokenizer_files import load_files, read_files
 from motet.errors import EngineError, MotetError
+from motet.text.formats import ModelFormats, ParserNames
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 
@@ -30,10 +31,11 @@ HandOut = Callable[[], Awaitable[dict[str, bytes]]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A tokenizer, its chat template, and what it was made of."""
+    """A tokenizer, its chat template, how answers to it are read, and what it was made of."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    formats: ModelFormats
     files: dict[str, bytes]
 
 
@@ -46,6 +48,8 @@ class TokenizerRules:
     """For models that are not named."""
     chat_template: str | None = None
     """Jinja text in place of the models' own."""
+    parsers: ParserNames = field(default=ParserNames())
+    """How their answers are read."""
 
 
 @dataclass(frozen=True)
@@ -97,4 +101,6 @@ class Tokenizers:
         folder = self._rules.of_model.get(model, self._rules.others)
         files = await hand_out() if folder is None else await asyncio.to_thread(read_files, folder)
         tokenizer = await asyncio.to_thread(load_files, files, chat_template=self._rules.chat_template)
-        return Loaded(tokenizer, ChatTemplate.of(tokenizer), files)
+        template = ChatTemplate.of(tokenizer)
+        formats = ModelFormats.of(tokenizer, template.source, self._rules.parsers)
+        return Loaded(tokenizer, template, formats, files)

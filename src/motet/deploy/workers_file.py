@@ -1,5 +1,6 @@
 """A file that names the workers of a gateway, one a line; read again whenever it changes."""
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -14,9 +15,10 @@ class WorkersFile:
 
     A line that is broken is logged and passed over; a file that cannot be read any more names whom it named last."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError if it cannot be read."""
+    def __init__(self, path: Path, *, period_s: float = 1.0) -> None:
+        """`period_s`: between two looks. Raises ConfigError if it cannot be read."""
         self._path = path
+        self._period_s = period_s
         self._stamp: tuple[int, int, int] | None = None
         self._named: tuple[NamedWorker, ...] = ()
         self._missing = False
@@ -29,6 +31,10 @@ class WorkersFile:
     def named(self) -> tuple[NamedWorker, ...]:
         """Whom it named when it was read last."""
         return self._named
+
+    async def next(self) -> tuple[NamedWorker, ...]:
+        await asyncio.sleep(self._period_s)
+        return await asyncio.to_thread(self.look)
 
     def look(self) -> tuple[NamedWorker, ...]:
         """Whom it names now."""

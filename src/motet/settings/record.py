@@ -9,11 +9,13 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 from motet.config import (
+    ENVIRONMENT_PREFIX,
     CellConfig,
     EngineConfig,
     GatewayConfig,
     KVEventsConfig,
     ModelConfig,
+    RayConfig,
     RoutingConfig,
     ServerConfig,
 )
@@ -24,14 +26,15 @@ DEFAULT: Final = "default"
 
 DECIDED_LATER: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
     ModelConfig: frozenset(),
-    EngineConfig: frozenset({"model_path", "model_name"}),
-    CellConfig: frozenset(),
+    EngineConfig: frozenset({"model_path", "model_name", "tokenizer_path"}),
+    CellConfig: frozenset({"prefill_may_come"}),
     RoutingConfig: frozenset(),
     KVEventsConfig: frozenset(),
     GatewayConfig: frozenset(),
+    RayConfig: frozenset(),
     ServerConfig: frozenset({"served_model_name"}),
 }
-"""Fields that are no settings: they follow from the model that was found."""
+"""Fields that are no settings: they follow from the model that was found, or from what a server is part of."""
 
 FLAGS: Final[Mapping[str, str]] = {
     "model": "MODEL",
@@ -54,10 +57,16 @@ FLAGS: Final[Mapping[str, str]] = {
     "start_timeout_s": "--start-timeout",
     "leader_timeout_s": "--leader-timeout",
     "upstream_timeout_s": "--upstream-timeout",
+    "scale_up_delay_s": "--scale-up-delay",
+    "scale_down_delay_s": "--scale-down-delay",
 }
 """Flags that are not their setting's name with dashes."""
 
 SECRETS: Final = frozenset({"api_keys", "admin_key", "prefill_api_key", "cluster_key", "worker_api_key", "key_of"})
+
+
+OF_A_MACHINE: Final = frozenset({"side_channel_host"})
+"""What a machine's environment says is for that machine alone."""
 
 
 def setting_fields() -> dict[str, FieldInfo]:
@@ -76,13 +85,23 @@ def _names(*configs: type[msgspec.Struct]) -> tuple[str, ...]:
 SERVE: Final = _names(ModelConfig, EngineConfig, CellConfig, RoutingConfig, KVEventsConfig, ServerConfig)
 """The settings of `motet serve`."""
 GATEWAY: Final = (
-    *("served_model_name", "tokenizer", "chat_template"),
+    *("served_model_name", "tokenizer", "chat_template", "tool_parser", "reasoning_parser"),
     *_names(GatewayConfig),
     *("bypass_tokens", "prefill_timeout_s"),
     *(name for name in _names(RoutingConfig) if name != "engine_restarts"),
     *_names(ServerConfig),
 )
 """The settings of `motet gateway`, which has no engine of its own."""
+RAY: Final = (
+    *_names(ModelConfig),
+    *(name for name in _names(EngineConfig) if name not in ("role", "side_channel_port")),
+    *("prefill", "decode", "bypass_tokens", "prefill_timeout_s"),
+    *_names(RoutingConfig),
+    *("worker_timeout_s", "start_timeout_s"),
+    *_names(RayConfig),
+    *_names(ServerConfig),
+)
+"""The settings of `motet ray`, whose replicas find each other, and their ports, by themselves."""
 
 
 def flag_of(name: str) -> str:
@@ -101,6 +120,10 @@ class Setting:
     @property
     def is_default(self) -> bool:
         return self.source.startswith(DEFAULT)
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        return self.name in OF_A_MACHINE and self.source.startswith(ENVIRONMENT_PREFIX)
 
     @property
     def shown(self) -> str:
@@ -149,8 +172,18 @@ class Settings:
     def gateway(self) -> GatewayConfig:
         return self._fill(GatewayConfig, {})
 
+    @property
+    def ray(self) -> RayConfig:
+        return self._fill(RayConfig, {})
+
     def server(self, *, served_model_name: str) -> ServerConfig:
         return self._fill(ServerConfig, {"served_model_name": served_model_name})
+
+    def chosen(self) -> dict[str, object]:
+        """The values that are not defaults, as JSON has them: what makes the same settings again elsewhere. What holds
+        for this machine alone is left out; another one has its own."""
+        chosen = [row for row in self.rows.values() if not (row.is_default or row.is_of_this_machine)]
+        return {row.name: msgspec.to_builtins(row.value) for row in chosen}
 
     def _fill(self, config: type[Config], decided: dict[str, str]) -> Config:
         wanted = {field.name for field in _settings_in(config)} & self.rows.keys()

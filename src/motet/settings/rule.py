@@ -9,6 +9,7 @@ from motet.config import (
     GatewayConfig,
     KVEventsConfig,
     ModelConfig,
+    RayConfig,
     RoutingConfig,
     ServerConfig,
 )
@@ -25,6 +26,7 @@ class Proposal:
     routing: RoutingConfig
     kv_events: KVEventsConfig
     gateway: GatewayConfig
+    ray: RayConfig
     server: ServerConfig
 
 

@@ -10,6 +10,7 @@ from motet.errors import ConfigError
 from motet.log import LogFormat
 from motet.settings.gateway_rules import GATEWAY_RULES
 from motet.settings.named_worker import is_http_url
+from motet.settings.ray_rules import RAY_RULES
 from motet.settings.record import DEFAULT, Setting, Settings, flag_of
 from motet.settings.rule import Proposal, Rule
 from motet.types import Role
@@ -60,7 +61,7 @@ RULES = (
     Rule(
         ("gpu_memory_utilization", "prefill"),
         "the engines of a cell would each take what is free: give --kv-cache-gb",
-        lambda p: p.engine.gpu_memory_utilization is None or p.cell.prefill == 0,
+        lambda p: p.engine.gpu_memory_utilization is None or p.cell.prefill == 0 or p.ray.gpus_per_worker >= 1,
     ),
     Rule(
         ("block_size",),
@@ -167,6 +168,7 @@ RULES = (
         lambda p: p.kv_events.kv_events_host.strip() not in EVERY_ADDRESS,
     ),
     *GATEWAY_RULES,
+    *RAY_RULES,
     Rule(("host",), "must be a host name or an address", lambda p: bool(p.server.host.strip())),
     Rule(("port",), f"must be 0 (any free port) to {MAX_PORT}", lambda p: 0 <= p.server.port <= MAX_PORT),
     Rule(("api_keys",), "no key may be empty", lambda p: all(key.strip() for key in p.server.api_keys)),
@@ -224,6 +226,7 @@ def check_rules(settings: Settings) -> None:
         settings.routing,
         settings.kv_events,
         settings.gateway,
+        settings.ray,
         settings.server(served_model_name=""),
     )
     for rule in RULES:

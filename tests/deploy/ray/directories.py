@@ -1,0 +1,131 @@
+"""A directory in the loop of the test, behind a client that may fail, hang, and find another one in its place."""
+
+import asyncio
+from collections.abc import Callable
+
+from motet.deploy.ray.directory import Announcement, Directory, Listing, Stage, Version
+from motet.deploy.ray.following import Following
+from motet.deploy.stop import first_of
+from motet.errors import DirectoryError
+from motet.transfer.ticket import TransferAddress
+from motet.types import Role
+
+AWAY = DirectoryError("the directory of workers cannot be asked: it is away")
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeDirectory:
+    """A `DirectoryClient`. `announced` and `withdrawn`: all that it was told, in order, whether it was heard or not."""
+
+    def __init__(self, book: Directory | None = None) -> None:
+        """`book`: of another one's directory."""
+        self.clock = Clock()
+        self.book = book or Directory(clock=self.clock, gather_s=0.0)
+        self.announced: list[Announcement] = []
+        self.withdrawn: list[str] = []
+        self.asked = 0
+        """How often it was asked for changes."""
+        self.fails: DirectoryError | None = None
+        self.hangs = False
+        self._told = asyncio.Event()
+        self._over = asyncio.Event()
+
+    def begin_again(self) -> None:
+        """As another one, that has heard of nobody; who waits for a change of the former one is told so."""
+        self.book = Directory(clock=self.clock, gather_s=0.0)
+        self._end_waits()
+
+    def go_away(self) -> None:
+        """Cannot be asked until `fails` is None again, and those who wait for a change are told so."""
+        self.fails = AWAY
+        self._end_waits()
+
+    def settle(self) -> None:
+        """Lets the time pass after which all who are there have been heard of; those it knows are, meanwhile."""
+        while not (listing := self.book.listing()).settled:
+            self.clock.now_s += 1.0
+            for known in listing.workers:
+                self.book.announce(known)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Returns once that is so; looked at whenever it was told something."""
+        while not holds():
+            self._told.clear()
+            await self._told.wait()
+
+    async def announce(self, announcement: Announcement, known: Version) -> Listing:
+        self.announced.append(announcement)
+        self._told.set()
+        await self._reach()
+        return self.book.announce(announcement, known)
+
+    async def withdraw(self, id: str) -> None:
+        self.withdrawn.append(id)
+        self._told.set()
+        await self._reach()
+        self.book.withdraw(id)
+
+    async def changed(self, version: Version) -> Listing:
+        self.asked += 1
+        self._told.set()
+        await self._reach()
+        changed = asyncio.ensure_future(self.book.changed(version, timeout_s=60.0))
+        try:
+            await first_of(asyncio.wait([changed]), self._over.wait())
+            if not changed.done():
+                raise AWAY
+            return changed.result()
+        finally:
+            changed.cancel()
+
+    def _end_waits(self) -> None:
+        over, self._over = self._over, asyncio.Event()
+        over.set()
+
+    async def _reach(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+        if self.hangs:
+            await asyncio.Event().wait()
+
+    def stages(self, id: str) -> list[Stage]:
+        """Of a worker, as it announced them; each once."""
+        stages = [announcement.stage for announcement in self.announced if announcement.id == id]
+        return [stage for number, stage in enumerate(stages) if number == 0 or stages[number - 1] is not stage]
+
+
+def worker(
+    id: str,
+    role: Role = Role.BOTH,
+    stage: Stage = Stage.READY,
+    *,
+    engine_id: str = "",
+    met: tuple[str, ...] = (),
+    url: str = "",
+) -> Announcement:
+    transfer = TransferAddress(engine_id, "127.0.0.1", 1) if engine_id else None
+    return Announcement(id=id, url=url or f"http://{id}:1", role=role, stage=stage, transfer=transfer, met=met)
+
+
+async def until_listed(following: Following, holds: Callable[[tuple[str, ...]], bool]) -> None:
+    """Returns once the ids of those who are known are so."""
+    while True:
+        revision = following.revision
+        if holds(tuple(known.id for known in following.workers)):
+            return
+        await following.change(revision)
+
+
+async def ended(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

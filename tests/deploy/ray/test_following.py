@@ -1,0 +1,195 @@
+"""What is known of the workers while the directory says so, and while it says nothing, or something old."""
+
+import asyncio
+
+import pytest
+
+from motet.deploy.ray.directory import Announcement, Listing, Stage, Version
+from motet.deploy.ray.following import Following, ListedWorkers
+from motet.settings.named_worker import NamedWorker
+from motet.types import EngineKind, Role
+from tests.deploy.ray.directories import FakeDirectory, ended, until_listed, worker
+
+pytestmark = pytest.mark.anyio
+
+FIRST, SECOND = "first", "second"
+"""Starts of a directory."""
+
+
+def listing(epoch: str, number: int, *workers: Announcement, settled: bool = True) -> Listing:
+    return Listing(version=Version(epoch, number), settled=settled, workers=workers)
+
+
+def ids(following: Following) -> list[str]:
+    return [known.id for known in following.workers]
+
+
+class Waits:
+    """Counts the waits, and lets go on at once."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+
+    async def __call__(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        await asyncio.sleep(0)
+
+
+def test_what_is_listed_is_known() -> None:
+    following = Following(FakeDirectory())
+    following.take(listing(FIRST, 1, worker("a"), worker("b")))
+    following.take(listing(FIRST, 2, worker("b", stage=Stage.LEAVING)))
+    assert following.workers == (worker("b", stage=Stage.LEAVING),)
+
+
+def test_an_older_listing_that_comes_later_is_passed_over() -> None:
+    """An announcement and the question for changes are answered side by side; a worker that had come was gone again."""
+    following = Following(FakeDirectory())
+    following.take(listing(FIRST, 3, worker("a"), worker("b")))
+    following.take(listing(FIRST, 2, worker("a")))
+    assert ids(following) == ["a", "b"]
+
+
+def test_what_a_former_directory_still_answers_is_passed_over() -> None:
+    following = Following(FakeDirectory())
+    following.take(listing(FIRST, 9, worker("a")))
+    following.take(listing(SECOND, 1, worker("b"), settled=False))
+    following.take(listing(FIRST, 10))
+    assert ids(following) == ["a", "b"]
+    following.take(listing(SECOND, 2, worker("b")))
+    assert ids(following) == ["b"]
+
+
+def test_a_directory_that_was_started_again_makes_nobody_disappear_until_it_is_settled() -> None:
+    following = Following(FakeDirectory())
+    following.take(listing(FIRST, 9, worker("a"), worker("b"), worker("c")))
+    following.take(listing(SECOND, 0, settled=False))
+    assert ids(following) == ["a", "b", "c"]
+    following.take(listing(SECOND, 1, worker("b", stage=Stage.LEAVING), settled=False))
+    assert ids(following) == ["a", "c", "b"]
+    following.take(listing(SECOND, 2, worker("c"), settled=True))
+    assert ids(following) == ["c"]
+
+
+def test_who_leaves_a_directory_that_is_not_settled_is_gone_at_once() -> None:
+    """It had been heard of, so that it is missing now means something."""
+    following = Following(FakeDirectory())
+    following.take(listing(FIRST, 9, worker("a"), worker("b")))
+    following.take(listing(SECOND, 1, worker("a"), settled=False))
+    following.take(listing(SECOND, 2, settled=False))
+    assert ids(following) == ["b"]
+
+
+def test_two_directories_started_one_after_the_other_make_nobody_disappear() -> None:
+    following = Following(FakeDirectory())
+    following.take(listing(FIRST, 9, worker("a"), worker("b")))
+    following.take(listing(SECOND, 1, worker("a"), settled=False))
+    following.take(listing("third", 0, settled=False))
+    assert sorted(ids(following)) == ["a", "b"]
+
+
+def test_whose_address_another_one_has_is_not_waited_for() -> None:
+    following = Following(FakeDirectory())
+    following.take(listing(FIRST, 9, worker("a", url="http://x:1")))
+    following.take(listing(SECOND, 1, worker("b", url="http://x:1"), settled=False))
+    assert ids(following) == ["b"]
+
+
+async def test_a_change_wakes_who_waits_and_what_was_before_is_not_missed() -> None:
+    following = Following(FakeDirectory())
+    revision = following.revision
+    following.take(listing(FIRST, 1, worker("a")))
+    await following.change(revision)
+    waiting = asyncio.ensure_future(following.change(following.revision))
+    following.take(listing(FIRST, 2, worker("a")))
+    await asyncio.wait([waiting], timeout=0.01)
+    assert not waiting.done()
+    following.take(listing(FIRST, 3))
+    await waiting
+
+
+async def test_following_keeps_up_and_asks_once_a_change() -> None:
+    directory = FakeDirectory()
+    following = Following(directory)
+    task = asyncio.create_task(following.follow())
+    for number, id in enumerate("abc"):
+        directory.book.announce(worker(id))
+        await until_listed(following, lambda known, id=id: id in known)  # type: ignore[misc]
+        await directory.until(lambda number=number: directory.asked == number + 2)  # type: ignore[misc]
+    await ended(task)
+    assert directory.asked == 4
+
+
+async def test_while_the_directory_is_away_who_was_known_stays_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    directory, waits = FakeDirectory(), Waits()
+    directory.book.announce(worker("a"))
+    following = Following(directory, wait=waits)
+    task = asyncio.create_task(following.follow())
+    await until_listed(following, lambda known: known == ("a",))
+    directory.go_away()
+    directory.begin_again()
+    asked = directory.asked
+    await directory.until(lambda: directory.asked >= asked + 5)
+    assert ids(following) == ["a"]
+    assert caplog.text.count("the workers stay as they are known") == 1
+    directory.fails = None
+    directory.book.announce(worker("b"))
+    await until_listed(following, lambda known: known == ("a", "b"))
+    directory.settle()
+    directory.book.withdraw("b")
+    await until_listed(following, lambda known: known == ())
+    await ended(task)
+    assert set(waits.waits_s) == {0.5}
+
+
+async def test_a_former_directory_that_still_answers_is_not_asked_without_pause() -> None:
+    """Its versions are never the known one, so it answers at once."""
+    directory, waits = FakeDirectory(), Waits()
+    following = Following(directory, wait=waits)
+    following.take(directory.book.listing())
+    following.take(listing(SECOND, 1))
+    task = asyncio.create_task(following.follow())
+    await directory.until(lambda: directory.asked >= 4)
+    await ended(task)
+    assert len(waits.waits_s) >= 3
+
+
+def named(id: str, role: Role) -> NamedWorker:
+    return NamedWorker(f"http://{id}:1", role, EngineKind.MOTET)
+
+
+def test_a_worker_is_named_from_when_it_is_ready_until_it_leaves() -> None:
+    following = Following(FakeDirectory())
+    listed = ListedWorkers(following, (Role.DECODE, Role.PREFILL))
+    following.take(
+        listing(
+            FIRST,
+            1,
+            worker("meeting", Role.DECODE, Stage.MEETING),
+            worker("ready", Role.DECODE),
+            worker("leaving", Role.PREFILL, Stage.LEAVING),
+            worker("other", Role.BOTH),
+        )
+    )
+    assert listed.named == [named("ready", Role.DECODE)]
+
+
+async def test_a_list_says_what_came_before_it_was_asked() -> None:
+    """A gateway that is watched again, as at its start, once missed who came in between, for ever."""
+    following = Following(FakeDirectory())
+    listed = ListedWorkers(following, tuple(Role), repeat_s=3600.0)
+    assert listed.named == []
+    following.take(listing(FIRST, 1, worker("a", Role.DECODE)))
+    assert await listed.next() == [named("a", Role.DECODE)]
+    following.take(listing(FIRST, 2, worker("b", Role.DECODE)))
+    assert await listed.next() == [named("b", Role.DECODE)]
+
+
+async def test_a_list_is_said_again_after_a_while() -> None:
+    """Who is listed again while it is still leaving is heeded only when it has left, and nothing else may change."""
+    following = Following(FakeDirectory())
+    following.take(listing(FIRST, 1, worker("a", Role.DECODE)))
+    listed = ListedWorkers(following, tuple(Role), repeat_s=0.001)
+    assert await listed.next() == await listed.next() == [named("a", Role.DECODE)]

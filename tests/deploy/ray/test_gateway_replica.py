@@ -1,0 +1,99 @@
+"""A gateway replica: its workers are those that the directory lists."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from motet.config import CellConfig, GatewayConfig, RoutingConfig, ServerConfig
+from motet.deploy.gateway_server import GatewayPlan
+from motet.deploy.ray.directory import Stage
+from motet.deploy.ray.gateway_replica import RayGateway
+from motet.deploy.tokenizers import TokenizerRules
+from motet.engines.base import WorkerState
+from motet.errors import EngineDiedError
+from motet.types import Role
+from tests.deploy.dying import ANSWER, Starter
+from tests.deploy.gateways import BODY, HEARTBEAT_S
+from tests.deploy.ray.directories import FakeDirectory, worker
+from tests.deploy.ray.workers import Belongings, RunningWorker
+
+pytestmark = pytest.mark.anyio
+
+KEY = "of the cell"
+
+
+def plan() -> GatewayPlan:
+    return GatewayPlan(
+        GatewayConfig(worker_api_key=KEY),
+        msgspec.convert({"served_model_name": "mine", "port": 0}, ServerConfig),
+        tokenizers=TokenizerRules({}),
+        routing=RoutingConfig(migration_wait_s=0.0),
+        cell=CellConfig(bypass_tokens=0),
+        heartbeat_s=HEARTBEAT_S,
+    )
+
+
+async def until_members(gateway: RayGateway, *states: WorkerState) -> None:
+    fleet = gateway.serving.workforce.router.fleet
+    while [member.state for member in fleet.members] != list(states):
+        await fleet.changed()
+
+
+async def answers(gateway: RayGateway) -> None:
+    async with httpx.AsyncClient(base_url=gateway.serving.url, verify=False) as http:
+        answer = (await http.post("/v1/chat/completions", json=BODY | {"stream": False})).json()
+    assert [choice["message"]["content"] for choice in answer["choices"]] == [ANSWER] * 2
+
+
+async def test_workers_are_taken_when_they_are_ready_and_kept_until_they_leave(folder: Path) -> None:
+    belongings, directory = Belongings(), FakeDirectory()
+    seen = FakeDirectory(directory.book)
+    gateway = RayGateway(plan(), seen)
+    start = asyncio.create_task(gateway.start())
+    directory.book.announce(worker("meeting", Role.DECODE, Stage.MEETING, url="http://127.0.0.1:1"))
+    both = RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=(KEY,))
+    await both.worker.start()
+    both.engine.let_run()
+    await start
+    await until_members(gateway, WorkerState.READY)
+    await answers(gateway)
+
+    asked = seen.asked
+    seen.go_away()
+    await seen.until(lambda: seen.asked > asked)
+    await answers(gateway)
+    gateway.check()
+
+    seen.fails = None
+    await both.worker.close()
+    await until_members(gateway)
+    await gateway.close()
+    await gateway.close()
+    with pytest.raises(EngineDiedError):
+        gateway.check()
+    belongings.check()
+
+
+async def test_who_is_listed_already_is_taken_at_once(folder: Path) -> None:
+    """What came between its two looks at the list was lost, and it waited until somebody else came or went."""
+    directory = FakeDirectory()
+    async with RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=(KEY,)) as both:
+        both.engine.let_run()
+        gateway = RayGateway(plan(), directory)
+        await gateway.start()
+        await answers(gateway)
+        await gateway.close()
+
+
+async def test_being_cancelled_while_it_waits_for_a_worker_leaves_nothing() -> None:
+    belongings, directory = Belongings(), FakeDirectory()
+    directory.hangs = True
+    start = asyncio.create_task(RayGateway(plan(), directory).start())
+    await directory.until(lambda: directory.asked == 1)
+    start.cancel()
+    await asyncio.wait([start])
+    assert start.cancelled()
+    belongings.check()

@@ -1,0 +1,108 @@
+"""What Serve is told of each deployment."""
+
+import pytest
+
+from motet.deploy.ray.options import (
+    DECODE,
+    DIRECTORY,
+    END_MARGIN_S,
+    GATEWAY,
+    PREFILL,
+    deployment_options,
+    most_replicas,
+)
+from motet.settings import Settings, resolve_settings
+from motet.settings.record import RAY
+
+
+def settings(**flags: object) -> Settings:
+    return resolve_settings(flags, environ={}, names=RAY)
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({}, {DIRECTORY, DECODE, GATEWAY}),
+        ({"prefill": 1, "decode": 1}, {DIRECTORY, DECODE, GATEWAY, PREFILL}),
+        ({"ingress": "direct"}, {DIRECTORY, DECODE}),
+        ({"ingress": "direct", "prefill": 1, "decode": 1}, {DIRECTORY, DECODE, PREFILL}),
+    ],
+)
+def test_a_cell_has_the_deployments_that_it_needs(flags: dict[str, object], names: set[str]) -> None:
+    options = deployment_options(settings(**flags))
+    assert options.keys() == names
+    assert all(options[name]["name"] == name for name in names)
+
+
+def test_there_are_as_many_replicas_as_was_said_and_one_directory() -> None:
+    options = deployment_options(settings(prefill=2, decode=3, gateways=4))
+    assert {name: one["num_replicas"] for name, one in options.items()} == {
+        DIRECTORY: 1,
+        PREFILL: 2,
+        DECODE: 3,
+        GATEWAY: 4,
+    }
+    assert most_replicas(options[DECODE]) == 3
+    assert deployment_options(settings())[DECODE]["num_replicas"] == 1
+
+
+def test_with_autoscale_they_are_the_most_there_may_be() -> None:
+    options = deployment_options(settings(prefill=2, decode=3, min_prefill=1, min_decode=2, autoscale=True))
+    for name, least, most in ((PREFILL, 1, 2), (DECODE, 2, 3)):
+        scaling = options[name]["autoscaling_config"]
+        assert (scaling["min_replicas"], scaling["max_replicas"], most_replicas(options[name])) == (least, most, most)
+        assert "num_replicas" not in options[name]
+    assert options[GATEWAY]["num_replicas"] == 1
+
+
+def test_workers_get_cpus_gpus_and_what_else_their_role_wants() -> None:
+    options = deployment_options(
+        settings(
+            prefill=1,
+            decode=1,
+            cpus_per_worker=2.0,
+            gpus_per_worker=0.5,
+            resources_of=["decode=h100:1", "decode=rack:0.1", "gateway=edge:1"],
+        )
+    )
+    assert options[PREFILL]["ray_actor_options"] == {"num_cpus": 2.0, "num_gpus": 0.5}
+    assert options[DECODE]["ray_actor_options"] == {
+        "num_cpus": 2.0,
+        "num_gpus": 0.5,
+        "resources": {"h100": 1.0, "rack": 0.1},
+    }
+    assert options[GATEWAY]["ray_actor_options"] == {"num_cpus": 0, "resources": {"edge": 1.0}}
+    assert options[DIRECTORY]["ray_actor_options"] == {"num_cpus": 0}
+
+
+def test_answers_have_their_time_before_a_replica_is_ended() -> None:
+    options = deployment_options(settings(prefill=1, decode=1, drain_timeout_s=100.0))
+    for name in (PREFILL, DECODE, GATEWAY):
+        assert options[name]["graceful_shutdown_timeout_s"] == 100.0 + END_MARGIN_S
+    assert options[DIRECTORY]["graceful_shutdown_timeout_s"] <= 1.0
+
+
+def test_dead_replicas_are_noticed_within_two_seconds_unless_there_are_very_many() -> None:
+    """Serve's controller asks all of them, and is one process."""
+    for decode, period_s in ((1, 2.0), (200, 2.0), (500, 5.0), (10_000, 10.0)):
+        behind_gateways = deployment_options(settings(prefill=1, decode=decode))
+        assert behind_gateways[DECODE]["health_check_period_s"] == period_s
+        assert all(behind_gateways[name]["health_check_period_s"] == 2.0 for name in (DIRECTORY, GATEWAY, PREFILL))
+
+
+def test_replicas_with_streams_of_clients_are_asked_often_however_many_they_are() -> None:
+    """By that they notice that they are to end."""
+    assert deployment_options(settings(ingress="direct", decode=10_000))[DECODE]["health_check_period_s"] == 2.0
+
+
+def test_serve_holds_back_no_request() -> None:
+    """The server in the replica refuses them with a reason."""
+    for one in deployment_options(settings(prefill=1, decode=1)).values():
+        assert one["max_ongoing_requests"] >= 100_000
+
+
+def test_gateways_are_updated_without_a_pause_where_they_need_no_room() -> None:
+    options = deployment_options(settings(prefill=1, decode=1))
+    assert options[GATEWAY]["max_surge_percent"] == 100
+    assert not any("max_surge_percent" in options[name] for name in (DIRECTORY, PREFILL, DECODE))
+    assert deployment_options(settings(resources_of=["gateway=edge:1"]))[GATEWAY]["max_surge_percent"] == 0

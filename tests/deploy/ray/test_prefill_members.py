@@ -1,0 +1,119 @@
+"""A decode replica that serves clients itself, and the prefill replicas it asks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from motet.config import CellConfig, RoutingConfig
+from motet.deploy.cell import Cell
+from motet.deploy.compose import make_router
+from motet.deploy.discover import FoundServer
+from motet.deploy.ray.following import Following
+from motet.deploy.ray.prefill_members import OneModelOnly, prefill_members
+from motet.deploy.ray.worker import Beside
+from motet.deploy.serving import Serving
+from motet.engines.base import WorkerState
+from motet.engines.fake_leases import FakeLeases
+from motet.errors import EngineDiedError, EngineError
+from motet.types import Role
+from tests.deploy.dying import ANSWER, Starter
+from tests.deploy.kept import URL, report
+from tests.deploy.ray.directories import FakeDirectory
+from tests.deploy.ray.workers import Belongings, RunningWorker
+
+pytestmark = pytest.mark.anyio
+
+KEY = "of the cell"
+CLIENT = {"authorization": "Bearer client"}
+BODY = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
+
+
+members = partial(prefill_members, api_key=KEY, worker_timeout_s=5.0, drain_s=5.0)
+
+
+class DirectCell:
+    """Prefill replicas and a decode replica that clients ask."""
+
+    def __init__(self, folder: Path) -> None:
+        self.directory = FakeDirectory()
+        self._folder = folder
+        self._starter = Starter(leases=FakeLeases())
+
+    def prefill(self, id: str) -> RunningWorker:
+        return RunningWorker(self._folder, self.directory, Role.PREFILL, id=id, starter=self._starter, api_keys=(KEY,))
+
+    def decode(self, beside: Beside = members) -> RunningWorker:
+        return RunningWorker(
+            self._folder, self.directory, Role.DECODE, starter=self._starter, beside=beside, api_keys=("client",)
+        )
+
+
+async def until_member(decode: RunningWorker, url: str, state: WorkerState | None) -> None:
+    """Returns once the worker at that URL is so; None: not known any more."""
+    fleet = decode.worker.serving.workforce.router.fleet
+    while next((member.state for member in fleet.members if member.address == url), None) is not state:
+        await fleet.changed()
+
+
+async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(folder: Path) -> None:
+    belongings, cell = Belongings(), DirectCell(folder)
+    async with cell.prefill("first") as first, cell.decode() as decode:
+        decode.engine.let_run()
+        async with httpx.AsyncClient(base_url=decode.url, headers=CLIENT, verify=False) as http:
+            session = {"x-session-id": "talk"}
+            answer = (await http.post("/v1/chat/completions", json=BODY, headers=session)).json()
+            assert [choice["message"]["content"] for choice in answer["choices"]] == [ANSWER] * 3
+            (asked,) = first.engine.prefills
+            (written,) = decode.engine.requests
+            assert (asked.prompt, asked.session_id) == (written.prompt, "talk")
+            assert answer["usage"]["prompt_tokens"] == len(asked.prompt)
+            assert written.ticket is not None
+            assert written.ticket.remote_engine_id == first.engine_id
+
+            for body, status in (({"n": 0}, 400), ({"model": "other"}, 404), ({"messages": "hi"}, 400)):
+                assert (await http.post("/v1/chat/completions", json=BODY | body)).status_code == status
+            unknown = await http.post("/v1/chat/completions", json=BODY, headers={"authorization": f"Bearer {KEY}"})
+            assert unknown.status_code == 401
+
+            await first.worker.close()
+            await until_member(decode, first.url, None)
+            async with cell.prefill("second") as second:
+                await until_member(decode, second.url, WorkerState.READY)
+                await http.post("/v1/chat/completions", json=BODY)
+                assert len(second.engine.prefills) == 1
+            await until_member(decode, second.url, None)
+            assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
+    belongings.check()
+
+
+async def test_a_replica_that_follows_prefill_no_more_is_of_no_use(folder: Path) -> None:
+    """It went on without prefill for good, and said that it was well."""
+    belongings, cell = Belongings(), DirectCell(folder)
+    kept: list[asyncio.Task[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def beside(serving: Serving[Cell], following: Following) -> AsyncIterator[asyncio.Task[None]]:
+        async with members(serving, following) as watching:
+            kept.append(watching)
+            yield watching
+
+    async with cell.decode(beside) as decode:
+        decode.worker.check()
+        kept[0].cancel()
+        await asyncio.wait(kept)
+        with pytest.raises(EngineDiedError, match="not in touch"):
+            decode.worker.check()
+    belongings.check()
+
+
+async def test_only_a_prefill_replica_with_the_same_model_is_used() -> None:
+    router = make_router(RoutingConfig(), CellConfig())
+    server = FoundServer(URL, {})
+    await OneModelOnly(router, "fake").learn(report(), server)
+    with pytest.raises(EngineError, match=f"{URL} has the model fake, and this replica has mine"):
+        await OneModelOnly(router, "mine").learn(report(), server)

@@ -1,0 +1,98 @@
+"""A server as a task of its replica."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from motet.deploy.ray.running import RunningServer
+from motet.deploy.server import Outcome
+from motet.deploy.serving import Serving
+from motet.deploy.stop import StopSignals
+from motet.errors import EngineDiedError, ModelLoadError, StartupError
+
+pytestmark = pytest.mark.anyio
+
+OnReady = Callable[[Serving[str]], None]
+SERVING = Serving("http://here", SimpleNamespace(), SimpleNamespace(), "workforce")  # type: ignore[arg-type]
+
+
+class Script:
+    """A server that serves at once, if it is to, and ends when it is told to, or is told to fail."""
+
+    def __init__(self, *, serves: bool = True, fails: Exception | None = None, lasts: bool = True) -> None:
+        self.begun = asyncio.Event()
+        self.over = asyncio.Event()
+        self.ends = asyncio.Event()
+        self._serves = serves
+        self._fails = fails
+        self._lasts = lasts
+
+    async def __call__(self, on_ready: OnReady, signals: StopSignals) -> Outcome:
+        self.begun.set()
+        try:
+            if self._serves:
+                on_ready(SERVING)
+            if self._lasts:
+                waits = [asyncio.ensure_future(event.wait()) for event in (self.ends, signals.drain)]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waits:
+                    wait.cancel()
+            if self._fails is not None:
+                raise self._fails
+            return Outcome.STOPPED if self._serves else Outcome.STOPPED_BEFORE_READY
+        finally:
+            self.over.set()
+
+
+async def test_it_serves_from_its_start_to_its_stop() -> None:
+    server, script = RunningServer[str](), Script()
+    await server.start(script)
+    assert (server.serving, server.serves) == (SERVING, True)
+    server.check()
+    await server.stop()
+    await server.stop()
+    assert script.over.is_set()
+    assert not server.serves
+
+
+async def test_one_that_was_never_started_is_stopped_at_once() -> None:
+    await RunningServer[str]().stop()
+
+
+async def test_why_it_cannot_start_is_raised_and_it_may_be_tried_again() -> None:
+    server = RunningServer[str]()
+    with pytest.raises(ModelLoadError, match="gone"):
+        await server.start(Script(serves=False, fails=ModelLoadError("gone"), lasts=False))
+    assert not server.serves
+    await server.start(Script())
+    server.check()
+    await server.stop()
+
+
+async def test_one_that_ends_before_it_serves_has_not_started() -> None:
+    with pytest.raises(StartupError, match="ended before it was ready: stopped_before_ready"):
+        await RunningServer[str]().start(Script(serves=False, lasts=False))
+
+
+async def test_being_cancelled_while_it_starts_stops_it() -> None:
+    server, script = RunningServer[str](), Script(serves=False)
+    starting = asyncio.create_task(server.start(script))
+    await script.begun.wait()
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert script.over.is_set()
+
+
+async def test_one_that_ends_by_itself_is_of_no_use_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    server, script = RunningServer[str](), Script(fails=RuntimeError("a defect"))
+    await server.start(script)
+    script.ends.set()
+    await server.ended()
+    assert not server.serves
+    with pytest.raises(EngineDiedError):
+        server.check()
+    await server.stop()
+    assert "a defect" in caplog.text

@@ -1,0 +1,110 @@
+"""How many replicas the load wants."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from motet.deploy.ray.options import DECODE, GATEWAY, PREFILL, deployment_options, most_replicas
+from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS, ReplicasByLoad, load_of
+from motet.settings import resolve_settings
+from motet.settings.record import RAY
+from motet.types import EngineStats
+
+Figures = Mapping[str, Mapping[object, float]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A `Context`."""
+
+    aggregated_metrics: Figures | None
+
+
+def wanted(*choices: float, fullness: tuple[float, ...] = (), per_replica: int = 64) -> int:
+    """With so many open choices on each replica."""
+    told: Figures = {CHOICES: dict(enumerate(choices)), FULLNESS: dict(enumerate(fullness))}
+    number, _ = ReplicasByLoad(counted=CHOICES, per_replica=per_replica)(Told(told))
+    return number
+
+
+@pytest.mark.parametrize(
+    ("choices", "replicas"),
+    [
+        ((0.0,), 0),
+        ((1.0,), 1),
+        ((64.0,), 1),
+        ((65.0,), 2),
+        ((40.0, 40.0), 2),
+        ((64.0, 64.0, 1.0), 3),
+        ((200.0, 0.0), 4),
+    ],
+)
+def test_the_choices_of_all_replicas_are_shared_out(choices: tuple[float, ...], replicas: int) -> None:
+    assert wanted(*choices) == replicas
+
+
+def test_the_error_of_a_mean_is_no_replica() -> None:
+    assert wanted(0.1 * 3 / 0.3 * 64) == 1  # 64.00000000000001
+
+
+def test_a_replica_that_is_nearly_full_counts_for_more_than_its_choices() -> None:
+    assert wanted(8.0, fullness=(0.5,)) == 1
+    assert wanted(8.0, fullness=(0.9,)) == 2
+    assert wanted(8.0, 8.0, fullness=(0.45, 0.45)) == 2  # the same load on two
+    assert wanted(130.0, fullness=(0.5,)) == 3
+
+
+@pytest.mark.parametrize("told", [None, {}, {FULLNESS: {"a": 1.0}}])
+def test_without_a_word_from_a_replica_none_is_wanted(told: Figures | None) -> None:
+    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(Told(told)) == (0, {})
+
+
+def test_prompts_are_counted_for_prefill() -> None:
+    told: Figures = {CHOICES: {"a": 500.0}, PROMPTS: {"a": 4.5}}
+    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(Told(told)) == (2, {})
+
+
+def test_a_replica_tells_what_is_open_and_how_full_it_is() -> None:
+    stats = EngineStats(
+        groups_running=2, groups_waiting=3, choices_running=16, choices_waiting=24, blocks_used=30, blocks_total=100
+    )
+    assert load_of(stats, stats, 32) == {CHOICES: 40.0, PROMPTS: 5.0, FULLNESS: 0.5}
+    assert load_of(stats, stats, 160)[FULLNESS] == 0.3
+    assert load_of(EngineStats(), EngineStats(), 32) == {CHOICES: 0.0, PROMPTS: 0.0, FULLNESS: 0.0}
+
+
+def test_a_prompt_that_was_over_before_anybody_looked_counts_once() -> None:
+    before, after = EngineStats(prompt_tokens=100), EngineStats(prompt_tokens=300)
+    assert load_of(after, before, 32)[PROMPTS] == 1.0
+    assert load_of(after, after, 32)[PROMPTS] == 0.0
+
+
+def test_scaled_deployments_have_a_range_and_a_policy_in_place_of_a_number() -> None:
+    given = {"autoscale": True, "prefill": 2, "decode": 3, "choices_per_decode": 16, "scale_down_delay_s": 7.0}
+    given |= {"scale_up_delay_s": 3.0}
+    options = deployment_options(resolve_settings(given, environ={}, names=RAY))
+    prefill, decode = (options[name]["autoscaling_config"] for name in (PREFILL, DECODE))
+    assert (prefill["min_replicas"], prefill["max_replicas"]) == (0, 2)
+    assert (decode["min_replicas"], decode["max_replicas"]) == (1, 3)
+    assert decode["policy"] == {
+        "policy_function": "motet.deploy.ray.scaling.ReplicasByLoad",
+        "policy_kwargs": {"counted": "choices", "per_replica": 16},
+    }
+    assert prefill["policy"]["policy_kwargs"] == {"counted": "prompts", "per_replica": 4}
+    assert decode["upscale_delay_s"] == 3.0
+    assert (decode["downscale_delay_s"], prefill["downscale_to_zero_delay_s"]) == (7.0, 35.0)
+    assert not any("num_replicas" in options[name] for name in (PREFILL, DECODE))
+    assert options[GATEWAY]["num_replicas"] == 1
+    assert {name: most_replicas(one) for name, one in options.items()} == {
+        "directory": 1,
+        "prefill": 2,
+        "decode": 3,
+        "gateway": 1,
+    }
+
+
+def test_without_autoscale_all_replicas_are_there_from_the_start() -> None:
+    options = deployment_options(resolve_settings({"prefill": 2, "decode": 3}, environ={}, names=RAY))
+    assert [most_replicas(options[name]) for name in (PREFILL, DECODE)] == [2, 3]
+    assert not any("autoscaling_config" in one for one in options.values())

@@ -1,0 +1,110 @@
+"""Runs prefill and decode replicas in the loop of the test, with scripted engines, over real sockets."""
+
+import asyncio
+import os
+from collections.abc import Set
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import psutil
+
+from motet.config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
+from motet.deploy.plan import ServerPlan
+from motet.deploy.ray.worker import Beside, RayWorker, WorkerLimits, WorkerPlan
+from motet.engines.base import Engine
+from motet.types import Role
+from tests.deploy.dying import DyingEngine, Starter
+from tests.deploy.ray.directories import FakeDirectory
+
+QUICK = WorkerLimits(announce_s=0.05, retry_s=0.01, meet_s=5.0, reach_s=5.0, farewell_s=0.05)
+
+
+class RunningWorker:
+    """A replica from `async with` to its end."""
+
+    def __init__(  # sizes: what makes one up; most tests give none but the first three
+        self,
+        folder: Path,
+        directory: FakeDirectory,
+        role: Role,
+        *,
+        starter: Starter,
+        id: str = "",
+        ports: range = range(1),
+        restarts: int = 0,
+        limits: WorkerLimits = QUICK,
+        beside: Beside | None = None,
+        **server: object,
+    ) -> None:
+        self.id = id or role.value
+        self.directory = directory
+        settings = {"served_model_name": "tiny", "port": 0} | server
+        plan = ServerPlan(
+            EngineConfig(model_path=str(folder), model_name="tiny", role=role),
+            msgspec.convert(settings, ServerConfig),
+            tokenizer_path=folder,
+            chat_template=None,
+            cell=CellConfig(bypass_tokens=0),
+            routing=RoutingConfig(engine_restarts=restarts, migration_wait_s=0.0),
+            death_linger_s=0.0,
+        )
+        self.worker = RayWorker(
+            WorkerPlan(self.id, plan, ports), directory, start_engine=starter, beside=beside, limits=limits
+        )
+
+    async def __aenter__(self) -> "RunningWorker":
+        await self.worker.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.worker.close()
+
+    @property
+    def url(self) -> str:
+        return self.worker.serving.url
+
+    @property
+    def engine(self) -> DyingEngine:
+        """The one it has now."""
+        (engine,) = [worker.engine for worker in self.worker.serving.workforce.workers if worker.local]
+        return dying(engine)
+
+    @property
+    def engine_id(self) -> str:
+        transfer = self.engine.info.transfer
+        assert transfer is not None  # it has a role
+        return transfer.engine_id
+
+    @property
+    def announced_met(self) -> Set[str]:
+        """Whom it has ever announced to have met."""
+        return {engine_id for said in self.directory.announced if said.id == self.id for engine_id in said.met}
+
+
+def dying(engine: Engine) -> DyingEngine:
+    assert isinstance(engine, DyingEngine)
+    return engine
+
+
+class Belongings:
+    """What the process has while a test begins, and is to have when it ends: tasks, and sockets that listen."""
+
+    def __init__(self) -> None:
+        self._tasks = asyncio.all_tasks()
+        self._listening = listening()
+
+    def check(self) -> None:
+        """Raises if there is more now."""
+        assert asyncio.all_tasks() == self._tasks
+        assert listening() <= self._listening
+
+
+def listening() -> Set[object]:
+    return {
+        connection.laddr
+        for connection in psutil.Process(os.getpid()).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }

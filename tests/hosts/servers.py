@@ -1,0 +1,143 @@
+"""Servers on hosts, and what a client on a host of its own sees of them."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import httpx
+import msgspec
+from msgspec.structs import astuple
+from prometheus_client.parser import text_string_to_metric_families
+
+from motet.config import environment
+from motet.deploy.child import ChildServer
+from tests.fault.answers import Answer, Body, Reader, sorted_answer, whole
+from tests.hosts.network import Host
+from tests.status import Holdings
+
+Seen = TypeVar("Seen")
+
+PATH = "/v1/completions"
+PATIENCE_S = 30.0
+"""Whatever happens to links, it has been got over by then."""
+OVER_TCP = {"UCX_TLS": "tcp"}
+"""UCX takes processes of one kernel for processes of one host, and would move KV through their memory."""
+
+
+class Worker(Holdings, frozen=True, kw_only=True):
+    """Of a server's `/status`."""
+
+    state: str
+    address: str
+    pid: int | None
+
+
+class Totals(msgspec.Struct, frozen=True):
+    prefills: int
+    transfers: int
+    transfer_bytes: int
+    forks: int
+    bypasses: int
+    choices_resumed: int
+
+    def __sub__(self, earlier: "Totals") -> "Totals":
+        return Totals(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+
+
+class Status(msgspec.Struct, frozen=True):
+    workers: list[Worker]
+    totals: Totals
+
+    @property
+    def own(self) -> Worker:
+        """The engine of a server that has one."""
+        return self.workers[0]
+
+    def worker(self, server: "Server") -> Worker:
+        """As a gateway sees it."""
+        (found,) = [worker for worker in self.workers if worker.address == server.url]
+        return found
+
+
+@dataclass(frozen=True)
+class Server:
+    host: Host
+    url: str
+    http: httpx.Client
+
+    def ask(self, body: Body) -> Answer:
+        return whole(self.http.post(PATH, json=body))
+
+    @contextmanager
+    def streaming(self, body: Body) -> Iterator["Streaming"]:
+        with self.http.stream("POST", PATH, json={**body, "stream": True}) as response:
+            assert response.status_code == httpx.codes.OK
+            yield Streaming(response.iter_lines())
+
+    @property
+    def status(self) -> Status:
+        return msgspec.json.decode(self.http.get("/status").content, type=Status)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """In `/metrics`: the sum over all that have these labels, among others."""
+        families = text_string_to_metric_families(self.http.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    def until(self, holds: Callable[[Status], bool]) -> Status:
+        """The first look at it for which `holds` is true."""
+        return eventually(lambda: self.status, holds)
+
+    def until_idle(self) -> Status:
+        return self.until(lambda status: status.own.idle)
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """An answer that is being read."""
+
+    lines: Iterator[str]
+    reader: Reader = field(default_factory=Reader)
+
+    def read_some(self, *, choices: int) -> None:
+        """Until so many choices have begun."""
+        while not sum(bool(choice.text) for choice in self.reader.answer.choices.values()) >= choices:
+            self.reader.line(next(self.lines))
+
+    def read_all(self) -> Answer:
+        for line in self.lines:
+            self.reader.line(line)
+        return sorted_answer(self.reader.complete())
+
+
+def eventually(look: Callable[[], Seen], holds: Callable[[Seen], bool]) -> Seen:
+    """What is seen when `holds` is true for the first time."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds(seen := look()):
+        assert time.monotonic() < deadline_s, f"it stays so: {seen}"
+        time.sleep(0.02)
+    return seen
+
+
+@contextmanager
+def serving(host: Host, port: int, command: str, *arguments: str) -> Iterator[Server]:
+    """Who asks it must be on a host of the same network."""
+    where = ("--host", host.address)
+    environ = {**environment(), **OVER_TCP}
+    with (
+        ChildServer([*arguments, *where], command=command, port=port, environ=environ, under=host.under) as child,
+        httpx.Client(base_url=child.url, timeout=2 * PATIENCE_S) as http,
+    ):
+        yield Server(host, child.url, http)
+
+
+@contextmanager
+def all_serving(*starting: AbstractContextManager[Server]) -> Iterator[list[Server]]:
+    """Started together, since each takes seconds."""
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(starting)) as pool:
+            started = [pool.submit(stack.enter_context, server) for server in starting]
+        yield [server.result() for server in started]

@@ -1,0 +1,212 @@
+"""Servers on several hosts, each with an address of its own: KV goes from one to another over TCP, and links are cut.
+
+A cut link carries nothing, and nobody is told: no FIN, no RST. Every answer is compared with that of one server that
+does it all and was left alone.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fault.answers import Body
+from tests.fault.asked import TEXT
+from tests.hosts.network import Host
+from tests.hosts.servers import PATH, Server, all_serving, eventually, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.hosts]
+
+SMALL = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
+ENGINE = (*SMALL, "--heartbeat-timeout", "60")
+APART = ("--cluster-key", "ours", "--side-channel-port", "0", "--lease", "3")
+ASKING = ("--bypass-tokens", "0", "--pull-timeout", "2")
+TURNS = ("--worker-timeout", "2", "--routing-policy", "round-robin")
+PREFILL_PORT, DECODE_PORT, WORKER_PORT, GATEWAY_PORT = 8000, 8001, 8002, 8003
+N = 8
+FAILURES = "motet:kv_transfer_failures_total"
+GIVEN_UP_S = 20
+"""By then a prefill host that is cut off has been given up, on a busy machine too; a prefill may take 120 s."""
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Prefill on one host, decode on another; `gateway` stands before two `workers`, of which `alone` does it all."""
+
+    prefill: Server
+    decode: Server
+    alone: Server
+    worker: Server
+    gateway: Server
+
+    @property
+    def workers(self) -> Sequence[Server]:
+        return self.worker, self.alone
+
+
+@pytest.fixture(scope="module")
+def servers(network: Mapping[str, Host], folder: Path) -> Iterator[Servers]:
+    """From now on the thread of the tests is on the client's host."""
+    one, two, three = network["one"], network["two"], network["three"]
+    engine = ("serve", str(folder), *ENGINE)
+    prefill = (*engine, *APART, "--role", "prefill", "--side-channel-host", one.address)
+    decode = (*engine, *APART, "--role", "decode", "--side-channel-host", two.address, *ASKING)
+    prefill_url = f"http://{one.address}:{PREFILL_PORT}"
+    workers = (f"http://{host.address}:{WORKER_PORT}" for host in (two, three))
+    behind = (part for url in workers for part in ("--worker", url))
+    with (
+        network["client"].entered(),
+        all_serving(
+            serving(one, PREFILL_PORT, *prefill),
+            serving(two, DECODE_PORT, *decode, "--prefill-url", prefill_url),
+            serving(three, WORKER_PORT, *engine),
+            serving(two, WORKER_PORT, *engine),
+            serving(network["four"], GATEWAY_PORT, "gateway", *behind, *TURNS),
+        ) as started,
+    ):
+        yield Servers(*started)
+
+
+def asked(name: str, **fields: object) -> Body:
+    """Each name has a prompt that no cache knows, of some 400 KB of KV."""
+    return {"prompt": f"{name}: {TEXT * 12}", "n": N, "max_tokens": 40, "seed": 7, "ignore_eos": True, **fields}
+
+
+def with_ticket(prefill: Server, body: Body) -> Body:
+    """The prompt is prefilled, and held for who comes with this."""
+    order = {**body, "n": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    return {**body, "kv_transfer_params": prefill.http.post(PATH, json=order).json()["kv_transfer_params"]}
+
+
+def check_transfer(servers: Servers, name: str) -> None:
+    """A group of n takes one prefill and one transfer, whose bytes cross the link of decode."""
+    prefill, decode, body = servers.prefill, servers.decode, asked(name)
+    expected = servers.alone.ask(body)
+    decode.until(lambda status: status.worker(prefill).state == "ready")
+    prefilled, fetched, received = prefill.status.totals, decode.status.totals, decode.host.bytes_received()
+    assert decode.ask(body) == expected
+    received = decode.host.bytes_received() - received
+    prefilled, fetched = prefill.status.totals - prefilled, decode.status.totals - fetched
+    assert (prefilled.prefills, fetched.transfers, fetched.bypasses) == (1, 1, 0)
+    assert 400_000 < fetched.transfer_bytes < received
+    assert prefill.until_idle()
+    assert decode.until_idle()
+
+
+def check_transfers_again(servers: Servers, name: str) -> None:
+    """Nobody holds anything for anybody any more. The first prompt may find that the connection has ended meanwhile."""
+    prefill, decode, body = servers.prefill, servers.decode, asked(name)
+    assert prefill.until_idle()
+    assert decode.until_idle()
+    decode.until(lambda status: status.worker(prefill).state == "ready")
+    assert decode.ask(body) == servers.alone.ask(body)
+    check_transfer(servers, f"{name}, and again")
+
+
+def test_kv_goes_from_host_to_host_over_tcp(servers: Servers) -> None:
+    check_transfer(servers, "undisturbed")
+
+
+def test_without_the_prefill_host_decode_computes_prompts_and_fetches_them_again_when_it_is_back(
+    servers: Servers,
+) -> None:
+    prefill, decode = servers.prefill, servers.decode
+    bodies = [asked(f"without {number}") for number in range(3)]
+    expected = [servers.alone.ask(body) for body in bodies]
+    assert decode.ask(bodies[0]) == expected[0]  # leaves a connection to prefill open, which then is dead
+    before = decode.status.totals
+    with prefill.host.cut_off():
+        for body, answer in zip(bodies[1:], expected[1:], strict=True):
+            begun_s = time.monotonic()
+            assert decode.ask(body) == answer
+            assert time.monotonic() - begun_s < GIVEN_UP_S
+        assert decode.until_idle()
+    passed = decode.status.totals - before
+    assert (passed.transfers, passed.bypasses) == (0, 2)
+    check_transfers_again(servers, "with it again")
+
+
+def test_prefill_host_is_cut_off_while_it_computes_and_holds_nothing_when_it_is_back(servers: Servers) -> None:
+    prefill, decode, body = servers.prefill, servers.decode, asked("computing")
+    expected = servers.alone.ask(body)
+    with ThreadPoolExecutor(1) as asking, stopped(prefill) as go_on:
+        answer = asking.submit(decode.ask, body)
+        eventually(lambda: prefill.metric("motet:groups_without_first_token"), lambda groups: groups == 1)
+        with prefill.host.cut_off():
+            go_on()
+            assert answer.result() == expected
+            assert decode.until_idle()
+    check_transfers_again(servers, "computing again")
+
+
+def test_prefill_host_is_cut_off_before_its_prompts_are_fetched(servers: Servers) -> None:
+    """The read stays open, for what is under way may still arrive, and its blocks are used for nothing until it has.
+    Nobody waits behind it."""
+    prefill, decode = servers.prefill, servers.decode
+    bodies = [asked(f"fetched {number}") for number in range(2)]
+    expected = [servers.alone.ask(body) for body in bodies]
+    late = decode.metric(FAILURES, kind="timeout")
+    tickets = [with_ticket(prefill, body) for body in bodies]
+    with prefill.host.cut_off():
+        assert [decode.ask(ticket) for ticket in tickets] == expected
+        held = decode.status.own
+        assert (held.pulls_open, held.groups_running) == (1, 0)
+        assert held.blocks_pulling > 0
+    assert decode.metric(FAILURES, kind="timeout") == late + 2
+    check_transfers_again(servers, "fetched again")
+
+
+def test_prefill_host_is_cut_off_while_its_prompt_is_fetched(servers: Servers) -> None:
+    """Its engine was asked for the data, and sends it into the cut link."""
+    prefill, decode, body = servers.prefill, servers.decode, asked("fetching")
+    expected = servers.alone.ask(body)
+    ticket = with_ticket(prefill, body)
+    with ThreadPoolExecutor(1) as asking, stopped(prefill) as go_on:
+        received = prefill.host.bytes_received()
+        answer = asking.submit(decode.ask, ticket)
+        decode.until(lambda status: status.own.pulls_open == 1)
+        eventually(prefill.host.bytes_received, lambda now: now > received + 4096)
+        with prefill.host.cut_off():
+            go_on()
+            assert answer.result() == expected
+    check_transfers_again(servers, "fetching again")
+
+
+def test_a_worker_is_cut_off_in_mid_answer_and_the_answer_goes_on_elsewhere(servers: Servers) -> None:
+    """Its engine stands still meanwhile, so that it is not through with its group before it hears that nobody waits."""
+    gateway, body = servers.gateway, asked("gateway", prompt="the hand", max_tokens=400)
+    gateway.until(lambda status: all(status.worker(worker).state == "ready" for worker in servers.workers))
+    expected = servers.alone.ask(body)
+    before = gateway.status.totals
+    with gateway.streaming(body) as answer:
+        answer.read_some(choices=N)
+        (writing,) = [worker for worker in servers.workers if gateway.status.worker(worker).groups_running]
+        with stopped(writing):
+            with writing.host.cut_off():
+                assert answer.read_all().choices == expected.choices
+                gateway.until(lambda status: status.worker(writing).state == "silent")
+            eventually(lambda: writing.metric("motet:groups_total", status="499"), lambda left: left == 1)
+    assert (gateway.status.totals - before).choices_resumed == N
+    gateway.until(lambda status: status.worker(writing).state == "ready")
+    following = [asked(f"gateway {number}") for number in range(2)]
+    expected_of = [servers.alone.ask(body) for body in following]
+    forks = writing.until_idle().totals.forks
+    assert [gateway.ask(body) for body in following] == expected_of  # they take turns
+    assert writing.status.totals.forks == forks + N - 1
+
+
+@contextmanager
+def stopped(server: Server) -> Iterator[Callable[[], None]]:
+    """Its engine stands still, until what is yielded is called."""
+    engine = server.status.own.pid
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        yield lambda: os.kill(engine, signal.SIGCONT)
+    finally:
+        os.kill(engine, signal.SIGCONT)

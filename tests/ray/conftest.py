@@ -1,0 +1,144 @@
+"""A tiny model, what one server makes of it, and clusters: one for each ingress, which tests share.
+
+What takes long to import, such as torch, is imported where it is used: the first process of pytest-xdist reads this
+file too, runs no test, and the others start when it is through.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+from motet.types import Ingress
+
+if TYPE_CHECKING:
+    from tests.fault.oracle import Undisturbed
+    from tests.ray.running_ray import RunningRay
+    from tests.ray.their_cluster import TheirCluster
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """One loop for all tests, so that several may use one cluster."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama, with a tokenizer."""
+    from tests.tiny_models import save_tiny_model
+    from tests.tiny_tokenizer import save_tiny_tokenizer
+
+    return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture(scope="session")
+async def undisturbed(folder: Path) -> "AsyncIterator[Undisturbed]":
+    from motet.engines.native.spawn import spawn
+    from tests.fault.oracle import Undisturbed
+
+    async with AsyncExitStack() as stack:
+        one = Undisturbed(folder, spawn, stack)
+        await one.start("float32")
+        yield one
+
+
+@pytest.fixture(scope="session")
+def taken() -> Iterator[int]:
+    """A port at which somebody else listens."""
+    with socket.socket() as stranger:
+        stranger.bind(("", 0))
+        stranger.listen()
+        yield stranger.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+async def theirs() -> "AsyncIterator[TheirCluster]":
+    """Cells join it one after the other: a cluster of their own would cost each of them 15 s of a core."""
+    from tests.ray.their_cluster import TheirCluster
+
+    cluster = TheirCluster()
+    yield cluster
+    await cluster.end()
+
+
+@pytest.fixture(scope="session", params=list(Ingress))
+async def shared(
+    request: pytest.FixtureRequest, folder: Path, undisturbed: "Undisturbed", taken: int, theirs: "TheirCluster"
+) -> "AsyncIterator[RunningRay]":
+    """Tests are put in an order in which each ingress has one cell, and one at a time: behind a gateway on a cluster of
+    its own, else on one that was there. Two replicas decode: one is there when the other is lost. Behind a gateway
+    answers may take long, and elsewhere they are ended soon."""
+    from tests.ray.joined import ON_ONE_NODE
+    from tests.ray.running_ray import RunningRay
+
+    ingress: Ingress = request.param
+    gateway = ingress is Ingress.GATEWAY
+    running = RunningRay(
+        folder,
+        *(() if gateway else ON_ONE_NODE),
+        joined=None if gateway else await theirs.joined(),
+        prefill=1,
+        decode=2,
+        ingress=ingress,
+        max_body_bytes=100_000,
+        decode_port=taken if gateway else 0,
+        drain_timeout=100 if gateway else 1,
+    )
+    async with running as ray:
+        yield ray
+
+
+@pytest.fixture
+async def ray(shared: "RunningRay") -> "RunningRay":
+    """Whole and idle; what a test leaves in it is found by the next one."""
+    await shared.until_whole()
+    return shared
+
+
+HERE = Path(__file__).parent
+JOINED = ("direct", "test_autoscaling", "test_nodes")
+"""On somebody else's cluster, one after the other: the last of them takes a node away."""
+GROUPS = ("gateway", *JOINED, "test_ends", "test_prefix_router")
+"""Of tests that have a cell. Those of one cluster run in one process; in an order by which two end at the same time."""
+LAST = "test_a_cell_that_is_ended"
+"""Names that begin so: the end of the cell that is shared."""
+
+
+class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]
+    """Of pytest-xdist: tests that share a cluster run in one process. Its own groups (`--dist loadgroup`) are not found
+    with this version of pytest, which makes names of tests anew."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        group = group_of(nodeid)
+        return "joined" if group in JOINED else group
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneClusterEach:
+    return OneClusterEach(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if item.path.is_relative_to(HERE)]
+    others = [item for item in items if not item.path.is_relative_to(HERE)]
+    ours.sort(key=place)
+    items[:] = [*ours, *others]
+
+
+def place(item: pytest.Item) -> tuple[int, bool, bool, bool]:
+    """A process is given its next tests when it has two left: the longest ones come before those."""
+    is_long = "under_load" in item.name or "without_controller" in item.name
+    return GROUPS.index(group_of(item.nodeid)), item.name.startswith(LAST), "faults" in item.path.stem, not is_long
+
+
+def group_of(nodeid: str) -> str:
+    """The ingress of the cell that is shared, or the module."""
+    path, _, name = nodeid.partition("::")
+    parameter = name.partition("[")[2].partition("]")[0].partition("-")[0]
+    return parameter if parameter in list(Ingress) else Path(path).stem

@@ -1,0 +1,94 @@
+"""Processes of a cluster on this machine: found by what they are, struck, and looked for when it has ended."""
+
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.fault.running_cell import SECONDS
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def engine_of(replica: psutil.Process) -> psutil.Process:
+    """The process in which the replica's model runs."""
+    (engine,) = [child for child in replica.children() if "motet.engines.native" in command_of(child)]
+    return engine
+
+
+def give_way(engines: Iterable[psutil.Process]) -> None:
+    """They write when nobody else wants the cores: what starts meanwhile is not held up by the load."""
+    for engine in engines:
+        engine.nice(19)
+
+
+def kill(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGKILL)
+
+
+def name_of(process: psutil.Process) -> str:
+    return " ".join(command_of(process))
+
+
+def command_of(process: psutil.Process) -> Sequence[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    """It stands still meanwhile."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def tcp_addresses(process: psutil.Process) -> set[tuple[str, int]]:
+    """At which it listens."""
+    try:
+        found = process.net_connections(kind="tcp4")
+    except psutil.NoSuchProcess:
+        return set()
+    return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
+
+
+def check_gone(processes: Sequence[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=SECONDS)
+    assert not alive, f"still there: {[name_of(process) for process in alive]}"
+
+
+def end(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        if process.is_running():
+            process.kill()
+
+
+def folders(processes: Sequence[psutil.Process]) -> list[Path]:
+    """Of the pipes of engines of these, not of processes that had their numbers before."""
+    return [
+        path
+        for process in processes
+        for path in Path(tempfile.gettempdir()).glob(f"motet-{process.pid}-*")
+        if _made_s(path) > process.create_time()
+    ]
+
+
+def _made_s(folder: Path) -> float:
+    """When it was made; 0 if it has gone meanwhile, as that of an engine does when it is connected."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

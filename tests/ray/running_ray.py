@@ -1,0 +1,248 @@
+"""`motet ray` as a process of its own on a cluster of its own: asked over HTTP, looked into, and struck.
+
+All of Ray that it starts are its children, so whatever is left of it when it has ended is a fault.
+"""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import msgspec
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.ports import free_port
+from motet.config import environment
+from motet.deploy.child import ChildServer
+from motet.types import Ingress
+from tests.fault.asked import CHAT, chat
+from tests.fault.running_cell import SECONDS
+from tests.ray.joined import Joined
+from tests.ray.own_servers import OwnServers
+from tests.ray.processes import check_gone, command_of, descendants, end, folders, name_of, tcp_addresses
+from tests.ray.told import Status, merged
+
+SETTINGS = {
+    "served-model-name": "tiny",
+    "dtype": "float32",
+    "max-model-len": "512",
+    "kv-cache-gb": "0.02",
+    "block-size": "8",
+    "max-num-seqs": "64",
+    "threads": "1",
+    "bypass-tokens": "0",
+    "cpus-per-worker": "0.1",
+    "prefill-port": "0",
+    "decode-port": "0",
+    "heartbeat-timeout": "60",
+}
+"""As engines of other tests have them; and ports that no other cluster wants."""
+AS_OTHERS = {"RAY_worker_niceness": "0"}
+"""Ray's processes would give way to any other program, whatever starts in them."""
+API_KEY = "client-key"
+CLUSTER_KEY = "cluster-key"
+LOOK_S = 0.25
+"""Between two looks."""
+REPLICA = "ray::ServeReplica:"
+CONTROLLER = "ray::ServeController"
+
+
+class RunningRay:
+    """From `async with` to its end; what it leaves behind is a fault."""
+
+    def __init__(self, folder: Path, *flags: str, joined: Joined | None = None, **settings: object) -> None:
+        """`flags`: as on the command line. `settings`: beside those for tiny models. `joined`: in place of a cluster
+        of its own."""
+        self.joined = joined
+        self.port = joined.port if joined else free_port()
+        self._serves = "decode" if settings.get("ingress") == Ingress.DIRECT else ""
+        """Deployment whose replicas each tell of a part of the cell."""
+        self._wanted = {role: int(str(settings.get(role, 0))) for role in ("prefill", "decode")}
+        self.temporary = joined.temporary if joined else temporary_folder()
+        if joined:
+            settings["ray_address"] = joined.address
+        named = {
+            "ray-address": "local",
+            **SETTINGS,
+            **{name.replace("_", "-"): value for name, value in settings.items()},
+        }
+        self.arguments = [str(folder), *(f"--{name}={value}" for name, value in named.items()), *flags]
+        self.environ = {
+            **environment(),
+            "RAY_TMPDIR": str(self.temporary),
+            "MOTET_API_KEYS": API_KEY,
+            "MOTET_CLUSTER_KEY": CLUSTER_KEY,
+            **AS_OTHERS,
+        }
+        self.child = ChildServer(self.arguments, command="ray", port=self.port, environ=self.environ)
+
+    async def __aenter__(self) -> "RunningRay":
+        try:
+            await asyncio.to_thread(self.child.__enter__)
+        except BaseException:
+            self.forget()
+            raise
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        self.http = httpx.AsyncClient(base_url=self.child.url, timeout=2 * SECONDS, headers=headers)
+        self._own = OwnServers(headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.http.aclose()
+        await self._own.close()
+        processes = self.started
+        try:
+            await asyncio.to_thread(self.child.__exit__, kind, error, traceback)
+            check_gone(processes)
+            assert not folders(processes)
+        finally:
+            end(processes)
+            self.forget()
+
+    def forget(self) -> None:
+        """What Ray itself has left: its logs."""
+        if self.joined is None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+    @property
+    def started(self) -> list[psutil.Process]:
+        """All of a cluster of its own, or its replicas on one that was there."""
+        replicas = self.named(f"{REPLICA}motet") if self.joined else []
+        return [*descendants(self.child.pid), *replicas, *(one for each in replicas for one in descendants(each.pid))]
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """All that runs on the cluster."""
+        return descendants(self.joined.pid if self.joined else self.child.pid)
+
+    def named(self, beginning: str) -> list[psutil.Process]:
+        return [process for process in self.processes if name_of(process).startswith(beginning)]
+
+    def replicas(self, deployment: str, app: str = "motet") -> list[psutil.Process]:
+        return [
+            process
+            for process in self.named(f"{REPLICA}{app}:{deployment}")
+            if name_of(process).removeprefix(REPLICA).split(":")[1].split(".")[0].split(" ")[0] == deployment
+        ]
+
+    @property
+    def controller(self) -> psutil.Process:
+        (process,) = self.named(CONTROLLER)
+        return process
+
+    @property
+    def gcs_address(self) -> str:
+        """Where a program of its own joins the cluster."""
+        (address,) = {
+            argument.partition("=")[2]
+            for process in self.processes
+            for argument in command_of(process)
+            if argument.startswith("--gcs-address=")
+        }
+        return address
+
+    def replica_at(self, worker: str) -> psutil.Process:
+        """`worker`: its URL, or its name in answers: `host:port`."""
+        port = int(worker.rpartition(":")[2])
+        (found,) = [process for process in self.named(REPLICA) if port in {port for _, port in tcp_addresses(process)}]
+        return found
+
+    async def redeploy(self, config: Path, *changes: str) -> None:
+        """With what `--print-config` prints, as an operator would do it."""
+        printed = await self._run("-m", "motet", "ray", *self.arguments, *changes, "--print-config")
+        await asyncio.to_thread(config.write_text, printed)
+        await self._run("-m", "tests.ray.driver", self.gcs_address, str(config))
+
+    async def _run(self, *command: str) -> str:
+        environ = {
+            **self.environ,
+            "RAY_AUTH_MODE": "token",
+        }  # a cluster of one machine wants it, and who joins must know
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+        return out.decode()
+
+    def log_of(self, replica: psutil.Process) -> str:
+        """What it and its engine have said."""
+        (path,) = self.temporary.glob(f"ray/session_2*/logs/worker-*-{replica.pid}.err")
+        return path.read_text()
+
+    async def status(self) -> Status:
+        """Raises httpx.HTTPError if somebody who knows a part of it does not answer."""
+        answers = [(await client.get("/status")).raise_for_status() for client in await self._tellers()]
+        return merged([msgspec.json.decode(answer.content, type=Status) for answer in answers])
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """In `/metrics`: the sum over all that have these labels, among others."""
+        texts = [(await client.get("/metrics")).text for client in await self._tellers()]
+        families = [family for text in texts for family in text_string_to_metric_families(text)]
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    async def _tellers(self) -> list[httpx.AsyncClient]:
+        """Who together know all of the cell."""
+        return [await self.own(replica) for replica in self.replicas(self._serves)] if self._serves else [self.http]
+
+    async def own(self, replica: psutil.Process) -> httpx.AsyncClient:
+        """The server of a replica that serves clients itself."""
+        return await self._own.of(replica)
+
+    async def finished(self) -> Counter[psutil.Process]:
+        """Choices that each replica that serves clients itself has written."""
+        return await self._own.finished(self.replicas(self._serves))
+
+    async def home_of(self, session: str) -> psutil.Process:
+        """Which of them answers it."""
+        before = await self.finished()
+        body = chat(session, max_tokens=4)
+        (await self.http.post(CHAT, json=body, headers={"X-Session-ID": session})).raise_for_status()
+        (home,) = (await self.finished()) - before
+        return home
+
+    async def until_whole(self, *, seconds: float = SECONDS) -> Status:
+        """As many replicas as were asked for are there, and hold nothing."""
+        return await self.until(lambda status: status.idle(**self._wanted), seconds=seconds)
+
+    async def until(self, holds: Callable[[Status], bool], *, seconds: float = SECONDS) -> Status:
+        """The first look at it for which `holds` is true."""
+        seen: list[Status] = []
+
+        async def look() -> bool:
+            with suppress(httpx.HTTPStatusError, httpx.TransportError):
+                seen[:] = [await self.status()]
+                return holds(seen[0])
+            return False
+
+        await eventually_in(seconds, look, lambda: f"it stays so: {seen}")
+        return seen[0]
+
+
+async def eventually_in(seconds: float, holds: Callable[[], Awaitable[bool]], otherwise: Callable[[], str]) -> None:
+    """Asks again after a moment: what is waited for is done by other processes on the same cores, and each look takes
+    some of those."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                if await holds():
+                    return
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise AssertionError(otherwise()) from None
+
+
+def temporary_folder() -> Path:
+    """For Ray's sessions, in which there are sockets: their paths must be short."""
+    return Path(tempfile.mkdtemp(prefix="mray", dir="/tmp"))

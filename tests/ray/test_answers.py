@@ -1,0 +1,76 @@
+"""A cell on Ray Serve gives the answers of one server, whoever holds the streams, and its refusals come as they are."""
+
+from functools import partial
+
+import pytest
+
+from tests.fault.answers import Body, ask
+from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
+from tests.fault.oracle import Undisturbed
+from tests.ray.asking import LONG, streaming
+from tests.ray.running_ray import RunningRay
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (CHAT, chat("a", COUNTED, n=8, logprobs=True, top_logprobs=2)),
+        (CHAT, chat("b", n=1)),
+        (COMPLETIONS, completion("c", COUNTED, n=1, logprobs=1)),
+        (COMPLETIONS, completion("d", n=8, return_token_ids=True)),
+    ],
+    ids=["chat-streamed-8", "chat-1", "completion-streamed-1", "completion-8"],
+)
+async def test_an_answer_is_that_of_one_server_for_one_prefill_and_one_transfer(
+    route: str, body: Body, ray: RunningRay, undisturbed: Undisturbed
+) -> None:
+    expected = await undisturbed.answer(route, body)
+    before = (await ray.status()).totals
+    assert await ask(ray.http, route, body) == expected
+    after = (await ray.status()).totals
+    assert (after.prefills - before.prefills, after.transfers - before.transfers) == (1, 1)
+
+
+async def test_an_error_found_before_the_first_byte_keeps_its_status_and_is_whole_json(ray: RunningRay) -> None:
+    asked: list[tuple[int, str | None, Body, dict[str, str]]] = [
+        (400, "top_p", chat("x", COUNTED, top_p=3.0), {}),
+        (404, "model", chat("x", model="another"), {}),
+        (401, None, chat("x"), {"Authorization": "Bearer wrong"}),
+        (413, None, chat("x" * 200_000), {}),
+    ]
+    for status, param, body, headers in asked:
+        answer = await ray.http.post(CHAT, json=body, headers=headers)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json"), answer.text
+        assert answer.json()["error"]["param"] == param
+
+
+async def test_a_client_that_leaves_in_mid_stream_frees_everything(ray: RunningRay) -> None:
+    left = partial(ray.metric, "motet:groups_total", status="499")
+    before = await left()
+    async with streaming(ray, CHAT, chat("leaves", COUNTED, n=8, max_tokens=LONG)):
+        pass
+    await ray.until_whole()
+    assert await left() == before + 1, "it went on to its end"
+
+
+async def test_names_of_requests_and_sessions_go_through(ray: RunningRay) -> None:
+    names = {"x-request-id": "named-by-the-client", "x-session-id": "a-session"}
+    workers = set()
+    for turn in range(4):
+        answer = await ray.http.post(CHAT, json=chat(f"turn {turn}", max_tokens=4), headers=names)
+        assert answer.status_code == 200
+        assert set(answer.headers.get_list("x-request-id")) == {"named-by-the-client"}
+        workers.add(answer.headers["x-motet-worker"])
+    assert len(workers) == 1, "the session wandered"
+    (prefill,) = ray.replicas("prefill")
+    assert "(named-by-the-client)" in ray.log_of(prefill)
+
+
+async def test_an_answer_has_one_name_whoever_gave_it(ray: RunningRay) -> None:
+    """Serve names requests too."""
+    answer = await ray.http.post(CHAT, json=chat("unnamed", max_tokens=4))
+    (name,) = set(answer.headers.get_list("x-request-id"))
+    (prefill,) = ray.replicas("prefill")
+    assert f"({name})" in ray.log_of(prefill)

@@ -1,0 +1,78 @@
+"""What clients see of faults where the replica that decodes holds their streams: there is nobody else to go on."""
+
+import asyncio
+import os
+import signal
+
+import httpx
+import pytest
+
+from motet.types import Ingress
+from tests.fault.answers import ask
+from tests.fault.asked import CHAT, COUNTED, chat
+from tests.fault.oracle import Undisturbed
+from tests.ray.asking import LONG, streaming
+from tests.ray.processes import check_gone, engine_of, folders, kill, stopped
+from tests.ray.running_ray import RunningRay
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.parametrize("shared", [Ingress.DIRECT], indirect=True, scope="session"),
+]
+
+BACK_S = 60.0
+"""Serve has noticed what is gone, and made another one."""
+
+
+async def test_an_engine_that_dies_in_mid_stream_is_started_again_and_the_answer_is_the_same(
+    ray: RunningRay, undisturbed: Undisturbed
+) -> None:
+    body = chat("engine dies", COUNTED, n=8, max_tokens=LONG)
+    expected = await undisturbed.answer(CHAT, body)
+    replicas = ray.replicas("decode")
+    engine = engine_of(await ray.home_of("s"))
+    async with streaming(ray, CHAT, body, session="s") as stream:
+        kill(engine)
+        assert (await stream.read_all()).complete() == expected
+    assert not engine.is_running()
+    await ray.until_whole()
+    assert ray.replicas("decode") == replicas
+
+
+async def test_an_answer_whose_replica_is_killed_never_looks_complete(
+    ray: RunningRay, undisturbed: Undisturbed
+) -> None:
+    """The next replica learns who prefills from a directory that is new too: prefill has announced itself again."""
+    body = chat("replica dies", COUNTED, n=8, max_tokens=LONG)
+    expected = await undisturbed.answer(CHAT, body)
+    replicas, (directory,) = ray.replicas("decode"), ray.replicas("directory")
+    replica = await ray.home_of("s")
+    kill(directory)
+    async with streaming(ray, CHAT, body, session="s") as stream:
+        kill(replica)
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+            await stream.read_all()
+        assert not stream.reader.done
+    assert await ask(ray.http, CHAT, body) == expected
+    await ray.until_whole(seconds=BACK_S)
+    (new,) = set(ray.replicas("decode")) - set(replicas)
+    before = (await ray.status()).totals
+    assert await ask(await ray.own(new), CHAT, body) == expected
+    after = (await ray.status()).totals
+    assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (1, 0)
+
+
+async def test_a_cell_that_is_ended_tells_a_stream_whose_time_is_up(ray: RunningRay) -> None:
+    """Serve would kill the replica without a word. The engine stands still: the answer would take for ever."""
+    engine, started = engine_of(await ray.home_of("s")), ray.started
+    async with streaming(ray, CHAT, chat("too long", COUNTED, n=8, max_tokens=LONG), session="s") as stream:
+        with stopped(engine):
+            os.kill(ray.child.pid, signal.SIGTERM)
+            reader = await stream.read_all()
+    assert reader.failure is not None
+    assert (reader.failure.code, reader.done) == ("engine_closed", True)
+    assert await asyncio.to_thread(ray.child.wait) == 0
+    check_gone(started)
+    assert not folders(started)

@@ -1,0 +1,75 @@
+"""How `motet ray` ends: answers under way have their time, unless it is told twice; nothing it started stays."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from motet.types import Ingress
+from tests.fault.asked import CHAT, COUNTED, chat
+from tests.fault.oracle import Undisturbed
+from tests.ray.asking import LONG, streaming
+from tests.ray.processes import check_gone, descendants, engine_of, folders, name_of
+from tests.ray.running_ray import REPLICA, RunningRay, eventually_in
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray]
+
+STARTED_S = 60.0
+
+
+@pytest.mark.parametrize("shared", [Ingress.GATEWAY], indirect=True, scope="session")
+async def test_a_cell_that_is_ended_lets_an_answer_end_unless_told_twice_and_leaves_nothing(
+    ray: RunningRay, undisturbed: Undisturbed, taken: int
+) -> None:
+    """Of two answers one is written by an engine that stands still: it would have all the time that answers may have.
+    The port of one side channel was taken: all have one of the next ones."""
+    bodies = [chat(f"ends {i}", COUNTED, n=8, max_tokens=LONG) for i in range(2)]
+    expected = await undisturbed.answer(CHAT, bodies[1])
+    decode = (await ray.status()).ready("decode")
+    engines = {worker.address.removeprefix("http://"): engine_of(ray.replica_at(worker.address)) for worker in decode}
+    ports = {worker.transfer.port for worker in decode if worker.transfer}
+    assert len(ports) == 2
+    assert ports < set(range(taken + 1, taken + 10))
+    processes = ray.processes
+    async with streaming(ray, CHAT, bodies[0]) as stuck, streaming(ray, CHAT, bodies[1]) as ends:
+        assert stuck.worker != ends.worker
+        engines[stuck.worker].suspend()
+        os.kill(ray.child.pid, signal.SIGTERM)
+        assert (await ends.read_all()).complete() == expected
+        await eventually_in(20, partial(turns_away, ray), lambda: "it still takes requests")
+        os.kill(ray.child.pid, signal.SIGTERM)
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+            await stuck.read_all()
+    assert await asyncio.to_thread(ray.child.wait) == 0
+    check_gone(processes)
+    assert not folders(processes)
+
+
+async def turns_away(ray: RunningRay) -> bool:
+    return (await ray.http.get("/health")).status_code != httpx.codes.OK
+
+
+async def test_a_signal_while_replicas_start_ends_them(folder: Path) -> None:
+    ray = RunningRay(folder, decode=1)
+    command = [sys.executable, "-m", "motet", "ray", *ray.arguments, "--port", str(ray.port)]
+    starting = await asyncio.create_subprocess_exec(
+        *command, env=ray.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    await eventually_in(STARTED_S, partial(starts_replicas, starting.pid), lambda: "it starts no replica")
+    processes = descendants(starting.pid)
+    starting.send_signal(signal.SIGTERM)
+    _, said = await starting.communicate()
+    assert starting.returncode == 130, said.decode()
+    check_gone(processes)
+    assert not folders(processes)
+    ray.forget()
+
+
+async def starts_replicas(pid: int) -> bool:
+    return any(name_of(process).startswith(f"{REPLICA}motet:decode") for process in descendants(pid))

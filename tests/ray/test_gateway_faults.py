@@ -1,0 +1,183 @@
+"""What a cell on Ray Serve loses, behind a gateway: no choice, whatever is killed. Serve brings back what is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from motet.types import Ingress
+from tests.fault.answers import Answer, ask
+from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
+from tests.fault.oracle import Undisturbed
+from tests.ray.asking import LONG, ask_and_strike, streaming
+from tests.ray.processes import engine_of, give_way, kill, stopped
+from tests.ray.running_ray import CONTROLLER, RunningRay, eventually_in
+from tests.ray.told import Status
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.parametrize("shared", [Ingress.GATEWAY], indirect=True, scope="session"),
+]
+
+BACK_S = 60.0
+"""Serve has noticed what is gone, and made another one."""
+
+
+@asynccontextmanager
+async def under_load(ray: RunningRay, undisturbed: Undisturbed, name: str) -> AsyncIterator[list[Answer]]:
+    """A client that asks one thing after the other meanwhile, for a whole answer and a stream in turn; each answer is
+    the undisturbed one."""
+    bodies = [
+        (COMPLETIONS, completion(f"{name} whole", n=4, max_tokens=200)),
+        (CHAT, chat(f"{name} streamed", COUNTED, n=4, max_tokens=LONG)),
+    ]
+    over = asyncio.Event()
+    answers: list[Answer] = []
+
+    async def client() -> None:
+        expected = [await undisturbed.answer(route, body) for route, body in bodies]
+        while not over.is_set():
+            for (route, body), undisturbed_answer in zip(bodies, expected, strict=True):
+                answers.append(await ask(ray.http, route, body))
+                assert answers[-1] == undisturbed_answer
+
+    give_way(map(engine_of, ray.replicas("decode")))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(client())
+        try:
+            yield answers
+        finally:
+            over.set()
+
+
+async def test_a_prefill_replica_that_is_killed_is_done_without_and_met_again(
+    ray: RunningRay, undisturbed: Undisturbed
+) -> None:
+    """Decode replicas stay as they are: only whoever is new is met."""
+    bodies = [completion(f"prefill dies {i}", COUNTED, n=8, max_tokens=100) for i in range(4)]
+    expected = [await undisturbed.answer(COMPLETIONS, body) for body in bodies]
+    decode = {process.pid for process in ray.replicas("decode")}
+    (prefill,) = ray.replicas("prefill")
+    asking = [asyncio.create_task(ask(ray.http, COMPLETIONS, body)) for body in bodies[1:]]
+    assert await ask_and_strike(ray, COMPLETIONS, bodies[0], lambda _: kill(prefill)) == expected[0]
+    assert await asyncio.gather(*asking) == expected[1:]
+    await ray.until_whole(seconds=BACK_S)
+    assert {process.pid for process in ray.replicas("decode")} == decode
+    before = (await ray.status()).totals
+    names = [f"met again {i}" for i in range(4)]
+    answers = await asyncio.gather(*(ray.http.post(CHAT, json=chat(name, n=8, max_tokens=100)) for name in names))
+    assert len({answer.headers["x-motet-worker"] for answer in answers}) == 2, "one of the two was not asked"
+    after = (await ray.status()).totals
+    assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (4, 0)
+
+
+async def test_an_engine_that_is_killed_inside_a_replica_is_started_again_there(
+    ray: RunningRay, undisturbed: Undisturbed
+) -> None:
+    body = chat("engine dies", COUNTED, n=8, max_tokens=LONG)
+    expected = await undisturbed.answer(CHAT, body)
+    before = await ray.status()
+    replicas = ray.replicas("decode")
+    processes = {name: engine_of(ray.replica_at(name)) for name in names_of_decode(before)}
+    assert await ask_and_strike(ray, CHAT, body, lambda worker: kill(processes[worker])) == expected
+    assert (await ray.status()).totals.migrations - before.totals.migrations == 1
+    await ray.until_whole()
+    assert ray.replicas("decode") == replicas
+    assert [process.is_running() for process in processes.values()].count(False) == 1
+
+
+async def test_a_gateway_that_is_killed_breaks_its_streams_off_and_the_workers_free_all(
+    ray: RunningRay, undisturbed: Undisturbed
+) -> None:
+    body = chat("gateway dies", COUNTED, n=8, max_tokens=LONG)
+    (gateway,) = ray.replicas("gateway")
+    workers = (await ray.status()).addresses
+    async with streaming(ray, CHAT, body) as stream:
+        kill(gateway)
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+            await stream.read_all()
+        assert not stream.reader.done
+    assert await ask(ray.http, CHAT, body) == await undisturbed.answer(CHAT, body)
+    assert (await ray.until_whole()).addresses == workers
+
+
+async def test_without_controller_and_directory_no_choice_is_lost_and_all_is_mended_later(
+    ray: RunningRay, undisturbed: Undisturbed
+) -> None:
+    """One decode replica is killed too, while it writes, and then there is none. Workers that were there announce
+    themselves to the new directory, and those that Serve makes later do."""
+    async with under_load(ray, undisturbed, "headless") as answers:
+        (directory,) = ray.replicas("directory")
+        (prefill,) = ray.replicas("prefill")
+        kill(ray.controller)
+        kill(directory)
+        so_far = len(answers)
+        await ray.until(lambda _: len(answers) >= so_far + 3)
+    await eventually_in(BACK_S, partial(controller_is_back, ray), lambda: "there is no controller")
+    with stopped(ray.controller):  # it would start replicas, which would be killed too
+        await lose_a_decode_replica(ray, undisturbed)
+        for replica in ray.replicas("decode"):
+            kill(replica)
+        body = chat("nobody decodes", n=2, max_tokens=20)
+        waits = asyncio.create_task(ask(ray.http, CHAT, body))
+        await eventually_in(BACK_S, partial(is_unready, ray), lambda: "it has not noticed")
+        refused = await ray.http.post(CHAT, json=chat("comes too late"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker"), refused.text
+    await ray.until_whole(seconds=BACK_S)
+    assert ray.replicas("prefill") == [prefill]
+    assert ray.replicas("directory") != [directory]
+    assert await waits == await undisturbed.answer(CHAT, body)
+
+
+async def lose_a_decode_replica(ray: RunningRay, undisturbed: Undisturbed) -> None:
+    """In mid-stream."""
+    body = chat("decode dies", COUNTED, n=8, max_tokens=LONG, logprobs=True)
+    expected = await undisturbed.answer(CHAT, body)
+    before = await ray.status()
+    replicas = {name: ray.replica_at(name) for name in names_of_decode(before)}
+    engines = {name: engine_of(replica) for name, replica in replicas.items()}
+    struck: list[str] = []
+
+    def strike(worker: str) -> None:
+        kill(replicas[worker])
+        struck.append(worker)
+
+    assert await ask_and_strike(ray, CHAT, body, strike) == expected
+    after = (await ray.status()).totals
+    assert after.migrations - before.totals.migrations == 1
+    assert after.choices_resumed - before.totals.choices_resumed == 8
+    psutil.wait_procs([engines[struck[0]]], timeout=10)
+    assert not engines[struck[0]].is_running(), "its engine outlived it"
+
+
+def names_of_decode(status: Status) -> list[str]:
+    """As answers name workers."""
+    return [worker.address.removeprefix("http://") for worker in status.ready("decode")]
+
+
+async def controller_is_back(ray: RunningRay) -> bool:
+    return bool(ray.named(CONTROLLER))
+
+
+async def is_unready(ray: RunningRay) -> bool:
+    return (await ray.http.get("/ready")).status_code == 503
+
+
+async def test_an_update_under_load_loses_and_changes_no_answer(
+    ray: RunningRay, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    old = {process.pid for name in ("prefill", "decode", "gateway") for process in ray.replicas(name)}
+    async with under_load(ray, undisturbed, "updated") as answers:
+        await ray.redeploy(tmp_path / "config.yaml", "--queue-timeout=50")
+        so_far = len(answers)
+        await ray.until(lambda _: len(answers) >= so_far + 3)
+    await ray.until_whole(seconds=BACK_S)
+    new = {process.pid for name in ("prefill", "decode", "gateway") for process in ray.replicas(name)}
+    assert len(new) == 4 and not new & old

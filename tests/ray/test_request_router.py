@@ -1,0 +1,62 @@
+"""Decode replicas that serve clients themselves, and which of them Serve's proxy takes."""
+
+import asyncio
+
+import httpx
+import msgspec
+import psutil
+import pytest
+
+from motet.types import Ingress
+from tests.fault.asked import CHAT, STREAMED, chat
+from tests.ray.asking import LONG
+from tests.ray.processes import engine_of, stopped
+from tests.ray.running_ray import RunningRay
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.parametrize("shared", [Ingress.DIRECT], indirect=True, scope="session"),
+]
+
+MANY = 32
+
+
+async def short(ray: RunningRay, name: str, **headers: str) -> None:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = await ray.http.post(CHAT, json=chat(name, max_tokens=4), headers=names)
+    assert answer.status_code == httpx.codes.OK
+
+
+async def test_load_is_counted_in_choices(ray: RunningRay) -> None:
+    """The engine that writes many stands still: a request that went there too would not be answered. So many are they
+    that what the other one told a second ago, when tests before this one had eight there, is less."""
+    many = chat("many", STREAMED, n=MANY, max_tokens=LONG)
+    before = await ray.finished()
+    async with ray.http.stream("POST", CHAT, json=many, headers={"X-Motet_Choices": str(MANY)}) as answer:
+        lines = answer.aiter_lines()  # kept: whoever lets go of it closes the answer
+        await anext(lines)
+        (busy,) = [replica for replica in ray.replicas("decode") if await writes(ray, replica)]
+        with stopped(engine_of(busy)):
+            async with asyncio.timeout(30):
+                await asyncio.gather(*(short(ray, f"one {number}") for number in range(7)))
+    after = await ray.finished()
+    assert [after[replica] - before[replica] for replica in after if replica != busy] == [7]
+
+
+async def writes(ray: RunningRay, replica: psutil.Process) -> bool:
+    workers = (await (await ray.own(replica)).get("/status")).json()["workers"]
+    return any(worker["choices_running"] for worker in workers)
+
+
+async def test_a_session_stays_at_its_replica(ray: RunningRay) -> None:
+    before = await ray.finished()
+    for number in range(6):
+        await short(ray, f"turn {number}", X_Session_ID="s")
+    assert sorted(((await ray.finished()) - before).values()) == [6]
+
+
+async def test_a_header_that_says_nonsense_is_passed_over(ray: RunningRay) -> None:
+    answer = await ray.http.post(CHAT, json=chat("x", max_tokens=4, n=2), headers={"x-motet-choices": "many"})
+    assert len(msgspec.json.decode(answer.content)["choices"]) == 2

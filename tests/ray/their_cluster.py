@@ -1,0 +1,50 @@
+"""A cluster that is somebody else's, for as long as tests join it: `tests.ray.nodes` as a process of its own."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from bench.ports import free_port
+from motet.config import environment
+from tests.ray.joined import Joined
+from tests.ray.processes import descendants, end
+from tests.ray.running_ray import AS_OTHERS, temporary_folder
+
+
+@dataclass
+class TheirCluster:
+    """`joined` starts it when the first one joins; `end` ends it, if it was started."""
+
+    _process: asyncio.subprocess.Process | None = None
+    _joined: Joined | None = None
+
+    async def joined(self) -> Joined:
+        if self._joined is None:
+            self._joined = await self._start()
+        return self._joined
+
+    async def end(self) -> None:
+        if self._process is None or self._joined is None:
+            return
+        process, joined, self._process, self._joined = self._process, self._joined, None, None
+        started = descendants(process.pid)
+        assert process.stdin
+        process.stdin.close()
+        await process.wait()
+        end(started)
+        await asyncio.to_thread(shutil.rmtree, joined.temporary, ignore_errors=True)
+
+    async def _start(self) -> Joined:
+        port, temporary = free_port(), temporary_folder()
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.ray.nodes", str(port)),
+            env={**environment(), "RAY_TMPDIR": str(temporary), **AS_OTHERS},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._process.stdout
+        address = (await self._process.stdout.readline()).decode().strip()
+        return Joined(address, port, self._process.pid, temporary)

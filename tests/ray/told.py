@@ -1,0 +1,72 @@
+"""What those who know a cell tell of it in `/status`."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tests.status import Holdings
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """Where a worker's KV can be fetched."""
+
+    engine_id: str
+    port: int
+
+
+class Seen(Holdings, frozen=True, kw_only=True):
+    """A worker in `/status`."""
+
+    role: str
+    state: str
+    address: str
+    pid: int | None
+    transfer: Transfer | None
+
+
+class Totals(msgspec.Struct, frozen=True):
+    prefills: int
+    transfers: int
+    migrations: int
+    choices_resumed: int
+    bypasses: int
+
+
+class Status(msgspec.Struct, frozen=True):
+    workers: list[Seen]
+    totals: Totals
+
+    @property
+    def addresses(self) -> set[str]:
+        return {worker.address for worker in self.workers}
+
+    def ready(self, role: str) -> list[Seen]:
+        return [worker for worker in self.workers if worker.role == role and worker.state == "ready"]
+
+    def idle(self, **wanted: int) -> bool:
+        """So many of each role are there, and nobody else, and nobody holds anything."""
+        there = {role: len(self.ready(role)) for role in wanted}
+        return there == wanted and len(self.workers) == sum(wanted.values()) and all(w.idle for w in self.workers)
+
+
+def merged(told: Sequence[Status]) -> Status:
+    """What several tell of one cell: the worst of each worker, and what all of them have done together. Prefill that
+    somebody does not know is not there yet."""
+    workers: dict[str, Seen] = {}
+    known_to_all = set[str].intersection(*(status.addresses for status in told)) if told else set()
+    for worker in (worker for status in told for worker in status.workers):
+        if worker.role == "prefill" and worker.address not in known_to_all:
+            continue
+        if worker.address not in workers or not (worker.idle and worker.state == "ready"):
+            workers[worker.address] = worker
+    totals = [status.totals for status in told]
+    return Status(
+        list(workers.values()),
+        Totals(
+            prefills=max((one.prefills for one in totals), default=0),  # those of one worker, whom all know
+            transfers=sum(one.transfers for one in totals),
+            migrations=sum(one.migrations for one in totals),
+            choices_resumed=sum(one.choices_resumed for one in totals),
+            bypasses=sum(one.bypasses for one in totals),
+        ),
+    )
