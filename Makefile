@@ -9,8 +9,13 @@ READY := .venv/ready
 # The one pin of pyproject.toml that must be installed first: see there why it is exact.
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
-# One thread for each of two workers: more would only wait for each other. Test modules stay compiled: 6 s a run.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n 2
+# One thread for each of two workers: more would only wait for each other. Each begins with a half of the tests, so that
+# what a module shares is made once, and takes from the other when it has done. Test modules stay compiled: 6 s a run.
+# Tests that use two threads all the same do not spin for a core that another process has.
+PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n 2 --dist worksteal
+# Ray clusters, of which two have room on two cores: each worker has one at a time, and all its tests. Those that take
+# longest come first.
+RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder -m ray tests/ray tests/deploy/ray
 
 .PHONY: setup model demo serve check test triton bench clean
 
@@ -32,18 +37,20 @@ demo: $(READY)
 serve: $(READY)
 	$(BIN)/motet serve $(MODEL) $(ARGS)
 
-# The fast gate: format, lint, types, layers, sizes, fast tests.
+# The fast gate: format, lint, types, layers, sizes, fast tests; property tests draw fewer examples than in `test`.
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python tools/layers.py
 	$(BIN)/python tools/sizes.py
-	$(PYTEST) -m "not slow and not real and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not real and not gpu" --hypothesis-profile=quick $(ARGS)
 
 # Everything: real processes, faults, reference models and the default model's weights too.
+# ARGS choose among the tests without Ray clusters; those with come only where there are none.
 test: $(READY) model
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not ray" $(ARGS)
+	$(if $(ARGS),,$(RAY_PYTEST))
 
 # The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. 290 MB more, so no part of `test`.
 triton: $(READY)

@@ -16,7 +16,7 @@ Run: python -m bench.frontend [--ns 1,64] [--clients 1,64] [--repeats 3] [--toke
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,7 +38,7 @@ PROMPT = "What is a motet?"
 PRINTED_WIDTH = 120
 BURST = 4
 REST_S = 0.05
-STOP_S = 20.0
+STOP_S = 60.0
 
 Kind = Literal["motet", "bare"]
 
@@ -80,12 +80,19 @@ class Server:
 
     def __init__(self, kind: Kind, *arguments: str) -> None:
         self._command = [sys.executable, "-m", "bench.frontend_server", kind, *arguments]
+        self._environ: Mapping[str, str] | None = None
 
     def __enter__(self) -> "Server":
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._environ,
+            text=True,
         )
-        self.url = self._process.stdout.readline().strip() if self._process.stdout else ""
+        said = self._process.stdout or ()
+        self.url = next((line.strip() for line in said if line.startswith("http")), "")
         if not self.url:
             raise StartupError(f"the server ended before it was ready; see {' '.join(self._command)}")
         return self
@@ -94,8 +101,12 @@ class Server:
         self._process.communicate(timeout=STOP_S)  # closes its standard input, which ends it
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def cpu_s(self) -> float:
-        times = psutil.Process(self._process.pid).cpu_times()
+        times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
 

@@ -29,6 +29,7 @@ from motet.deploy.http import HttpServer
 from motet.deploy.listen import listen, url_of
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import run_server
+from motet.deploy.serving import Serving
 from motet.deploy.stop import StopSignals
 from motet.log import setup_logging
 from motet.models import resolve
@@ -89,9 +90,9 @@ async def serve_motet(plan: ServerPlan, engine: PulsedEngine) -> None:
     async def start(_: EngineConfig) -> PulsedEngine:
         return engine
 
-    def on_ready(url: str, _: Cell) -> None:
+    def on_ready(serving: Serving[Cell]) -> None:
         freeze_heap()
-        print(url, flush=True)
+        print(serving.url, flush=True)
 
     with StopSignals() as signals:
         signals.watch_stdin(sys.stdin)

@@ -126,7 +126,9 @@ class Run:
         overlap = self._index.overlap(group.names)
         session = group.session if self._rules.sessions else None
         home = self._affinity.worker_of(session) if session else None
-        ids = shortlist(self._ids, overlap, home, turn=self._turn) if self._rules.short else self._ids
+        ids: Sequence[str] = self._ids
+        if self._rules.short:
+            ids = shortlist(ids, overlap, home, able=self._books, turn=self._turn)
         candidates = [self._candidate(id, overlap.get(id, 0), id == home) for id in ids]
         decision = choose(
             candidates, self._wanted(group), self._rules.policy, turn=self._turn, weights=self._rules.weights

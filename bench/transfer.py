@@ -43,9 +43,6 @@ from motet.types import EngineStats, GenerateRequest, Role, SamplingParams, choi
 WAYS: dict[str, dict[str, str]] = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
 """What UCX finds in the environment of the engine processes."""
 LONG_PROMPT = 4000
-SETTLE_S = 3.0
-"""Readers are attended to for two seconds after they were last heard of."""
-IDLE_S = 5.0
 GB = 1e9
 
 
@@ -112,7 +109,7 @@ class Pair:
 
 
 async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> Way:
-    config = EngineConfig(model_path=str(model), model_name="bench", kv_cache_gb=1.0, num_threads=1)
+    config = EngineConfig(model_path=str(model), model_name="bench", kv_cache_gb=arguments.kv_cache_gb, num_threads=1)
     roles = (Role.PREFILL, Role.DECODE)
     engines = await asyncio.gather(*(NativeEngine.start(msgspec.structs.replace(config, role=role)) for role in roles))
     pair = Pair(*engines)
@@ -124,7 +121,7 @@ async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> 
         await pair.pull(requests.next(arguments.prompt_tokens))  # the first touches memory for the first time
         pulls = [await measure_n(pair, requests, n, arguments) for n in arguments.ns]
         busy_ms, pass_ms = await measure_busy(pair, requests, arguments)
-        return Way(name, pulls, busy_ms, pass_ms, await measure_idle(pair))
+        return Way(name, pulls, busy_ms, pass_ms, await measure_idle(pair, arguments))
     finally:
         await asyncio.gather(*(engine.close() for engine in engines))
 
@@ -161,14 +158,15 @@ async def measure_busy(pair: Pair, requests: Requests, arguments: argparse.Names
     return median(milliseconds), median(passes)
 
 
-async def measure_idle(pair: Pair) -> dict[str, float]:
+async def measure_idle(pair: Pair, arguments: argparse.Namespace) -> dict[str, float]:
     """Percent of a core that each process takes when nothing is asked of it."""
+    idle_s: float = arguments.idle
     engines = {"prefill": pair.prefill, "decode": pair.decode}
     processes = {name: psutil.Process(engine.info.pid) for name, engine in engines.items()}
-    await asyncio.sleep(SETTLE_S)
+    await asyncio.sleep(arguments.settle)
     before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
-    await asyncio.sleep(IDLE_S)
-    return {name: 100 * (sum(process.cpu_times()[:2]) - before[name]) / IDLE_S for name, process in processes.items()}
+    await asyncio.sleep(idle_s)
+    return {name: 100 * (sum(process.cpu_times()[:2]) - before[name]) / idle_s for name, process in processes.items()}
 
 
 def minus(later: EngineStats, earlier: EngineStats) -> EngineStats:
@@ -224,6 +222,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ns", type=numbers, default=(1, 3, 8, 32), help="numbers of choices, e.g. 1,8,32")
     parser.add_argument("--prompt-tokens", type=int, default=1200)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kv-cache-gb", type=float, default=1.0, help="of each process")
+    # Readers are attended to for two seconds after they were last heard of.
+    parser.add_argument("--settle", type=float, default=3.0, help="seconds before idle processes are watched")
+    parser.add_argument("--idle", type=float, default=5.0, help="seconds for which they are")
     return parser.parse_args(argv)
 
 

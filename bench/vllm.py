@@ -5,7 +5,6 @@ vLLM is no dependency of ours: `folder` is a virtual environment that has it.
 
 import contextlib
 import os
-import random
 import subprocess
 import tempfile
 import time
@@ -17,15 +16,14 @@ from typing import IO
 import httpx
 import psutil
 
+from bench.ports import free_port
 from motet.config import environment
-from motet.deploy.listen import listen, port_of
-from motet.errors import ConfigError, StartupError
+from motet.errors import StartupError
 
 START_S = 300.0
 POLL_S = 0.5
 STOP_S = 30.0
 ORPHANS_S = 2.0
-OWN_PORTS = (15_000, 30_000)
 SHOWN_LOG_LINES = 20
 MODEL_NAME = "vllm"
 
@@ -118,13 +116,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     for orphan in psutil.wait_procs(family, timeout=ORPHANS_S)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             orphan.kill()
-
-
-def free_port() -> int:
-    """Below those that systems hand out by themselves: vLLM takes it half a minute later, and it must be free still."""
-    while True:
-        with contextlib.suppress(ConfigError), listen("127.0.0.1", random.randrange(*OWN_PORTS)) as listener:
-            return port_of(listener)
 
 
 def all_cores() -> list[int]:

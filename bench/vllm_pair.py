@@ -13,7 +13,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.load import TIMEOUT_S
-from bench.vllm import VLLMSetup, free_port, vllm_server
+from bench.ports import free_port
+from bench.vllm import VLLMSetup, vllm_server
 
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 ASK = {

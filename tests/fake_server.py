@@ -10,6 +10,7 @@ from motet.config import EngineConfig, ServerConfig
 from motet.deploy.cell import Cell
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, run_server
+from motet.deploy.serving import Serving
 from motet.deploy.stop import StopSignals
 from motet.engines.fake import FakeEngine, Script
 from motet.transfer.ticket import TransferAddress
@@ -67,5 +68,5 @@ class FakeServer:
     async def _start(self, _: EngineConfig) -> ImmortalEngine:
         return self.engine
 
-    def _on_ready(self, url: str, _: Cell) -> None:
-        self._ready.set_result(url)
+    def _on_ready(self, serving: Serving[Cell]) -> None:
+        self._ready.set_result(serving.url)

@@ -1,8 +1,8 @@
 """Two rules of the test run, loaded by `conftest.py`.
 
 A skip fails the run: a test nobody runs guards nothing. Excepted are tests that need a GPU (`gpu`), the default
-model's weights or a vLLM (`real`) or the compiled kernels (`kernels`), and those must give their reason. A `slow`
-test may take 120 s.
+model's weights or a vLLM (`real`), the compiled kernels (`kernels`) or the right to make network namespaces (`hosts`),
+and those must give their reason. A `slow` test may take 120 s.
 """
 
 from collections.abc import Generator
@@ -12,7 +12,7 @@ import pytest
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-MAY_SKIP = ("gpu", "real", "kernels")
+MAY_SKIP = ("gpu", "real", "kernels", "hosts")
 SLOW_TIMEOUT_S = 120
 
 

@@ -15,6 +15,7 @@ SETTINGS = """\
 markers =
     gpu: x
     real: x
+    hosts: x
     slow: x
 """
 
@@ -24,10 +25,12 @@ REFUSED = {
     "a_whole_module": 'import pytest\npytest.skip("not today", allow_module_level=True)',
     "a_missing_import": 'import pytest\npytest.importorskip("no_such_module")',
     "gpu_without_a_reason": "import pytest\n@pytest.mark.gpu\n@pytest.mark.skip\ndef test_a(): pass",
+    "hosts_without_a_reason": "import pytest\n@pytest.mark.hosts\n@pytest.mark.skip\ndef test_a(): pass",
 }
 ALLOWED = {
     "gpu_with_a_reason": 'import pytest\n@pytest.mark.gpu\ndef test_a(): pytest.skip("no device here")',
     "real_with_a_reason": 'import pytest\n@pytest.mark.real\ndef test_a(): pytest.skip("no weights here")',
+    "hosts_with_a_reason": 'import pytest\n@pytest.mark.hosts\ndef test_a(): pytest.skip("no root here")',
     "an_expected_failure": "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False",
 }
 
@@ -71,6 +74,6 @@ def test_a_skip_fails_the_run_and_says_why(refused: Run) -> None:
     assert "a skip fails the run" in refused.output
 
 
-def test_gpu_and_real_may_skip_with_a_reason_and_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
+def test_gpu_real_and_hosts_may_skip_with_a_reason_and_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, ALLOWED)
     assert run.exit_code == 0, run.output

@@ -3,6 +3,7 @@
     MotetError
     ├── RequestError              400  the client's fault; `param` names the field
     │   ├── ContextLengthError    400  context_length_exceeded
+    │   ├── GrammarError          400  a grammar that cannot be compiled or followed
     │   ├── UnauthorizedError     401
     │   ├── ForbiddenError        403
     │   ├── NotFoundError         404
@@ -20,9 +21,12 @@
     │   │   └── NoWorkerError          no worker is there that could take the group
     │   ├── WorkerLeavingError    503  its worker takes part no more: the group may be resumed elsewhere
     │   ├── OtherServerError      500  a server elsewhere is not of the kind it was asked as
+    │   ├── AnswerParserError     500  what a choice wrote could not be read; the message names the choice
     │   └── EngineClosedError     503  closed by us (shutting down)
+    ├── DirectoryError            503  the directory of workers cannot be asked now
     └── StartupError              --   the server cannot start; the command line prints it and exits with `exit_code`
         ├── ConfigError
+        │   └── PortTakenError         another program listens there
         ├── ModelLoadError
         ├── UnsupportedModelError
         └── KVMemoryError
@@ -61,6 +65,12 @@ class RequestError(MotetError):
 
 class ContextLengthError(RequestError):
     code = "context_length_exceeded"
+
+
+class GrammarError(RequestError):
+    """What choices must be cannot be compiled, or became too much work; `param` is put in where the field is known."""
+
+    code = "invalid_grammar"
 
 
 class UnauthorizedError(RequestError):
@@ -180,9 +190,17 @@ class OtherServerError(EngineError):
     code = "other_server"
 
 
+class AnswerParserError(EngineError):
+    code = "parser_error"
+
+
 class EngineClosedError(EngineError):
     status = 503
     code = "engine_closed"
+
+
+class DirectoryError(MotetError):
+    status = 503
 
 
 class StartupError(MotetError):
@@ -191,6 +209,10 @@ class StartupError(MotetError):
 
 class ConfigError(StartupError):
     exit_code = 2
+
+
+class PortTakenError(ConfigError):
+    """Another program listens there; it may be somebody who went for the same one."""
 
 
 class ModelLoadError(StartupError):

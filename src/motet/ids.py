@@ -10,8 +10,8 @@ ModelName = NewType("ModelName", str)
 
 
 def new_request_id(prefix: str) -> RequestId:
-    """A fresh id such as `chatcmpl-4f0c...`, 128 random bits."""
-    return RequestId(f"{prefix}-{uuid4().hex}")
+    """A fresh id such as `chatcmpl-4f0c...`, 128 random bits. Behind a prefix that ends in `_` stands no `-`."""
+    return RequestId(f"{prefix}{'' if prefix.endswith('_') else '-'}{uuid4().hex}")
 
 
 def new_engine_id(role: str) -> str:

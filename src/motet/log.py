@@ -29,6 +29,11 @@ def setup_logging(
     logger.propagate = False
 
 
+def setup_logging_as(format: str, level: str) -> None:
+    """As settings name them."""
+    setup_logging(format=LogFormat(format), level=logging.getLevelNamesMapping()[level.upper()])
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """The figures of a line; empty for a line that is only words."""
     fields: object = record.__dict__.get("fields")

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from motet.constraint import Grammar
 from motet.ids import ModelName, RequestId
 from motet.transfer.ticket import Ticket, TransferAddress
 
@@ -18,6 +19,15 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
+
+
+class Ingress(StrEnum):
+    """Who holds the streams of clients on Ray Serve."""
+
+    GATEWAY = "gateway"
+    """Replicas of their own; a group outlives the worker that writes it."""
+    DIRECT = "direct"
+    """The replica that decodes: no hop for tokens, and a stream ends with its replica."""
 
 
 class FinishReason(StrEnum):
@@ -49,6 +59,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     """None: none; k: the drawn token's log-probability and the k highest."""
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    """Tokens that it does not allow cannot be drawn; end-of-sequence can be drawn only where it is complete."""
 
     @property
     def greedy(self) -> bool:

@@ -67,7 +67,9 @@ async def test_vllm_prefills_one_token_and_its_ticket_goes_along() -> None:
 @pytest.mark.slow
 def test_pulls_are_measured_over_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_tiny_model("llama", tmp_path)
-    assert main(["--model", str(folder), "--ns", "1,3", "--repeats", "1", "--prompt-tokens", "50"]) == 0
+    small = ["--ns", "1,3", "--repeats", "1", "--prompt-tokens", "50", "--settle", "0", "--idle", "0.1"]
+    small += ["--kv-cache-gb", "0.05"]
+    assert main(["--model", str(folder), *small]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [way["name"] for way in report["ways"]] == ["shared memory", "TCP"]
     for way in report["ways"]:

@@ -8,17 +8,18 @@ TOKENS = 40
 ALL_OF_THEM = {"ignore_eos": True}
 
 
-def chat(client: OpenAI, *, n: int, seed: int) -> list[str]:
+def chat(client: OpenAI, *, n: int, seed: int, tokens: int = TOKENS, **more: object) -> list[str]:
+    """`more`: fields of the body; so below."""
     answer = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, n=n, seed=seed, max_tokens=TOKENS, extra_body=ALL_OF_THEM
+        model="tiny", messages=MESSAGES, n=n, seed=seed, max_tokens=tokens, extra_body=ALL_OF_THEM | more
     )
     return [choice.message.content or "" for choice in sorted(answer.choices, key=lambda choice: choice.index)]
 
 
-def streamed_chat(client: OpenAI, *, n: int, seed: int) -> list[str]:
+def streamed_chat(client: OpenAI, *, n: int, seed: int, tokens: int = TOKENS, **more: object) -> list[str]:
     texts = [""] * n
     stream = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, n=n, seed=seed, max_tokens=TOKENS, stream=True, extra_body=ALL_OF_THEM
+        model="tiny", messages=MESSAGES, n=n, seed=seed, max_tokens=tokens, stream=True, extra_body=ALL_OF_THEM | more
     )
     for chunk in stream:
         for choice in chunk.choices:

@@ -6,17 +6,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from bench.ports import free_port
 from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.deploy.figures import read_figures
 from motet.errors import StartupError
+from tests.e2e.long_answer import events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
 
 pytestmark = pytest.mark.slow
@@ -77,49 +79,10 @@ def wait_for_children(pid: int, count: int) -> list[int]:
     return [child.pid for child in children]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
-def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def expected(one_engine: Callable[[str], ChildServer]) -> list[str]:
     """What one engine answers."""
-    with start(model, tmp_path_factory.mktemp("single")) as server:
-        return texts(server)
-
-
-@pytest.fixture
-def cell(model: Path, tmp_path: Path) -> Iterator[ChildServer]:
-    with start(model, tmp_path, *CELL) as running:
-        yield running
-
-
-def test_the_status_shows_the_workers_and_what_they_did(cell: ChildServer) -> None:
-    texts(cell)
-    shown = workers(cell)
-    assert {name: (worker["role"], worker["state"]) for name, worker in shown.items()} == {
-        "prefill-0": ("prefill", "ready"),
-        "decode-0": ("decode", "ready"),
-    }
-    assert len(set(pids(cell))) == 2
-    assert [worker["leases"] for worker in shown.values()] == [0, 0]
-    assert [worker["blocks_used"] for worker in shown.values()] == [0, 0]
-    totals = httpx.get(f"{cell.url}/status").json()["totals"]
-    assert (totals["prefills"], totals["transfers"], totals["recomputed_tokens"]) == (1, 1, 1)
-    assert totals["bypasses"] == 0
-
-
-def test_a_signal_ends_a_cell_and_leaves_nothing(model: Path, tmp_path: Path, expected: list[str]) -> None:
-    with start(model, tmp_path, *CELL) as cell:
-        assert texts(cell) == expected
-        engines = pids(cell)
-        os.kill(cell.pid, signal.SIGTERM)
-        assert cell.wait() == 0
-        for pid in engines:
-            wait_until_gone(pid, GONE_TIMEOUT_S)
-    assert list(tmp_path.glob("motet-*")) == []
+    return texts(one_engine("float32"))
 
 
 def test_a_signal_during_the_start_of_a_cell_ends_what_has_been_started(model: Path, tmp_path: Path) -> None:
@@ -147,74 +110,90 @@ def test_a_cell_that_cannot_start_says_why_once_and_leaves_nothing(model: Path, 
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_a_killed_cell_takes_its_engines_along(cell: ChildServer) -> None:
-    engines = pids(cell)
-    os.kill(cell.pid, signal.SIGKILL)
-    for pid in engines:
-        wait_until_gone(pid, GONE_TIMEOUT_S)
-
-
-def test_without_its_prefill_engine_a_cell_answers_the_same(cell: ChildServer, expected: list[str]) -> None:
-    prefill = workers(cell)["prefill-0"]["pid"]
-    assert isinstance(prefill, int)
-    os.kill(prefill, signal.SIGKILL)
-    wait_until_gone(prefill, GONE_TIMEOUT_S)
-    assert texts(cell) == expected
-    assert httpx.get(f"{cell.url}/health").status_code == 200
-    assert workers(cell)["prefill-0"]["state"] == "dead"
-
-
-def test_without_restarts_a_cell_ends_with_its_last_decode_engine(model: Path, tmp_path: Path) -> None:
-    with start(model, tmp_path, *CELL, "--engine-restarts", "0") as cell:
-        decode = workers(cell)["decode-0"]["pid"]
-        assert isinstance(decode, int)
-        os.kill(decode, signal.SIGKILL)
-        assert cell.wait() == 70
-        assert list(tmp_path.glob("motet-*")) == []
-
-
-def test_two_cells_on_one_machine_do_not_meet(model: Path, tmp_path: Path, expected: list[str]) -> None:
-    with start(model, tmp_path, *CELL) as one, start(model, tmp_path, *CELL) as other:
+def test_two_cells_on_one_machine_do_not_meet_and_each_ends_without_the_other(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[str]
+) -> None:
+    folders = [tmp_path_factory.mktemp("t") for _ in range(2)]  # short: the path of a socket has 107 characters at most
+    once = (*CELL, "--engine-restarts", "0")
+    with start(model, folders[0], *once) as one, start(model, folders[1], *CELL) as other:
         sides = [worker["transfer"] for cell in (one, other) for worker in workers(cell).values()]
         assert len({str(side) for side in sides}) == 4
         assert texts(one) == expected
         assert (transfers(one), transfers(other)) == ((1, 1), (0, 0))
+        assert_one_prompt_was_prefilled_apart(one)
         assert texts(other) == expected
         assert (transfers(one), transfers(other)) == ((1, 1), (1, 1))
 
+        killed = pids(other)
+        os.kill(other.pid, signal.SIGKILL)
+        for pid in killed:
+            wait_until_gone(pid, GONE_TIMEOUT_S)
+        assert texts(one) == expected
 
-def test_a_decode_server_asks_a_prefill_server_and_answers_the_same(
+        assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(one, expected)
+        assert list(folders[0].glob("motet-*")) == []
+
+
+def assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(cell: ChildServer, expected: list[str]) -> None:
+    prefill, decode = pids(cell)
+    os.kill(prefill, signal.SIGKILL)
+    wait_until_gone(prefill, GONE_TIMEOUT_S)
+    assert texts(cell) == expected
+    assert httpx.get(f"{cell.url}/health").status_code == 200
+    assert {name: worker["state"] for name, worker in workers(cell).items()} == {
+        "prefill-0": "dead",
+        "decode-0": "ready",
+    }
+    events = events_of_long_answer(cell, (decode, signal.SIGKILL))
+    assert '"engine_died"' in events[-2]
+    assert events[-1] == "data: [DONE]"
+    assert httpx.get(f"{cell.url}/health").status_code == 503
+    assert cell.wait() == 70
+
+
+def assert_one_prompt_was_prefilled_apart(cell: ChildServer) -> None:
+    """As its status tells."""
+    shown = workers(cell)
+    assert {name: (worker["role"], worker["state"]) for name, worker in shown.items()} == {
+        "prefill-0": ("prefill", "ready"),
+        "decode-0": ("decode", "ready"),
+    }
+    assert len(set(pids(cell))) == 2
+    assert [worker["leases"] for worker in shown.values()] == [0, 0]
+    assert [worker["blocks_used"] for worker in shown.values()] == [0, 0]
+    totals = httpx.get(f"{cell.url}/status").json()["totals"]
+    assert (totals["prefills"], totals["transfers"], totals["recomputed_tokens"]) == (1, 1, 1)
+    assert totals["bypasses"] == 0
+
+
+def test_a_decode_server_asks_a_prefill_server_and_meets_it_again_when_it_comes_back(
     model: Path, tmp_path: Path, expected: list[str]
 ) -> None:
-    free = ("--side-channel-port", "0", "--cluster-key", "ours")
-    with (
-        start(model, tmp_path, "--role", "prefill", "--api-key", "secret", *free) as prefill,
-        start(
-            model, tmp_path, "--role", "decode", "--prefill-url", prefill.url, "--prefill-api-key", "secret",
-            "--bypass-tokens", "0", *free,
-        ) as decode,
-    ):  # fmt: skip
-        assert texts(decode) == expected
-        assert transfers(decode) == (0, 1)
-        shown = workers(decode)
-        assert {name: worker["role"] for name, worker in shown.items()} == {
-            "decode-0": "decode",
-            "prefill-0": "prefill",
-        }
-        assert shown["prefill-0"]["address"] == prefill.url
-
-
-def test_a_prefill_server_that_comes_back_is_met_again(model: Path, tmp_path: Path, expected: list[str]) -> None:
     free = ("--side-channel-port", "0", "--cluster-key", "ours", "--no-prefix-cache")
     port = free_port()
-    asks = ("--role", "decode", "--prefill-url", f"http://127.0.0.1:{port}", "--bypass-tokens", "0")
-    with start(model, tmp_path, *asks, *free) as decode:
+    asks = ("--prefill-url", f"http://127.0.0.1:{port}", "--prefill-api-key", "secret", "--bypass-tokens", "0")
+    with start(model, tmp_path, "--role", "decode", *asks, *free) as decode:
         assert texts(decode) == expected
         for times in (1, 2):
-            with start(model, tmp_path, "--role", "prefill", *free, port=port):
+            with start(model, tmp_path, "--role", "prefill", "--api-key", "secret", *free, port=port) as prefill:
                 ask_until_prefilled_apart(decode, expected, transfers_in_all=times)
+                shown = workers(decode)
+                assert {name: worker["role"] for name, worker in shown.items()} == {
+                    "decode-0": "decode",
+                    "prefill-0": "prefill",
+                }
+                assert shown["prefill-0"]["address"] == prefill.url
         assert texts(decode) == expected
         assert transfers(decode) == (0, 2)
+        assert_it_finishes_its_answer_when_told_to_end(decode)
+
+
+def assert_it_finishes_its_answer_when_told_to_end(server: ChildServer) -> None:
+    (engine,) = (pid for pid in pids(server))
+    undisturbed = texts_of(events_of_long_answer(server))
+    assert texts_of(events_of_long_answer(server, (server.pid, signal.SIGTERM))) == undisturbed
+    assert server.wait() == 0
+    wait_until_gone(engine, GONE_TIMEOUT_S)
 
 
 def test_a_taken_side_channel_port_is_an_error_that_names_the_flag(model: Path, tmp_path: Path) -> None:

@@ -3,41 +3,24 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from motet.config import cache_folder, environment
+from motet.config import environment
 from motet.deploy.child import ChildServer
-from motet.models.smollm2 import DEFAULT_MODEL, Smollm2
 
-pytestmark = [pytest.mark.slow, pytest.mark.real]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def weights() -> Path:
-    default = Smollm2(cache_folder(environment()), say=lambda _: None)
-    if not default.is_there:
-        pytest.skip("the default model is not here: motet models pull")
-    return default.folder
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.usefixtures("default_weights")]
 
 
-@pytest.fixture(scope="module")
-def server(weights: Path) -> Iterator[ChildServer]:
-    with ChildServer([DEFAULT_MODEL, "--kv-cache-gb", "0.5"]) as running:
-        yield running
-
-
-def test_it_speaks_sense(server: ChildServer) -> None:
+def test_it_speaks_sense(default_server: ChildServer) -> None:
     body = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
         "max_tokens": 12,
         "n": 2,
     }
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    answer = httpx.post(f"{default_server.url}/v1/chat/completions", json=body, timeout=60).json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]
     assert "Paris" in texts[0]
     assert texts[0] == texts[1]
@@ -46,7 +29,8 @@ def test_it_speaks_sense(server: ChildServer) -> None:
 def demo(*arguments: str) -> tuple[dict[str, float], str]:
     """The receipt and all that was printed."""
     command = [sys.executable, "-m", "motet", "demo", "--max-tokens", "16", *arguments]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environ = {**environment(), "MOTET_KV_CACHE_GB": "0.25"}  # it takes time to touch all of the 2 GiB of an engine
+    output = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1]), output
 
 

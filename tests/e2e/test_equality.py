@@ -4,14 +4,14 @@ Choice i of a group with seed s is the single request with seed s + i, text for 
 being served.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import jsonschema
 import pytest
 from openai import OpenAI
 
-from motet.config import environment
 from motet.deploy.child import ChildServer
 from tests.e2e.asking import chat, completions, streamed_chat
 
@@ -19,18 +19,30 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = ["the hand in the sand", "hello and then another"]
 SEED = 2**62
+WORDS = {
+    "type": "object",
+    "properties": {
+        "words": {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 2, "maxItems": 3}
+    },
+    "required": ["words"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def client(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    """A server in float32, then one in bfloat16."""
-    arguments = [str(model), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--dtype", request.param]
-    environ = {**environment(), "TMPDIR": str(tmp_path_factory.mktemp("server"))}
-    with (
-        ChildServer([*arguments, "--max-num-batched-tokens", "64", "--max-num-seqs", "64"], environ=environ) as server,
-        OpenAI(base_url=f"{server.url}/v1", api_key="none") as openai,
-    ):
+def client(request: pytest.FixtureRequest, one_engine: Callable[[str], ChildServer]) -> Iterator[OpenAI]:
+    """Of a server in float32, then of one in bfloat16."""
+    with OpenAI(base_url=f"{one_engine(request.param).url}/v1", api_key="none") as openai:
         yield openai
+
+
+def test_n_answers_have_their_indices_and_their_prompt_is_counted_once(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hello"}], n=4, max_tokens=8, seed=3
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens < 100
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 32])
@@ -40,6 +52,18 @@ def test_a_chat_of_n_is_n_single_chats(client: OpenAI, n: int) -> None:
     assert len(set(whole)) == n
     for i in sorted({0, 1, n // 2, n - 1} & set(range(n))):
         assert chat(client, n=1, seed=SEED + i) == [whole[i]], f"choice {i}"
+
+
+def test_a_chat_of_n_with_a_schema_is_n_single_chats_with_it_and_each_follows_it(client: OpenAI) -> None:
+    form = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "words", "schema": WORDS, "strict": True}}
+    }
+    whole = chat(client, n=8, seed=SEED, tokens=120, **form)
+    assert streamed_chat(client, n=8, seed=SEED, tokens=120, **form) == whole
+    assert [chat(client, n=1, seed=SEED + i, tokens=120, **form) for i in range(8)] == [[text] for text in whole]
+    assert len(set(whole)) == 8
+    for text in whole:
+        jsonschema.validate(json.loads(text), WORDS)
 
 
 def test_completions_of_several_prompts_are_the_single_ones_in_order(client: OpenAI) -> None:

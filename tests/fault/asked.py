@@ -7,6 +7,10 @@ STREAMED: Body = {"stream": True, "stream_options": {"include_usage": True}}
 COUNTED: Body = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 ENDS_AT_RANDOM: Body = {"stop_token_ids": [40, 80, 120, 160, 200]}
 """Each choice somewhere else: one of these is drawn about every 60 tokens."""
+GRAMMAR: Body = {"structured_outputs": {"json": {
+    "type": "array", "minItems": 2, "maxItems": 4, "items": {"type": "string", "minLength": 12, "maxLength": 16},
+}}}  # fmt: skip
+"""More than twenty tokens, and less than 120."""
 TEXT = "the hand in the sand and then the other hand "
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from motet.engines.native.cpu.library import library
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
 from tests.tiny_models import save_tiny_model
@@ -32,9 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-async def undisturbed(folder: Path) -> AsyncIterator[Undisturbed]:
+async def undisturbed(folder: Path, forking: ForkingProcess) -> AsyncIterator[Undisturbed]:
     async with AsyncExitStack() as stack:
-        yield Undisturbed(folder, stack)
+        yield Undisturbed(folder, forking.spawn, stack)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from motet.config import CellConfig
+from motet.engines.native.spawn import Spawn
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.running_cell import RunningCell
 
@@ -18,6 +19,7 @@ class Undisturbed:
     """`stack` ends its engines."""
 
     folder: Path
+    spawn: Spawn
     stack: AsyncExitStack
     _servers: dict[str, RunningCell] = field(default_factory=dict)
     _answers: dict[tuple[str, str, bytes], Answer] = field(default_factory=dict)
@@ -25,7 +27,7 @@ class Undisturbed:
     async def start(self, dtype: str) -> None:
         """Before the cell that is compared with it: then whatever comes later is that cell's."""
         if dtype not in self._servers:
-            one = RunningCell(self.folder, cell=CellConfig(), dtype=dtype)
+            one = RunningCell(self.folder, cell=CellConfig(), spawn=self.spawn, dtype=dtype)
             self._servers[dtype] = await self.stack.enter_async_context(one)
 
     async def answer(self, route: str, body: Body, *, dtype: str = "float32") -> Answer:

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from motet.config import EngineConfig
 from motet.engines.base import GroupStream
 from motet.engines.native.client import NativeEngine
+from motet.engines.native.spawn import Spawn
 from motet.errors import MotetError
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
@@ -96,6 +97,8 @@ class StruckEngine(NativeEngine):
     strikes = Strikes()
     lost = False
     """Whether nothing comes from it any more."""
+    leaving: asyncio.Task[None] | None = None
+    """Tells its groups to go."""
 
     def generate(self, request: GenerateRequest) -> "StruckStream":  # type: ignore[override]  # a `GroupStream` too
         course = Course(request, written={start.index: len(start.written) for start in request.choices})
@@ -139,6 +142,8 @@ class StruckStream:
         return self
 
     async def __anext__(self) -> GroupDelta:
+        if self._engine.leaving is not None:
+            await asyncio.wait([self._engine.leaving])  # or what has come already might be all
         try:
             delta = await self._inner.__anext__()
             while self._engine.lost:
@@ -156,9 +161,9 @@ class StruckStream:
         await self._inner.aclose()
 
 
-async def start_struck(config: EngineConfig, strikes: Strikes) -> StruckEngine:
+async def start_struck(config: EngineConfig, strikes: Strikes, spawn: Spawn) -> StruckEngine:
     """Stands for `NativeEngine.start`."""
-    engine = await StruckEngine.start(config)
+    engine = await StruckEngine.start(config, spawn=spawn)
     assert isinstance(engine, StruckEngine)
     engine.strikes = strikes
     return engine

@@ -7,6 +7,7 @@ import pytest
 
 from motet.config import RoutingConfig
 from motet.deploy.server import Outcome
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Reader, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.running_cell import TOGETHER, RunningCell
@@ -15,8 +16,9 @@ from tests.fault.striking import kill, written
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-async def test_a_server_ends_when_no_engine_is_started_again(folder: Path) -> None:
-    async with RunningCell(folder, cell=TOGETHER, routing=RoutingConfig(engine_restarts=0), max_num_seqs=8) as cell:
+async def test_a_server_ends_when_no_engine_is_started_again(folder: Path, forking: ForkingProcess) -> None:
+    never = RoutingConfig(engine_restarts=0)
+    async with RunningCell(folder, cell=TOGETHER, routing=never, spawn=forking.spawn, max_num_seqs=8) as cell:
         cell.strikes.arm(written(20), cell.on_all(kill))
         begun = [asyncio.create_task(streamed(cell, f"begun {i}")) for i in range(2)]
         queued = asyncio.create_task(cell.http.post(COMPLETIONS, json=completion("queued", STREAMED, n=8)))

@@ -10,21 +10,24 @@ from pathlib import Path
 import pytest
 
 from motet.config import RoutingConfig
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Reader, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
 from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import TOGETHER, RunningCell, eventually
+from tests.fault.running_cell import SECONDS, TOGETHER, RunningCell, eventually
 from tests.fault.striking import StruckEngine, kill, submitted, written
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ONCE = RoutingConfig(engine_restarts=50, migration_limit=1)
+ONCE = RoutingConfig(engine_restarts=50, migration_limit=1, migration_wait_s=SECONDS)
 
 
 @pytest.fixture(scope="module")
-async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    async with RunningCell(folder, cell=TOGETHER, routing=ONCE, kv_cache_gb=0.1, max_num_batched_tokens=32768) as cell:
+    async with RunningCell(
+        folder, cell=TOGETHER, routing=ONCE, spawn=forking.spawn, kv_cache_gb=0.1, max_num_batched_tokens=32768
+    ) as cell:
         yield cell
 
 

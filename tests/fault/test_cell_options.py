@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Body, ask
 from tests.fault.asked import (
     CHAT,
@@ -50,9 +51,9 @@ EVERY_OPTION: list[tuple[str, Body]] = [
 
 
 @pytest.fixture(scope="module")
-async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    async with RunningCell(folder) as cell:
+    async with RunningCell(folder, spawn=forking.spawn) as cell:
         yield cell
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from motet.transfer.base import TransferError
 from motet.transfer.ticket import TransferAddress
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Body, ask
-from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, STREAMED, chat, completion
+from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, GRAMMAR, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell, eventually
 from tests.fault.striking import (
@@ -63,15 +64,20 @@ CASES = [
     Case("killed-before-the-last-token", one_token_left, kill, CHAT,
          chat("l", ENDS_AT_RANDOM, COUNTED, n=8, max_tokens=60)),
     Case("left-before-the-last-token", one_token_left, None, COMPLETIONS, completion("m", STREAMED, n=1)),
+    Case("killed-with-grammars-in-mid-answer", written(20), kill, CHAT,
+         chat("o", COUNTED, GRAMMAR, n=8, max_tokens=120)),
+    Case("left-with-grammars-in-mid-answer", written(20), None, COMPLETIONS,
+         completion("p", GRAMMAR, n=4, max_tokens=120, return_token_ids=True)),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("UCX_TLS", "tcp")
-        async with RunningCell(folder, heartbeat_timeout_s=1.0) as cell:
+        # Shorter would be quicker, and on a busy machine find others hung, or a pull over before it is struck.
+        async with RunningCell(folder, spawn=forking.spawn, heartbeat_timeout_s=3.0) as cell:
             yield cell
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from motet.config import CellConfig, RoutingConfig
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Reader, ask, read
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
@@ -21,9 +22,9 @@ PLACES = 8
 
 
 @pytest.fixture(scope="module")
-async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    async with RunningCell(folder, cell=TOGETHER, max_num_seqs=PLACES) as cell:
+    async with RunningCell(folder, cell=TOGETHER, spawn=forking.spawn, max_num_seqs=PLACES) as cell:
         yield cell
 
 
@@ -70,12 +71,13 @@ async def queue_has(cell: RunningCell, groups: int) -> bool:
 
 
 async def test_a_group_that_finds_no_room_in_time_is_refused_before_its_first_byte(
-    folder: Path, undisturbed: Undisturbed
+    folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
 ) -> None:
+    impatient = RoutingConfig(queue_timeout_s=0.5)
     body = chat("holds", STREAMED, n=PLACES)
     expected = await undisturbed.answer(CHAT, body)
     async with RunningCell(
-        folder, cell=CellConfig(), routing=RoutingConfig(queue_timeout_s=0.5), max_num_seqs=PLACES
+        folder, cell=CellConfig(), routing=impatient, spawn=forking.spawn, max_num_seqs=PLACES
     ) as cell:
         strike = cell.strikes.arm(written(5), stop)
         first = asyncio.create_task(ask(cell.http, CHAT, body))

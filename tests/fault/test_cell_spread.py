@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 from motet.config import RoutingConfig
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import APART, RunningCell
+from tests.fault.running_cell import APART, SECONDS, RunningCell
 from tests.fault.striking import kill, prefilling, submitted, written
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    routing = RoutingConfig(engine_restarts=50, spread_choices=8)
-    async with RunningCell(folder, cell=APART, routing=routing) as cell:
+    routing = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS, spread_choices=8)
+    async with RunningCell(folder, cell=APART, routing=routing, spawn=forking.spawn) as cell:
         yield cell
 
 

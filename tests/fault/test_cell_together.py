@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Body, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
@@ -20,9 +21,9 @@ DTYPE = "bfloat16"
 
 
 @pytest.fixture(scope="module")
-async def shared(folder: Path, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
+async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start(DTYPE)
-    async with RunningCell(folder, cell=TOGETHER, dtype=DTYPE, max_num_batched_tokens=64) as cell:
+    async with RunningCell(folder, cell=TOGETHER, spawn=forking.spawn, dtype=DTYPE, max_num_batched_tokens=64) as cell:
         assert "_kernels-" in cell.engine("decode-0").info.fingerprint
         yield cell
 

@@ -1,5 +1,6 @@
 """What goes wrong on the decode side: the client gets a clear error at once, and prefill keeps nothing for the dead."""
 
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from motet.engines.base import Worker
+from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError
 from motet.routing.bypass import BypassRules
 from motet.routing.disaggregate import Disaggregated
@@ -14,53 +16,47 @@ from motet.routing.fleet import Fleet
 from motet.routing.routed import Routed
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, prompt_of
-from tests.fault.worker_pair import WorkerPair, answer, kill, undisturbed, until, worker_pair
+from tests.engines.native.forked import ForkingProcess
+from tests.fault.worker_pair import WorkerPair, answer, kill, send, stop, undisturbed, until, worker_pair
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @asynccontextmanager
-async def cell(folder: Path, **decode: object) -> AsyncIterator[tuple[WorkerPair, Disaggregated]]:
+async def cell(folder: Path, spawn: Spawn, **decode: object) -> AsyncIterator[tuple[WorkerPair, Disaggregated]]:
     """Two workers behind what orchestrates them, as in a server."""
-    async with worker_pair(folder, decode=decode) as pair:
+    async with worker_pair(folder, spawn, decode=decode) as pair:
         await pair.meet()
         routed = Routed(Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")]))
         yield pair, Disaggregated(routed, routed, BypassRules(bypass_tokens=0))
 
 
-def request(name: str, *, length: int = 300, max_tokens: int = 30) -> GenerateRequest:
-    return group(name, prompt_of(length, len(name)), n=4, seed=5, max_tokens=max_tokens)
+def request(name: str, *, n: int = 4, max_tokens: int = 30) -> GenerateRequest:
+    return group(name, prompt_of(300, len(name)), n=n, seed=5, max_tokens=max_tokens)
 
 
-async def test_decode_killed_after_the_pull(folder: Path) -> None:
-    async with cell(folder) as (pair, engine):
-        stream = engine.generate(request("g", max_tokens=200))
-        await anext(stream)
-        await kill(pair.d)
-        with pytest.raises(EngineDiedError, match="ended with exit code"):
-            async for _ in stream:
-                pass
-        await pair.check_prefill()
-
-
-async def test_decode_killed_before_the_pull(folder: Path) -> None:
-    memory = gb_of(66)  # room for one prompt of the greatest length
-    async with cell(folder, kv_cache_gb=memory) as (pair, engine):
-        first = engine.generate(request("first", length=450, max_tokens=60))
-        await anext(first)
-        second = engine.generate(request("second"))
+async def test_decode_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
+    memory = gb_of(70)  # room for one of the prompts with all that is written of it
+    async with cell(folder, forking.spawn, kv_cache_gb=memory) as (pair, engine):
+        pulled = engine.generate(request("pulled", n=2, max_tokens=120))
+        await anext(pulled)
+        stop(pair.d)  # or it might have written the one before it hears of the other
+        waiting = engine.generate(request("waiting"))
+        await until(pair.p, lambda stats: stats.prefills == 2)
+        send(pair.d, signal.SIGCONT)
+        stats = await until(pair.d, lambda stats: stats.groups_waiting == 1)
+        assert (stats.groups_running, stats.transfers) == (1, 1)
         await until(pair.p, lambda stats: stats.leases == 1)
-        await until(pair.d, lambda stats: stats.groups_waiting == 1)
         await kill(pair.d)
-        for stream in (first, second):
-            with pytest.raises(EngineDiedError):
+        for stream in (pulled, waiting):
+            with pytest.raises(EngineDiedError, match="ended with exit code"):
                 async for _ in stream:
                     pass
         await pair.check_prefill()
 
 
-async def test_a_dead_prefill_is_done_without(folder: Path) -> None:
-    async with cell(folder) as (pair, engine):
+async def test_a_dead_prefill_is_done_without(folder: Path, forking: ForkingProcess) -> None:
+    async with cell(folder, forking.spawn) as (pair, engine):
         before, after = request("before"), request("after")
         assert await answer(engine, before) == undisturbed(folder, before)
         await kill(pair.p)

@@ -38,6 +38,20 @@ def core(folder: Path, role: Role, network: LocalNetwork) -> Iterator[EngineCore
         transfers.close()
 
 
+def meet(decode: EngineCore, prefill: EngineCore) -> None:
+    """As workers of a cell do at their start. On a machine that stands still for as long as a worker may be silent it
+    fails; then it is tried again."""
+    address, news = prefill.transfers.address, decode.transfers.fileno()
+    assert address is not None and news is not None
+    for number in range(5):
+        decode.transfers.meet(number, address)
+        while not (met := decode.step().met):
+            select.select([news], [], [], LEASE_S)
+        if met[0].error is None:
+            return
+    pytest.fail("the two never met")
+
+
 def written(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]]:
     """As the engine's process does, it sleeps while there is nothing but a transfer to wait for: a loop that does not
     keeps the interpreter from the thread that it waits for."""
@@ -55,6 +69,7 @@ def written(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]
 def test_a_lost_acknowledgement_costs_nothing_but_the_time_of_a_lease(lost: int, folder: Path) -> None:
     network, request = LocalNetwork(), group("g", prompt_of(200), n=3, seed=4)
     with core(folder, Role.PREFILL, network) as prefill, core(folder, Role.DECODE, network) as decode:
+        meet(decode, prefill)
         prefill.prefill(request)
         ticket = prefill.step().tickets[RequestId("g")]
         network.lose_messages(lost)

@@ -3,15 +3,19 @@
 import asyncio
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from bench.ports import free_port
 from motet.transfer.base import FailureKind, TransferError
 from motet.transfer.ticket import prompt_digest
 from motet.types import GenerateRequest, Role
 from tests.engines.native.drive import gb_of, group, prompt_of
+from tests.engines.native.forked import ForkingProcess
 from tests.fault.worker_pair import answer, kill, send, stop, ticket_of, undisturbed, until, worker_pair
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -21,20 +25,11 @@ def request(name: str = "g", *, length: int = 300, seed: int = 0, n: int = 4) ->
     return group(name, prompt_of(length, seed), n=n, seed=10 * seed, max_tokens=30)
 
 
-async def test_without_a_fault_there_is_one_transfer_of_the_trunk(folder: Path) -> None:
-    async with worker_pair(folder) as pair:
-        await pair.meet()
-        with_ticket = await pair.ticket(request(n=32))
-        assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
-        stats = await pair.check_decode()
-        assert (stats.transfers, stats.recomputed_tokens) == (1, 1)
-        assert stats.transfer_bytes == 38 * pair.d.info.bytes_per_block
-        await pair.check_prefill()
-
-
 @pytest.mark.parametrize("met", [True, False], ids=["known", "unknown"])
-async def test_prefill_killed_after_the_ticket_and_before_the_pull(met: bool, folder: Path) -> None:
-    async with worker_pair(folder) as pair:
+async def test_prefill_killed_after_the_ticket_and_before_the_pull(
+    met: bool, folder: Path, forking: ForkingProcess
+) -> None:
+    async with worker_pair(folder, forking.spawn) as pair:
         if met:
             await pair.meet()
         with_ticket = await pair.ticket(request())
@@ -44,8 +39,8 @@ async def test_prefill_killed_after_the_ticket_and_before_the_pull(met: bool, fo
 
 
 @pytest.mark.usefixtures("over_tcp")
-async def test_prefill_killed_during_the_pull(folder: Path) -> None:
-    async with worker_pair(folder) as pair:
+async def test_prefill_killed_during_the_pull(folder: Path, forking: ForkingProcess) -> None:
+    async with worker_pair(folder, forking.spawn) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
         stop(pair.p)
@@ -56,9 +51,11 @@ async def test_prefill_killed_during_the_pull(folder: Path) -> None:
         await pair.check_decode(failure=FailureKind.PEER_LOST)
 
 
-async def test_prefill_restarted_under_the_same_address_is_not_taken_for_the_old_one(folder: Path) -> None:
+async def test_prefill_restarted_under_the_same_address_is_not_taken_for_the_old_one(
+    folder: Path, forking: ForkingProcess
+) -> None:
     port = free_port()
-    async with worker_pair(folder, prefill={"side_channel_port": port}) as pair:
+    async with worker_pair(folder, forking.spawn, prefill={"side_channel_port": port}) as pair:
         await pair.meet()
         old = await pair.ticket(request())
         await kill(pair.p)
@@ -72,40 +69,43 @@ async def test_prefill_restarted_under_the_same_address_is_not_taken_for_the_old
         await pair.check_prefill()
 
 
-async def test_lease_expired_before_the_pull(folder: Path) -> None:
-    async with worker_pair(folder, prefill={"lease_s": 0.2}) as pair:
+async def test_a_ticket_is_good_for_as_many_readers_and_for_the_prompt_that_it_says(
+    folder: Path, forking: ForkingProcess
+) -> None:
+    async with worker_pair(folder, forking.spawn, decode={"prefix_cache": False}) as pair:
         await pair.meet()
-        with_ticket = await pair.ticket(request())
-        assert (await pair.check_prefill()).leases_expired == 1
+        with_ticket = await pair.ticket(request(n=32), readers=2)
         assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
-        await pair.check_decode(failure=FailureKind.LEASE_ENDED)
-
-
-async def test_a_ticket_is_good_for_as_many_readers_as_it_says(folder: Path) -> None:
-    async with worker_pair(folder, decode={"prefix_cache": False}) as pair:
-        with_ticket = await pair.ticket(request(), readers=2)
-        for _ in range(3):
+        stats = await pair.check_decode()
+        assert (stats.transfers, stats.recomputed_tokens) == (1, 1), "one transfer of the trunk"
+        assert stats.transfer_bytes == 38 * pair.d.info.bytes_per_block
+        for _ in range(2):
             assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
         stats = await pair.check_decode(failure=FailureKind.LEASE_ENDED)
         assert stats.transfers == 2
         await pair.check_prefill()
 
-
-async def test_a_ticket_that_was_altered_for_another_prompt_brings_no_kv_of_the_wrong_one(folder: Path) -> None:
-    async with worker_pair(folder) as pair:
         wanted = request("wanted", seed=1)
         other = ticket_of(await pair.ticket(request("other", seed=2)))
         forged = msgspec.structs.replace(other, prompt_digest=prompt_digest(wanted.prompt[: other.num_tokens]))
         assert await answer(pair.d, msgspec.structs.replace(wanted, ticket=forged)) == undisturbed(folder, wanted)
-        await pair.check_decode(failure=FailureKind.LEASE_ENDED)
+        stats = await until(pair.d, lambda stats: stats.pulls_open == 0)
+        assert (stats.transfers, stats.transfer_failures) == (2, {FailureKind.LEASE_ENDED: 2})
         await pair.p.release(other)
         await pair.check_prefill()
 
 
-async def test_blocks_given_to_others_after_expiry_never_reach_a_late_reader(folder: Path) -> None:
+async def test_a_lease_that_ended_brings_a_late_reader_nothing_nor_what_its_blocks_were_given_for(
+    folder: Path, forking: ForkingProcess
+) -> None:
     memory = gb_of(70)  # a little more than one prompt of the greatest length needs
-    async with worker_pair(folder, prefill={"lease_s": 0.2, "kv_cache_gb": memory}) as pair:
+    async with worker_pair(folder, forking.spawn, prefill={"lease_s": 0.2, "kv_cache_gb": memory}) as pair:
         await pair.meet()
+        expired = await pair.ticket(request("expired", length=250, seed=5))
+        assert (await pair.check_prefill()).leases_expired == 1
+        assert await answer(pair.d, expired) == undisturbed(folder, expired)
+        await pair.check_decode(failure=FailureKind.LEASE_ENDED)
+
         late = [await pair.ticket(request(f"late{i}", length=250, seed=i)) for i in range(2)]
         await pair.check_prefill()
         others = [await pair.ticket(request(f"other{i}", length=250, seed=10 + i)) for i in range(2)]
@@ -117,9 +117,11 @@ async def test_blocks_given_to_others_after_expiry_never_reach_a_late_reader(fol
 
 
 @pytest.mark.usefixtures("over_tcp")
-async def test_prefill_stopped_during_a_pull_whose_client_leaves_and_going_on_later(folder: Path) -> None:
+async def test_prefill_stopped_during_a_pull_whose_client_leaves_and_going_on_later(
+    folder: Path, forking: ForkingProcess
+) -> None:
     memory = gb_of(80)
-    async with worker_pair(folder, decode={"kv_cache_gb": memory}) as pair:
+    async with worker_pair(folder, forking.spawn, decode={"kv_cache_gb": memory}) as pair:
         await pair.meet()
         left = await pair.ticket(request("left"))
         stop(pair.p)
@@ -139,8 +141,8 @@ async def test_prefill_stopped_during_a_pull_whose_client_leaves_and_going_on_la
 
 
 @pytest.mark.usefixtures("over_tcp")
-async def test_a_pull_from_a_stopped_prefill_is_given_up_in_time(folder: Path) -> None:
-    async with worker_pair(folder, decode={"pull_timeout_s": 0.5}) as pair:
+async def test_a_pull_from_a_stopped_prefill_is_given_up_in_time(folder: Path, forking: ForkingProcess) -> None:
+    async with worker_pair(folder, forking.spawn, decode={"pull_timeout_s": 2.0}) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
         stop(pair.p)
@@ -152,46 +154,45 @@ async def test_a_pull_from_a_stopped_prefill_is_given_up_in_time(folder: Path) -
         await pair.check_prefill()
 
 
-async def test_side_channel_that_nobody_answers(folder: Path) -> None:
-    async with worker_pair(folder) as pair:
+async def test_side_channel_that_nobody_answers(folder: Path, forking: ForkingProcess) -> None:
+    async with worker_pair(folder, forking.spawn) as pair:
         with_ticket = await pair.ticket(request())
-        elsewhere = msgspec.structs.replace(ticket_of(with_ticket), remote_port=free_port())
-        lost = msgspec.structs.replace(with_ticket, ticket=elsewhere)
-        assert await answer(pair.d, lost) == undisturbed(folder, lost)
+        with silent_port() as port:
+            elsewhere = msgspec.structs.replace(ticket_of(with_ticket), remote_port=port)
+            lost = msgspec.structs.replace(with_ticket, ticket=elsewhere)
+            assert await answer(pair.d, lost) == undisturbed(folder, lost)
         await pair.check_decode(failure=FailureKind.UNREACHABLE)
         await pair.p.release(ticket_of(with_ticket))
         await pair.check_prefill()
 
 
-async def test_workers_whose_kv_differs_refuse_each_other_and_say_why(folder: Path) -> None:
-    async with worker_pair(folder, prefill={"dtype": "bfloat16"}) as pair:
-        with pytest.raises(
-            TransferError, match=r"dtype is float32 here and bfloat16 there|bfloat16 here and float32"
-        ) as no:
-            await pair.meet()
-        assert no.value.kind is FailureKind.REFUSED
-        with_ticket = await pair.ticket(request())
-        assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
-        await pair.check_decode(failure=FailureKind.REFUSED)
-        await pair.p.release(ticket_of(with_ticket))
-        await pair.check_prefill()
+async def test_workers_of_another_cluster_or_with_other_kv_refuse_each_other_and_say_why(
+    folder: Path, forking: ForkingProcess
+) -> None:
+    other_kv = r"dtype is float32 here and bfloat16 there|bfloat16 here and float32"
+    async with worker_pair(folder, forking.spawn, prefill={"cluster_key": "ours"}) as pair:
+        others = await asyncio.gather(
+            pair.start(Role.DECODE, cluster_key="another"),
+            pair.start(Role.DECODE, cluster_key="ours", dtype="bfloat16"),
+        )
+        cases = zip((pair.d, *others), ("cluster key", "cluster key", other_kv), strict=True)
+        for number, (decode, why) in enumerate(cases):
+            pair.d = decode
+            with pytest.raises(TransferError, match=why) as no:
+                await pair.meet()
+            assert no.value.kind is FailureKind.REFUSED
+            with_ticket = await pair.ticket(request(f"refused {number}"))
+            expected = undisturbed(folder, with_ticket, dtype=decode.info.dtype)
+            assert await answer(decode, with_ticket) == expected
+            await pair.check_decode(failure=FailureKind.REFUSED)
+            await pair.p.release(ticket_of(with_ticket))
+            await pair.check_prefill()
 
 
-@pytest.mark.parametrize("key", ["", "another"])
-async def test_workers_without_the_same_cluster_key_refuse_each_other(key: str, folder: Path) -> None:
-    async with worker_pair(folder, prefill={"cluster_key": "ours"}, decode={"cluster_key": key}) as pair:
-        with pytest.raises(TransferError, match="cluster key") as no:
-            await pair.meet()
-        assert no.value.kind is FailureKind.REFUSED
-        with_ticket = await pair.ticket(request())
-        assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
-        await pair.check_decode(failure=FailureKind.REFUSED)
-        await pair.p.release(ticket_of(with_ticket))
-        await pair.check_prefill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+@contextmanager
+def silent_port() -> Iterator[int]:
+    """Nobody listens there, and nobody else can take it."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        yield port

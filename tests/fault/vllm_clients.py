@@ -19,7 +19,7 @@ from tests.tiny_tokenizer import FIRST_BYTE_ID
 
 STOPS = ("e", "a", "7")
 STOP_IDS = {FIRST_BYTE_ID + ord(stop) for stop in STOPS}
-REFUSED = {"no_worker", "overloaded", "upstream_error", "upstream_died"}
+REFUSED = {"no_worker", "overloaded"}
 """What clients may be told while nobody can answer, before the first byte."""
 
 

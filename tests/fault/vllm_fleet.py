@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from motet.config import RoutingConfig
 from motet.deploy.tokenizers import TokenizerRules
-from motet.engines.base import WorkerState
+from motet.engines.base import Worker, WorkerState
+from motet.engines.vllm.engine import VLLMEngine
 from tests.deploy.gateways import ADMIN, RunningGateway
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.fake_vllm import FakeVLLM
@@ -19,6 +22,8 @@ from tests.peers.vllm_tickets import Network
 TEXTS = "texts"
 STEP_S = 0.004
 """A token a choice."""
+SETTLED_S = 15.0
+"""In which all that the gateway asks of servers is answered: longer than the longest time-out of a question."""
 WAIT_S = 30.0
 """How long a group waits for a worker: longer than any disturbance."""
 
@@ -66,6 +71,11 @@ class VLLMFleet:
         for server in self.servers:
             await _until_idle(server)
         await self.texts.until_idle()
+        for _ in range(int(SETTLED_S / STEP_S)):
+            if not any(map(_asks, self.gateway.gateway.workers)):
+                return
+            await asyncio.sleep(STEP_S)
+        pytest.fail("the gateway still asks servers for something")
 
     async def _kill(self, server: FakeVLLM, random: Random) -> None:
         await server.kill()
@@ -112,6 +122,16 @@ class VLLMFleet:
 
 async def _until_idle(server: FakeVLLM) -> None:
     await server.until(lambda: not server.open)
+
+
+def _asks(worker: Worker) -> bool:
+    """Whether the gateway waits for the answer to something: that a ticket was given back, say."""
+    try:
+        if isinstance(worker.engine, VLLMEngine):
+            worker.engine.check()
+    except AssertionError:
+        return True
+    return False
 
 
 def name_of(server: FakeVLLM) -> str:

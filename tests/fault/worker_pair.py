@@ -13,20 +13,23 @@ import pytest
 
 from motet.engines.base import Engine
 from motet.engines.native.client import NativeEngine
+from motet.engines.native.spawn import Spawn
 from motet.transfer.base import FailureKind, TransferError
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineStats, GenerateRequest, Role
 from tests.engines.native.drive import engine_config, make_core, run
 
-SECONDS = 20.0
-"""Whatever goes wrong, a client has its answer by then."""
+SECONDS = 40.0
+"""Whatever goes wrong, a client has its answer by then on a busy machine too, and before a forgotten lease would end by
+itself."""
 
 
 @dataclass
 class WorkerPair:
-    """P and D; `folder` is the model."""
+    """P and D; `folder` is the model, `spawn` starts engine processes."""
 
     folder: Path
+    spawn: Spawn
     p: NativeEngine
     d: NativeEngine
     started: list[NativeEngine] = field(default_factory=list)
@@ -49,7 +52,7 @@ class WorkerPair:
 
     async def start(self, role: Role, **changes: object) -> NativeEngine:
         """Another engine, closed with the others."""
-        engine = await start(self.folder, role, **changes)
+        engine = await start(self.folder, self.spawn, role, **changes)
         self.started.append(engine)
         return engine
 
@@ -69,14 +72,14 @@ class WorkerPair:
 
 @asynccontextmanager
 async def worker_pair(
-    folder: Path, *, prefill: dict[str, object] | None = None, decode: dict[str, object] | None = None
+    folder: Path, spawn: Spawn, *, prefill: dict[str, object] | None = None, decode: dict[str, object] | None = None
 ) -> AsyncIterator[WorkerPair]:
     """Both started, and whatever is left of them ended; settings beside the default ones for each."""
     engines = await asyncio.gather(
-        start(folder, Role.PREFILL, **(prefill or {})),
-        start(folder, Role.DECODE, **(decode or {})),
+        start(folder, spawn, Role.PREFILL, **(prefill or {})),
+        start(folder, spawn, Role.DECODE, **(decode or {})),
     )
-    pair = WorkerPair(folder, *engines, started=[*engines])
+    pair = WorkerPair(folder, spawn, *engines, started=[*engines])
     try:
         yield pair
     finally:
@@ -86,10 +89,10 @@ async def worker_pair(
         await asyncio.gather(*(engine.close() for engine in pair.started))
 
 
-async def start(folder: Path, role: Role, **changes: object) -> NativeEngine:
+async def start(folder: Path, spawn: Spawn, role: Role, **changes: object) -> NativeEngine:
     """With more patience than a test takes: what the other worker makes of one that is stopped is asked here."""
-    fields = {"pull_timeout_s": 5.0, "heartbeat_timeout_s": 120.0, **changes}
-    return await NativeEngine.start(engine_config(folder, role=role, **fields))
+    fields = {"pull_timeout_s": 30.0, "heartbeat_timeout_s": 120.0, **changes}
+    return await NativeEngine.start(engine_config(folder, role=role, **fields), spawn=spawn)
 
 
 def send(engine: NativeEngine, number: signal.Signals) -> None:

@@ -17,7 +17,8 @@ from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply
 from motet.kv_events.endpoint import port_of, replay_endpoint
 from motet.kv_events.follower import Follower, follow_blocks
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.kv_events.subscription import BlockSource, Heard, Message, Replay, Subscription
+from motet.kv_events.shared_context import SharedContext
+from motet.kv_events.subscription import BlockSource, Heard, Joined, Message, Replay, Subscription
 
 pytestmark = pytest.mark.anyio
 
@@ -237,6 +238,26 @@ async def test_nothing_is_left_of_a_publisher_and_its_follower() -> None:
     assert asyncio.all_tasks() == tasks
     assert (threading.active_count(), psutil.Process().num_threads()) == (threads, native)
     assert len(psutil.Process().net_connections()) == sockets
+
+
+async def test_those_who_share_a_context_have_no_threads_of_their_own_and_leave_none() -> None:
+    process, shared = psutil.Process(), SharedContext()
+    threads = process.num_threads()
+    async with publisher() as published:
+        first = Subscription(BlockSource.ours(published.endpoint), shared)
+        with_one = process.num_threads()
+        others = [Subscription(BlockSource.ours(published.endpoint), shared) for _ in range(20)]
+        assert process.num_threads() == with_one
+        others[0].close()
+        assert isinstance(await others[1].hear(5.0), Joined), "the others are not closed with it"
+        replay = await first.replay(0, patience_s=5.0)
+        assert replay.whole
+        for subscription in (first, *others[1:]):
+            subscription.close()
+    assert process.num_threads() == threads
+    later = Subscription(BlockSource.ours("tcp://127.0.0.1:1"), shared)
+    later.close()
+    assert process.num_threads() == threads
 
 
 async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() -> None:

@@ -12,7 +12,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.vllm import MODEL_NAME, VLLMServer, VLLMSetup, free_port, vllm_server
+from bench.ports import free_port
+from bench.vllm import MODEL_NAME, VLLMServer, VLLMSetup, vllm_server
 from bench.vllm_pair import CONNECTOR
 from motet.config import environment
 from motet.deploy.child import ChildServer

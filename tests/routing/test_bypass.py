@@ -66,6 +66,12 @@ def test_prefill_that_is_down_is_passed_by_and_what_it_could_not_have_done_has_i
     assert bypass_reason(facts(prefill_up=False, prompt_tokens=1), rules) is BypassReason.ONE_TOKEN
 
 
+def test_prefill_that_is_down_is_missed_only_where_it_would_have_paid() -> None:
+    down = facts(prefill_up=False, cached_tokens=900)
+    assert bypass_reason(down, BypassRules(128)) is BypassReason.SHORT
+    assert bypass_reason(down, BypassRules(0)) is BypassReason.PREFILL_DOWN
+
+
 def test_bypass_tokens_0_lets_decode_compute_nothing_by_choice() -> None:
     assert bypass_reason(facts(prompt_tokens=2), BypassRules(0)) is None
     assert bypass_reason(facts(prefill=BUSY), BypassRules(0)) is None

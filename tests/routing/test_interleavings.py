@@ -5,12 +5,13 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.base import GroupStream
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, RequestError
 from motet.types import GenerateRequest
+from tests.property_settings import examples
 from tests.routing.cell import Cell, Hold, answer, group, tokens_of
 
 N = 2
@@ -140,7 +141,7 @@ ACTS: dict[str, Callable[[Play], None]] = {
 TURN = "a turn of the loop"
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     acts=st.lists(st.sampled_from([*ACTS, TURN, TURN, TURN]), max_size=30),
     prefill_error=st.sampled_from([None, None, EngineError("sick"), RequestError("never")]),

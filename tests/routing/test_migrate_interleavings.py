@@ -10,6 +10,7 @@ from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedErr
 from motet.ids import RequestId
 from motet.types import GenerateRequest
 from tests.routing.moving import Heard, Scene, undisturbed, wish
+from tests.routing.turns import read, read_and_ended, turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -18,11 +19,6 @@ PREFILL_TURNS = 3
 MOST_TURNS = 40
 """More turns of the loop than a group takes that moves in its midst."""
 GONE = EngineDiedError("gone")
-
-
-async def turn(times: int = 1) -> None:
-    for _ in range(times):
-        await asyncio.sleep(0)
 
 
 async def slowly(_: GenerateRequest) -> None:
@@ -63,30 +59,32 @@ async def stop_all(scene: Scene) -> None:
         await scene.engine.stop_choice(RequestId("g"), index)
 
 
-async def read(stream: GroupStream, request: GenerateRequest, heard: Heard) -> None:
-    try:
-        await heard.read(stream, request)
-    except MotetError:
-        return
-
-
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("lost", SCENES)
 async def test_ended_after_any_number_of_turns_of_the_loop(lost: str, end: str) -> None:
     request = wish()
     whole = await undisturbed(request)
     for turns in range(MOST_TURNS):
-        for is_read in (True, False):
-            scene, heard = SCENES[lost](), Heard()
-            stream = scene.engine.generate(request)
-            reader = asyncio.ensure_future(read(stream, request, heard)) if is_read else None
-            await turn(turns)
-            await ENDS[end](scene, stream)
-            if reader is not None:
-                await reader
-            await stream.aclose()
-            scene.check()
-            assert heard.begins(whole)
+        scene = SCENES[lost]()
+        stream = scene.engine.generate(request)
+        heard, was_over = await read_and_ended(stream, request, turns, ENDS[end](scene, stream))
+        scene.check()
+        assert heard.begins(whole)
+        if was_over:
+            break
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("turns", [0, 1, MOST_TURNS])
+async def test_ended_unread_a_group_leaves_nothing(turns: int, end: str) -> None:
+    """Nothing happens to it by itself."""
+    scene = losing({0: GONE}, {})
+    stream = scene.engine.generate(wish())
+    await turn(turns)
+    await ENDS[end](scene, stream)
+    await stream.aclose()
+    assert sum(engine.generated_tokens for engine in scene.all) == 0
+    scene.check()
 
 
 @pytest.mark.parametrize("lost", SCENES)

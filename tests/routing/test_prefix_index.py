@@ -29,6 +29,15 @@ def test_overlap_counts_leading_blocks_and_names_only_workers_with_any(index: Pr
     assert index.overlap([]) == {}
 
 
+def test_overlap_names_who_has_more_later(index: PrefixIndex) -> None:
+    index.stored("all", [A, B, C])
+    for number in range(2 * FEW):
+        index.stored(f"one-{number}", [A])
+    index.stored("two", [A, B])
+    counts = list(index.overlap([A, B, C]).values())
+    assert counts == [1] * 2 * FEW + [2, 3]
+
+
 def test_blocks_after_a_missing_one_are_of_no_use(index: PrefixIndex) -> None:
     index.stored("w", [A, B, C])
     index.removed("w", [B])

@@ -8,21 +8,18 @@ import pytest
 from motet.engines.base import GroupStream
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.ids import RequestId
-from motet.types import GenerateRequest
 from tests.routing.moving import Heard, undisturbed, wish
 from tests.routing.spreading import APART, Failing, Spreading
+from tests.routing.turns import read, read_and_ended, turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 N = 4
 MOST_TURNS = 36
 """More turns of the loop than a group takes of which a part moves in its midst."""
+UNREAD_TURNS = 16
+"""More than one takes that nobody reads, until it waits for its reader."""
 GONE = EngineDiedError("gone")
-
-
-async def turn(times: int = 1) -> None:
-    for _ in range(times):
-        await asyncio.sleep(0)
 
 
 def losing(
@@ -68,30 +65,31 @@ async def stop_all(scene: Spreading) -> None:
         await scene.spread.stop_choice(RequestId("g"), index)
 
 
-async def read(stream: GroupStream, request: GenerateRequest, heard: Heard) -> None:
-    try:
-        await heard.read(stream, request)
-    except MotetError:
-        return
-
-
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("lost", SCENES)
 async def test_ended_after_any_number_of_turns_of_the_loop(lost: str, end: str) -> None:
     request = wish(n=N)
     whole = await undisturbed(request)
     for turns in range(MOST_TURNS):
-        for is_read in (True, False):
-            scene, heard = SCENES[lost](), Heard()
-            stream = scene.spread.generate(request)
-            reader = asyncio.ensure_future(read(stream, request, heard)) if is_read else None
-            await turn(turns)
-            await ENDS[end](scene, stream)
-            if reader is not None:
-                await reader
-            await stream.aclose()
-            scene.check()
-            assert heard.begins(whole)
+        scene = SCENES[lost]()
+        stream = scene.spread.generate(request)
+        heard, was_over = await read_and_ended(stream, request, turns, ENDS[end](scene, stream))
+        scene.check()
+        assert heard.begins(whole)
+        if was_over:
+            break
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("lost", SCENES)
+async def test_ended_unread_after_any_number_of_turns_of_the_loop(lost: str, end: str) -> None:
+    for turns in range(UNREAD_TURNS):
+        scene = SCENES[lost]()
+        stream = scene.spread.generate(wish(n=N))
+        await turn(turns)
+        await ENDS[end](scene, stream)
+        await stream.aclose()
+        scene.check()
 
 
 @pytest.mark.parametrize("lost", SCENES)
@@ -103,6 +101,7 @@ async def test_a_task_that_closes_a_group_and_is_cancelled_leaves_nothing_either
             stream = scene.spread.generate(request)
             reader = asyncio.ensure_future(read(stream, request, Heard()))
             await turn(turns)
+            was_over = reader.done()
             closing = asyncio.ensure_future(stream.aclose())
             await turn(more)
             closing.cancel()
@@ -115,6 +114,8 @@ async def test_a_task_that_closes_a_group_and_is_cancelled_leaves_nothing_either
                 await asyncio.wait([reader])
                 await stream.aclose()
             scene.check()
+        if was_over:
+            break
 
 
 @pytest.mark.parametrize("lost", ["all is well", "one dies in the midst"])
@@ -126,4 +127,17 @@ async def test_so_many_turns_are_enough(lost: str) -> None:
     assert reader.done()
     assert heard == await undisturbed(request)
     assert scene.spread.spreads == 1
+    scene.check()
+
+
+@pytest.mark.parametrize("lost", ["all is well", "prefill fails", "one dies before it read", "one dies in the midst"])
+async def test_so_many_turns_are_enough_for_a_group_that_nobody_reads(lost: str) -> None:
+    scene = SCENES[lost]()
+    stream = scene.spread.generate(wish(n=N))
+    await turn(UNREAD_TURNS)
+    written = scene.written
+    assert written > 0
+    await turn(MOST_TURNS)
+    assert scene.written == written
+    await stream.aclose()
     scene.check()

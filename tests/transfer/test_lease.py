@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from motet.ids import RequestId
 from motet.transfer.lease import Lease, LeaseTable
 from motet.transfer.proof import Proof
+from tests.property_settings import examples
 
 SECONDS = 60.0
 READERS = ["decode-0", "decode-1", "decode-2"]
@@ -109,7 +109,7 @@ class TableAgainstPromises(RuleBasedStateMachine):
         assert self.table.oldest_s(self.now_s) == oldest_s
 
 
-TableAgainstPromises.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TableAgainstPromises.TestCase.settings = examples(60, steps=30)
 TestTableAgainstPromises = TableAgainstPromises.TestCase
 
 

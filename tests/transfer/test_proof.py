@@ -3,11 +3,11 @@
 import ctypes
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from motet.transfer.proof import LEASE_SLOTS, Proof
+from tests.property_settings import examples
 
 
 def in_memory(proof: Proof) -> list[int]:
@@ -54,7 +54,7 @@ class ProofAgainstLists(RuleBasedStateMachine):
         self.proof.check(self.shown)
 
 
-ProofAgainstLists.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
+ProofAgainstLists.TestCase.settings = examples(30, steps=20)
 TestProofAgainstLists = ProofAgainstLists.TestCase
 
 

@@ -4,7 +4,7 @@ from motet.transfer.base import Failed, FailureKind, Landed, Settled
 from motet.transfer.channel import Release
 from motet.transfer.peer import PeerState
 from motet.transfer.pull import Pull, PullTerms
-from tests.transfer.scene import FAILED, TICKET, TIMEOUT_S, Scene
+from tests.transfer.scene import DONE, FAILED, TICKET, TIMEOUT_S, Scene
 from tests.transfer.worker import LEASE_ID, order
 
 
@@ -17,6 +17,42 @@ def test_a_read_that_outlasts_the_deadline_fails_at_once_and_settles_when_it_end
     assert scene.step(after_s=1000.0) == []
     scene.end_reads()
     assert scene.step() == [Settled(1)]
+    scene.check_over()
+
+
+def test_no_pull_waits_behind_one_that_was_too_late() -> None:
+    """After a link was cut and mended, each prompt waited for a deadline of its own until TCP had sent again what was
+    lost."""
+    scene = Scene().reading()
+    late = scene.pull
+    scene.step(after_s=TIMEOUT_S)
+    scene.pull = scene.pulled(2)
+    [failed] = scene.step()
+    owes = "the worker at 127.0.0.1:5 still owes what was asked of it earlier"
+    assert failed == Failed(2, FailureKind.TIMEOUT, owes, settled=True)
+    assert Release(LEASE_ID, "d:2") in scene.line.said
+    scene.end_reads()
+    scene.reader.blocks = DONE
+    assert late.advance() == Settled(1)
+    scene.pull = scene.pulled(3)
+    [landed] = scene.step()
+    assert isinstance(landed, Landed)
+    scene.check_over()
+
+
+def test_nor_behind_one_whose_proof_was_too_late() -> None:
+    scene = Scene().proving()
+    scene.step(after_s=TIMEOUT_S)
+    scene.pull = scene.pulled(2)
+    [failed] = scene.step()
+    assert isinstance(failed, Failed)
+    assert failed.kind is FailureKind.TIMEOUT
+    scene.end_reads()
+    scene.reader.proof = DONE
+    scene.step()
+    scene.pull = scene.pulled(3)
+    [landed] = scene.step()
+    assert isinstance(landed, Landed)
     scene.check_over()
 
 

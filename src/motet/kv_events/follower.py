@@ -22,6 +22,7 @@ from motet.errors import ConfigError
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 from motet.kv_events.reader import EventReader
 from motet.kv_events.schema import events_in
+from motet.kv_events.shared_context import SharedContext
 from motet.kv_events.subscription import (
     BlockSource,
     Garbled,
@@ -48,11 +49,11 @@ class Line(Protocol):
     async def replay(self, start: int, *, patience_s: float) -> Replay: ...
 
 
-async def follow_blocks(source: BlockSource, listener: BlockListener) -> None:
+async def follow_blocks(source: BlockSource, listener: BlockListener, *, shared: SharedContext | None = None) -> None:
     """Tells `listener` of a worker's blocks until it is cancelled, whoever is there or not. Returns at once, with a
-    warning, if the source can be no address."""
+    warning, if the source can be no address. `shared`: with those who follow other workers."""
     try:
-        subscription = Subscription(source)
+        subscription = Subscription(source, shared)
     except ConfigError as exc:
         logger.warning("%s", exc)
         return

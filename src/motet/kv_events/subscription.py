@@ -11,6 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 from motet.errors import ConfigError
 from motet.kv_events import schema
 from motet.kv_events.endpoint import replay_endpoint
+from motet.kv_events.shared_context import SharedContext
 
 MESSAGES_QUEUED = 10_000
 """While their reader is busy; then the publisher drops some, which their numbers tell."""
@@ -76,12 +77,12 @@ class ReplayError(Exception):
 class Subscription:
     """Owns its sockets; ZeroMQ redials by itself. All topics of the endpoint are taken."""
 
-    def __init__(self, source: BlockSource) -> None:
-        """Raises ConfigError for what can be no endpoint."""
+    def __init__(self, source: BlockSource, shared: SharedContext | None = None) -> None:
+        """`shared`: with other subscriptions. Raises ConfigError for what can be no endpoint."""
         self._source = source
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._async_context = zmq.asyncio.Context(self._context)
-        self._events = self._async_context.socket(zmq.SUB)
+        self._shared = shared or SharedContext()
+        self._context = self._shared.take()
+        self._events = self._context.socket(zmq.SUB)
         self._events.setsockopt(zmq.RCVHWM, MESSAGES_QUEUED)
         self._events.setsockopt(zmq.RECONNECT_IVL, REDIAL_MS)
         self._events.setsockopt(zmq.RECONNECT_IVL_MAX, REDIAL_MOST_MS)
@@ -111,7 +112,7 @@ class Subscription:
         comes in `patience_s`."""
         if self._source.replay is None:
             raise ReplayError("it does not replay")
-        socket = self._async_context.socket(zmq.DEALER)
+        socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.RCVHWM, MESSAGES_REPLAYED)
         messages: list[Message] = []
         try:
@@ -140,7 +141,7 @@ class Subscription:
         self._connections.close(linger=0)
         self._events.close(linger=0)
         with contextlib.suppress(zmq.ZMQError):
-            self._context.term()
+            self._shared.give_back()
 
     @staticmethod
     def _connect(socket: zmq.asyncio.Socket, endpoint: str) -> None:

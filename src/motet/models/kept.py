@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import scan_cache_dir
-from huggingface_hub.errors import CacheNotFound
-
 from motet.models.smollm2 import DEFAULT_MODEL, Smollm2
 from motet.models.source import quietly
 
@@ -20,6 +17,9 @@ class KeptModel:
 
 def kept_models(cache: Path) -> list[KeptModel]:
     """The default model first, here or not; then the hub's, by name."""
+    from huggingface_hub import scan_cache_dir  # here, as in `hub`
+    from huggingface_hub.errors import CacheNotFound
+
     default = Smollm2(cache, say=quietly)
     models = [KeptModel(DEFAULT_MODEL, folder_bytes(default.folder), default.folder)]
     try:

@@ -33,6 +33,9 @@ class BypassRules:
     """Decode computes fewer prompt tokens than these by itself. 0: it computes nothing that prefill could, whatever the
     length and whoever waits."""
     prefill_timeout_s: float = 120.0
+    prefill_may_come: bool = False
+    """Without any prefill worker it is counted all the same what one would have got: where it is missed, one may be
+    started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +55,12 @@ def bypass_reason(facts: Facts, rules: BypassRules) -> BypassReason | None:
         return BypassReason.ONE_TOKEN
     if facts.prompt_logprobs:
         return BypassReason.PROMPT_LOGPROBS
+    if facts.decode.own_tokens < rules.bypass_tokens:
+        return BypassReason.SHORT
     if facts.prefill is None:
         return BypassReason.PREFILL_DOWN
     if rules.bypass_tokens == 0:
         return None
-    if facts.decode.own_tokens < rules.bypass_tokens:
-        return BypassReason.SHORT
     return BypassReason.PREFILL_BUSY if waiting_takes_longer(facts.prefill, facts.decode) else None
 
 

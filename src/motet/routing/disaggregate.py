@@ -116,7 +116,7 @@ class Disaggregated:
 
     def asks_prefill(self, request: GenerateRequest) -> bool:
         """Whether this group is for prefill first; counted where it is not. Raises NoWorkerError if decode has none."""
-        if not self._prefill.has_prefill(request.model):
+        if not (self._rules.prefill_may_come or self._prefill.has_prefill(request.model)):
             self._decode.check_ready(request.model)
             return False
         facts = Facts(

@@ -8,11 +8,14 @@ from motet.engines.base import ANSWERING, Worker
 from motet.routing.candidate import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
+from motet.routing.roster import Roster, roster
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
 
+NOBODY = roster(())
 
-def eligible(fleet: Fleet, work: Work, request: GenerateRequest) -> tuple[Member, ...]:
+
+def eligible(fleet: Fleet, work: Work, request: GenerateRequest) -> Roster:
     """Those that may get such work of this group now. Where workers decode, those prefill whose KV one of them can
     fetch; a server that only prefills does it for whoever comes."""
     serving = fleet.serving(request.model)
@@ -21,15 +24,15 @@ def eligible(fleet: Fleet, work: Work, request: GenerateRequest) -> tuple[Member
     return serving.generate if request.ticket is None else readers_of(request.ticket, fleet, request.model)
 
 
-def readers_of(ticket: Ticket, fleet: Fleet, model: str) -> tuple[Member, ...]:
+def readers_of(ticket: Ticket, fleet: Fleet, model: str) -> Roster:
     """Ready workers that have the model and can fetch what the ticket is for."""
     serving = fleet.serving(model)
     maker = fleet.maker(ticket.remote_engine_id)
     if maker is not None and maker.pair_key is not None:
-        return serving.readers.get(maker.pair_key, ())
+        return serving.readers.get(maker.pair_key, NOBODY)
     if ticket.foreign:  # its maker has been started again, or has left: what it kept is gone
-        return ()
-    return tuple(member for member in serving.generate if _is_ours(member))
+        return NOBODY
+    return roster(member for member in serving.generate.members if _is_ours(member))
 
 
 def releaser(ticket: Ticket, fleet: Fleet) -> Worker | None:

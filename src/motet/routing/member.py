@@ -97,6 +97,10 @@ class Member:
         """It says that so many are open there."""
         self.foreign_choices = max(0, choices - self.books.open_choices)
 
+    def expect(self, choices: int) -> None:
+        """Others give it so many more; when it reports next it says itself what it has."""
+        self.foreign_choices += choices
+
     @property
     def refused(self) -> bool:
         """Whether it took no more a moment ago."""

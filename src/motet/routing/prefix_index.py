@@ -71,8 +71,8 @@ class PrefixIndex:
         return len(self._names.get(worker, ()))
 
     def overlap(self, names: Iterable[BlockName]) -> dict[str, int]:
-        """How many of the leading blocks each worker has; only those that have any. Names are taken one by one and no
-        further than needed."""
+        """How many of the leading blocks each worker has; only those that have any, and who has more comes later. Names
+        are taken one by one and no further than needed."""
         found: dict[str, int] = {}
         left = 0
         count = 0

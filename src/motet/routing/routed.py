@@ -140,7 +140,7 @@ class Routed:
         return self._fleet.serving(model).ticket_readers
 
     def reads(self, ticket: Ticket, model: ModelName) -> bool:
-        return bool(readers_of(ticket, self._fleet, model))
+        return bool(readers_of(ticket, self._fleet, model).members)
 
     def check_ready(self, model: ModelName) -> None:
         if not self._fleet.ready(Work.GENERATE, model):

@@ -7,6 +7,7 @@ from motet.engines.base import WorkerState
 from motet.routing.candidate import Work
 from motet.routing.member import Member
 from motet.routing.pairs import PairKey
+from motet.routing.roster import Roster, roster
 from motet.types import Role
 
 DECODING = (Role.DECODE, Role.BOTH)
@@ -16,13 +17,13 @@ DECODING = (Role.DECODE, Role.BOTH)
 class Serving:
     """Made by `serving`. Workers that have not told yet what they serve count as hope, and get nothing."""
 
-    prefill: tuple[Member, ...]
+    prefill: Roster
     """Ready to prefill."""
-    generate: tuple[Member, ...]
+    generate: Roster
     """Ready to write choices: prefill workers only where there is nobody else who could."""
-    paired_prefill: tuple[Member, ...]
+    paired_prefill: Roster
     """Those of `prefill` whose KV a ready decode worker can fetch."""
-    readers: dict[PairKey, tuple[Member, ...]]
+    readers: dict[PairKey, Roster]
     """Ready workers that write choices and fetch KV, by whose they can fetch."""
     ticket_readers: int
     """How many readers a ticket may have, whoever of `paired_prefill` makes it."""
@@ -34,7 +35,7 @@ class Serving:
     """Whether a worker that could generate is there or may come back."""
 
     def ready(self, work: Work) -> tuple[Member, ...]:
-        return self.prefill if work is Work.PREFILL else self.generate
+        return (self.prefill if work is Work.PREFILL else self.generate).members
 
 
 def serving(members: Iterable[Member], model: str) -> Serving:
@@ -42,17 +43,17 @@ def serving(members: Iterable[Member], model: str) -> Serving:
     maybe = [member for member in members if not member.text and member.may_have(model)]
     has_decode = any(member.role in DECODING for member in maybe)
     ready = [member for member in maybe if member.state is WorkerState.READY and member.has(model)]
-    prefill = tuple(member for member in ready if member.role is Role.PREFILL)
-    readers: dict[PairKey, tuple[Member, ...]] = {}
+    prefill = [member for member in ready if member.role is Role.PREFILL]
+    readers: dict[PairKey, list[Member]] = {}
     for member in ready:
         if member.fetches and member.pair_key is not None:
-            readers[member.pair_key] = (*readers.get(member.pair_key, ()), member)
-    paired = tuple(member for member in prefill if member.pair_key in readers)
+            readers.setdefault(member.pair_key, []).append(member)
+    paired = [member for member in prefill if member.pair_key in readers]
     return Serving(
-        prefill=prefill,
-        generate=tuple(member for member in ready if not has_decode or member.role is not Role.PREFILL),
-        paired_prefill=paired,
-        readers=readers,
+        prefill=roster(prefill),
+        generate=roster(member for member in ready if not has_decode or member.role is not Role.PREFILL),
+        paired_prefill=roster(paired),
+        readers={key: roster(members) for key, members in readers.items()},
         ticket_readers=min((member.ticket_readers for member in paired), default=1),
         has_decode=has_decode,
         has_prefill=has_decode and any(member.role is Role.PREFILL for member in maybe),

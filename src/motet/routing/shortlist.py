@@ -5,8 +5,8 @@ prefixes) and a window of the others, another one each turn. The least loaded of
 (Mitzenmacher, "The power of two choices in randomized load balancing", 2001; docs/log.md for figures).
 """
 
-from collections.abc import Mapping, Sequence
-from heapq import nlargest
+from collections.abc import Container, Sequence
+from itertools import islice
 
 EVERYBODY = 128
 """Fleets up to this size are looked at whole."""
@@ -17,15 +17,16 @@ GOLDEN = 0.618033988749895
 """Windows that begin at multiples of it, modulo 1, lie evenly at any moment, and never in the same places again."""
 
 
-def shortlist(ids: Sequence[str], overlap: Mapping[str, int], session: str | None, *, turn: int) -> Sequence[str]:
-    """Of the workers `ids`, those to choose from. `overlap`: cached blocks of the prompt by worker; `session`: where
-    the session was last. Both may name workers that are not among `ids`."""
+def shortlist(
+    ids: Sequence[str], overlap: dict[str, int], session: str | None, *, able: Container[str], turn: int
+) -> Sequence[str]:
+    """Of the workers `ids`, those to choose from. `overlap`: cached blocks of the prompt by worker, rising; `session`:
+    where the session was last. Both may name workers that are not among `ids`; `able` tells quickly who is."""
     if len(ids) <= EVERYBODY:
         return ids
     first = int(turn * GOLDEN % 1.0 * len(ids))
     window = [ids[(first + step) % len(ids)] for step in range(WINDOW)]
-    able = set(ids)
-    special = nlargest(LONGEST, (id for id in overlap if id in able), key=overlap.__getitem__)
-    if session in able:
+    special = list(islice((id for id in reversed(overlap) if id in able), LONGEST))
+    if session is not None and session in able:
         special.append(session)
     return list(dict.fromkeys([*special, *window]))

@@ -1,6 +1,6 @@
 """The workers that could get a group, as `choose` sees them: books, cached prefixes and sessions put together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motet.block_names import named_blocks
@@ -10,6 +10,7 @@ from motet.routing.eligible import eligible
 from motet.routing.fleet import Fleet
 from motet.routing.load import Load
 from motet.routing.member import Member
+from motet.routing.roster import Roster
 from motet.routing.shortlist import shortlist
 from motet.types import GenerateRequest
 
@@ -34,16 +35,13 @@ def survey(
     fleet: Fleet, work: Work, request: GenerateRequest, *, besides: Sequence[str] = (), turn: int = 0
 ) -> Survey | None:
     """None: nobody is ready. `besides`: workers that are not looked at."""
-    ready = {
-        member.id: (member, member.worker)
-        for member in eligible(fleet, work, request)
-        if member.worker is not None and member.id not in besides
-    }
-    if not ready:
-        return None
-    cached = _cached_tokens(fleet, request, {member.block_size for member, _ in ready.values()})
+    able = eligible(fleet, work, request).without(besides)
+    cached = _cached_blocks(fleet, request, able)
     session = fleet.sessions.worker_of(request.session_id) if request.session_id else None
-    present = tuple(ready[id] for id in shortlist(list(ready), cached, session, turn=turn))
+    short = [able.by_id[id] for id in shortlist(able.ids, cached, session, able=able.by_id, turn=turn)]
+    present = tuple((member, member.worker) for member in short if member.worker is not None)
+    if not present:
+        return None
     wanted = Wanted(
         work=work,
         choices=len(request.choices),
@@ -51,23 +49,26 @@ def survey(
         needs_prompt=request.ticket is None,
     )
     candidates = tuple(
-        _candidate(member, worker, cached.get(member.id, 0), has_session=member.id == session)
+        _candidate(member, worker, cached.get(member.id, 0) * member.block_size, has_session=member.id == session)
         for member, worker in present
     )
     return Survey(wanted, present, candidates)
 
 
-def _cached_tokens(fleet: Fleet, request: GenerateRequest, block_sizes: set[int]) -> Mapping[str, int]:
-    """By worker, of those that have any of the prompt. A block of another size has another name, so each size is
-    looked for by itself, as far as somebody has it."""
+def _cached_blocks(fleet: Fleet, request: GenerateRequest, able: Roster) -> dict[str, int]:
+    """By worker, of those that have any of the prompt; who has more of it comes later. A block of another size has
+    another name, so each size is looked for by itself, as far as somebody has it."""
     if not fleet.index:
         return {}
     adapter = fleet.adapter(request.model)
-    cached: dict[str, int] = {}
-    for size in block_sizes:
-        names = named_blocks(request.prompt[:-1], size, request.cache_salt, adapter)
-        cached.update({id: blocks * size for id, blocks in fleet.index.overlap(names).items()})
-    return cached
+    found = [
+        (size, fleet.index.overlap(named_blocks(request.prompt[:-1], size, request.cache_salt, adapter)))
+        for size in able.block_sizes
+    ]
+    if len(found) == 1:
+        return found[0][1]
+    every = ((blocks * size, id, blocks) for size, cached in found for id, blocks in cached.items())
+    return {id: blocks for _, id, blocks in sorted(every)}
 
 
 def _candidate(member: Member, worker: Worker, cached_tokens: int, *, has_session: bool) -> Candidate:

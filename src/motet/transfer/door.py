@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from motet.errors import ConfigError
+from motet.errors import ConfigError, PortTakenError
 from motet.transfer import channel
 from motet.transfer.base import News, ReaderDone, ReaderWaits
 from motet.transfer.channel import Attend, Hello, Refused, Release, SomeoneElse, Unreadable, Waits, Welcome
@@ -108,9 +108,8 @@ def listen(context: "zmq.Context[zmq.Socket[bytes]]", host: str, port: int) -> t
         listening.close(linger=0)
         if error.errno == zmq.EADDRNOTAVAIL:
             raise ConfigError(f"--side-channel-host {host}: no interface of this machine has that address") from error
-        raise ConfigError(
-            f"--side-channel-port {port}: {error.strerror}; choose another one, or 0 for a free one"
-        ) from error
+        kind = PortTakenError if error.errno == zmq.EADDRINUSE else ConfigError
+        raise kind(f"--side-channel-port {port}: {error.strerror}; choose another one, or 0 for a free one") from error
     bound = listening.getsockopt_string(zmq.LAST_ENDPOINT)
     return listening, str(address), int(bound.rpartition(":")[2])
 

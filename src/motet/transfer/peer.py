@@ -70,6 +70,7 @@ class Peer:
         self._name: str | None = None
         self._wiring: Read | None = None
         self._dropped: list[Read] = []
+        self._late: list[Read] = []
         self._reads = 0
         self._next_attend_s = 0.0
         self._closed = False
@@ -81,6 +82,11 @@ class Peer:
     def ready(self) -> bool:
         """Met, heard of since it was last asked, and once read from, which is what wires a connection."""
         return self.state is PeerState.MET and self._answer_due_s is None and self._wiring is None
+
+    @property
+    def late(self) -> bool:
+        """Whether a read of it was given up and is not final yet: another one would wait behind it."""
+        return bool(self._late)
 
     @property
     def busy(self) -> bool:
@@ -151,6 +157,10 @@ class Peer:
         else:
             self._close_read(read)
 
+    def give_up(self, read: Read) -> None:
+        """It took too long. It must be dropped all the same."""
+        self._late.append(read)
+
     def acknowledge(self, lease_id: int, reader: str) -> None:
         """Tells the lease that its data was read and verified."""
         self._transport.notify(self._connected, channel.notification(Release(lease_id, reader)))
@@ -219,6 +229,7 @@ class Peer:
     def _close_read(self, read: Read) -> None:
         read.close()
         self._reads -= 1
+        self._late = [late for late in self._late if late is not read]
         self.heard_s = self._caller.clock()
         self._close_if_over()
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 LEASE_SLOTS = 4096
 GENERATION_BITS = 52
+_NOTHING_SHOWN = bytes(array("q").itemsize * LEASE_SLOTS)
 
 
 class Proof:
@@ -24,7 +25,10 @@ class Proof:
         # Half the range is left to count up in.
         first = secrets.randbits(GENERATION_BITS - 1) if first_generation is None else first_generation
         self._entries = array("q", [first] * num_blocks + [0] * LEASE_SLOTS)
-        self._free_slots = list(range(LEASE_SLOTS - 1, -1, -1))
+        self._slots_used = 0
+        """No slot from here on has shown anything yet."""
+        self._free_slots: list[int] = []
+        """Those before it that show nothing any more."""
 
     @property
     def address(self) -> int:
@@ -37,7 +41,7 @@ class Proof:
     @property
     def has_room(self) -> bool:
         """Whether another lease fits."""
-        return bool(self._free_slots)
+        return bool(self._free_slots) or self._slots_used < LEASE_SLOTS
 
     def raise_generations(self, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -48,7 +52,12 @@ class Proof:
 
     def show(self, lease_id: int) -> int:
         """Puts a lease into a free slot, which is returned."""
-        slot = self._free_slots.pop()
+        if self._free_slots:
+            slot = self._free_slots.pop()
+        elif self._slots_used < LEASE_SLOTS:
+            slot, self._slots_used = self._slots_used, self._slots_used + 1
+        else:
+            raise IndexError(f"all {LEASE_SLOTS} lease slots are taken")
         self._entries[self.num_blocks + slot] = lease_id
         return slot
 
@@ -65,8 +74,10 @@ class Proof:
 
     def check(self, shown: Mapping[int, int]) -> None:
         """Raises AssertionError unless exactly these leases are shown, by slot, and every other slot is free."""
-        slots = self._entries[self.num_blocks :]
-        if {slot: lease_id for slot, lease_id in enumerate(slots) if lease_id} != dict(shown):
-            raise AssertionError("the proof shows other leases than are held")
-        if sorted([*self._free_slots, *shown]) != list(range(LEASE_SLOTS)):
+        if sorted([*self._free_slots, *shown]) != list(range(self._slots_used)):
             raise AssertionError("lease slots were lost, or are in two places")
+        expected = array("q", _NOTHING_SHOWN)
+        for slot, lease_id in shown.items():
+            expected[slot] = lease_id
+        if self._entries[self.num_blocks :] != expected or 0 in shown.values():
+            raise AssertionError("the proof shows other leases than are held")

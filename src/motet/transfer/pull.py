@@ -3,7 +3,7 @@
     MEETING ──► READING ──► PROVING ──► OVER        landed, or refuted by the proof
        │           │           └──────► OVER        deadline, abandoned: nothing writes into the blocks any more
        │           └──► SETTLING ─────► OVER        deadline, abandoned: the transfer may still write
-       └──────────────────────────────► OVER        nothing was posted yet
+       └──────────────────────────────► OVER        nothing was posted yet, or an earlier read from there is late
 
 The proof is read after the data: a generation that is still the ticket's then shows that no byte of the block had been
 overwritten when the data was read.
@@ -119,6 +119,8 @@ class Pull:
             return self._fail(error.kind, error.message)
         if memory is None:
             return None
+        if self.peer.late:  # after a link was cut, a connection may stand still for as long again
+            return self._stop(FailureKind.TIMEOUT, f"{self.peer} still owes what was asked of it earlier")
         if problem := _outside(self.order.ticket, memory):
             return self._fail(FailureKind.REFUSED, problem)
         began_s = self._clock()
@@ -175,6 +177,8 @@ class Pull:
             return None
         if self._stage is Stage.MEETING:
             return self._stop(FailureKind.UNREACHABLE, f"{self.peer} does not answer")
+        if self._open is not None:
+            self.peer.give_up(self._open)
         return self._stop(FailureKind.TIMEOUT, f"{self.peer} took longer than {self._terms.timeout_s:g} s")
 
     def _stop(self, kind: FailureKind, message: str) -> Failed:

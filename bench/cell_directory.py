@@ -1,0 +1,75 @@
+"""What the directory of a cell on Ray Serve has to say to whom, against the number of workers: real code, without Ray.
+
+Every worker announces itself every few seconds, and is answered with a listing of all only when there is a new one; a
+change is told to all. A decode worker's announcement names the prefill workers that wait to be met, which while a cell
+starts may be all of them.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from motet.deploy.ray.directory import ANNOUNCE_S, Announcement, Directory, Stage
+from motet.transfer.ticket import TransferAddress
+from motet.types import Role
+
+TURNS = 20
+
+
+@dataclass(frozen=True)
+class DirectoryCost:
+    decode: int
+    prefill: int
+    announce_us: float
+    """Of the directory's process, before anything is written for the wire."""
+    listing_bytes: int
+    """As msgpack, when everybody has met."""
+    starting_bytes: int
+    """The same while every prefill worker waits to be met, and every decode worker has met them."""
+    bytes_per_s: float
+    """Of answers to announcements, when nothing changes."""
+
+
+def directory_cost(decode: int, prefill: int) -> DirectoryCost:
+    directory = Directory()
+    announcements = _announcements(decode, prefill, ())
+    for announcement in announcements:
+        directory.announce(announcement)
+    known = directory.listing().version
+    started = time.perf_counter()
+    for turn in range(TURNS):
+        answer = directory.announce(announcements[turn % len(announcements)], known)
+    announce_us = (time.perf_counter() - started) / TURNS * 1e6
+    met = tuple(f"engine-{number:032x}" for number in range(prefill))
+    return DirectoryCost(
+        decode,
+        prefill,
+        announce_us,
+        listing_bytes=_bytes_of(announcements),
+        starting_bytes=_bytes_of(_announcements(decode, prefill, met)),
+        bytes_per_s=len(msgspec.msgpack.encode(answer)) * len(announcements) / ANNOUNCE_S,
+    )
+
+
+def _announcements(decode: int, prefill: int, met: tuple[str, ...]) -> list[Announcement]:
+    return [
+        *(_announcement(number, Role.PREFILL, ()) for number in range(prefill)),
+        *(_announcement(number, Role.DECODE, met) for number in range(prefill, prefill + decode)),
+    ]
+
+
+def _bytes_of(announcements: Sequence[Announcement]) -> int:
+    return sum(len(msgspec.msgpack.encode(announcement)) for announcement in announcements)
+
+
+def _announcement(number: int, role: Role, met: tuple[str, ...]) -> Announcement:
+    return Announcement(
+        id=f"replica-{number:032x}",
+        url=f"http://10.0.{number // 256}.{number % 256}:8000",
+        role=role,
+        stage=Stage.READY,
+        transfer=TransferAddress(f"engine-{number:032x}", "10.0.0.1", 20_000),
+        met=met,
+    )

@@ -1,0 +1,106 @@
+"""What a fleet of many members costs the process that keeps it: one decision, one change, all joining, all waiting.
+
+The product's own objects (`Fleet`, `Routed`), over fake engines. A decision is that of `Routed`, from the request to
+the worker: who may get it, who has its prompt cached, the shortlist, the choice. Where prefill and decode are apart a
+group needs three such looks: whether to bypass prefill asks both sides, and then each chooses."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from motet.block_names import block_names
+from motet.engines.base import Worker, WorkerState
+from motet.engines.fake import FakeEngine, fake_info
+from motet.ids import RequestId
+from motet.routing.candidate import Work
+from motet.routing.fleet import Fleet
+from motet.routing.routed import Routed
+from motet.transfer.ticket import TransferAddress
+from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
+
+PROMPT = tuple(range(1340))
+BLOCK_SIZE = 16
+COMMON_BLOCKS = 20
+"""Of the prompt, that everybody has; one worker has all of it."""
+WAITING = 256
+"""Groups of a worker that died, all waiting for a change of the fleet."""
+
+
+@dataclass(frozen=True)
+class FleetCost:
+    workers: int
+    decision_us: float
+    cold_us: float
+    """A decision about a prompt of which nobody has anything."""
+    change_us: float
+    """One member drains or is ready again, and who may get work is worked out anew, as the next group asks."""
+    join_us: float
+    """A member, when all join one after the other."""
+    wait_us: float
+    """A group that waits, and is woken with the others."""
+
+
+def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
+    started = time.perf_counter()
+    fleet = joined(workers)
+    join_us = (time.perf_counter() - started) / workers * 1e6
+    engine = Routed(fleet)
+    warm, cold = _request(PROMPT), _request(tuple(reversed(PROMPT)))
+    names = block_names(PROMPT, BLOCK_SIZE, "")
+    for member in fleet.members:
+        fleet.index.stored(member.id, names[:COMMON_BLOCKS])
+    fleet.index.stored(fleet.members[-1].id, names)
+    return FleetCost(
+        workers=workers,
+        decision_us=_median_us(lambda: engine.generate_load(warm), turns),
+        cold_us=_median_us(lambda: engine.generate_load(cold), turns),
+        change_us=_median_us(lambda: _change(fleet), max(5, turns // 10)),
+        join_us=join_us,
+        wait_us=asyncio.run(_wait_us(fleet)),
+    )
+
+
+def joined(workers: int) -> Fleet:
+    """All are expected first, as a gateway does with those it was told of."""
+    fleet = Fleet()
+    for number in range(workers):
+        fleet.expect(f"w{number}", "-")
+    for number in range(workers):
+        info = fake_info(role=Role.DECODE, transfer=TransferAddress(f"engine-{number}", "127.0.0.1", 1))
+        fleet.put(Worker(f"w{number}", FakeEngine(lambda request, start: (1,), info=info), "-"))
+    return fleet
+
+
+def _change(fleet: Fleet) -> None:
+    first = fleet.members[0]
+    fleet.mark(first.id, WorkerState.DRAINING if first.state is WorkerState.READY else WorkerState.READY)
+    fleet.ready(Work.GENERATE)
+
+
+async def _wait_us(fleet: Fleet) -> float:
+    async def wait() -> None:
+        await fleet.changed()
+
+    started = time.perf_counter()
+    waiting = [asyncio.create_task(wait()) for _ in range(WAITING)]
+    await asyncio.sleep(0)
+    fleet.notify()
+    await asyncio.gather(*waiting)
+    return (time.perf_counter() - started) / WAITING * 1e6
+
+
+def _request(prompt: tuple[int, ...]) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=RequestId("g"), prompt=prompt, choices=choice_starts(8, 0), sampling=SamplingParams(max_tokens=64)
+    )
+
+
+def _median_us(work: Callable[[], object], turns: int) -> float:
+    times = []
+    for _ in range(turns):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return median(times) * 1e6

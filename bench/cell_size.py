@@ -1,0 +1,173 @@
+"""How large a cell may grow: what 1 to 10,000 workers cost the gateways that know them all, and how many those must be.
+
+Measured with the product's own objects: the prefix index (`bench/cell_index.py`), the fleet and the decision
+(`bench/cell_fleet.py`), the directory of a cell on Ray Serve (`bench/cell_directory.py`), questions, block events and
+tokens over real sockets (`bench/cell_wire.py`). From these prices `bench/cell_plan.py` computes gateways; docs/scale.md
+tells what follows. JSON is on the last line.
+
+Run: python -m bench.cell_size [--workers 1,100,1000,10000] [--blocks 1000] [--quick]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.cell_directory import DirectoryCost, directory_cost
+from bench.cell_fleet import FleetCost, fleet_cost
+from bench.cell_index import EVENT_BLOCKS, IndexSize, index_size
+from bench.cell_plan import Demand, Need, Prices, need
+from bench.cell_wire import (
+    EventCost,
+    FollowedCost,
+    QuestionCost,
+    TokenCost,
+    event_cost,
+    followed_cost,
+    question_cost,
+    token_cost,
+)
+from bench.fork import numbers, progress
+from bench.machine import machine
+
+RATES = (700.0, 2000.0)
+"""Tokens/s of a decode worker: this engine on two cores at n = 8, and one on a GPU as we guess it."""
+DECODE_A_PREFILL = 4
+CHOICES = 8
+"""Of the groups that gateways are computed for."""
+PRINTED_WIDTH = 150
+
+
+@dataclass(frozen=True)
+class Effort:
+    questions: int
+    messages: int
+    loads: int
+    """Whose tokens are passed on; medians."""
+    turns: int
+    """Of a decision."""
+
+
+FULL = Effort(questions=5000, messages=1000, loads=3, turns=200)
+QUICK = Effort(questions=300, messages=200, loads=1, turns=20)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What does not depend on the number of workers."""
+
+    question: QuestionCost
+    events: Sequence[EventCost]
+    followed: FollowedCost
+    tokens: Sequence[TokenCost]
+
+
+@dataclass(frozen=True)
+class Planned:
+    demand: Demand
+    need: Need
+
+
+def wire(ns: Sequence[int], effort: Effort) -> Wire:
+    return Wire(
+        question=question_cost(effort.questions),
+        events=[event_cost(effort.messages, blocks) for blocks in (1, EVENT_BLOCKS)],
+        followed=followed_cost(),
+        tokens=[token_cost(n, repeats=effort.loads) for n in ns],
+    )
+
+
+def prices(fleet: FleetCost, index: IndexSize, wired: Wire) -> Prices:
+    return Prices(
+        token_us=next(cost.gateway_us for cost in wired.tokens if cost.n == CHOICES),
+        question_us=wired.question.asker_us,
+        answer_us=wired.question.answerer_us,
+        message_us=wired.events[-1].message_us,
+        decision_us=fleet.decision_us,
+        block_bytes=max(index.own_bytes, index.pair_bytes),
+    )
+
+
+def prefill_of(decode: int) -> int:
+    return 0 if decode == 1 else -(-decode // DECODE_A_PREFILL)
+
+
+def demands(workers: int, blocks_a_worker: int) -> list[Demand]:
+    """`workers` decode; a lone one does it all."""
+    prefill = prefill_of(workers)
+    return [Demand(workers, prefill, rate, choices=CHOICES, blocks_a_worker=blocks_a_worker) for rate in RATES]
+
+
+def table(title: str, rows: Sequence[object]) -> Table:
+    """Of dataclasses of one kind; what they hold in turn is columns too."""
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    cells = [_flat(row) for row in rows]
+    for head in cells[0]:
+        shown.add_column(head.replace("_", " "), justify="right")
+    for row in cells:
+        shown.add_row(*(_said(value) for value in row.values()))
+    return shown
+
+
+def _flat(row: object) -> dict[str, object]:
+    found: dict[str, object] = {}
+    if is_dataclass(row):
+        for field in fields(row):
+            value = getattr(row, field.name)
+            found |= _flat(value) if is_dataclass(value) else {field.name: value}
+    return found
+
+
+def _said(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="what 1 to 10,000 workers cost the gateways that know them all")
+    parser.add_argument("--workers", type=numbers, default=(1, 100, 1000, 10_000), help="sizes, e.g. 1,100")
+    parser.add_argument("--blocks", type=int, default=1000, help="cached by a worker (default: %(default)s)")
+    parser.add_argument("--ns", type=numbers, default=(1, CHOICES, 64), help="choices of passed on groups; 8 is needed")
+    parser.add_argument("--quick", action="store_true", help="a minute: figures are rough")
+    return parser.parse_args(arguments)
+
+
+def record(wired: Wire, **tables: Sequence[FleetCost | IndexSize | DirectoryCost | Planned]) -> str:
+    """JSON, on one line."""
+    shown = {name: [asdict(row) for row in rows] for name, rows in tables.items()}
+    return json.dumps({"machine": machine(), "wire": asdict(wired), "tables": shown})
+
+
+def main() -> None:
+    options = parse()
+    effort = QUICK if options.quick else FULL
+    fleets, indexes, directories = [], [], []
+    for workers in options.workers:
+        progress(f"{workers} workers")
+        fleets.append(fleet_cost(workers, turns=effort.turns))
+        indexes.append(index_size(workers, options.blocks))
+        directories.append(directory_cost(workers, prefill_of(workers)))
+    progress("questions, events, tokens")
+    wired = wire(options.ns, effort)
+    planned = [
+        Planned(demand, need(demand, prices(fleet, index, wired)))
+        for fleet, index in zip(fleets, indexes, strict=True)
+        for demand in demands(fleet.workers, options.blocks)
+    ]
+    console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
+    for name, value in machine().items():
+        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
+    console.print(table("fleet", fleets))
+    console.print(table("index", indexes))
+    console.print(table("directory", directories))
+    console.print(table("question", [wired.question]), table("followed", [wired.followed]))
+    console.print(table("events", wired.events), table("tokens", wired.tokens))
+    console.print(table("gateways", planned))
+    print(record(wired, fleet=fleets, index=indexes, directory=directories, gateways=planned))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Replicas of Motet on Ray Serve with scripted engines (`bench.frontend_engine`) in place of engine processes."""
+
+from collections.abc import Mapping
+from functools import cache
+
+from ray import serve
+from ray.serve import Application
+
+from bench.frontend_engine import Pulse, PulsedEngine
+from bench.prompt import TEXT
+from motet.config import EngineConfig, cache_folder, environment
+from motet.deploy.ray.deployments import DecodeReplica, DirectReplica, GatewayReplica
+from motet.deploy.ray.directory_replica import DirectoryReplica
+from motet.deploy.ray.options import DECODE, DIRECTORY, GATEWAY, deployment_options
+from motet.deploy.start import LocalEngine
+from motet.models import resolve
+from motet.settings import resolve_settings
+from motet.settings.record import RAY
+from motet.text.tokenizer import Tokenizer
+from motet.types import Ingress
+
+MODEL = "smollm2"
+
+
+@cache
+def scripted() -> PulsedEngine:
+    """Of this process."""
+    folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda line: None).path
+    return PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse())
+
+
+class PulsedDecode(DecodeReplica):
+    async def _start_engine(self, config: EngineConfig) -> LocalEngine:
+        return scripted()
+
+
+class PulsedDirect(DirectReplica):
+    async def _start_engine(self, config: EngineConfig) -> LocalEngine:
+        return scripted()
+
+
+def application(args: Mapping[str, object]) -> Application:
+    """As `motet.deploy.ray.app.application`, with other decode replicas and none for prefill."""
+    settings = resolve_settings(args, environ={}, names=RAY)
+    options = deployment_options(settings)
+    directory = serve.deployment(**options[DIRECTORY])(DirectoryReplica).bind()
+    if settings.ray.ingress is Ingress.DIRECT:
+        return serve.deployment(**options[DECODE])(PulsedDirect).bind(args, directory)
+    decode = serve.deployment(**options[DECODE])(PulsedDecode).bind(args, directory)
+    return serve.deployment(**options[GATEWAY])(GatewayReplica).bind(args, directory, decode)

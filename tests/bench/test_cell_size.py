@@ -1,0 +1,114 @@
+"""What a cell's size costs: the arithmetic of gateways, and a tiny run of what is measured."""
+
+import dataclasses
+import json
+
+import pytest
+
+from bench.cell_directory import directory_cost
+from bench.cell_fleet import fleet_cost
+from bench.cell_index import IndexSize, index_size
+from bench.cell_plan import LOOKS, USED, Demand, Prices, need
+from bench.cell_size import (
+    QUICK,
+    Effort,
+    Planned,
+    Wire,
+    demands,
+    prices,
+    record,
+    table,
+    wire,
+)
+from bench.cell_wire import EventCost, FollowedCost, QuestionCost, TokenCost, event_cost, followed_cost
+
+PRICES = Prices(
+    token_us=10, question_us=100, answer_us=200, message_us=200, decision_us=1000, block_bytes=100
+)  # fmt: skip
+
+
+def test_a_lone_worker_needs_one_gateway_that_looks_once_a_group() -> None:
+    one = Demand(1, 0, 2048.0)  # a group of 8 choices of 256 tokens a second
+    found = need(one, PRICES)
+    assert (one.groups_per_s, one.messages_per_s) == (1.0, 1.0)
+    assert found.standing == pytest.approx(100e-6 + 200e-6)
+    assert found.busy == pytest.approx(2048 * 10e-6 + 1000e-6)
+    assert (found.gateways, found.pairs, found.connections) == (1, 0, 2)
+    assert found.answering == pytest.approx(200e-6)
+    assert found.index_gb == pytest.approx(1000 * 100 / 1e9)
+
+
+def test_apart_a_group_is_looked_at_more_often_and_told_of_twice() -> None:
+    together, apart = Demand(100, 0, 2048.0), Demand(100, 25, 2048.0)
+    assert apart.messages_per_s == 2 * together.messages_per_s == 200.0
+    more = need(apart, PRICES).busy - need(together, PRICES).busy
+    assert more == pytest.approx(100 * (LOOKS - 1) * 1000e-6)
+    assert need(apart, PRICES).pairs == 2500
+
+
+def test_there_are_as_many_gateways_as_what_is_left_of_each_can_carry_and_no_more() -> None:
+    found = need(Demand(1000, 250, 2048.0), PRICES)
+    assert found.gateways is not None
+    left = USED - found.standing
+    assert found.gateways * left >= found.busy > (found.gateways - 1) * left
+    assert found.answering == pytest.approx(found.gateways * 200e-6)
+
+
+def test_where_knowing_the_workers_takes_a_whole_gateway_no_number_of_them_is_enough() -> None:
+    found = need(Demand(10_000, 2500, 2048.0), PRICES)
+    assert found.standing > USED
+    assert (found.gateways, found.answering) == (None, 0.0)
+
+
+def test_a_lone_worker_does_it_all_and_more_of_them_have_prefill_beside_them() -> None:
+    assert {demand.prefill for demand in demands(1, 10)} == {0}
+    assert {(demand.decode, demand.prefill) for demand in demands(10, 10)} == {(10, 3)}
+
+
+def test_a_fleet_of_any_size_is_measured() -> None:
+    for workers in (1, 3):
+        cost = fleet_cost(workers, turns=2)
+        assert cost.workers == workers
+        assert all(value > 0 for value in dataclasses.astuple(cost))
+
+
+def test_messages_of_block_events_are_all_taken_and_more_blocks_are_more_bytes() -> None:
+    few, many = event_cost(5, 1), event_cost(5, 40)
+    assert few.message_us > 0 and many.message_us > 0
+    assert many.bytes > few.bytes + 39 * 2 * 16, "a stored and a removed name of each block"
+
+
+def test_a_listing_and_what_is_said_grow_with_the_workers_and_with_the_pairs_while_a_cell_starts() -> None:
+    small, large = directory_cost(40, 10), directory_cost(400, 100)
+    assert 9 < large.listing_bytes / small.listing_bytes < 11
+    assert 9 < large.bytes_per_s / small.bytes_per_s < 11
+    assert large.starting_bytes > 50 * small.starting_bytes
+
+
+def test_what_is_followed_takes_descriptors() -> None:
+    assert followed_cost(3).descriptors >= 2, "a subscription and its connection"
+
+
+@pytest.mark.slow
+def test_a_tiny_run_fills_every_table() -> None:
+    fleets, indexes = [fleet_cost(2, turns=2)], [index_size(2, 10)]
+    wired = wire((8,), Effort(questions=5, messages=5, loads=1, turns=2))
+    planned = [Planned(demand, need(demand, prices(fleets[0], indexes[0], wired))) for demand in demands(2, 10)]
+    for rows in (fleets, indexes, wired.events, wired.tokens, planned):
+        assert table("", list(rows)).row_count == len(rows)
+    assert json.loads(record(wired, fleet=fleets, gateways=planned))["tables"]["gateways"][0]["need"]["gateways"] == 1
+
+
+def test_prices_are_those_of_the_choices_gateways_are_computed_for() -> None:
+    wired = Wire(
+        question=QuestionCost(1, 2),
+        events=[EventCost(1, 1, 30), EventCost(84, 1, 40)],
+        followed=FollowedCost(1, 0),
+        tokens=[TokenCost(1, 0, 50), TokenCost(8, 0, 60)],
+    )
+    found = prices(fleet_cost(1, turns=QUICK.turns), _index(), wired)
+    assert (found.token_us, found.message_us, found.question_us, found.block_bytes) == (60, 40, 1, 900.0)
+
+
+def _index() -> IndexSize:
+    return IndexSize(1, 1, 100.0, 900.0, 80.0, 1, 1, 1)

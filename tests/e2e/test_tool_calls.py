@@ -1,0 +1,157 @@
+"""Tools with the default model, through real processes: its calls are whole, and the same however it is served."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai import DefaultHttpxClient, OpenAI
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
+from pydantic import BaseModel, Field
+
+from motet.deploy.child import ChildServer
+from motet.models.smollm2 import DEFAULT_MODEL
+
+pytestmark = [pytest.mark.slow, pytest.mark.real]
+
+ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
+
+
+class GetWeather(BaseModel):
+    """The weather of a city, now."""
+
+    city: str = Field(max_length=20)
+    """A small model does not always end a string by itself."""
+    unit: Literal["celsius", "fahrenheit"]
+
+
+class Add(BaseModel):
+    """The sum of two numbers."""
+
+    a: int = Field(ge=-99, le=99)
+    b: int = Field(ge=-99, le=99)
+
+
+TOOLS: Sequence[ChatCompletionToolUnionParam] = (
+    openai.pydantic_function_tool(GetWeather, name="get_weather"),
+    openai.pydantic_function_tool(Add, name="add"),
+)
+MODELS: dict[str, type[BaseModel]] = {"get_weather": GetWeather, "add": Add}
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather"}}
+DRAWN: dict[str, Any] = {"model": DEFAULT_MODEL, "seed": 5, "max_tokens": 200, "tools": TOOLS}
+
+
+@contextmanager
+def client_of(server: ChildServer) -> Iterator[OpenAI]:
+    http = DefaultHttpxClient(verify=False)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=http) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(default_server: ChildServer) -> Iterator[OpenAI]:
+    with client_of(default_server) as opened:
+        yield opened
+
+
+Calls = list[tuple[str, str]]
+"""Of one choice: names and arguments."""
+
+
+def whole(client: OpenAI, n: int, choice: Any = "required", **fields: Any) -> list[Calls]:
+    asked = {**DRAWN, "messages": ASK, "n": n, "tool_choice": choice, **fields}
+    answer = client.chat.completions.create(**asked)
+    assert [choice.index for choice in answer.choices] == list(range(n))
+    assert {choice.finish_reason for choice in answer.choices} == {"tool_calls"}
+    assert {choice.message.content for choice in answer.choices} == {None}
+    return [
+        [(call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+        for choice in answer.choices
+    ]
+
+
+@pytest.fixture(scope="module")
+def calls_of_four(client: OpenAI) -> list[Calls]:
+    """What others must call too."""
+    return whole(client, 4)
+
+
+def streamed(client: OpenAI, n: int, choice: Any = "required", **fields: Any) -> list[Calls]:
+    told: list[Calls] = [[] for _ in range(n)]
+    asked = {**DRAWN, "messages": ASK, "n": n, "tool_choice": choice, **fields}
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for piece in chunk.choices:
+            calls = told[piece.index]
+            for call in piece.delta.tool_calls or []:
+                if call.id:
+                    calls.append((call.function.name, ""))
+                name, so_far = calls[call.index]
+                calls[call.index] = (name, so_far + call.function.arguments)
+    return told
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("choice", ["required", WEATHER], ids=["required", "named"])
+def test_every_choice_calls_validly_streamed_or_not(client: OpenAI, n: int, choice: Any) -> None:
+    calls = whole(client, n, choice)
+    assert streamed(client, n, choice) == calls
+    for told in calls:
+        assert told
+        for name, arguments in told:
+            MODELS[name].model_validate_json(arguments)
+            assert choice == "required" or name == "get_weather"
+
+
+def test_choice_i_of_n_calls_what_it_would_call_by_itself(client: OpenAI, calls_of_four: list[Calls]) -> None:
+    alone = [whole(client, 1, seed=DRAWN["seed"] + i)[0] for i in range(4)]
+    assert calls_of_four == alone
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_parse_makes_models_of_every_choice(client: OpenAI, n: int) -> None:
+    asked = {**DRAWN, "messages": ASK, "n": n, "tool_choice": WEATHER}
+    answer = client.chat.completions.parse(**asked)
+    for choice in answer.choices:
+        calls = choice.message.tool_calls or []
+        assert calls
+        assert all(isinstance(call.function.parsed_arguments, GetWeather) for call in calls)
+
+
+def test_with_a_form_beside_tools_every_choice_is_one_or_the_other(client: OpenAI) -> None:
+    asked = {**DRAWN, "messages": ASK, "n": 4, "tool_choice": "auto", "response_format": GetWeather}
+    for choice in client.chat.completions.parse(**asked).choices:
+        calls = choice.message.tool_calls or []
+        assert isinstance(choice.message.parsed, GetWeather) == (choice.finish_reason == "stop") == (not calls)
+        assert all(isinstance(call.function.parsed_arguments, GetWeather | Add) for call in calls)
+
+
+def test_the_result_of_a_call_goes_back_and_is_answered(client: OpenAI) -> None:
+    asked = {**DRAWN, "messages": ASK, "tool_choice": WEATHER, "parallel_tool_calls": False}
+    message = client.chat.completions.create(**asked).choices[0].message
+    (call,) = message.tool_calls
+    assert "Paris" in json.loads(call.function.arguments)["city"]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is 17 degrees celsius in Paris, and sunny."}
+    again = {**DRAWN, "messages": [*ASK, message, result], "tool_choice": "none", "n": 4, "max_tokens": 40}
+    answer = client.chat.completions.create(**again, temperature=0)
+    assert [choice.message.tool_calls for choice in answer.choices] == [None] * 4
+    texts = {choice.message.content for choice in answer.choices}
+    assert len(texts) == 1
+    assert "17" in texts.pop()
+
+
+def test_a_cell_calls_what_a_single_server_does(calls_of_four: list[Calls]) -> None:
+    flags = [DEFAULT_MODEL, "--kv-cache-gb", "0.25", "--prefill", "1", "--decode", "1"]
+    with ChildServer(flags) as cell, client_of(cell) as apart:
+        assert whole(apart, 4) == streamed(apart, 4) == calls_of_four
+        answer = apart.chat.completions.parse(**DRAWN, messages=ASK, tool_choice="required")
+        (call, *_) = answer.choices[0].message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, BaseModel)
+
+
+def test_a_gateway_calls_what_the_server_behind_it_does(
+    default_server: ChildServer, calls_of_four: list[Calls]
+) -> None:
+    with ChildServer(["--worker", default_server.url], command="gateway") as gateway, client_of(gateway) as before:
+        assert whole(before, 4) == streamed(before, 4) == calls_of_four

@@ -1,0 +1,138 @@
+"""Servers in processes of their own, as people start them, and what is asked of them again and again."""
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from bench.ports import free_port
+from motet.deploy.child import ChildServer
+from tests.status import Holdings
+
+PATH = "/v1/completions"
+BODIES: tuple[dict[str, object], ...] = tuple(
+    {"prompt": prompt, "n": n, "max_tokens": 60, "seed": n, "ignore_eos": True, "stream": stream}
+    for prompt, n, stream in (("the hand", 1, True), ("the sand", 8, True), (["an ant", "a tent"], 3, False))
+)
+LONG: dict[str, object] = {**BODIES[1], "max_tokens": 400}
+TINY = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
+LOOK_EVERY_S = 0.02
+
+
+class Worker(Holdings, frozen=True, kw_only=True):
+    """Of a server's `/status`."""
+
+    state: str
+    address: str
+
+
+class Status(msgspec.Struct, frozen=True):
+    workers: list[Worker]
+
+
+class Servers:
+    """Alike, and ended with `stack`."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self._arguments = (str(folder), *TINY)
+        self._stack = stack
+        self._children: list[ChildServer] = []
+
+    async def start(self, count: int) -> None:
+        """Together, since each takes seconds."""
+        starting = (self._stack.enter_async_context(running("serve", *self._arguments)) for _ in range(count))
+        self._children += await asyncio.gather(*starting)
+
+    def __getitem__(self, number: int) -> ChildServer:
+        return self._children[number]
+
+    async def restart(self, number: int) -> None:
+        """As an operator does: it ends what it has begun, and another one takes its place and its port."""
+        old = self._children[number]
+        os.kill(old.pid, signal.SIGTERM)
+        assert await asyncio.to_thread(old.wait) == 0
+        new = running("serve", *self._arguments, port=port_of(old))
+        self._children[number] = await self._stack.enter_async_context(new)
+
+    async def until_idle(self) -> None:
+        for child in self._children:
+            async with client_of(child) as http:
+                await until(http, lambda workers: all(worker.idle for worker in workers))
+
+
+@asynccontextmanager
+async def running(command: str, *arguments: str, port: int = 0) -> AsyncIterator[ChildServer]:
+    """At a port that it can have again, if none is given."""
+    child = ChildServer(arguments, command=command, port=port or free_port())
+    await asyncio.to_thread(child.__enter__)
+    try:
+        yield child
+    finally:
+        await asyncio.to_thread(child.__exit__, None, None, None)
+
+
+@asynccontextmanager
+async def gateway_of(*urls: str, settings: tuple[str, ...] = (), port: int = 0) -> AsyncIterator[ChildServer]:
+    workers = (part for url in urls for part in ("--worker", url))
+    async with running("gateway", *workers, *settings, port=port) as gateway:
+        yield gateway
+
+
+def client_of(server: ChildServer) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, timeout=60)
+
+
+def port_of(server: ChildServer) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+async def until(http: httpx.AsyncClient, holds: Callable[[list[Worker]], bool]) -> None:
+    """Returns once the workers are so, as that server or gateway sees them."""
+
+    async def look() -> bool:
+        response = await http.get("/status")
+        return holds(msgspec.json.decode(response.content, type=Status).workers)
+
+    while not await look():  # noqa: ASYNC110  another process sets no event of ours
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def until_busy(http: httpx.AsyncClient, url: str) -> None:
+    """The gateway has given a group to the worker that it knows by that URL."""
+    await until(http, lambda workers: any(worker.groups_running for worker in workers if worker.address == url))
+
+
+async def until_state(http: httpx.AsyncClient, url: str, state: str) -> None:
+    """Of the worker that the gateway knows by that URL."""
+    await until(http, lambda workers: (url, state) in {(worker.address, worker.state) for worker in workers})
+
+
+async def answer(http: httpx.AsyncClient, body: dict[str, object]) -> str:
+    """Whole; of a stream all its chunks but what differs from answer to answer."""
+    response = await http.post(PATH, json=body)
+    assert response.status_code == 200, response.text
+    assert '"error"' not in response.text, response.text
+    return texts_of(response)
+
+
+def texts_of(response: httpx.Response) -> str:
+    texts: dict[int, str] = {}
+    finishes: dict[int, int] = {}
+    if "event-stream" in response.headers["content-type"]:
+        lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        assert lines[-1] == "[DONE]"
+        chunks = [httpx.Response(200, content=line).json() for line in lines[:-1]]
+    else:
+        chunks = [response.json()]
+    for choice in itertools.chain.from_iterable(chunk["choices"] for chunk in chunks):
+        index = choice["index"]
+        texts[index] = texts.get(index, "") + choice["text"]
+        finishes[index] = finishes.get(index, 0) + (choice["finish_reason"] is not None)
+    assert set(finishes.values()) == {1}
+    return str(sorted(texts.items()))

@@ -1,0 +1,129 @@
+"""Servers behind a gateway are restarted one after the other and cut off, and the gateway itself is killed, while
+clients ask.
+
+The two servers are there for all tests of this module; each leaves them as it found them.
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fault.children import (
+    BODIES,
+    LONG,
+    PATH,
+    Servers,
+    answer,
+    client_of,
+    gateway_of,
+    port_of,
+    texts_of,
+    until_busy,
+    until_state,
+)
+from tests.fault.wire import wire_to
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PATIENCE = ("--worker-timeout", "3")
+CLIENTS = len(BODIES)
+READS_S = 0.5
+"""What a client does with an answer before it asks again: meanwhile a server can start."""
+
+
+@pytest.fixture(scope="module")
+async def both(folder: Path) -> AsyncIterator[Servers]:
+    async with AsyncExitStack() as stack:
+        servers = Servers(folder, stack)
+        await servers.start(2)
+        yield servers
+
+
+@pytest.fixture
+async def servers(both: Servers) -> AsyncIterator[Servers]:
+    yield both
+    await both.until_idle()
+
+
+@pytest.fixture(scope="module")
+async def expected(both: Servers) -> list[str]:
+    """For each of BODIES, from a server that is left alone."""
+    async with client_of(both[0]) as http:
+        return [await answer(http, body) for body in BODIES]
+
+
+async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(
+    servers: Servers, expected: list[str]
+) -> None:
+    over, answers = asyncio.Event(), 0
+
+    async def ask_on_and_on(number: int) -> None:
+        nonlocal answers
+        for place in itertools.count(number):
+            if over.is_set():
+                return
+            kind = place % len(BODIES)
+            assert await answer(http, BODIES[kind]) == expected[kind]
+            answers += 1
+            await asyncio.sleep(READS_S)
+
+    async with (
+        gateway_of(servers[0].url, servers[1].url, settings=PATIENCE) as gateway,
+        client_of(gateway) as http,
+        asyncio.TaskGroup() as clients,
+    ):
+        for number in range(CLIENTS):
+            clients.create_task(ask_on_and_on(number))
+        for number in range(2):
+            url, before = servers[number].url, answers
+            await until_busy(http, url)
+            await servers.restart(number)
+            await until_state(http, url, "ready")
+            assert answers > before  # the other one answered meanwhile
+        over.set()
+
+
+async def test_a_gateway_that_is_killed_leaves_nothing_on_its_workers_and_the_next_one_serves(
+    servers: Servers, expected: list[str]
+) -> None:
+    server = servers[0]
+    async with gateway_of(server.url, settings=PATIENCE) as gateway, client_of(gateway) as http:
+        with pytest.raises(httpx.TransportError):
+            async with http.stream("POST", PATH, json=LONG) as response:
+                async for line in response.aiter_lines():
+                    if line:
+                        os.kill(gateway.pid, signal.SIGKILL)
+        await servers.until_idle()
+    async with gateway_of(server.url, settings=PATIENCE, port=port_of(gateway)) as gateway, client_of(gateway) as http:
+        assert [await answer(http, body) for body in BODIES] == expected
+
+
+async def test_a_worker_that_is_cut_off_is_done_without_and_used_again_when_it_is_back(servers: Servers) -> None:
+    near, far = servers[0], servers[1]
+    settings = ("--worker-timeout", "2", "--admin-key", "operator")
+    async with (
+        client_of(near) as alone,
+        wire_to(far.url) as (wire, far_url),
+        gateway_of(far_url, settings=settings) as gateway,
+        client_of(gateway) as http,
+    ):
+        expected = await answer(alone, LONG)
+        async with http.stream("POST", PATH, json=LONG) as response:
+            lines = response.aiter_lines()
+            seen = [await anext(lines)]
+            wire.cut()
+            join = await http.post("/workers", json={"url": near.url}, headers={"authorization": "Bearer operator"})
+            assert join.status_code == 201
+            seen += [line async for line in lines]
+        assert texts_of(httpx.Response(200, headers=response.headers, text="\n".join([*seen, ""]))) == expected
+        assert (await http.get("/status")).json()["totals"]["choices_resumed"] == LONG["n"]
+        await until_state(http, far_url, "silent")
+        wire.mend()
+        await until_state(http, far_url, "ready")

@@ -1,0 +1,20 @@
+"""What a worker holds, as `/status` tells it."""
+
+import msgspec
+
+
+class Holdings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is not told of a worker that is silent counts as held."""
+
+    groups_running: int = 1
+    choices_waiting: int = 1
+    blocks_used: int = 1
+    leases: int = 1
+    pulls_open: int = 1
+    blocks_pulling: int = 1
+
+    @property
+    def idle(self) -> bool:
+        """Holds nothing for anybody."""
+        held = self.groups_running, self.choices_waiting, self.blocks_used
+        return not any((*held, self.leases, self.pulls_open, self.blocks_pulling))
