@@ -32,6 +32,17 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(autouse=True)
+def kernels_where_needed(request: pytest.FixtureRequest) -> None:
+    """Tests marked `kernels` are skipped where there are none."""
+    if request.node.get_closest_marker("kernels") is None:
+        return
+    from motet.engines.native.cpu.library import library
+
+    if library() is None:
+        pytest.skip("the compiled kernels were not built, or this processor cannot run them")
+
+
 @pytest.fixture(scope="session")
 def forking() -> Iterator["ForkingProcess"]:
     """Where engines come from in tests that start many: `spawn=forking.spawn`."""

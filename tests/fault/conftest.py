@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from motet.engines.native.cpu.library import library
 from tests.engines.native.forked import ForkingProcess
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
@@ -18,12 +17,6 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 def anyio_backend() -> str:
     """One loop for all tests, so that several may use one cell."""
     return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def kernels_where_needed(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("kernels") and library() is None:
-        pytest.skip("the compiled kernels were not built, or this processor cannot run them")
 
 
 @pytest.fixture(scope="session")
