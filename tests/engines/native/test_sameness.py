@@ -26,7 +26,7 @@ RESUMED_AFTER = tuple(enumerate((1, 4, 0, 17, 20, 0, 64, 67, 0, 65, 68, 0)))
 """Seeds, and how many tokens each has written."""
 COMPARED = (0, 1, 2, 3, 6, 16, 31)
 """Choices of a group, however many it has."""
-SLOW = pytest.mark.slow
+SLOW, KERNELS = pytest.mark.slow, pytest.mark.kernels
 SOME_FAMILIES = ("llama", *(pytest.param(family, marks=SLOW) for family in ("qwen3", "mistral", "gemma2", "gemma3")))
 NUMBERS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -36,7 +36,10 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 BY_NUMBERS = pytest.mark.parametrize(
     "numbers",
-    [fields if name == "bfloat16" else pytest.param(fields, marks=SLOW) for name, fields in NUMBERS.items()],
+    [
+        fields if name == "bfloat16" else pytest.param(fields, marks=[SLOW, KERNELS] if name == "int8" else SLOW)
+        for name, fields in NUMBERS.items()
+    ],
     ids=NUMBERS,
 )
 WAYS: dict[str, dict[str, Any]] = {
