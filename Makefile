@@ -21,7 +21,7 @@ RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder -m ray tests/ray
 
 setup: $(READY)
 
-$(READY): pyproject.toml setup.py $(wildcard csrc/*)
+$(READY): pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Motet needs Python 3.11 or newer: make PYTHON=python3.x")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet "$(TORCH)"

@@ -98,7 +98,7 @@ class Kernels:
 
 WAYS: dict[str, Callable[[Sequence[torch.Tensor], int], Multiply]] = {
     "torch bf16": by_torch,
-    "oneDNN packed": by_onednn,
+    **({"oneDNN packed": by_onednn} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {}),
     "torch int8": by_torch_int8,
     "torch int4": by_torch_int4,
     "ours": by_kernels,

@@ -9,7 +9,7 @@ using namespace motet;
 extern "C" {
 
 // Whether this processor has the instructions that everything here is compiled for.
-MOTET_EXPORT int motet_supported() { return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw"); }
+MOTET_EXPORT int motet_supported() { return supported(); }
 
 // Bytes of the structs, for the mirror to compare.
 MOTET_EXPORT void motet_sizes(std::int32_t sizes[6]) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gemm.h"
 #include "pack.h"
 
 namespace motet {
@@ -15,38 +16,28 @@ int state_size(const Model& model) { return model.head_dim + 2; }
 int group_size(const Model& model) { return model.heads / model.kv_heads; }
 int stretches_of(int keys) { return (keys + kStretch - 1) / kStretch; }
 
-// Vector lanes that lie in [begin, end) of a row, for the vector that starts at `at`.
-__mmask16 lanes_in(int begin, int end, int at) {
-  const auto below = [](int lane) { return __mmask16((1u << std::clamp(lane, 0, kLanes)) - 1); };
-  return below(end - at) & ~below(begin - at);
-}
-
 struct Weighed {
   float best, mass;
 };
 
 // Weights 2^(score - best) of scores [begin, end), zero elsewhere up to `width`; returns best and their sum.
 Weighed weigh(const float* scores, int begin, int end, int width, bf16* weights) {
-  const auto lanes_at = [&](int at) {
-    return begin <= at && at + kLanes <= end ? __mmask16(0xffff) : lanes_in(begin, end, at);
+  const auto seen = [&](int at) {
+    return begin <= at && at + kLanes <= end ? lanes(0, kLanes) : lanes(begin - at, end - at);
   };
-  __m512 best = _mm512_set1_ps(-kInfinity);
-  for (int at = 0; at < width; at += kLanes)
-    best = _mm512_mask_max_ps(best, lanes_at(at), _mm512_loadu_ps(scores + at), best);
-  const float top = _mm512_reduce_max_ps(best);
-  __m512 mass = _mm512_setzero_ps();
+  Floats best = all(-kInfinity);
+  for (int at = 0; at < width; at += kLanes) best = choose(seen(at), max(load(scores + at), best), best);
+  const float top = greatest(best);
+  Floats mass = all(0.0f);
   for (int at = 0; at < width; at += kLanes) {
-    const __m512 below = _mm512_sub_ps(_mm512_loadu_ps(scores + at), _mm512_set1_ps(top));
-    const __m512 weight = _mm512_maskz_mov_ps(lanes_at(at), exp2_of_negative(below));
-    mass = _mm512_add_ps(mass, weight);
+    const Floats weight = choose(seen(at), exp2_of_negative(load(scores + at) - all(top)), all(0.0f));
+    mass = mass + weight;
     store_bf16(weights + at, weight);
   }
-  return {top, _mm512_reduce_add_ps(mass)};
+  return {top, sum(mass)};
 }
 
-float exp2_of_difference(float x, float y) {
-  return _mm512_cvtss_f32(exp2_of_negative(_mm512_set1_ps(x - y)));
-}
+float exp2_of_difference(float x, float y) { return first(exp2_of_negative(all(x - y))); }
 
 // Adds what a line saw in one stretch to what it saw before.
 void merge(float* total, const float* fresh, int head_dim) {
@@ -60,9 +51,8 @@ void merge(float* total, const float* fresh, int head_dim) {
   const float top = std::max(best, fresh_best);
   const float old_weight = exp2_of_difference(best, top), new_weight = exp2_of_difference(fresh_best, top);
   for (int at = 0; at < head_dim; at += kLanes) {
-    const __m512 fresh_sum = _mm512_mul_ps(_mm512_loadu_ps(fresh + at), _mm512_set1_ps(new_weight));
-    const __m512 old_sum = _mm512_loadu_ps(total + at);
-    _mm512_storeu_ps(total + at, _mm512_fmadd_ps(old_sum, _mm512_set1_ps(old_weight), fresh_sum));
+    const Floats fresh_sum = load(fresh + at) * all(new_weight);
+    store(total + at, fma(load(total + at), all(old_weight), fresh_sum));
   }
   mass = mass * old_weight + fresh_mass * new_weight;
   best = top;
@@ -145,10 +135,10 @@ class Reader {
     float* scores = space_.scores.data();
     bf16* weights = space_.weights.data();
     product(count, lines, dim, space_.keys.data(), panel_size(dim), panels, dim, nullptr,
-            [&](int row, int panel, __m512 left, __m512 right) {
+            [&](int row, int panel, Floats left, Floats right) {
               float* to = scores + row * kStretch + panel * kPanel;
-              _mm512_storeu_ps(to, score(left));
-              _mm512_storeu_ps(to + kLanes, score(right));
+              store(to, score(left));
+              store(to + kLanes, score(right));
             });
     for (int i = 0; i < count; ++i) {
       const Seen s = seen(row_begin + (line + i) / group);
@@ -158,18 +148,18 @@ class Reader {
       states[i * size + dim + 1] = w.mass;
     }
     product(count, weights, kStretch, space_.values.data(), panel_size(kStretch), panels_of(dim), width, nullptr,
-            [&](int row, int panel, __m512 left, __m512 right) {
+            [&](int row, int panel, Floats left, Floats right) {
               float* to = states + row * size + panel * kPanel;
-              _mm512_storeu_ps(to, left);
-              _mm512_storeu_ps(to + kLanes, right);
+              store(to, left);
+              store(to + kLanes, right);
             });
   }
 
   // In powers of two.
-  __m512 score(__m512 x) const {
-    if (layer_.score_softcap == 0) return _mm512_mul_ps(x, _mm512_set1_ps(layer_.score_scale * kLog2E));
+  Floats score(Floats x) const {
+    if (layer_.score_softcap == 0) return x * all(layer_.score_scale * kLog2E);
     const float cap = layer_.score_softcap;
-    return _mm512_mul_ps(tanh(_mm512_mul_ps(x, _mm512_set1_ps(layer_.score_scale / cap))), _mm512_set1_ps(cap * kLog2E));
+    return tanh(x * all(layer_.score_scale / cap)) * all(cap * kLog2E);
   }
 
   // Keys become columns, values stay rows; what fills the last panel up is zero.
@@ -193,8 +183,7 @@ class Reader {
   void pack_values(int key, const bf16* even, const bf16* odd) {
     for (int at = 0; at < model_.head_dim; at += kPanel)
       pack_pair(space_.values.data() + at / kPanel * panel_size(kStretch) + std::size_t(key) * kPanel,
-                even ? _mm512_loadu_si512(even + at) : _mm512_setzero_si512(),
-                odd ? _mm512_loadu_si512(odd + at) : _mm512_setzero_si512());
+                even ? even + at : kZeros, odd ? odd + at : kZeros);
   }
 
   // Where in the pools the rows of keys [begin, end) lie.
@@ -307,9 +296,9 @@ void Attention::finish(const Model& model, const Layer& layer, const Batch& batc
   for (int line = 0; line < rows * group; ++line) {
     const std::size_t row = task.row_begin + line / group, head = task.kv_head * group + line % group;
     const float* state = total + line * size;
-    const __m512 mass = _mm512_set1_ps(state[dim + 1]);  // 0 only if no score was a number: the row becomes NaN
+    const Floats mass = all(state[dim + 1]);  // 0 only if no score was a number: the row becomes NaN
     for (int at = 0; at < dim; at += kLanes)
-      store_bf16(output + (row * model.heads + head) * dim + at, _mm512_div_ps(_mm512_loadu_ps(state + at), mass));
+      store_bf16(output + (row * model.heads + head) * dim + at, load(state + at) / mass);
   }
 }
 

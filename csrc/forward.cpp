@@ -72,13 +72,13 @@ void Forward::prepare_sums(std::size_t rows) {
 
 void Forward::embed(const Batch& batch) {
   const int hidden = model_.hidden;
-  const __m512 scale = _mm512_set1_ps(model_.embedding_scale);
+  const Floats scale = all(model_.embedding_scale);
   each_row(batch.num_rows, [&](std::size_t row) {
     float* to = residual_.data() + row * hidden;
     const std::size_t token = batch.tokens[row];
     if (model_.embedding) {
       const bf16* from = model_.embedding + token * hidden;
-      for (int at = 0; at < hidden; at += kLanes) _mm512_storeu_ps(to + at, _mm512_mul_ps(load_bf16(from + at), scale));
+      for (int at = 0; at < hidden; at += kLanes) store(to + at, load_bf16(from + at) * scale);
       return;
     }
     if (const float* scales = model_.head.scales)
@@ -92,10 +92,10 @@ void Forward::embed(const Batch& batch) {
 void Forward::attend(const Layer& layer, const Batch& batch) {
   const int columns = layer.qkv.columns;
   norm(layer.attention_norm, batch.num_rows);
-  multiply(layer.qkv, input_.data(), batch.num_rows, [&](int row, int column, __m512 left, __m512 right) {
+  multiply(layer.qkv, input_.data(), batch.num_rows, [&](int row, int column, Floats left, Floats right) {
     float* to = projected_.data() + std::size_t(row) * columns + column;
-    _mm512_storeu_ps(to, left);
-    _mm512_storeu_ps(to + kLanes, right);
+    store(to, left);
+    store(to + kLanes, right);
   });
   const bool last = &layer == model_.layers + model_.num_layers - 1;
   each_row(batch.num_rows, [&](int row) { place(layer, batch, row, last); });
@@ -116,7 +116,7 @@ void Forward::place(const Layer& layer, const Batch& batch, int row, bool last) 
     turn(here, cosines, sines, dim);
     if (query) {
       bf16* to = queries_.data() + ((std::size_t(head / group) * batch.num_rows + row) * group + head % group) * dim;
-      for (int at = 0; at < dim; at += kLanes) store_bf16(to + at, _mm512_loadu_ps(here + at));
+      for (int at = 0; at < dim; at += kLanes) store_bf16(to + at, load(here + at));
     } else {
       store_sound(layer.keys + (slot * kv_heads + head - heads) * dim, here, dim, kKeyLimit);
     }
@@ -130,9 +130,9 @@ void Forward::feed_forward(const Layer& layer, const Batch& batch) {
   const int width = model_.intermediate;
   const bool gelu = model_.activation == kGeluTanh;
   norm(layer.mlp_norm, batch.num_rows);
-  multiply(layer.gate_up, input_.data(), batch.num_rows, [&](int row, int column, __m512 gate, __m512 up) {
+  multiply(layer.gate_up, input_.data(), batch.num_rows, [&](int row, int column, Floats gate, Floats up) {
     store_bf16(gated_.data() + std::size_t(row) * width + column / 2,
-               _mm512_mul_ps(gelu ? gelu_tanh(gate) : silu(gate), up));
+               (gelu ? gelu_tanh(gate) : silu(gate)) * up);
   });
   add(layer.down, layer.mlp_post_norm, gated_.data(), batch.num_rows);
 }
@@ -141,14 +141,14 @@ void Forward::feed_forward(const Layer& layer, const Batch& batch) {
 void Forward::add(const Linear& linear, const float* post_norm, const bf16* input, int rows) {
   const int hidden = model_.hidden;
   float* target = post_norm ? projected_.data() : residual_.data();
-  multiply(linear, input, rows, [&](int row, int column, __m512 left, __m512 right) {
+  multiply(linear, input, rows, [&](int row, int column, Floats left, Floats right) {
     float* to = target + std::size_t(row) * hidden + column;
     if (!post_norm) {
-      left = _mm512_add_ps(left, _mm512_loadu_ps(to));
-      right = _mm512_add_ps(right, _mm512_loadu_ps(to + kLanes));
+      left = left + load(to);
+      right = right + load(to + kLanes);
     }
-    _mm512_storeu_ps(to, left);
-    _mm512_storeu_ps(to + kLanes, right);
+    store(to, left);
+    store(to + kLanes, right);
   });
   if (!post_norm) return;
   each_row(rows, [&](std::size_t row) {
@@ -163,16 +163,15 @@ void Forward::head(const Batch& batch) {
     rms_norm(residual_.data() + std::size_t(batch.logit_rows[i]) * hidden, model_.final_norm, hidden, model_.epsilon,
              input_.data() + i * hidden);
   });
-  const __m512 cap = _mm512_set1_ps(model_.logit_softcap);
-  multiply(model_.head, input_.data(), batch.num_logits, [&](int row, int column, __m512 left, __m512 right) {
+  const Floats cap = all(model_.logit_softcap);
+  multiply(model_.head, input_.data(), batch.num_logits, [&](int row, int column, Floats left, Floats right) {
     if (model_.logit_softcap != 0) {
-      left = _mm512_mul_ps(tanh(_mm512_div_ps(left, cap)), cap);
-      right = _mm512_mul_ps(tanh(_mm512_div_ps(right, cap)), cap);
+      left = tanh(left / cap) * cap;
+      right = tanh(right / cap) * cap;
     }
     float* to = batch.logits + std::size_t(row) * model_.vocab + column;
-    const auto rest = [&](int begin) { return __mmask16((1u << std::clamp(model_.vocab - begin, 0, kLanes)) - 1); };
-    _mm512_mask_storeu_ps(to, rest(column), left);
-    _mm512_mask_storeu_ps(to + kLanes, rest(column + kLanes), right);
+    store(to, left, lanes(0, model_.vocab - column));
+    store(to + kLanes, right, lanes(0, model_.vocab - column - kLanes));
   });
 }
 
@@ -193,10 +192,10 @@ void Forward::each_row(int rows, Work work) {
 
 void Forward::multiply(const Linear& linear, const bf16* input, int rows, float* output) {
   prepare_sums(rows);
-  multiply(linear, input, rows, [&](int row, int column, __m512 left, __m512 right) {
+  multiply(linear, input, rows, [&](int row, int column, Floats left, Floats right) {
     float* to = output + std::size_t(row) * linear.columns + column;
-    _mm512_storeu_ps(to, left);
-    _mm512_storeu_ps(to + kLanes, right);
+    store(to, left);
+    store(to + kLanes, right);
   });
 }
 
@@ -205,19 +204,18 @@ template <class Done>
 void Forward::multiply(const Linear& linear, const bf16* input, int rows, Done done) {
   const int panels = panels_of(linear.columns), depth = linear.depth;
   const int strip = strip_of(panels, team_.size());
-  const auto scaled = [&](__m512 sum, int column) {
-    const __m512 bias = linear.bias ? _mm512_loadu_ps(linear.bias + column) : _mm512_setzero_ps();
+  const auto scaled = [&](Floats sum, int column) {
+    const Floats bias = linear.bias ? load(linear.bias + column) : all(0.0f);
     if (linear.scales) {
-      const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(linear.scales + column), _mm512_set1_ps(kInt8Unit));
-      return _mm512_fmadd_ps(sum, scale, bias);
+      return fma(sum, load(linear.scales + column) * all(kInt8Unit), bias);
     }
-    return linear.bias ? _mm512_add_ps(sum, bias) : sum;
+    return linear.bias ? sum + bias : sum;
   };
   const auto share = [&](const auto* weights) {
     team_.share((panels + strip - 1) / strip, [&](int piece, int thread) {
       const int begin = piece * strip, count = std::min(strip, panels - begin);
       product(rows, input, depth, weights + begin * panel_size(depth), panel_size(depth), count, depth,
-              sums_[thread].data(), [&](int row, int panel, __m512 left, __m512 right) {
+              sums_[thread].data(), [&](int row, int panel, Floats left, Floats right) {
                 const int column = (begin + panel) * kPanel;
                 done(row, column, scaled(left, column), scaled(right, column + kLanes));
               });

@@ -1,70 +1,24 @@
 // Puts rows of bf16 into the panels that gemm.h multiplies.
 #pragma once
 
-#include "gemm.h"
+#include "turn.h"  // of the processor's kind
 
 namespace motet {
 
-// 16 rows of 16 pairs become 16 vectors of one pair of each row: a transposition of 32-bit numbers.
-inline void transpose_pairs(__m512i v[kLanes]) {
-  __m512i t[kLanes];
-#pragma GCC unroll 8
-  for (int i = 0; i < kLanes; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < kLanes; i += 4) {
-    v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    v[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    v[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    v[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-    v[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-  }
-}
+constexpr bf16 kZeros[2 * kLanes] = {};
 
 // 16 columns of a panel, [depth / 2][16][2] at stride 32 pairs, from 16 rows of `depth` (a multiple of 32); row(i) is a
 // pointer or null, which stands for zeros.
 template <class Row>
 inline void pack_columns(bf16* to, int depth, Row row) {
   for (int begin = 0; begin < depth; begin += 2 * kLanes) {
-    __m512i v[kLanes];
+    const bf16* rows[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       const bf16* from = row(i);
-      v[i] = from ? _mm512_loadu_si512(from + begin) : _mm512_setzero_si512();
+      rows[i] = from ? from + begin : kZeros;
     }
-    transpose_pairs(v);
-    for (int i = 0; i < kLanes; ++i) _mm512_storeu_si512(to + std::size_t(begin / 2 + i) * 2 * kPanel, v[i]);
+    pack_block(to + std::size_t(begin / 2) * kPair, rows);
   }
-}
-
-// One pair of a panel whose columns lie side by side in memory: 32 columns of rows `even` and `odd`.
-inline void pack_pair(bf16* to, __m512i even, __m512i odd) {
-  alignas(64) static constexpr auto order = [] {
-    struct { std::uint16_t left[32], right[32]; } o{};
-    for (int i = 0; i < kLanes; ++i) {
-      o.left[2 * i] = i;
-      o.left[2 * i + 1] = 32 + i;
-      o.right[2 * i] = kLanes + i;
-      o.right[2 * i + 1] = 32 + kLanes + i;
-    }
-    return o;
-  }();
-  _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, _mm512_load_si512(order.left), odd));
-  _mm512_storeu_si512(to + kPanel, _mm512_permutex2var_epi16(even, _mm512_load_si512(order.right), odd));
 }
 
 }  // namespace motet

@@ -53,23 +53,34 @@ PANEL = 32
 """Columns of a packed panel; every dimension of a model must be a multiple of it."""
 
 
-@cache
+KINDS = ("avx512", "avx2")
+"""Of processors that kernels are compiled for, the faster one first."""
+
+
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None: they were not built, or this processor lacks an instruction they need."""
-    if (path := _path()) is None:
-        return None
-    found = _declared(ctypes.CDLL(str(path)))
-    return found if found.motet_supported() else None
+    """The kernels, or None: none were built, or this processor lacks an instruction they need."""
+    found = _found()
+    return None if found is None else found[0]
 
 
 def digest() -> str:
     """Of the kernels as they were built here: another compiler may round elsewhere."""
-    path = _path()
-    return "" if path is None else blake2b(path.read_bytes(), digest_size=4).hexdigest()
+    found = _found()
+    return "" if found is None else blake2b(found[1].read_bytes(), digest_size=4).hexdigest()
 
 
-def _path() -> Path | None:
-    paths = (Path(__file__).with_name(f"compiled{suffix}") for suffix in EXTENSION_SUFFIXES)
+@cache
+def _found() -> tuple[ctypes.CDLL, Path] | None:
+    for kind in KINDS:
+        if (path := _path(kind)) is not None:
+            kernels = _declared(ctypes.CDLL(str(path)))
+            if kernels.motet_supported():
+                return kernels, path
+    return None
+
+
+def _path(kind: str) -> Path | None:
+    paths = (Path(__file__).with_name(f"compiled_{kind}{suffix}") for suffix in EXTENSION_SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
 
 

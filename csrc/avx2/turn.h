@@ -1,0 +1,53 @@
+// Rows become columns of a panel, with AVX2.
+#pragma once
+
+#include "panel.h"
+
+namespace motet {
+
+// 8 rows of 8 pairs become 8 vectors of one pair of each row: a transposition of 32-bit numbers.
+inline void transpose_pairs(__m256i v[8]) {
+  __m256i t[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    v[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+    v[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+    v[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+    v[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) v[i] = t[i];
+}
+
+// 16 columns of 16 pairs of a panel, from 16 rows of 32 numbers.
+inline void pack_block(bf16* to, const bf16* const rows[kLanes]) {
+  for (int row = 0; row < kLanes; row += 8)
+    for (int pair = 0; pair < kLanes; pair += 8) {
+      __m256i v[8];
+      for (int i = 0; i < 8; ++i) v[i] = _mm256_loadu_si256((const __m256i*)(rows[row + i] + 2 * pair));
+      transpose_pairs(v);
+      for (int i = 0; i < 8; ++i) _mm256_storeu_si256((__m256i*)(to + (pair + i) * kPair + 2 * row), v[i]);
+    }
+}
+
+// One pair of a panel whose columns lie side by side in memory: 32 columns of rows `even` and `odd`.
+inline void pack_pair(bf16* to, const bf16* even, const bf16* odd) {
+  for (int column = 0; column < kPanel; column += kLanes) {
+    const __m256i a = _mm256_loadu_si256((const __m256i*)(even + column));
+    const __m256i b = _mm256_loadu_si256((const __m256i*)(odd + column));
+    const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);  // of each half of the columns
+    _mm256_storeu_si256((__m256i*)(to + 2 * column), _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256((__m256i*)(to + 2 * column + kLanes), _mm256_permute2x128_si256(low, high, 0x31));
+  }
+}
+
+}  // namespace motet
