@@ -2,7 +2,7 @@
 
 A skip fails the run: a test nobody runs guards nothing. Excepted are tests that need a GPU (`gpu`), the default
 model's weights or a vLLM (`real`), the compiled kernels (`kernels`) or the right to make network namespaces (`hosts`),
-and those must give their reason. A `slow` test may take 120 s.
+and those must give their reason. A `slow` test may take 300 s.
 """
 
 from collections.abc import Generator
@@ -13,7 +13,7 @@ import pytest
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 MAY_SKIP = ("gpu", "real", "kernels", "hosts")
-SLOW_TIMEOUT_S = 120
+SLOW_TIMEOUT_S = 300
 
 
 def skip_becomes_failure(report: Report) -> Report:
