@@ -66,7 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 512
     """Tokens of one step: choices being written first, the rest for prompts."""
     kernels: str = "auto"
-    """`compiled` (C++, for bfloat16 on processors with AVX-512), `torch`, or `auto`: the first that can."""
+    """`compiled` (C++, for bfloat16 on processors with AVX-512 or AVX2), `torch`, or `auto`: the first that can."""
     quantization: str = "none"
     """`int8`: weights are rounded to 8 bits, a scale a column, where the compiled kernels run."""
     prefix_cache: bool = True

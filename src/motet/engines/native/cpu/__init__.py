@@ -1,1 +1,1 @@
-"""The forward pass in C++ (`csrc/`), for processors with bf16 dot products; torch's operators serve all others."""
+"""The forward pass in C++ (`csrc/`), for x86 processors with AVX-512 or AVX2; torch's operators serve all others."""

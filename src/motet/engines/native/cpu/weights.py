@@ -27,7 +27,7 @@ def obstacle(
 ) -> str | None:
     """Why the kernels, if there are any, cannot run a model; None if they can."""
     if kernels is None:
-        return "the kernels were not built, or this processor has no AVX-512 with bf16"
+        return "the kernels were not built, or this processor has neither AVX-512 with bf16 nor AVX2 with FMA"
     if device.type != "cpu" or dtype != torch.bfloat16:
         return f"they compute in bfloat16 on the CPU, not in {str(dtype).removeprefix('torch.')} on {device.type}"
     if (name := activation_of(model.config)) not in ACTIVATIONS:
