@@ -42,6 +42,8 @@ class Outcome:
     """Each answer that is none, and why."""
     with_valid: set[str] = field(default_factory=set)
     """Questions that have a valid answer."""
+    alike: set[str] = field(default_factory=set)
+    """Questions whose answers are all the same, and need not be."""
 
     def take(self, question: Question, text: str, finish_reason: str) -> None:
         if finish_reason == "length":
@@ -58,19 +60,19 @@ class Outcome:
 
     def take_together(self, question: Question, texts: Sequence[str | None]) -> None:
         if len(set(texts)) == 1 and not question.few:
-            self.wrong.append(f"{question.name}: all answers are {texts[0]!r}")
+            self.alike.add(question.name)
 
     def __str__(self) -> str:
         return f"{self.valid + self.cut} answers: {self.valid} valid, {self.cut} cut; {len(self.wrong)} faults"
 
 
-async def outcome_of(client: AsyncOpenAI, questions: Sequence[Question]) -> Outcome:
-    """Several are asked at once; each has a seed of its own."""
+async def outcome_of(client: AsyncOpenAI, questions: Sequence[Question], *, turn: int = 0) -> Outcome:
+    """Several are asked at once; each has a seed of its own, and others at another turn."""
     outcome, room = Outcome(), asyncio.Semaphore(AT_ONCE)
 
     async def ask(number: int, question: Question) -> None:
         async with room:
-            answer = await asked(client, question, number)
+            answer = await asked(client, question, seed=number * SEEDS_APART + turn * N)
         for choice in answer.choices:
             outcome.take(question, choice.message.content or "", choice.finish_reason)
         outcome.take_together(question, [choice.message.content for choice in answer.choices])
@@ -81,13 +83,13 @@ async def outcome_of(client: AsyncOpenAI, questions: Sequence[Question]) -> Outc
     return outcome
 
 
-async def asked(client: AsyncOpenAI, question: Question, number: int) -> ChatCompletion:
+async def asked(client: AsyncOpenAI, question: Question, *, seed: int) -> ChatCompletion:
     message: ChatCompletionUserMessageParam = {"role": "user", "content": question.ask}
     return await client.chat.completions.create(
         model=DEFAULT_MODEL,
         messages=[message],
         n=N,
-        seed=number * SEEDS_APART,
+        seed=seed,
         temperature=1,
         max_tokens=MAX_TOKENS,
         extra_body=question.fields,
