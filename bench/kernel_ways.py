@@ -17,9 +17,10 @@ from motet.errors import StartupError
 Multiply = Callable[[int, torch.Tensor], object]
 """The product of rows [rows, depth] with one copy of the weights."""
 INT4_GROUP = 64
-PACK_ONEDNN, ONEDNN, INT8, PACK_INT4, INT4 = (
+TAKES_BF16, PACK_ONEDNN, ONEDNN, INT8, PACK_INT4, INT4 = (
     getattr(module, name)  # operators without a public name: what inductor and torchao call
     for module, name in (
+        (torch.ops.mkldnn, "_is_mkldnn_bf16_supported"),
         (torch.ops.mkldnn, "_reorder_linear_weight"),
         (torch.ops.mkldnn, "_linear_pointwise"),
         (torch.ops.aten, "_weight_int8pack_mm"),
@@ -98,7 +99,7 @@ class Kernels:
 
 WAYS: dict[str, Callable[[Sequence[torch.Tensor], int], Multiply]] = {
     "torch bf16": by_torch,
-    **({"oneDNN packed": by_onednn} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {}),
+    **({"oneDNN packed": by_onednn} if TAKES_BF16() else {}),
     "torch int8": by_torch_int8,
     "torch int4": by_torch_int4,
     "ours": by_kernels,

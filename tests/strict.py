@@ -2,7 +2,7 @@
 
 A skip fails the run: a test nobody runs guards nothing. Excepted are tests that need a GPU (`gpu`), the default
 model's weights or a vLLM (`real`), the compiled kernels (`kernels`) or the right to make network namespaces (`hosts`),
-and those must give their reason. A `slow` test may take 300 s.
+and those must give their reason. A `slow` test may take 300 s, one with a Ray cluster 600.
 """
 
 from collections.abc import Generator
@@ -13,7 +13,7 @@ import pytest
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 MAY_SKIP = ("gpu", "real", "kernels", "hosts")
-SLOW_TIMEOUT_S = 300
+SLOW_TIMEOUT_S, RAY_TIMEOUT_S = 300, 600
 
 
 def skip_becomes_failure(report: Report) -> Report:
@@ -47,4 +47,4 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+            item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S if item.get_closest_marker("ray") else SLOW_TIMEOUT_S))

@@ -7,6 +7,7 @@ import pytest
 from motet.errors import EngineDiedError, EngineError
 from tests.api.responding import ask, final, plain, streamed, whole
 from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, saying
+from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -183,7 +184,7 @@ async def test_all_events_of_a_step_are_one_write(serve: Serving) -> None:
 async def test_leaving_ends_the_group(serve: Serving, stream: bool) -> None:
     engine = WatchedEngine(gated=True)
     served = await serve(engine=engine)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         asking = asyncio.create_task(ask(served, stream=stream))
         await engine.submitted.acquire()
         engine.steps.release()

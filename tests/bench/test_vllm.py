@@ -8,6 +8,7 @@ import pytest
 
 from bench.vllm import VLLMSetup, vllm_server
 from motet.errors import StartupError
+from tests.patience import PATIENCE_S
 
 HEALTHY = """\
 #!/usr/bin/env python3
@@ -55,7 +56,7 @@ def test_nothing_of_it_is_left_when_it_ends(tmp_path: Path) -> None:
         server.wait_until_ready()
         (child,) = psutil.Process(server.process.pid).children(recursive=True)
     assert server.process.returncode is not None
-    psutil.wait_procs([child], timeout=5)
+    psutil.wait_procs([child], timeout=PATIENCE_S)
     assert not child.is_running()
 
 

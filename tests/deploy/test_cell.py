@@ -15,6 +15,7 @@ from motet.routing.candidate import Work
 from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import CELL, Running
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -63,7 +64,7 @@ async def test_an_engine_that_comes_back_meets_those_that_are_there_and_not_the_
         prefill.die()
         fleet = server.cell.router.fleet
         while len(server.starter.engines) < 4 or len(fleet.ready(Work.GENERATE)) + len(fleet.ready(Work.PREFILL)) < 2:
-            await asyncio.wait_for(fleet.changed(), timeout=5)
+            await asyncio.wait_for(fleet.changed(), timeout=PATIENCE_S)
         assert server.starter.of(Role.DECODE)[1].met == [server.starter.of(Role.PREFILL)[1].info.transfer]
 
 
@@ -137,7 +138,7 @@ async def test_a_cell_ends_when_its_last_decode_engine_dies(folder: Path) -> Non
         first, second = server.starter.of(Role.DECODE)
         first.die()
         second.die()
-        await asyncio.wait_for(server.cell.death(), timeout=5)
+        await asyncio.wait_for(server.cell.death(), timeout=PATIENCE_S)
         assert (await server.http.get("/health")).status_code == 503
         assert await server.outcome() is Outcome.ENGINE_DIED
         assert all(engine.closed for engine in server.starter.engines)

@@ -20,6 +20,7 @@ from motet.deploy.figures import read_figures
 from motet.errors import StartupError
 from tests.e2e.long_answer import events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,6 @@ BODY = {
     "seed": 7,
     "ignore_eos": True,
 }
-GONE_TIMEOUT_S = 20.0
 
 
 def start(model: Path, tmp_path: Path, *more: str, port: int = 0) -> ChildServer:
@@ -63,7 +63,7 @@ def transfers(server: ChildServer) -> tuple[int, int]:
 
 def ask_until_prefilled_apart(decode: ChildServer, expected: list[str], *, transfers_in_all: int) -> None:
     """Every answer is the expected one, and within seconds one of them is prefilled apart again."""
-    deadline = time.monotonic() + GONE_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while transfers(decode) != (0, transfers_in_all):
         assert time.monotonic() < deadline, "the decode server does not go back to its prefill server"
         assert texts(decode) == expected
@@ -71,7 +71,7 @@ def ask_until_prefilled_apart(decode: ChildServer, expected: list[str], *, trans
 
 def wait_for_children(pid: int, count: int) -> list[int]:
     """Their pids, once there are so many."""
-    deadline = time.monotonic() + GONE_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while len(children := psutil.Process(pid).children()) < count:
         if time.monotonic() > deadline:
             raise TimeoutError(f"process {pid} has only {len(children)} children")
@@ -92,10 +92,10 @@ def test_a_signal_during_the_start_of_a_cell_ends_what_has_been_started(model: P
     ) as server:
         engines = wait_for_children(server.pid, 2)
         server.send_signal(signal.SIGTERM)
-        output, _ = server.communicate(timeout=GONE_TIMEOUT_S)
+        output, _ = server.communicate(timeout=PATIENCE_S)
     assert (server.returncode, output) == (130, b"")
     for engine in engines:
-        wait_until_gone(engine, GONE_TIMEOUT_S)
+        wait_until_gone(engine, PATIENCE_S)
     assert list(tmp_path.glob("motet-*")) == []
 
 
@@ -127,7 +127,7 @@ def test_two_cells_on_one_machine_do_not_meet_and_each_ends_without_the_other(
         killed = pids(other)
         os.kill(other.pid, signal.SIGKILL)
         for pid in killed:
-            wait_until_gone(pid, GONE_TIMEOUT_S)
+            wait_until_gone(pid, PATIENCE_S)
         assert texts(one) == expected
 
         assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(one, expected)
@@ -137,7 +137,7 @@ def test_two_cells_on_one_machine_do_not_meet_and_each_ends_without_the_other(
 def assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(cell: ChildServer, expected: list[str]) -> None:
     prefill, decode = pids(cell)
     os.kill(prefill, signal.SIGKILL)
-    wait_until_gone(prefill, GONE_TIMEOUT_S)
+    wait_until_gone(prefill, PATIENCE_S)
     assert texts(cell) == expected
     assert httpx.get(f"{cell.url}/health").status_code == 200
     assert {name: worker["state"] for name, worker in workers(cell).items()} == {
@@ -193,7 +193,7 @@ def assert_it_finishes_its_answer_when_told_to_end(server: ChildServer) -> None:
     undisturbed = texts_of(events_of_long_answer(server))
     assert texts_of(events_of_long_answer(server, (server.pid, signal.SIGTERM))) == undisturbed
     assert server.wait() == 0
-    wait_until_gone(engine, GONE_TIMEOUT_S)
+    wait_until_gone(engine, PATIENCE_S)
 
 
 def test_a_taken_side_channel_port_is_an_error_that_names_the_flag(model: Path, tmp_path: Path) -> None:

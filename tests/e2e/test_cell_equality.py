@@ -18,12 +18,12 @@ from motet.deploy.child import ChildServer
 from motet.deploy.figures import Figures, read_block_size, read_figures
 from tests.e2e.asking import chat, completions, streamed_chat, streamed_completions
 from tests.e2e.processes import wait_until_gone
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = ["the hand in the sand", "hello and then another", "then the land and the other"]
 SEED = 2**63 - 5
-GONE_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def cell(dtype: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         assert running.wait() == 0
     assert len(engines) == 2
     for pid in engines:
-        wait_until_gone(pid, GONE_TIMEOUT_S)
+        wait_until_gone(pid, PATIENCE_S)
     assert list(folder.glob("motet-*")) == []
 
 

@@ -14,6 +14,7 @@ import pytest
 from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.deploy.figures import read_figures
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,6 @@ BODY = {
     "ignore_eos": True,
     "stream": True,
 }
-PATIENCE_S = 30.0
 
 
 def child(command: str, tmp_path: Path, *arguments: str) -> ChildServer:

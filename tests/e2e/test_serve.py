@@ -14,11 +14,11 @@ from motet.deploy.child import ChildServer
 from motet.errors import StartupError
 from tests.e2e.long_answer import events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 ARGUMENTS = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
-GONE_TIMEOUT_S = 20.0
 
 
 def start(model: Path, tmp_path: Path) -> ChildServer:
@@ -61,7 +61,7 @@ def test_an_answer_goes_on_when_its_engine_dies_and_is_finished_after_a_signal_f
     assert sum('"finish_reason":"length"' in event for event in events) == 3
     assert texts_of(events) == undisturbed
     assert server.wait() == 0
-    wait_until_gone(again, GONE_TIMEOUT_S)
+    wait_until_gone(again, PATIENCE_S)
     assert list(tmp_path.glob("motet-*")) == []
 
 
@@ -77,7 +77,7 @@ def test_a_killed_program_takes_the_server_it_started_along(model: Path, tmp_pat
         assert starter.stdout is not None
         server_pid = int(starter.stdout.readline())
         starter.kill()
-    wait_until_gone(server_pid, GONE_TIMEOUT_S)
+    wait_until_gone(server_pid, PATIENCE_S)
     assert list(tmp_path.glob("motet-*")) == []
 
 

@@ -40,7 +40,7 @@ def value_of(arguments: list[str], flag: str) -> str:
 def test_two_servers_and_a_gateway_in_front_of_them_are_started_and_ended(tmp_path: Path) -> None:
     vllm, motet = (player(tmp_path, *part) for part in (("play_vllm", VLLM), ("play_motet", MOTET)))
     environ = {**environment(), "MOTET": str(motet)}
-    subprocess.run([str(EXAMPLE / "servers.sh"), "the-model", str(vllm)], env=environ, check=True, timeout=15)
+    subprocess.run([str(EXAMPLE / "servers.sh"), "the-model", str(vllm)], env=environ, check=True, timeout=60)
 
     prefill, decode, gateway = (
         (tmp_path / name).read_text().splitlines() for name in ("vllm.5601", "vllm.5602", "motet")

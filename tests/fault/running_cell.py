@@ -34,9 +34,12 @@ from motet.types import EngineStats
 from tests.engines.native.drive import engine_config
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck
+from tests.patience import PATIENCE_S
 
-SECONDS = 30.0
-"""Whatever was done to it, a cell is whole again by then: before a forgotten lease would end by itself."""
+SECONDS = PATIENCE_S
+"""Whatever was done to it, a cell is whole again by then."""
+PATIENT = {"lease_s": 6 * SECONDS, "heartbeat_timeout_s": 60.0}
+"""A forgotten lease does not end by itself, and no engine is taken for dead because a busy machine forgot it."""
 APART = CellConfig(prefill=1, decode=2, bypass_tokens=0)
 TOGETHER = CellConfig(decode=2)
 OFTEN = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS)
@@ -60,7 +63,7 @@ class RunningCell:
         self._start = partial(start_struck, strikes=self.strikes, spawn=spawn)
         self.signals = StopSignals()
         self._plan = ServerPlan(
-            engine_config(folder, **engine),
+            engine_config(folder, **{**PATIENT, **engine}),
             msgspec.convert({"served_model_name": "tiny", "port": 0, **(server or {})}, ServerConfig),
             tokenizer_path=folder,
             chat_template=None,

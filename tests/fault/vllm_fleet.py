@@ -22,9 +22,9 @@ from tests.peers.vllm_tickets import Network
 TEXTS = "texts"
 STEP_S = 0.004
 """A token a choice."""
-SETTLED_S = 15.0
+SETTLED_S = 60.0
 """In which all that the gateway asks of servers is answered: longer than the longest time-out of a question."""
-WAIT_S = 30.0
+WAIT_S = 120.0
 """How long a group waits for a worker: longer than any disturbance."""
 
 

@@ -18,8 +18,9 @@ from motet.transfer.base import FailureKind, TransferError
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineStats, GenerateRequest, Role
 from tests.engines.native.drive import engine_config, make_core, run
+from tests.patience import PATIENCE_S
 
-SECONDS = 40.0
+SECONDS = PATIENCE_S
 """Whatever goes wrong, a client has its answer by then on a busy machine too, and before a forgotten lease would end by
 itself."""
 

@@ -16,13 +16,12 @@ from motet.config import environment
 from motet.deploy.child import ChildServer
 from tests.fault.answers import Answer, Body, Reader, sorted_answer, whole
 from tests.hosts.network import Host
+from tests.patience import PATIENCE_S
 from tests.status import Holdings
 
 Seen = TypeVar("Seen")
 
 PATH = "/v1/completions"
-PATIENCE_S = 30.0
-"""Whatever happens to links, it has been got over by then."""
 OVER_TCP = {"UCX_TLS": "tcp"}
 """UCX takes processes of one kernel for processes of one host, and would move KV through their memory."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.fault.running_cell import SECONDS
+from tests.patience import PATIENCE_S
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -66,7 +66,7 @@ def tcp_addresses(process: psutil.Process) -> set[tuple[str, int]]:
 
 
 def check_gone(processes: Sequence[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=SECONDS)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not alive, f"still there: {[name_of(process) for process in alive]}"
 
 

@@ -24,7 +24,7 @@ from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.types import Ingress
 from tests.fault.asked import CHAT, chat
-from tests.fault.running_cell import SECONDS
+from tests.patience import PATIENCE_S
 from tests.ray.joined import Joined
 from tests.ray.own_servers import OwnServers
 from tests.ray.processes import check_gone, command_of, descendants, end, folders, name_of, tcp_addresses
@@ -43,6 +43,7 @@ SETTINGS = {
     "prefill-port": "0",
     "decode-port": "0",
     "heartbeat-timeout": "60",
+    "lease": "600",
 }
 """As engines of other tests have them; and ports that no other cluster wants."""
 AS_OTHERS = {"RAY_worker_niceness": "0"}
@@ -91,7 +92,7 @@ class RunningRay:
             self.forget()
             raise
         headers = {"Authorization": f"Bearer {API_KEY}"}
-        self.http = httpx.AsyncClient(base_url=self.child.url, timeout=2 * SECONDS, headers=headers)
+        self.http = httpx.AsyncClient(base_url=self.child.url, timeout=2 * PATIENCE_S, headers=headers)
         self._own = OwnServers(headers)
         return self
 
@@ -212,11 +213,11 @@ class RunningRay:
         (home,) = (await self.finished()) - before
         return home
 
-    async def until_whole(self, *, seconds: float = SECONDS) -> Status:
+    async def until_whole(self, *, seconds: float = PATIENCE_S) -> Status:
         """As many replicas as were asked for are there, and hold nothing."""
         return await self.until(lambda status: status.idle(**self._wanted), seconds=seconds)
 
-    async def until(self, holds: Callable[[Status], bool], *, seconds: float = SECONDS) -> Status:
+    async def until(self, holds: Callable[[Status], bool], *, seconds: float = PATIENCE_S) -> Status:
         """The first look at it for which `holds` is true."""
         seen: list[Status] = []
 

@@ -23,7 +23,7 @@ STAYING = (chat("stays", STREAMED, n=2, max_tokens=LONG), *(chat(f"stays {i}", m
 """What a client each asks for, again and again: on each of two replicas there is always a choice that is written. Whole
 answers take less of the cores on which replicas start."""
 LEAVING = chat("leaves", STREAMED, n=3, max_tokens=LONG)
-SOON_S = 60.0
+SOON_S = 150.0
 """Serve has decided, and a replica has started or ended."""
 
 

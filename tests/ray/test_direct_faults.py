@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.parametrize("shared", [Ingress.DIRECT], indirect=True, scope="session"),
 ]
 
-BACK_S = 60.0
+BACK_S = 150.0
 """Serve has noticed what is gone, and made another one."""
 
 

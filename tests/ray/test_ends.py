@@ -20,7 +20,7 @@ from tests.ray.running_ray import REPLICA, RunningRay, eventually_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray]
 
-STARTED_S = 60.0
+STARTED_S = 150.0
 
 
 @pytest.mark.parametrize("shared", [Ingress.GATEWAY], indirect=True, scope="session")

@@ -14,6 +14,7 @@ from motet.types import Ingress
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
+from tests.patience import PATIENCE_S
 from tests.ray.asking import LONG, ask_and_strike, streaming
 from tests.ray.processes import engine_of, give_way, kill, stopped
 from tests.ray.running_ray import CONTROLLER, RunningRay, eventually_in
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.parametrize("shared", [Ingress.GATEWAY], indirect=True, scope="session"),
 ]
 
-BACK_S = 60.0
+BACK_S = 150.0
 """Serve has noticed what is gone, and made another one."""
 
 
@@ -153,7 +154,7 @@ async def lose_a_decode_replica(ray: RunningRay, undisturbed: Undisturbed) -> No
     after = (await ray.status()).totals
     assert after.migrations - before.totals.migrations == 1
     assert after.choices_resumed - before.totals.choices_resumed == 8
-    psutil.wait_procs([engines[struck[0]]], timeout=10)
+    psutil.wait_procs([engines[struck[0]]], timeout=PATIENCE_S)
     assert not engines[struck[0]].is_running(), "its engine outlived it"
 
 

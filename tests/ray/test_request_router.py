@@ -9,6 +9,7 @@ import pytest
 
 from motet.types import Ingress
 from tests.fault.asked import CHAT, STREAMED, chat
+from tests.patience import PATIENCE_S
 from tests.ray.asking import LONG
 from tests.ray.processes import engine_of, stopped
 from tests.ray.running_ray import RunningRay
@@ -39,7 +40,7 @@ async def test_load_is_counted_in_choices(ray: RunningRay) -> None:
         await anext(lines)
         (busy,) = [replica for replica in ray.replicas("decode") if await writes(ray, replica)]
         with stopped(engine_of(busy)):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await asyncio.gather(*(short(ray, f"one {number}") for number in range(7)))
     after = await ray.finished()
     assert [after[replica] - before[replica] for replica in after if replica != busy] == [7]

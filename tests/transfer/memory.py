@@ -10,8 +10,7 @@ import numpy.typing as npt
 from motet.transfer.base import Read, ReadState, Transport
 from motet.transfer.layout import Memory, Run, merged
 from motet.transfer.proof import Proof
-
-PATIENCE_S = 10.0
+from tests.patience import PATIENCE_S
 
 
 class KVMemory:

@@ -19,6 +19,7 @@ import msgspec
 from motet.transfer.base import Read
 from motet.transfer.layout import Memory
 from motet.transfer.nixl import LOOPBACK, NixlTransport
+from tests.patience import PATIENCE_S
 from tests.transfer.memory import KVMemory, Side
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ class WorkerProcess:
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def wait(self) -> int:
-        return self._process.wait(timeout=10)
+        return self._process.wait(timeout=PATIENCE_S)
 
     def end(self) -> None:
         """However it is: stopped, dead or alive."""

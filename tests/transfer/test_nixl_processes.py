@@ -101,7 +101,7 @@ def test_a_read_from_a_worker_that_is_killed_fails_at_once_and_nothing_is_writte
     owner.signal(signal.SIGKILL)
     killed_s = time.monotonic()
     assert finish(read, reader) is ReadState.FAILED
-    assert time.monotonic() - killed_s < 2
+    assert time.monotonic() - killed_s < 5
     then = reader.kv.copy()
     attend_for(0.5, reader)
     reader.kv.expect(then, reader.kv, [])

@@ -16,8 +16,9 @@ from motet.transfer.base import Failed, FailureKind, Landed, Met, ReaderDone, Re
 from motet.transfer.layout import Memory
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import TransferAddress
+from tests.patience import PATIENCE_S
 from tests.transfer.scripted import FACTS, MEMORY, ScriptedTransport, Wires
-from tests.transfer.worker import LEASE_ID, PATIENCE_S, dead_port, order, ticket_at, worker
+from tests.transfer.worker import LEASE_ID, dead_port, order, ticket_at, worker
 
 pytestmark = pytest.mark.slow  # looking for what was left costs half a second a test
 

@@ -9,11 +9,11 @@ from motet.transfer.base import News, PullOrder
 from motet.transfer.layout import KVFacts
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import Ticket, TransferAddress
+from tests.patience import PATIENCE_S
 from tests.transfer.scripted import FACTS, MEMORY, NUM_BLOCKS, ScriptedTransport, Wires
 
 LEASE_ID = 77
 LEASE_SLOT = 2
-PATIENCE_S = 10.0
 
 
 class NewsStand:

@@ -33,7 +33,7 @@ from motet.transfer.ticket import Ticket, TransferAddress
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 2.0
+ANSWER_S = 5.0
 """A worker whose side channel is silent for so long is not there."""
 CLOSE_S = 5.0
 """How long the thread may take to end."""

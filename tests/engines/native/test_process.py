@@ -28,6 +28,7 @@ from motet.errors import (
 from motet.ids import RequestId
 from motet.types import GenerateRequest, GroupDelta
 from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
+from tests.patience import PATIENCE_S
 
 Tiny = Callable[[str], Path]
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -188,7 +189,7 @@ async def test_an_engine_dies_with_its_parent_and_leaves_no_file(tiny: Tiny) -> 
     assert not pipe_folders(parent.pid)  # while both live: whoever kills them at once leaves none
     parent.kill()
     await parent.wait()
-    await asyncio.to_thread(psutil.wait_procs, [child], timeout=10)
+    await asyncio.to_thread(psutil.wait_procs, [child], timeout=PATIENCE_S)
     assert not child.is_running()
 
 

@@ -22,6 +22,7 @@ from motet.types import Role
 from tests.engines.native.drive import engine_config, group, prompt_of
 from tests.engines.native.forked import ForkingProcess
 from tests.engines.native.test_process import engine, idle, pipe_folders, tokens_of
+from tests.patience import PATIENCE_S
 from tests.tiny_models import save_tiny_model
 
 Tiny = Callable[[str], Path]
@@ -79,10 +80,10 @@ async def test_a_stopped_engine_ends_its_groups_and_questions_and_is_killed(
         with pytest.raises(EngineSilentError, match=f"process {native.info.pid} has given no sign of life for 1"):
             async for _ in stream:
                 pass
-        assert SILENCE_S / 2 < time.monotonic() - stopped_s < 10
+        assert SILENCE_S / 2 < time.monotonic() - stopped_s < PATIENCE_S
         for outcome in await asyncio.gather(*questions, return_exceptions=True):
             assert isinstance(outcome, EngineSilentError)
-        await asyncio.wait_for(native.died.wait(), 5)
+        await asyncio.wait_for(native.died.wait(), PATIENCE_S)
         assert native.info.pid is not None and not psutil.pid_exists(native.info.pid)
         with pytest.raises(EngineDiedError):
             await native.stats()
@@ -118,7 +119,7 @@ async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path, for
     async with in_one_step(long_model, forking.spawn, step_timeout_s=0.5) as native:
         with pytest.raises(EngineSilentError, match=r"has been in one step for \d"):
             await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
-        await asyncio.wait_for(native.died.wait(), 5)
+        await asyncio.wait_for(native.died.wait(), PATIENCE_S)
 
 
 async def test_a_parent_that_was_busy_or_stopped_kills_nobody(tiny: Tiny) -> None:
