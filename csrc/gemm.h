@@ -10,7 +10,8 @@ namespace motet {
 
 constexpr int kDepthBlock = 1024;  // taken at once: the rows of A stay in the first cache, a panel in the second
 
-// `rows` (1 to kMaxRows / Panels) rows times `Panels` panels. Few rows want several panels at once, or they wait for their own sums.
+// `rows` (1 to kMaxRows / Panels) rows times `Panels` panels. Few rows want several panels at once, or they wait for
+// their own sums.
 template <int Panels, int Rows = kMaxRows / Panels, class Weight, class Start, class Done>
 inline void tile_of(int rows, const bf16* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int pairs,
                     Start start, Done done) {

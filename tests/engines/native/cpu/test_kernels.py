@@ -2,6 +2,7 @@
 bits on any number of threads."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
+from bench.accuracy import prompt_logits
 from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.core import EngineCore
-from motet.engines.native.cpu.library import library
-from motet.engines.native.cpu.weights import obstacle
+from motet.engines.native.cpu.agree import chunks_agree
+from motet.engines.native.cpu.library import KINDS, library, of_kind
+from motet.engines.native.cpu.runner import CpuRunner
+from motet.engines.native.cpu.weights import PackedModel, obstacle
+from motet.engines.native.model import load_model, read_config
 from motet.errors import ConfigError
 from motet.types import ChoiceStart, TokenLogprob
 from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
@@ -108,6 +113,22 @@ def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(
     ours, theirs = errors(made(name), "compiled"), errors(made(name), "torch")
     assert ours[0] < theirs[0] and ours[1] < theirs[1]
     assert max(ours) < 0.2, "and near in themselves"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_of_every_kind_compute_the_model_where_the_processor_can_run_them(kind: str, tiny: Made) -> None:
+    """Engines take the first of them, and all other tests with it."""
+    if (kernels := of_kind(kind)) is None:
+        pytest.skip(f"the kernels for {kind} were not built, or this processor cannot run them")
+    folder, cpu = tiny("gemma3"), torch.device("cpu")
+    parts = build_parts(engine_config(folder, dtype="bfloat16", kernels="torch"))
+    model = load_model(folder, read_config(folder), dtype=torch.bfloat16, device=cpu)
+    packed = PackedModel(model, parts.storage, max_positions=512, kernels=kernels)
+    runner = CpuRunner(packed, parts.storage, num_threads=2, kernels=kernels)
+    assert chunks_agree(runner, packed.vocab_size, parts.storage)
+    prompt = prompt_of(400, 5)
+    logits = prompt_logits(replace(parts, runner=runner), list(prompt))
+    assert (logits.log_softmax(-1) - truth(folder, prompt)).abs().mean() < 0.02
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", pytest.param("deep", marks=pytest.mark.slow), "one key head"])

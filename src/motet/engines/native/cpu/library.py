@@ -59,24 +59,28 @@ KINDS = ("avx512", "avx2")
 
 def library() -> ctypes.CDLL | None:
     """The kernels, or None: none were built, or this processor lacks an instruction they need."""
-    found = _found()
-    return None if found is None else found[0]
+    kind = _kind()
+    return None if kind is None else of_kind(kind)
 
 
 def digest() -> str:
     """Of the kernels as they were built here: another compiler may round elsewhere."""
-    found = _found()
-    return "" if found is None else blake2b(found[1].read_bytes(), digest_size=4).hexdigest()
+    kind = _kind()
+    path = None if kind is None else _path(kind)
+    return "" if path is None else blake2b(path.read_bytes(), digest_size=4).hexdigest()
 
 
 @cache
-def _found() -> tuple[ctypes.CDLL, Path] | None:
-    for kind in KINDS:
-        if (path := _path(kind)) is not None:
-            kernels = _declared(ctypes.CDLL(str(path)))
-            if kernels.motet_supported():
-                return kernels, path
-    return None
+def of_kind(kind: str) -> ctypes.CDLL | None:
+    """The kernels for one of `KINDS`, or None."""
+    if (path := _path(kind)) is None:
+        return None
+    kernels = _declared(ctypes.CDLL(str(path)))
+    return kernels if kernels.motet_supported() else None
+
+
+def _kind() -> str | None:
+    return next((kind for kind in KINDS if of_kind(kind) is not None), None)
 
 
 def _path(kind: str) -> Path | None:
