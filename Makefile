@@ -15,9 +15,9 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n 2 --dist worksteal
 # Ray clusters, of which two have room on two cores: each worker has one at a time, and all its tests. Those that take
 # longest come first.
-RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder -m ray tests/ray tests/deploy/ray
+RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/deploy/ray
 
-.PHONY: setup model demo serve check test triton bench clean
+.PHONY: setup model demo serve check check-text check-tests test test-long triton bench clean
 
 setup: $(READY)
 
@@ -38,19 +38,30 @@ serve: $(READY)
 	$(BIN)/motet serve $(MODEL) $(ARGS)
 
 # The fast gate: format, lint, types, layers, sizes, fast tests; property tests draw fewer examples than in `test`.
+# What looks at the text runs beside the tests: each of its tools has one thread.
 check: $(READY)
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-tests check-text
+
+check-text: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python tools/layers.py
 	$(BIN)/python tools/sizes.py
-	$(PYTEST) -m "not slow and not real and not gpu" --hypothesis-profile=quick $(ARGS)
 
-# Everything: real processes, faults, reference models and the default model's weights too.
-# ARGS choose among the tests without Ray clusters; those with come only where there are none.
+check-tests: $(READY)
+	$(PYTEST) -m "not slow and not real and not gpu and not long" --hypothesis-profile=quick $(ARGS)
+
+# Real processes, faults, reference models and the default model's weights too. ARGS choose among the tests without
+# Ray clusters; those with come only where there are none.
 test: $(READY) model
-	$(PYTEST) -m "not ray" $(ARGS)
-	$(if $(ARGS),,$(RAY_PYTEST))
+	$(PYTEST) -m "not ray and not long" $(ARGS)
+	$(if $(ARGS),,$(RAY_PYTEST) -m "ray and not long")
+
+# Every test, also where a few of a kind prove nearly as much, and property tests with ten times the examples.
+test-long: $(READY) model
+	$(PYTEST) -m "not ray" --hypothesis-profile=long --timeout=1200 $(ARGS)
+	$(if $(ARGS),,$(RAY_PYTEST) -m ray)
 
 # The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. 290 MB more, so no part of `test`.
 triton: $(READY)

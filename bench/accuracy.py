@@ -8,20 +8,19 @@ Run: python -m bench.accuracy MODEL_FOLDER TEXT_FILE... [--tokens 4096] [--windo
 """
 
 import argparse
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from bench.machine import machine
+from bench.report import machine, table, tell
 from motet.config import EngineConfig
 from motet.engines.native.attention.plan import AttentionPlan, PromptRead, pieces
 from motet.engines.native.build import Parts, build_parts
-from motet.engines.native.inputs import StepInputs
+from motet.engines.native.step.inputs import StepInputs
 
 WAYS = {
     "bf16 by torch": {"kernels": "torch"},
@@ -60,9 +59,9 @@ def by_transformers(folder: Path, windows: torch.Tensor) -> Iterator[torch.Tenso
             yield model(window[None], use_cache=False).logits[0]
 
 
-def by_engine(folder: Path, windows: torch.Tensor, **fields: str) -> Iterator[torch.Tensor]:
+def by_engine(folder: Path, windows: torch.Tensor, **fields: Any) -> Iterator[torch.Tensor]:
     config = EngineConfig(model_path=str(folder), model_name="", device="cpu", dtype="bfloat16", max_model_len=2048)
-    parts = build_parts(msgspec.structs.replace(config, **fields))
+    parts = build_parts(replace(config, **fields))
     for window in windows:
         yield prompt_logits(parts, window.tolist()).clone()
 
@@ -96,10 +95,9 @@ def main() -> None:
     windows = torch.tensor(tokens[: len(tokens) // args.window * args.window]).view(-1, args.window)
     print(f"{windows.numel()} tokens in windows of {args.window}")
     found = compare(args.model, windows)
-    print(f"{'way':14}{'perplexity':>12}{'mean KL':>10}{'99 %':>10}{'other first':>13}")
-    for way, a in found.items():
-        print(f"{way:14}{a.perplexity:12.3f}{a.mean_kl:10.5f}{a.p99_kl:10.5f}{a.other_first:13.4f}")
-    print(json.dumps({"machine": machine(), "accuracy": {way: asdict(a) for way, a in found.items()}}))
+    heads = [("way", "<"), ("perplexity", ".3f"), ("mean KL", ".5f"), ("99 %", ".5f"), ("other first", ".4f")]
+    shown = table(heads, [(way, *astuple(one)) for way, one in found.items()])
+    tell({"accuracy": {way: asdict(one) for way, one in found.items()}}, shown, about=machine())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from motet.deploy.ray.directory import ANNOUNCE_S, Announcement, Directory, Stage
+from motet.deploy.ray.directory import ANNOUNCE_S, Announcement, Directory, WorkerStage
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 
@@ -69,7 +69,7 @@ def _announcement(number: int, role: Role, met: tuple[str, ...]) -> Announcement
         id=f"replica-{number:032x}",
         url=f"http://10.0.{number // 256}.{number % 256}:8000",
         role=role,
-        stage=Stage.READY,
+        stage=WorkerStage.READY,
         transfer=TransferAddress(f"engine-{number:032x}", "10.0.0.1", 20_000),
         met=met,
     )

@@ -1,6 +1,6 @@
 """What a fleet of many members costs the process that keeps it: one decision, one change, all joining, all waiting.
 
-The product's own objects (`Fleet`, `Routed`), over fake engines. A decision is that of `Routed`, from the request to
+The product's own objects (`Fleet`, `Router`), over fake engines. A decision is that of `Router`, from the request to
 the worker: who may get it, who has its prompt cached, the shortlist, the choice. Where prefill and decode are apart a
 group needs three such looks: whether to bypass prefill asks both sides, and then each chooses."""
 
@@ -12,11 +12,11 @@ from statistics import median
 
 from motet.block_names import block_names
 from motet.engines.base import Worker, WorkerState
-from motet.engines.fake import FakeEngine, fake_info
 from motet.ids import RequestId
-from motet.routing.candidate import Work
+from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
-from motet.routing.routed import Routed
+from motet.routing.router import Router
+from motet.testing.engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
@@ -46,7 +46,7 @@ def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
     started = time.perf_counter()
     fleet = joined(workers)
     join_us = (time.perf_counter() - started) / workers * 1e6
-    engine = Routed(fleet)
+    dispatcher = Router(fleet).dispatcher
     warm, cold = _request(PROMPT), _request(tuple(reversed(PROMPT)))
     names = block_names(PROMPT, BLOCK_SIZE, "")
     for member in fleet.members:
@@ -54,8 +54,8 @@ def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
     fleet.index.stored(fleet.members[-1].id, names)
     return FleetCost(
         workers=workers,
-        decision_us=_median_us(lambda: engine.generate_load(warm), turns),
-        cold_us=_median_us(lambda: engine.generate_load(cold), turns),
+        decision_us=_median_us(lambda: dispatcher.load(Work.GENERATE, warm), turns),
+        cold_us=_median_us(lambda: dispatcher.load(Work.GENERATE, cold), turns),
         change_us=_median_us(lambda: _change(fleet), max(5, turns // 10)),
         join_us=join_us,
         wait_us=asyncio.run(_wait_us(fleet)),

@@ -9,12 +9,9 @@ Run: python -m bench.cell_size [--workers 1,100,1000,10000] [--blocks 1000] [--q
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 
-from rich.console import Console
 from rich.table import Table
 
 from bench.cell_directory import DirectoryCost, directory_cost
@@ -31,15 +28,14 @@ from bench.cell_wire import (
     question_cost,
     token_cost,
 )
-from bench.fork import numbers, progress
-from bench.machine import machine
+from bench.load import numbers, progress
+from bench.report import machine, table, tell
 
 RATES = (700.0, 2000.0)
 """Tokens/s of a decode worker: this engine on two cores at n = 8, and one on a GPU as we guess it."""
 DECODE_A_PREFILL = 4
 CHOICES = 8
 """Of the groups that gateways are computed for."""
-PRINTED_WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -102,15 +98,11 @@ def demands(workers: int, blocks_a_worker: int) -> list[Demand]:
     return [Demand(workers, prefill, rate, choices=CHOICES, blocks_a_worker=blocks_a_worker) for rate in RATES]
 
 
-def table(title: str, rows: Sequence[object]) -> Table:
+def table_of(title: str, rows: Sequence[object]) -> Table:
     """Of dataclasses of one kind; what they hold in turn is columns too."""
-    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     cells = [_flat(row) for row in rows]
-    for head in cells[0]:
-        shown.add_column(head.replace("_", " "), justify="right")
-    for row in cells:
-        shown.add_row(*(_said(value) for value in row.values()))
-    return shown
+    heads = [(name.replace("_", " "), ".4g" if isinstance(value, float) else "") for name, value in cells[0].items()]
+    return table(heads, [list(row.values()) for row in cells], title=title)
 
 
 def _flat(row: object) -> dict[str, object]:
@@ -122,10 +114,6 @@ def _flat(row: object) -> dict[str, object]:
     return found
 
 
-def _said(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="what 1 to 10,000 workers cost the gateways that know them all")
     parser.add_argument("--workers", type=numbers, default=(1, 100, 1000, 10_000), help="sizes, e.g. 1,100")
@@ -135,15 +123,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def record(wired: Wire, **tables: Sequence[FleetCost | IndexSize | DirectoryCost | Planned]) -> str:
-    """JSON, on one line."""
-    shown = {name: [asdict(row) for row in rows] for name, rows in tables.items()}
-    return json.dumps({"machine": machine(), "wire": asdict(wired), "tables": shown})
+def record(wired: Wire, **tables: Sequence[FleetCost | IndexSize | DirectoryCost | Planned]) -> dict[str, object]:
+    return {"wire": asdict(wired), "tables": {name: [asdict(row) for row in rows] for name, rows in tables.items()}}
 
 
 def main() -> None:
     options = parse()
-    effort = QUICK if options.quick else FULL
+    effort, about = QUICK if options.quick else FULL, machine()
     fleets, indexes, directories = [], [], []
     for workers in options.workers:
         progress(f"{workers} workers")
@@ -157,16 +143,13 @@ def main() -> None:
         for fleet, index in zip(fleets, indexes, strict=True)
         for demand in demands(fleet.workers, options.blocks)
     ]
-    console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
-    for name, value in machine().items():
-        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-    console.print(table("fleet", fleets))
-    console.print(table("index", indexes))
-    console.print(table("directory", directories))
-    console.print(table("question", [wired.question]), table("followed", [wired.followed]))
-    console.print(table("events", wired.events), table("tokens", wired.tokens))
-    console.print(table("gateways", planned))
-    print(record(wired, fleet=fleets, index=indexes, directory=directories, gateways=planned))
+    tell(
+        record(wired, fleet=fleets, index=indexes, directory=directories, gateways=planned),
+        *(table_of("fleet", fleets), table_of("index", indexes), table_of("directory", directories)),
+        *(table_of("question", [wired.question]), table_of("followed", [wired.followed])),
+        *(table_of("events", wired.events), table_of("tokens", wired.tokens), table_of("gateways", planned)),
+        about=about,
+    )
 
 
 if __name__ == "__main__":

@@ -20,20 +20,17 @@ import psutil
 from bench.cell_index import names
 from bench.frontend import Case, Server
 from bench.frontend_client import Clients
-from motet.deploy.block_index import indexing
+from motet.deploy.block_events import indexing
 from motet.deploy.child import ChildServer
-from motet.deploy.remote_keeper import KeeperRules, Kept, KeptServer, RemoteKeeper
+from motet.deploy.remote_keeper import Kept, RemoteKeeper
 from motet.engines.base import Worker
-from motet.engines.calls import server_client
-from motet.engines.remote.engine import RemoteEngine
-from motet.engines.remote.server import EngineServer
+from motet.engines.http import server_client
+from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import EngineReport
 from motet.kv_events import schema
 from motet.kv_events.changes import BlockChange, Removed, Stored
-from motet.kv_events.follower import follow_blocks
+from motet.kv_events.follower import BlockSource, SharedContext, Subscription, follow_blocks
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.kv_events.shared_context import SharedContext
-from motet.kv_events.subscription import BlockSource, Subscription
 from motet.routing.fleet import Fleet
 from motet.routing.prefix_index import PrefixIndex
 
@@ -95,8 +92,9 @@ async def _ask(server: Server, questions: int) -> QuestionCost:
             fleet.put(Worker("w", engine, server.url, local=False))
             return engine
 
-        rules = KeeperRules(problem=lambda _: None, silence_s=5.0)
-        keeper = RemoteKeeper("w", KeptServer(server.url, asked.report, join), fleet=fleet, rules=rules)
+        keeper = RemoteKeeper(
+            "w", server.url, report=asked.report, join=join, problem=lambda _: None, fleet=fleet, silence_s=5.0
+        )
         await keeper.look()
         own_s, its_s = time.process_time(), server.cpu_s
         for _ in range(questions):

@@ -13,7 +13,6 @@ killed, stopped and told to drain, and started again under their addresses.
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import re
 import signal
@@ -25,13 +24,11 @@ from itertools import pairwise
 from statistics import quantiles
 
 import httpx
-from rich.console import Console
 
 from bench.chaos_requests import Answer, Request, ask, mixed_requests
 from bench.chaos_servers import kept_servers
 from bench.chaos_strikes import DRAINED, KILLED, STOPPED, Status, Striker
-from bench.floor import Bound, Floor
-from bench.machine import machine
+from bench.report import Bound, Floor, machine, tell
 from motet.deploy.child import ChildServer
 
 KINDS = 40
@@ -97,25 +94,19 @@ class Report:
             Floor("strikes a minute", sum(self.strikes.values()) / self.minutes, 6, Bound.AT_LEAST),
         ]
 
-    def print(self, console: Console) -> None:
+    def tell(self, *, check: bool) -> int:
         outcome = self.outcome
         lines = {
-            **self.machine,
             "strikes": ", ".join(f"{count} {kind}" for kind, count in sorted(self.strikes.items())),
             "finished": f"{outcome.finished} requests with {outcome.choices} choices, {outcome.identical} identical",
             "moved": f"{self.totals['migrations']} groups, {self.totals['choices_resumed']} choices",
             "errors": "; ".join(outcome.errors[:5]) or "none",
             "different": "; ".join(outcome.different[:5]) or "none",
+            **{f"pause, {cause}": described(pauses) for cause, pauses in sorted(self.pauses_s.items())},
         }
-        for cause, pauses in sorted(self.pauses_s.items()):
-            lines[f"pause, {cause}"] = described(pauses)
-        for name, value in lines.items():
-            console.print(f"{name:16} {value}", highlight=False, soft_wrap=True)
-        for floor in self.floors:
-            console.print(floor.line(), highlight=False)
-
-    def json(self) -> str:
-        return json.dumps(asdict(self) | {"floors": [floor.record() for floor in self.floors]})
+        shown = [f"{name:16} {value}" for name, value in lines.items()]
+        record = {name: value for name, value in asdict(self).items() if name != "machine"}
+        return tell(record, *shown, about=self.machine, floors=self.floors, check=check)
 
 
 def described(pauses: Sequence[float]) -> str:
@@ -226,16 +217,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--gateway", action="store_true", help="strike at servers behind a gateway")
-    parser.add_argument("--json", help="write the record there")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
     arguments = parser.parse_args()
     plan = Plan(arguments.minutes, arguments.clients, arguments.seed)
     report = asyncio.run((over_gateway if arguments.gateway else over_cell)(plan, arguments.model))
-    report.print(Console())
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            file.write(report.json())
-    return int(arguments.check and not all(floor.met for floor in report.floors))
+    return report.tell(check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -24,30 +24,29 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
 import uvloop
-from rich.console import Console
 
 from bench.compare_grid import QUICK, Grid, GridBench, Row, floors
 from bench.compare_rate import Mix, measure_rate, schedule
-from bench.compare_report import Conditions, GridReport, RateReport, ServerFacts
+from bench.compare_report import Conditions, ServerFacts, grid_table, rate_table
 from bench.contender import Contender, Manner, contender
-from bench.fork import numbers
-from bench.machine import machine
+from bench.load import numbers, options
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
+from bench.report import machine, tell
 from bench.vllm import VLLMSetup, all_cores, vllm_server
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
-from motet.models import resolve
-from motet.models.smollm2 import DEFAULT_MODEL
+from motet.models.source import resolve
 
-TABLE_WIDTH = 150
 MIX = {1: 6.0, 8: 3.0, 32: 1.0}
 
 
-async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> GridReport | RateReport:
+async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> int:
+    """The exit code."""
     at_start = machine()
     manner = Manner(arguments.seeded, arguments.settle)
     async with contender("ours", urls[0], manner) as ours, contender("peer", urls[1], manner) as peer:
@@ -58,12 +57,22 @@ async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> GridR
         facts = [await facts_of(server, arguments.idle) for server in (ours, peer)]
         conditions = Conditions(at_start, facts[0], facts[1], arguments.repeats, arguments.seed)
         if arguments.rate is None:
-            rows = await bench.measure(grid)
-            return GridReport(conditions, rows, floors(rows) if arguments.check else [])
+            return tell_grid(await bench.measure(grid), conditions, arguments)
         mix = Mix(arguments.mix, grid.prompt_tokens, grid.max_tokens)
         arrivals = schedule(arguments.rate, arguments.duration, mix, seed=arguments.seed)
         versus = await measure_rate(ours, peer, arrivals, repeats=arguments.repeats, fresh=fresh)
-        return RateReport(conditions, arguments.rate, arrivals, versus)
+        choices = sum(arrival.n for arrival in arrivals)
+        asked = f"{len(arrivals)} requests with {choices} choices, {arguments.rate:g} a second"
+        record = {"conditions": asdict(conditions), "rate": arguments.rate, "arrivals": len(arrivals)}
+        return tell(record | versus.record(), asked, rate_table(versus), about=conditions.about)
+
+
+def tell_grid(rows: Sequence[Row], conditions: Conditions, arguments: argparse.Namespace) -> int:
+    if arguments.plot:
+        plot(rows, arguments.plot)
+    record = {"conditions": asdict(conditions), "rows": [asdict(row.cell) | row.versus.record() for row in rows]}
+    promised = floors(rows) if arguments.check else []
+    return tell(record, grid_table(rows), about=conditions.about, floors=promised, check=arguments.check)
 
 
 async def facts_of(server: Contender, idle_s: float) -> ServerFacts:
@@ -85,7 +94,7 @@ def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
         ours = stack.enter_context(ChildServer([arguments.model, *shlex.split(arguments.start_ours)])).url
     if arguments.start_peer is not None:
         model = resolve(arguments.model, cache=cache_folder(environment()), say=print)
-        started = stack.enter_context(vllm_server(VLLMSetup(arguments.start_peer, model.path, all_cores())))
+        started = stack.enter_context(vllm_server(VLLMSetup(arguments.start_peer, model, all_cores())))
         started.wait_until_ready()
         peer = started.url
     return ours, peer
@@ -114,23 +123,17 @@ def mix(text: str) -> Mapping[int, float]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, length=numbers, repeats=3)
     ours, peer = (parser.add_mutually_exclusive_group(required=True) for _ in range(2))
     ours.add_argument("--ours", metavar="URL", help="a running Motet")
     ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start one; --start-ours=--max-n=256")
     peer.add_argument("--peer", metavar="URL", help="a running server of the same model")
     peer.add_argument("--start-peer", type=Path, metavar="VENV", help="start vLLM out of its virtual environment")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="what is started")
-    parser.add_argument("--ns", type=numbers, help="numbers of choices, e.g. 1,8,32")
-    parser.add_argument("--prompt-tokens", type=numbers, help="lengths of prompts, e.g. 140,1340")
-    parser.add_argument("--max-tokens", type=numbers, help="tokens of a choice, e.g. 64,256")
     parser.add_argument("--quick", action="store_true", help="only the part with the floors, unless flags say more")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="of prompts and arrivals")
     parser.add_argument("--seeded", action="store_true", help="send each request a seed too")
     parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
     parser.add_argument("--idle", type=float, default=3.0, help="seconds for which it is seen what idle servers take")
-    parser.add_argument("--check", "--floors", action="store_true", help="fail when a floor is missed")
     parser.add_argument("--rate", type=float, help="requests a second that come by themselves")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds in which they come")
     parser.add_argument("--mix", type=mix, default=MIX, help="how often each n comes then: 1:6,8:3,32:1")
@@ -146,12 +149,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     with ExitStack() as stack:
-        report = uvloop.run(compare(servers(arguments, stack), arguments))
-    report.print(Console(width=None if sys.stdout.isatty() else TABLE_WIDTH))
-    if isinstance(report, GridReport) and arguments.plot:
-        plot(report.rows, arguments.plot)
-    print(report.json())
-    return 0 if isinstance(report, RateReport) or report.all_floors_met else 1
+        return uvloop.run(compare(servers(arguments, stack), arguments))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.contender import Contender, Sample, middle_of
-from bench.floor import Bound, Floor
-from bench.fork import progress
+from bench.contender import Contender, Figures, Sample, Versus, middle_of
+from bench.load import progress
 from bench.prompt import FreshPrompts
-from bench.versus import Figures, Versus
+from bench.report import Bound, Floor
 from motet.errors import EngineError
 
 WARM_UP_TOKENS = 8

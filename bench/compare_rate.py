@@ -10,10 +10,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.contender import Contender
-from bench.fork import progress
+from bench.contender import Contender, Figures, Versus
+from bench.load import progress
 from bench.prompt import FreshPrompts
-from bench.versus import Figures, Versus
 from motet.errors import EngineError
 
 
@@ -106,15 +105,15 @@ def figures_of(plays: Sequence[Play]) -> Figures:
     outcomes = [outcome for play in plays for outcome in play.outcomes]
     answered = [outcome for outcome in outcomes if outcome is not None]
     figures: dict[str, float | None] = {
-        "tokens_per_s": sum(outcome.tokens for outcome in answered) / sum(play.span_s for play in plays)
+        "tokens_per_s": sum(outcome.tokens for outcome in answered) / sum(play.span_s for play in plays),
+        "requests": float(len(outcomes)),
+        "failed": float(len(outcomes) - len(answered)),
+        "peak_mib": max((play.peak_mib for play in plays if play.peak_mib is not None), default=None),
     }
     for percent in (50, 99):
         figures[f"first_p{percent}_s"] = percentile([outcome.first_s for outcome in answered], percent)
         figures[f"last_first_p{percent}_s"] = percentile([outcome.last_first_s for outcome in answered], percent)
         figures[f"total_p{percent}_s"] = percentile([outcome.total_s for outcome in answered], percent)
-    figures["requests"] = float(len(outcomes))
-    figures["failed"] = float(len(outcomes) - len(answered))
-    figures["peak_mib"] = max((play.peak_mib for play in plays if play.peak_mib is not None), default=None)
     return figures
 
 

@@ -1,7 +1,10 @@
-"""A running OpenAI-compatible server in a comparison: asked in the same way whoever it is."""
+"""A running OpenAI-compatible server in a comparison: asked in the same way whoever it is.
+
+And the figures of two of them, side by side.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -117,3 +120,29 @@ def middle_of(samples: Sequence[Sample]) -> Sample:
     """Medians of the times, and the highest peak."""
     peaks = [sample.peak_mib for sample in samples if sample.peak_mib is not None]
     return Sample(middle([sample.timing for sample in samples]), max(peaks, default=None))
+
+
+Figures = Mapping[str, float | None]
+"""By name; None, or no entry, where there is nothing to tell."""
+
+
+@dataclass(frozen=True)
+class Versus:
+    ours: Figures
+    peer: Figures
+
+    def ratio(self, name: str) -> float | None:
+        """Ours over the peer's."""
+        ours, peer = self.ours.get(name), self.peer.get(name)
+        return ours / peer if ours is not None and peer else None
+
+    def text(self, name: str, digits: int) -> str:
+        ours, peer = (shown(figures.get(name), digits) for figures in (self.ours, self.peer))
+        return f"{ours} / {peer}"
+
+    def record(self) -> dict[str, object]:
+        return {"ours": self.ours, "peer": self.peer, "ratios": {name: self.ratio(name) for name in self.ours}}
+
+
+def shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

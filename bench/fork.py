@@ -14,34 +14,36 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import httpx
-from rich.console import Console
+from rich.table import Table
 
-from bench.load import TIMEOUT_S, Load, Timing, middle
-from bench.machine import machine
+from bench.load import TIMEOUT_S, Load, Setup, Timing, middle, numbers, options, progress
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
-from bench.report import Report, Row, floors
-from motet.deploy.child import ChildServer
-from motet.deploy.figures import Figures, figures_in
-from motet.models.smollm2 import DEFAULT_MODEL
+from bench.report import Floor, machine, table, tell
+from motet.deploy.child import ChildServer, Figures, figures_in
 
 NS = (1, 2, 4, 8, 16, 32, 64)
-PRINTED_WIDTH = 120
+FLOOR_N = 32
+MIB = 2**20
 KV_CACHE_GB = "3"
 """Room for 64 separate requests of 1340 tokens, which share nothing."""
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What is measured."""
+class Row:
+    """All about one n."""
 
-    ns: tuple[int, ...]
-    separate_ns: tuple[int, ...]
-    prompt_tokens: int
-    max_tokens: int
-    repeats: int
+    n: int
+    group: Timing
+    spent: Figures
+    """The server's counters over one of the requests."""
+    separate: Timing | None
+    """n requests at once, without prefix cache."""
+
+    def record(self) -> dict[str, object]:
+        return asdict(self) | {"decode_tokens_per_s": self.group.decode_tokens_per_s}
 
 
 async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, Figures]]:
@@ -62,14 +64,14 @@ async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, Figu
     return measured
 
 
-async def measure_separate(url: str, setup: Setup) -> dict[int, Timing]:
+async def measure_separate(url: str, ns: Sequence[int], setup: Setup) -> dict[int, Timing]:
     """n requests with one choice each, all at once. Not repeated: that takes long and varies little."""
     measured = {}
     async with connected(url) as client:
         load = Load(client, setup.max_tokens)
         fresh = FreshPrompts(await load.tokens_of(TEXT), seed=seed_of_this_run())
         await load.separate(fresh.next(setup.prompt_tokens), 2, seed=0)  # warm-up
-        for n in setup.separate_ns:
+        for n in ns:
             measured[n] = await load.separate(fresh.next(setup.prompt_tokens), n, seed=0)
             progress(f"{n} separate: {measured[n].total_s:.2f} s")
     return measured
@@ -88,50 +90,63 @@ def server(model: str, *more: str) -> ChildServer:
     return ChildServer([model, "--kv-cache-gb", KV_CACHE_GB, *more])
 
 
-def measure(setup: Setup, arguments: argparse.Namespace) -> Report:
+def measure(setup: Setup, arguments: argparse.Namespace) -> list[Row]:
     """Both halves, one after the other, each with the machine to itself."""
-    at_start = machine()
     with ExitStack() as stack:
         url = arguments.url or stack.enter_context(server(arguments.model)).url
         groups = asyncio.run(measure_groups(url, setup))
     separate: dict[int, Timing] = {}
-    if setup.separate_ns:
+    if arguments.separate_ns:
         with ExitStack() as stack:
             url = arguments.separate_url or stack.enter_context(server(arguments.model, "--no-prefix-cache")).url
-            separate = asyncio.run(measure_separate(url, setup))
-    rows = [Row(n, timing, spent, separate.get(n)) for n, (timing, spent) in groups.items()]
-    return Report(at_start, setup.prompt_tokens, setup.max_tokens, rows, floors(rows))
+            separate = asyncio.run(measure_separate(url, arguments.separate_ns, setup))
+    return [Row(n, timing, spent, separate.get(n)) for n, (timing, spent) in groups.items()]
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
+def table_of(rows: Sequence[Row]) -> Table:
+    heads = [("n", ""), ("first s", ".2f"), ("last first s", ".2f"), ("total s", ".2f"), ("tokens/s", ".0f")]
+    heads += [("blocks", ""), ("shared", ""), ("MiB saved", ".0f"), ("separate s", ".2f"), ("gain", ".1f")]
+    return table(heads, map(cells_of, rows))
+
+
+def cells_of(row: Row) -> Sequence[object]:
+    group, spent, separate_s = row.group, row.spent, row.separate and row.separate.total_s
+    times = (group.first_s, group.last_first_s, group.total_s, group.decode_tokens_per_s)
+    saved = (group.blocks_used, spent.blocks_shared, spent.bytes_saved / MIB)
+    return (row.n, *times, *saved, separate_s, separate_s and separate_s / group.total_s)
+
+
+def floors(rows: Sequence[Row]) -> list[Floor]:
+    """Those that can be told from the rows there are."""
+    by_n = {row.n: row for row in rows}
+    one, many = by_n.get(1), by_n.get(FLOOR_N)
+    found = []
+    if one and many:
+        last_first = many.group.last_first_s / one.group.last_first_s
+        found.append(Floor(f"last first token, n={FLOOR_N} to n=1", last_first, 1.3))
+        found.append(Floor(f"total, n={FLOOR_N} to n=1", many.group.total_s / one.group.total_s, 4.0))
+    if many and many.separate:
+        ratio = many.group.total_s / many.separate.total_s
+        found.append(Floor(f"total, n={FLOOR_N} to {FLOOR_N} separate requests", ratio, 0.5))
+    return found
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser = options(__doc__, ns=NS, prompt_tokens=1340, max_tokens=64, repeats=3)
     parser.add_argument("--url", help="a running server, in place of one started here")
     parser.add_argument("--separate-url", help="the same, without prefix cache")
-    parser.add_argument("--ns", type=numbers, default=NS, help="numbers of choices, e.g. 1,8,32")
     parser.add_argument("--separate-ns", type=numbers, default=NS, help="numbers of separate requests; empty: none")
-    parser.add_argument("--prompt-tokens", type=int, default=1340)
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of a choice")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--check", action="store_true", help="fail when a floor is missed")
     return parser.parse_args(argv)
-
-
-def progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    setup = Setup(arguments.ns, arguments.separate_ns, arguments.prompt_tokens, arguments.max_tokens, arguments.repeats)
-    report = measure(setup, arguments)
-    report.print(Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH))
-    print(report.json())
-    return 1 if arguments.check and not report.all_floors_met else 0
+    about = machine()
+    rows = measure(Setup.of(arguments), arguments)
+    asked = {"prompt_tokens": arguments.prompt_tokens, "max_tokens": arguments.max_tokens}
+    shown = f"prompt {arguments.prompt_tokens} tokens, {arguments.max_tokens} tokens a choice"
+    record = {**asked, "rows": [row.record() for row in rows]}
+    return tell(record, shown, table_of(rows), about=about, floors=floors(rows), check=arguments.check)
 
 
 if __name__ == "__main__":

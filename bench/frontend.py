@@ -24,18 +24,16 @@ from statistics import median
 from typing import Literal
 
 import psutil
-from rich.console import Console
 
-from bench.fork import numbers, progress
 from bench.frontend_client import Clients, Taken, request_bytes
 from bench.frontend_parts import engine_us, pipe_us
 from bench.frontend_report import Cost, Gaps, Report, Row, percentile
-from bench.machine import machine
+from bench.load import numbers, progress
+from bench.report import machine
 from motet.errors import StartupError
 
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 PROMPT = "What is a motet?"
-PRINTED_WIDTH = 120
 BURST = 4
 REST_S = 0.05
 STOP_S = 60.0
@@ -199,9 +197,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     found = report(arguments.ns, arguments.clients, tokens=arguments.tokens, repeats=arguments.repeats)
-    found.print(Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH))
-    print(found.json())
-    return 1 if arguments.check and not all(floor.met for floor in found.floors) else 0
+    return found.tell(check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from functools import cache
 
-from motet.engines.fake import FakeEngine, FakeGroup, fake_info
+from motet.testing.engine import FakeEngine, FakeGroup, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta, PromptReport
 

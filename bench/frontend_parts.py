@@ -15,9 +15,8 @@ import zmq
 
 from bench.frontend_engine import Pulse, PulsedEngine
 from motet.config import EngineConfig
-from motet.engines.native.pipes import Pipes
-from motet.engines.native.protocol import Launch, Stepped
-from motet.engines.native.stream import PipeStream
+from motet.engines.native.client import PipeStream
+from motet.engines.native.protocol import Launch, Pipes, Stepped
 from motet.ids import RequestId
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, SamplingParams, choice_starts
 
@@ -75,7 +74,7 @@ async def _pipe_us(folder: Path, groups: int, n: int) -> float:
     choices = tuple(ChoiceDelta(index, (TOKENS[index % len(TOKENS)],)) for index in range(n))
     raw = msgspec.msgpack.encode(Stepped([GroupDelta(request_id, choices) for request_id in streams]))
     with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
-        sender.connect(launch.events_address)
+        sender.connect(launch.address("events"))
         readers = [asyncio.create_task(_read(stream)) for stream in streams.values()]
         began_s = time.process_time()
         for _ in range(STEPS):

@@ -1,13 +1,11 @@
 """What `bench.frontend` found: a table for people, a record for machines, and the floors."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from rich.console import Console
 from rich.table import Table
 
-from bench.floor import Floor
+from bench.report import Floor, table, tell
 
 MOST_CLIENTS = 64
 
@@ -83,44 +81,30 @@ class Report:
         found.append(Floor("gap between two parts of a burst, p99, ms", self.burst.p99_ms, 20.0))
         return found
 
-    def json(self) -> str:
-        return json.dumps(asdict(self) | {"floors": [floor.record() for floor in self.floors]})
-
-    def print(self, console: Console) -> None:
-        for name, value in self.machine.items():
-            console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-        console.print(table_of([*self.streamed, *self.whole, self.first]))
-        console.print(f"a request for one token: {self.request_us:.0f} us", highlight=False)
-        console.print(
-            f"longest of {self.burst.number} gaps inside bursts: {self.burst.longest_ms:.2f} ms", highlight=False
+    def tell(self, *, check: bool) -> int:
+        return tell(
+            {name: value for name, value in asdict(self).items() if name != "machine"},
+            table_of([*self.streamed, *self.whole, self.first]),
+            f"a request for one token: {self.request_us:.0f} us",
+            f"longest of {self.burst.number} gaps inside bursts: {self.burst.longest_ms:.2f} ms",
+            *(f"{part}: {cost_us:.2f} us a token" for part, cost_us in self.parts.items()),
+            about=self.machine,
+            floors=self.floors,
+            check=check,
         )
-        for part, cost_us in self.parts.items():
-            console.print(f"{part}: {cost_us:.2f} us a token", highlight=False)
-        for floor in self.floors:
-            console.print(floor.line(), highlight=False)
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    heads = ("n", "clients", "tokens", "us a token", "bare", "ratio", "tokens/s", "first p50 ms", "p99", "bare p99")
-    table.add_column("route")
-    for head in heads:
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(
-            row.route,
-            str(row.n),
-            str(row.clients),
-            str(row.max_tokens),
-            f"{row.motet.us_per_token:.2f}",
-            f"{row.bare.us_per_token:.2f}" if row.bare else "",
-            f"{row.ratio:.2f}" if row.ratio else "",
-            f"{row.motet.tokens_per_s:,.0f}",
-            f"{row.motet.first_p50_ms:.1f}",
-            f"{row.motet.first_p99_ms:.1f}",
-            f"{row.bare.first_p99_ms:.1f}" if row.bare else "",
-        )
-    return table
+    heads = [("route", "<"), ("n", ""), ("clients", ""), ("tokens", ""), ("us a token", ".2f"), ("bare", ".2f")]
+    heads += [("ratio", ".2f"), ("tokens/s", ",.0f"), ("first p50 ms", ".1f"), ("p99", ".1f"), ("bare p99", ".1f")]
+    return table(heads, map(cells_of, rows))
+
+
+def cells_of(row: Row) -> Sequence[object]:
+    motet, bare = row.motet, row.bare
+    costs = (motet.us_per_token, bare and bare.us_per_token, row.ratio, motet.tokens_per_s)
+    firsts = (motet.first_p50_ms, motet.first_p99_ms, bare and bare.first_p99_ms)
+    return (row.route, row.n, row.clients, row.max_tokens, *costs, *firsts)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

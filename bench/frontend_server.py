@@ -9,10 +9,8 @@ Prints its URL, and ends with whoever started it.
 
 import argparse
 import asyncio
-import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,19 +18,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bench.frontend_engine import Pulse, PulsedEngine
 from bench.prompt import TEXT
 from motet.api.app import create_app
-from motet.api.served import OneModel
+from motet.api.served import one_model
 from motet.api.service import Service
 from motet.config import EngineConfig, ServerConfig, cache_folder, environment
 from motet.deploy.cell import Cell
-from motet.deploy.heap import freeze_heap
-from motet.deploy.http import HttpServer
-from motet.deploy.listen import listen, url_of
+from motet.deploy.listen import HttpServer, listen, url_of
 from motet.deploy.plan import ServerPlan
-from motet.deploy.server import run_server
-from motet.deploy.serving import Serving
+from motet.deploy.server import Serving, freeze_heap, run_server
 from motet.deploy.stop import StopSignals
 from motet.log import setup_logging
-from motet.models import resolve
+from motet.models.source import resolve
+from motet.routing.fleet import Fleet
 from motet.text.tokenizer import Tokenizer
 
 MODEL = "smollm2"
@@ -101,7 +97,8 @@ async def serve_motet(plan: ServerPlan, engine: PulsedEngine) -> None:
 
 async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
     tokenizer = Tokenizer.load(plan.tokenizer_path)
-    app = create_app(Service(OneModel.of(plan.server.served_model_name, engine, tokenizer), plan.server))
+    models = one_model(plan.server.served_model_name, engine, tokenizer)
+    app = create_app(Service(models, plan.server, Fleet()))
     with listen(plan.server.host, plan.server.port) as listener, StopSignals() as signals:
         signals.watch_stdin(sys.stdin)
         server = HttpServer(Replay(app, engine.pulse), listener)
@@ -114,7 +111,7 @@ async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
 
 
 async def serve(kind: str, *, burst: int, rest_s: float) -> None:
-    folder = Path(resolve(MODEL, cache=cache_folder(environment()), say=lambda _: None).path)
+    folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda _: None)
     engine = PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse(burst=burst, rest_s=rest_s))
     plan = ServerPlan(
         EngineConfig(model_path=str(folder), model_name=MODEL),
@@ -131,7 +128,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--burst", type=int, default=0, help="steps taken at once before a rest; 0: no rest")
     parser.add_argument("--rest-s", type=float, default=0.0)
     arguments = parser.parse_args(argv)
-    setup_logging(level=logging.INFO)
+    setup_logging()
     uvloop.run(serve(arguments.kind, burst=arguments.burst, rest_s=arguments.rest_s))
 
 

@@ -6,13 +6,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from motet.config import EngineConfig
-from motet.engines.native.backend import Backend, choose_backend
-from motet.engines.native.core import CoreOptions, EngineCore, ModelRunner
-from motet.engines.native.cuda.backend import cuda_backend
-from motet.engines.native.inputs import StepInputs
+from motet.engines.native.build import choose_backend, num_blocks_for
+from motet.engines.native.core import CoreOptions, EngineCore
+from motet.engines.native.cuda.runner import cuda_backend
 from motet.engines.native.kv.storage import KVLayout, KVStorage
-from motet.engines.native.memory import num_blocks_for
-from motet.engines.native.runner import ATTENTION_NAME
+from motet.engines.native.step.inputs import StepInputs
+from motet.engines.native.step.run import ATTENTION_NAME, Backend, ModelRunner
 from motet.ids import ModelName
 from motet.types import EngineInfo, Role
 
@@ -136,7 +135,7 @@ def core_over(
         eos_token_ids=(),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        fingerprint=backend.fingerprint,
+        fingerprint="",
     )
     timed = Timed(backend.runner)
     return EngineCore(info, timed, CoreOptions(limits.max_num_batched_tokens, False, False)), timed

@@ -8,17 +8,17 @@ Run: python -m bench.host [--steps 200]
 """
 
 import argparse
-import json
 import time
+from collections.abc import Sequence
 from statistics import median
 
 import msgspec
 import torch
 
-from bench.machine import machine
+from bench.report import machine, table, tell
 from motet.engines.native.core import CoreOptions, EngineCore
-from motet.engines.native.inputs import StepInputs
 from motet.engines.native.protocol import Stepped
+from motet.engines.native.step.inputs import StepInputs
 from motet.ids import ModelName, RequestId
 from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
 
@@ -97,16 +97,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
     torch.set_num_threads(1)
-    results = []
-    print(f"{'n':>5}{'groups':>8}{'around':>10}{'a token':>10}{'sampler':>10}{'a token':>10}{'sent':>8}")
-    for n, groups in SHAPES:
-        us, tokens = measure(n, groups, steps), n * groups
-        print(
-            f"{n:5}{groups:8}{us['around']:10.1f}{us['around'] / tokens:10.2f}"
-            f"{us['sampler']:10.1f}{us['sampler'] / tokens:10.2f}{us['sent']:8.1f}"
-        )
-        results.append({"n": n, "groups": groups, **us})
-    print(json.dumps({"machine": machine(), "us_a_step": results}))
+    results = [{"n": n, "groups": groups, **measure(n, groups, steps)} for n, groups in SHAPES]
+    heads = [("n", ".0f"), ("groups", ".0f"), ("around", ".1f"), ("a token", ".2f"), ("sampler", ".1f")]
+    shown = table([*heads, ("a token", ".2f"), ("sent", ".1f")], map(cells_of, results))
+    tell({"us_a_step": results}, shown, about=machine())
+
+
+def cells_of(us: dict[str, float]) -> Sequence[float]:
+    tokens = us["n"] * us["groups"]
+    sampling = (us["sampler"], us["sampler"] / tokens)
+    return (us["n"], us["groups"], us["around"], us["around"] / tokens, *sampling, us["sent"])
 
 
 if __name__ == "__main__":

@@ -6,23 +6,24 @@ values and attends to one key a row, for it cannot do less. Several layers, as t
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from statistics import median
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
+from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from bench.report import table
 from motet.engines.native.attention.plan import AttentionPlan, PromptRead
 from motet.engines.native.cpu.library import library
 from motet.engines.native.cpu.runner import CpuRunner
 from motet.engines.native.cpu.weights import PackedModel
-from motet.engines.native.inputs import StepInputs
 from motet.engines.native.kv.storage import KVLayout, KVStorage
-from motet.engines.native.runner import ATTENTION_NAME
+from motet.engines.native.step.inputs import StepInputs
+from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import StartupError
 
 LAYERS = 16
@@ -130,9 +131,10 @@ def timed(run: Layers, x: torch.Tensor, calls: int = 5) -> float:
     return (time.perf_counter() - begin) / calls
 
 
-def measure_blocks(console: Console, repeats: int) -> list[dict[str, object]]:
-    figures = [figure for rows in ROWS for figure in measure_rows(rows, repeats)]
-    for f in figures:
-        line = f"{f.rows:5} rows  {f.way:24}{f.us_a_layer:8.1f} us a layer{f.against_ours:8.2f}{f.compile_s:8.1f} s"
-        console.print(line, highlight=False)
-    return [asdict(figure) for figure in figures]
+def measure_blocks(repeats: int) -> list[BlockFigure]:
+    return [figure for rows in ROWS for figure in measure_rows(rows, repeats)]
+
+
+def block_table(figures: Sequence[BlockFigure]) -> Table:
+    heads = [("rows", ""), ("way", "<"), ("us a layer", ".1f"), ("against ours", ".2f"), ("compiled in s", ".1f")]
+    return table(heads, map(astuple, figures))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from motet.engines.native.cpu import library as c
-from motet.engines.native.cpu.panels import Packer
+from motet.engines.native.cpu.weights import Packer
 from motet.errors import StartupError
 
 Multiply = Callable[[int, torch.Tensor], object]
@@ -74,7 +74,7 @@ class Kernels:
         packer = Packer(found, [(columns, depth)] * len(weights), int8=int8)
         self._kernels, self._panels = found, [packer.pack(weight) for weight in weights]
         self._linears = [
-            c.Linear(
+            c.PackedLinear(
                 panels=panels.numbers.data_ptr(),
                 scales=None if panels.scales is None else panels.scales.data_ptr(),
                 columns=columns,

@@ -8,20 +8,19 @@ Run: python -m bench.kernels [--rows 1,8] [--shapes 576x960] [--ways ours,torch]
 """
 
 import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from statistics import median
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from bench.kernel_block import measure_blocks
+from bench.kernel_block import block_table, measure_blocks
 from bench.kernel_ways import BYTES, WAYS, Multiply
-from bench.machine import machine
-from motet.engines.native.cpu.arena import Arena
+from bench.load import numbers
+from bench.report import machine, table, tell
+from motet.engines.native.cpu.weights import Arena
 
 SHAPES = ("576x960", "576x3072", "1536x576", "576x49152", "4096x4096")
 """Depth x columns: queries, keys and values; gate and up; down; head of the default model; and a large one."""
@@ -129,19 +128,14 @@ def measure(shape: str, rows: Sequence[int], ways: Sequence[str], repeats: int) 
 
 
 def table_of(figures: Sequence[Figure]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in ("depth x columns", "rows", "way", "us", "GB/s", "GFLOP/s", "against ours"):
-        table.add_column(head, justify="left" if head == "way" else "right")
-    for figure in figures:
-        numbers = (f"{figure.us:.1f}", f"{figure.gb_per_s:.1f}", f"{figure.gflop_per_s:.0f}")
-        table.add_row(figure.shape, str(figure.rows), figure.way, *numbers, f"{figure.against_ours:.2f}")
-    return table
+    heads = [("depth x columns", "<"), ("rows", ""), ("way", "<"), ("us", ".1f"), ("GB/s", ".1f"), ("GFLOP/s", ".0f")]
+    return table([*heads, ("against ours", ".2f")], map(astuple, figures))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="ways to multiply on this CPU")
     parser.add_argument("--shapes", type=lambda text: tuple(text.split(",")), default=SHAPES)
-    parser.add_argument("--rows", type=lambda text: tuple(map(int, text.split(","))), default=ROWS)
+    parser.add_argument("--rows", type=numbers, default=ROWS)
     parser.add_argument("--ways", type=lambda text: tuple(text.split(",")), default=tuple(WAYS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -157,15 +151,12 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     about = machine()
-    console = Console()
-    for name, value in about.items():
-        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
     if args.block:
-        print(json.dumps({"machine": about, "blocks": measure_blocks(console, args.repeats)}))
+        blocks = measure_blocks(args.repeats)
+        tell({"blocks": [asdict(block) for block in blocks]}, block_table(blocks), about=about)
         return
     figures = [f for shape in args.shapes for f in measure(shape, args.rows, args.ways, args.repeats)]
-    console.print(table_of(figures))
-    print(json.dumps({"machine": about, "figures": [asdict(figure) for figure in figures]}))
+    tell({"figures": [asdict(figure) for figure in figures]}, table_of(figures), about=about)
 
 
 if __name__ == "__main__":

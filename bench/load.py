@@ -3,7 +3,9 @@
 A choice has its first token when its first text has come, whoever the server is.
 """
 
+import argparse
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,9 +16,46 @@ import msgspec
 from bench.stream import follow
 from motet.cli.conversation import Conversation
 from motet.errors import EngineError
+from motet.models.smollm2 import DEFAULT_MODEL
 
 TIMEOUT_S = 900.0
 PATH = "/v1/completions"
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def options(doc: str | None, *, length: Callable[[str], object] = int, **defaults: object) -> argparse.ArgumentParser:
+    """Those of a benchmark that sends loads; `defaults`: of `ns`, `prompt_tokens`, `max_tokens` and `repeats`. A length
+    is one number, or what `length` reads."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="what is started")
+    parser.add_argument("--ns", type=numbers, help="numbers of choices, e.g. 1,8,32")
+    parser.add_argument("--prompt-tokens", type=length)
+    parser.add_argument("--max-tokens", type=length, help="tokens of a choice")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
+    parser.set_defaults(**defaults)
+    return parser
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is measured."""
+
+    ns: tuple[int, ...]
+    prompt_tokens: int
+    max_tokens: int
+    repeats: int
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> "Setup":
+        return cls(options.ns, options.prompt_tokens, options.max_tokens, options.repeats)
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -127,7 +166,7 @@ class Load:
 
         def take(line: str) -> None:
             talk.feed(line)
-            if not begun.is_set() and (talk.done or talk.last_first_s is not None):
+            if not begun.is_set() and (talk.done or last_first_s(talk) is not None):
                 begun.set()
 
         async with asyncio.TaskGroup() as tasks:
@@ -142,10 +181,16 @@ class Load:
         return sum(worker["blocks_used"] for worker in status.json()["workers"])
 
 
+def last_first_s(talk: Conversation) -> float | None:
+    """Seconds until every answer had text; None while one is still silent."""
+    times = [answer.first_s for answer in talk.answers if answer.first_s is not None]
+    return max(times) if times and len(times) == len(talk.answers) else None
+
+
 def timing_of(talks: list[Conversation], *, tokens: int, blocks_used: int) -> Timing:
     return Timing(
         first_s=min(talk.first_s or 0.0 for talk in talks),
-        last_first_s=max(talk.last_first_s or 0.0 for talk in talks),
+        last_first_s=max(last_first_s(talk) or 0.0 for talk in talks),
         total_s=max(talk.total_s or 0.0 for talk in talks),
         tokens=tokens,
         blocks_used=blocks_used,

@@ -12,29 +12,24 @@ Run: python -m bench.pd [--ns 1,8] [--repeats 3] [--vllm VENV] [--threads T] [--
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 from rich.table import Table
 
-from bench.fork import Setup, connected, measure_groups, numbers, progress
-from bench.load import Load, Timing, middle
-from bench.machine import machine
+from bench.fork import connected, measure_groups
+from bench.load import Load, Setup, Timing, middle, options, progress
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
+from bench.report import machine, table, tell
 from bench.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.config import cache_folder, environment
-from motet.deploy.child import ChildServer
-from motet.deploy.figures import BlockSize, Figures, block_size_in
+from motet.deploy.child import BlockSize, ChildServer, Figures, block_size_in
 from motet.errors import EngineError
-from motet.models import resolve
-from motet.models.smollm2 import DEFAULT_MODEL
+from motet.models.source import resolve
 
-TABLE_WIDTH = 160
 CELL = ("--prefill", "1", "--decode", "1", "--bypass-tokens", "0")
 
 
@@ -102,36 +97,26 @@ def measure(setup: Setup, arguments: argparse.Namespace) -> list[Row]:
     vllm: dict[int, tuple[Timing, VLLMCounters]] = {}
     if arguments.vllm:
         model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
-        with vllm_pair(arguments.vllm, model.path) as pair:
+        with vllm_pair(arguments.vllm, model) as pair:
             vllm = asyncio.run(measure_vllm(pair, tokens, setup))
     trunk_bytes = block.bytes_of(setup.prompt_tokens - 1)
     return [Row(n, *cell[n], trunk_bytes, single[n][0], *vllm.get(n, (None, None))) for n in setup.ns]
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in ("n", "transfers", "MB", "of trunk", "recomputed", "first / last s", "total s"):
-        table.add_column(head, justify="right")
-    for head in ("one process: first / last s", "total s", "vLLM: transfers", "MB", "first / last s", "total s"):
-        table.add_column(head, justify="right")
-    for row in rows:
-        theirs = ("-", "-", "-", "-")
-        if row.vllm and row.vllm_spent:
-            moved = (str(row.vllm_spent.transfers), f"{row.vllm_spent.num_bytes / 1e6:.1f}")
-            theirs = (*moved, firsts(row.vllm), f"{row.vllm.total_s:.2f}")
-        table.add_row(
-            str(row.n),
-            str(row.spent.kv_transfers),
-            f"{row.spent.kv_transfer_bytes / 1e6:.1f}",
-            f"{row.spent.kv_transfer_bytes / row.trunk_bytes:.2f}",
-            str(row.spent.recomputed_tokens),
-            firsts(row.cell),
-            f"{row.cell.total_s:.2f}",
-            firsts(row.single),
-            f"{row.single.total_s:.2f}",
-            *theirs,
-        )
-    return table
+    heads = [("n", ""), ("transfers", ""), ("MB", ".1f"), ("of trunk", ".2f"), ("recomputed", "")]
+    heads += [("first / last s", ""), ("total s", ".2f"), ("one process: first / last s", ""), ("total s", ".2f")]
+    heads += [("vLLM: transfers", ""), ("MB", ".1f"), ("first / last s", ""), ("total s", ".2f")]
+    return table(heads, map(cells_of, rows))
+
+
+def cells_of(row: Row) -> Sequence[object]:
+    spent, vllm, theirs = row.spent, row.vllm, row.vllm_spent
+    moved = (spent.kv_transfers, spent.kv_transfer_bytes / 1e6, spent.kv_transfer_bytes / row.trunk_bytes)
+    ours = (*moved, spent.recomputed_tokens, firsts(row.cell), row.cell.total_s, firsts(row.single), row.single.total_s)
+    if vllm is None or theirs is None:
+        return (row.n, *ours, None, None, None, None)
+    return (row.n, *ours, theirs.transfers, theirs.num_bytes / 1e6, firsts(vllm), vllm.total_s)
 
 
 def firsts(timing: Timing) -> str:
@@ -139,31 +124,19 @@ def firsts(timing: Timing) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--ns", type=numbers, default=(1, 3, 8, 32), help="numbers of choices, e.g. 1,8,32")
-    parser.add_argument("--prompt-tokens", type=int, default=1200)
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of a choice")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, max_tokens=64, repeats=3)
     parser.add_argument("--threads", type=int, help="of each engine of the cell; by default the cores are shared")
     parser.add_argument("--vllm", type=Path, help="virtual environment with vLLM, to measure that too")
-    parser.add_argument("--check", action="store_true", help="fail when a promise is broken")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    setup = Setup(arguments.ns, (), arguments.prompt_tokens, arguments.max_tokens, arguments.repeats)
-    at_start = machine()
-    rows = measure(setup, arguments)
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for name, value in at_start.items():
-        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-    console.print(table_of(rows))
+    about = machine()
+    rows = measure(Setup.of(arguments), arguments)
     wrong = [line for row in rows for line in row.wrong]
-    for line in wrong:
-        console.print(f"BROKEN {line}", highlight=False)
-    print(json.dumps({"rows": [asdict(row) for row in rows], "broken": wrong}))
+    record = {"rows": [asdict(row) for row in rows], "broken": wrong}
+    tell(record, table_of(rows), *(f"BROKEN {line}" for line in wrong), about=about)
     return 1 if arguments.check and wrong else 0
 
 

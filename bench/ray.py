@@ -14,20 +14,18 @@ import asyncio
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
-from rich.console import Console
-
-from bench.fork import PRINTED_WIDTH, connected, numbers, progress
+from bench.fork import connected
 from bench.frontend import Case, Server
 from bench.frontend_client import Clients
-from bench.load import Load, Timing, middle
-from bench.machine import machine
+from bench.load import Load, Timing, middle, numbers, progress
 from bench.ports import free_port
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.ray_processes import cpu_by_part, own_url
-from bench.ray_report import Cost, Report, Row
+from bench.ray_report import Cost, Row, model_table, scripted_table
+from bench.report import machine, tell
 from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.types import Ingress
@@ -148,10 +146,9 @@ def main(argv: Sequence[str]) -> int:
     with scripted_ways(arguments.haproxy) as ways:
         rows = [row for case in arguments.cases for row in measure_case(case, ways, arguments.repeats)]
     model = {} if arguments.no_model else asyncio.run(measure_model(arguments.ns, arguments.repeats))
-    found = Report(machine(), rows, model)
-    found.print(Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH))
-    print(found.json())
-    return 0
+    shown = (scripted_table(rows), *([model_table(model)] if model else []))
+    timings = {way: {n: asdict(timing) for n, timing in by_n.items()} for way, by_n in model.items()}
+    return tell({"rows": [asdict(row) for row in rows], "model": timings}, *shown, about=machine())
 
 
 if __name__ == "__main__":

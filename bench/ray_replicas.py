@@ -9,13 +9,13 @@ from ray.serve import Application
 from bench.frontend_engine import Pulse, PulsedEngine
 from bench.prompt import TEXT
 from motet.config import EngineConfig, cache_folder, environment
-from motet.deploy.ray.deployments import DecodeReplica, DirectReplica, GatewayReplica
-from motet.deploy.ray.directory_replica import DirectoryReplica
+from motet.deploy.cell import LocalEngine
+from motet.deploy.ray.deployments import DirectReplica, GatewayReplica, WorkerReplica
+from motet.deploy.ray.directory import DirectoryReplica
 from motet.deploy.ray.options import DECODE, DIRECTORY, GATEWAY, deployment_options
-from motet.deploy.start import LocalEngine
-from motet.models import resolve
-from motet.settings import resolve_settings
-from motet.settings.record import RAY
+from motet.models.source import resolve
+from motet.settings.declaration import ServerCommand
+from motet.settings.resolve import resolve_settings
 from motet.text.tokenizer import Tokenizer
 from motet.types import Ingress
 
@@ -25,11 +25,11 @@ MODEL = "smollm2"
 @cache
 def scripted() -> PulsedEngine:
     """Of this process."""
-    folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda line: None).path
+    folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda line: None)
     return PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse())
 
 
-class PulsedDecode(DecodeReplica):
+class PulsedDecode(WorkerReplica):
     async def _start_engine(self, config: EngineConfig) -> LocalEngine:
         return scripted()
 
@@ -41,7 +41,7 @@ class PulsedDirect(DirectReplica):
 
 def application(args: Mapping[str, object]) -> Application:
     """As `motet.deploy.ray.app.application`, with other decode replicas and none for prefill."""
-    settings = resolve_settings(args, environ={}, names=RAY)
+    settings = resolve_settings(args, environ={}, command=ServerCommand.RAY)
     options = deployment_options(settings)
     directory = serve.deployment(**options[DIRECTORY])(DirectoryReplica).bind()
     if settings.ray.ingress is Ingress.DIRECT:

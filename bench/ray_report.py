@@ -1,14 +1,13 @@
-"""What `bench.ray` found: two tables for people, a record for machines."""
+"""What `bench.ray` found: two tables."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
-from rich.console import Console
 from rich.table import Table
 
 from bench.load import Timing
+from bench.report import table
 
 PARTS = ("worker", "gateway", "proxy", "rest")
 
@@ -43,51 +42,23 @@ class Row:
     cost: Cost
 
 
-@dataclass(frozen=True)
-class Report:
-    machine: Mapping[str, str]
-    rows: Sequence[Row]
-    model: Mapping[str, Mapping[int, Timing]]
-    """By way and n."""
-
-    def json(self) -> str:
-        return json.dumps(asdict(self))
-
-    def print(self, console: Console) -> None:
-        for name, value in self.machine.items():
-            console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-        console.print(scripted_table(self.rows))
-        if self.model:
-            console.print(model_table(self.model))
-
-
 def scripted_table(rows: Sequence[Row]) -> Table:
-    table = Table("n", "clients", "way", "tokens/s", "first ms", "us a token", *PARTS, box=None, pad_edge=False)
-    for row in rows:
-        parts = row.cost.us_per_token
-        table.add_row(
-            str(row.n),
-            str(row.clients),
-            row.way,
-            f"{row.cost.tokens_per_s:,.0f}",
-            f"{row.cost.first_s * 1e3:.1f}",
-            f"{sum(parts.values()):.2f}",
-            *(f"{parts[part]:.2f}" if part in parts else "-" for part in PARTS),
-        )
-    return table
+    heads = [("n", ""), ("clients", ""), ("way", "<"), ("tokens/s", ",.0f"), ("first ms", ".1f"), ("us a token", ".2f")]
+    return table([*heads, *((part, ".2f") for part in PARTS)], map(cells_of, rows))
+
+
+def cells_of(row: Row) -> Sequence[object]:
+    us, told = row.cost.us_per_token, (row.cost.tokens_per_s, row.cost.first_s * 1e3)
+    return (row.n, row.clients, row.way, *told, sum(us.values()), *(us.get(part) for part in PARTS))
 
 
 def model_table(model: Mapping[str, Mapping[int, Timing]]) -> Table:
-    table = Table("n", "way", "first s", "last first s", "total s", "decode tokens/s", box=None, pad_edge=False)
-    for n in next(iter(model.values())):
-        for way, timings in model.items():
-            timing = timings[n]
-            table.add_row(
-                str(n),
-                way,
-                f"{timing.first_s:.2f}",
-                f"{timing.last_first_s:.2f}",
-                f"{timing.total_s:.2f}",
-                f"{timing.decode_tokens_per_s:.0f}",
-            )
-    return table
+    """`model`: by way and n."""
+    heads = [("n", ""), ("way", "<"), ("first s", ".2f"), ("last first s", ".2f"), ("total s", ".2f")]
+    ns = next(iter(model.values()))
+    cells = [
+        (n, way, timing.first_s, timing.last_first_s, timing.total_s, timing.decode_tokens_per_s)
+        for n in ns
+        for way, timing in ((way, timings[n]) for way, timings in model.items())
+    ]
+    return table([*heads, ("decode tokens/s", ".0f")], cells)

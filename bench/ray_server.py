@@ -4,14 +4,17 @@ One decode replica, and with the gateway ingress one gateway replica. Prints the
 """
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 
 from bench.ray_replicas import MODEL, application
-from motet.deploy.ray.foreground import Stopping, run_application
-from motet.log import setup_logging_as
-from motet.settings import resolve_settings
-from motet.settings.record import RAY
+from motet.deploy.ray.foreground import run_application
+from motet.deploy.server import Outcome
+from motet.deploy.stop import StopSignals
+from motet.log import setup_logging
+from motet.settings.declaration import ServerCommand
+from motet.settings.resolve import resolve_settings
 from motet.types import Ingress
 
 
@@ -20,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("ingress", choices=tuple(Ingress))
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args(argv)
-    args = {
+    args: dict[str, object] = {
         "model": MODEL,
         "ingress": arguments.ingress,
         "port": arguments.port,
@@ -28,16 +31,17 @@ def main(argv: Sequence[str]) -> int:
         "ray_address": "local",
         "log_level": "warning",
     }
-    setup_logging_as("text", "info")
-    stopping = Stopping()
-    stopping.watch_stdin()
-    return run_application(
-        resolve_settings(args, environ={}, names=RAY),
-        args,
-        on_ready=lambda url, _: print(url, flush=True),
-        stopping=stopping,
-        make=application,
-    )
+    setup_logging()
+    return asyncio.run(run(args))
+
+
+async def run(args: dict[str, object]) -> Outcome:
+    settings = resolve_settings(args, environ={}, command=ServerCommand.RAY)
+    with StopSignals() as signals:
+        signals.watch_stdin(sys.stdin)
+        return await run_application(
+            settings, args, on_ready=lambda url, _: print(url, flush=True), signals=signals, make=application
+        )
 
 
 if __name__ == "__main__":

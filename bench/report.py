@@ -1,102 +1,99 @@
-"""A table for people and a record for machines, and whether the floors were met."""
+"""What every benchmark prints: the machine and the versions, tables for people, floors, and JSON on the last line."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.floor import Floor
-from bench.load import Timing
-from motet.deploy.figures import Figures
-
-FLOOR_N = 32
-MIB = 2**20
+PACKAGES = ("motet", "torch", "transformers", "tokenizers", "uvicorn")
+PRINTED_WIDTH = 160
+"""Where standard output is no terminal."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """All about one n."""
-
-    n: int
-    group: Timing
-    spent: Figures
-    """The server's counters over one of the requests."""
-    separate: Timing | None
-    """n requests at once, without prefix cache."""
+class Bound(StrEnum):
+    AT_MOST = "at most"
+    AT_LEAST = "at least"
 
 
 @dataclass(frozen=True)
-class Report:
-    machine: Mapping[str, str]
-    prompt_tokens: int
-    max_tokens: int
-    rows: Sequence[Row]
-    floors: Sequence[Floor]
+class Floor:
+    """A figure that a benchmark promises, and the limit that it has to keep."""
+
+    what: str
+    value: float | None
+    """None: it was not measured, which is no way to meet it."""
+    limit: float
+    bound: Bound = Bound.AT_MOST
 
     @property
-    def all_floors_met(self) -> bool:
-        return all(floor.met for floor in self.floors)
+    def met(self) -> bool:
+        if self.value is None:
+            return False
+        return self.value <= self.limit if self.bound is Bound.AT_MOST else self.value >= self.limit
 
-    def json(self) -> str:
-        rows = [asdict(row) | {"decode_tokens_per_s": row.group.decode_tokens_per_s} for row in self.rows]
-        return json.dumps(asdict(self) | {"rows": rows, "floors": [floor.record() for floor in self.floors]})
+    def line(self) -> str:
+        value = "not measured" if self.value is None else f"{self.value:.2f}"
+        return f"{'met' if self.met else 'MISSED':6} {self.what}: {value}, {self.bound} {self.limit:.2f}"
 
-    def print(self, console: Console) -> None:
-        for name, value in self.machine.items():
-            console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-        console.print(f"prompt {self.prompt_tokens} tokens, {self.max_tokens} tokens a choice", highlight=False)
-        console.print(table_of(self.rows))
-        for floor in self.floors:
-            console.print(floor.line(), highlight=False)
+    def record(self) -> dict[str, object]:
+        return asdict(self) | {"met": self.met}
 
 
-def table_of(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    heads = (
-        "n",
-        "first s",
-        "last first s",
-        "total s",
-        "tokens/s",
-        "blocks",
-        "shared",
-        "MiB saved",
-        "separate s",
-        "gain",
-    )
-    for head in heads:
-        table.add_column(head, justify="right")
+def machine() -> dict[str, str]:
+    """What a measurement was taken on and with: without that a figure means nothing."""
+    return {
+        "cpu": cpu_name(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        **{package: version(package) for package in PACKAGES},
+        "command": " ".join(sys.orig_argv),
+    }
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
+    """`columns`: the head of each and how its values are formatted; those formatted with `<` stand left, all others
+    right. None is shown as a dash."""
+    made = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for head, form in columns:
+        made.add_column(head, justify="left" if form == "<" else "right")
     for row in rows:
-        separate = ("-", "-")
-        if row.separate:
-            separate = (f"{row.separate.total_s:.2f}", f"{row.separate.total_s / row.group.total_s:.1f}x")
-        table.add_row(
-            str(row.n),
-            f"{row.group.first_s:.2f}",
-            f"{row.group.last_first_s:.2f}",
-            f"{row.group.total_s:.2f}",
-            f"{row.group.decode_tokens_per_s:.0f}",
-            str(row.group.blocks_used),
-            str(row.spent.blocks_shared),
-            f"{row.spent.bytes_saved / MIB:.0f}",
-            *separate,
-        )
-    return table
+        shown = zip(row, columns, strict=True)
+        made.add_row(*("-" if value is None else format(value, form) for value, (_, form) in shown))
+    return made
 
 
-def floors(rows: Sequence[Row]) -> list[Floor]:
-    """Those that can be told from the rows there are."""
-    by_n = {row.n: row for row in rows}
-    one, many = by_n.get(1), by_n.get(FLOOR_N)
-    found = []
-    if one and many:
-        found.append(
-            Floor(f"last first token, n={FLOOR_N} to n=1", many.group.last_first_s / one.group.last_first_s, 1.3)
-        )
-        found.append(Floor(f"total, n={FLOOR_N} to n=1", many.group.total_s / one.group.total_s, 4.0))
-    if many and many.separate:
-        ratio = many.group.total_s / many.separate.total_s
-        found.append(Floor(f"total, n={FLOOR_N} to {FLOOR_N} separate requests", ratio, 0.5))
-    return found
+def tell(
+    record: Mapping[str, object],
+    *shown: Table | str,
+    about: Mapping[str, str],
+    floors: Sequence[Floor] = (),
+    check: bool = False,
+) -> int:
+    """Prints `about`, which is the machine and what else was given, what is to be shown, the floors, and `record` as
+    JSON on the last line. Returns the exit code: 1 if a floor is missed and that is to be checked."""
+    console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
+    for name, value in about.items():
+        console.print(f"{name:16} {value}", highlight=False, soft_wrap=True)
+    for one in shown:
+        console.print(one, highlight=False, soft_wrap=isinstance(one, str))
+    for floor in floors:
+        console.print(floor.line(), highlight=False, soft_wrap=True)
+    print(json.dumps({"machine": about, **record, "floors": [floor.record() for floor in floors]}))
+    return int(check and not all(floor.met for floor in floors))

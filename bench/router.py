@@ -8,27 +8,23 @@ The product's own code chooses, keeps the prefix index and the queue; workers ar
     queue       first tokens of small and of large groups where room is scarce (64 choices a worker)
     decision    microseconds, on this machine
 
-Run: python -m bench.router [--quick] [--workers 8,64] [--loads 0.7,0.9] [--engine cpu] [--weights] [--out FOLDER]
+Run: python -m bench.router [--quick] [--workers 8,64] [--loads 0.7,0.9] [--engine cpu] [--weights]
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
-from rich.console import Console
-
-from bench.machine import machine
+from bench.load import numbers, progress
+from bench.report import machine, tell
 from bench.router_decision import DecisionCost, decision_cost
 from bench.router_engine import ENGINES, Engine, Group
 from bench.router_groups import groups
 from bench.router_report import Figures, decision_table, figures, queue_table, routing_table
 from bench.router_run import Rules, Run
-from motet.routing.choose import Policy
 from motet.routing.cost import CHOICE_MS, HORIZON_STEPS, PROMPT_TOKEN_MS, TAIL_BLOCK_MS, TRUNK_BLOCK_MS, Weights
 from motet.routing.fair_queue import FairQueue
+from motet.types import Policy
 
 SEED = 1
 HORIZONS = (0, 8, 16, 32, 64, 128, 256)
@@ -116,7 +112,7 @@ def _simulated(way: str, rules: Rules, workers: int, load: float, plan: Plan) ->
 def planned(options: argparse.Namespace) -> Plan:
     grid = [(workers, blocks) for workers in (8, 64, 256, 1000) for blocks in (10_000, 1_000_000)]
     return Plan(
-        workers=[int(workers) for workers in options.workers.split(",")],
+        workers=options.workers,
         loads=[float(load) for load in options.loads.split(",")],
         groups=options.groups or (1_500 if options.quick else 16_000),
         engine=ENGINES[options.engine],
@@ -128,27 +124,26 @@ def planned(options: argparse.Namespace) -> Plan:
 def told(rows: Iterator[Figures]) -> Iterator[Figures]:
     """The same, each named on standard error when it is there: a long run shows how far it is."""
     for row in rows:
-        print(f"{row.workers} workers, {row.load:.0%}: {row.way}", file=sys.stderr)
+        progress(f"{row.workers} workers, {row.load:.0%}: {row.way}")
         yield row
 
 
-def record(routing: Sequence[Figures], queueing: Sequence[Figures], decisions: Sequence[DecisionCost]) -> str:
-    """JSON, on one line."""
-    found = {
-        "machine": machine(),
+def record(
+    routing: Sequence[Figures], queueing: Sequence[Figures], decisions: Sequence[DecisionCost]
+) -> dict[str, object]:
+    return {
         "horizon_steps": HORIZON_STEPS,
         "routing": [asdict(row) for row in routing],
         "queue": [asdict(row) for row in queueing],
         "decision": [asdict(row) | {"total_us": row.total_us} for row in decisions],
     }
-    return json.dumps(found)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="ways to choose a worker and to queue, simulated; what a decision costs"
     )
-    parser.add_argument("--workers", default="8,64", help="sizes of fleets, up to 1000 (default: %(default)s)")
+    parser.add_argument("--workers", type=numbers, default=(8, 64), help="sizes of fleets, up to 1000, e.g. 8,64")
     parser.add_argument("--loads", default="0.7,0.9", help="of what the workers could just do (default: %(default)s)")
     parser.add_argument("--groups", type=int, help="a run (default: 16000, 1500 with --quick)")
     parser.add_argument(
@@ -156,26 +151,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--weights", action="store_true", help="vary the weights of the cost and of the queue too")
     parser.add_argument("--quick", action="store_true", help="fewer groups and decisions: half a minute")
-    parser.add_argument("--out", type=Path, help="folder for router.json")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    options = parse()
-    plan, console = planned(options), Console(width=160)
-    for name, value in machine().items():
-        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-    routing = list(told(route(plan)))
-    console.print(routing_table(routing))
-    queueing = list(told(queue(plan)))
-    console.print(queue_table(queueing))
+    plan, about = planned(parse()), machine()
+    routing, queueing = list(told(route(plan))), list(told(queue(plan)))
     decisions = [decision_cost(workers, blocks) for workers, blocks in plan.decisions]
-    console.print(decision_table(decisions))
-    written = record(routing, queueing, decisions)
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "router.json").write_text(written + "\n")
-    print(written)
+    tables = (routing_table(routing), queue_table(queueing), decision_table(decisions))
+    tell(record(routing, queueing, decisions), *tables, about=about)
 
 
 if __name__ == "__main__":

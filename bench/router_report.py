@@ -1,11 +1,12 @@
 """Figures of the simulation of routing, and tables of them for people."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean
 
 from rich.table import Table
 
+from bench.report import table
 from bench.router_decision import DecisionCost
 from bench.router_engine import Group
 from bench.router_run import Outcome
@@ -19,9 +20,9 @@ LARGE = 32
 class Figures:
     """One way to route, or to queue, over one stream of groups. Seconds."""
 
-    way: str
     workers: int
     load: float
+    way: str
     unlike: float
     tokens_per_s: float
     first_p50_s: float
@@ -40,9 +41,9 @@ def figures(way: str, workers: int, load: float, outcome: Outcome) -> Figures:
     groups = outcome.groups
     totals = _seconds(groups, lambda group: group.end_s)
     return Figures(
-        way=way,
         workers=workers,
         load=load,
+        way=way,
         unlike=outcome.unlike,
         tokens_per_s=sum(sum(group.lengths) for group in groups) / outcome.seconds,
         first_p50_s=_quantile(_firsts(groups), 0.5),
@@ -57,45 +58,26 @@ def figures(way: str, workers: int, load: float, outcome: Outcome) -> Figures:
 
 
 def routing_table(rows: Sequence[Figures]) -> Table:
-    heads = ("workers", "load", "way", "unlike", "tokens/s", "first p50", "p99", "total p50", "p99", "mean", "hits")
-    table = _table(heads)
-    for row in rows:
-        seconds = (row.first_p50_s, row.first_p99_s, row.total_p50_s, row.total_p99_s, row.total_mean_s)
-        table.add_row(
-            str(row.workers),
-            f"{row.load:.0%}",
-            row.way,
-            f"{row.unlike:.2f}",
-            f"{row.tokens_per_s:.0f}",
-            *(f"{value:.2f}" for value in seconds),
-            f"{row.hit_ratio:.0%}",
-        )
-    return table
+    heads = [("workers", ""), ("load", ".0%"), ("way", "<"), ("unlike", ".2f"), ("tokens/s", ".0f")]
+    heads += [(head, ".2f") for head in ("first p50", "p99", "total p50", "p99", "mean")]
+    return table([*heads, ("hits", ".0%")], (astuple(row)[:-2] for row in rows))
 
 
 def queue_table(rows: Sequence[Figures]) -> Table:
-    table = _table(
-        ("load", "queue", f"first p99, n <= {SMALL}", f"first p99, n >= {LARGE}", "all p50", "p99", "tokens/s")
-    )
-    for row in rows:
-        seconds = (row.small_first_p99_s, row.large_first_p99_s, row.first_p50_s, row.first_p99_s)
-        table.add_row(f"{row.load:.0%}", row.way, *(f"{value:.2f}" for value in seconds), f"{row.tokens_per_s:.0f}")
-    return table
+    heads = [("load", ".0%"), ("queue", "<"), (f"first p99, n <= {SMALL}", ".2f"), (f"first p99, n >= {LARGE}", ".2f")]
+    heads += [("all p50", ".2f"), ("p99", ".2f"), ("tokens/s", ".0f")]
+    firsts = [(row.small_first_p99_s, row.large_first_p99_s, row.first_p50_s, row.first_p99_s) for row in rows]
+    return table(heads, ((row.load, row.way, *own, row.tokens_per_s) for row, own in zip(rows, firsts, strict=True)))
 
 
 def decision_table(rows: Sequence[DecisionCost]) -> Table:
-    table = _table(("workers", "blocks", "names us", "overlap us", "choice us", "total us", "bytes a block"))
-    for row in rows:
-        costs = (row.names_us, row.overlap_us, row.choice_us, row.total_us, row.bytes_per_block)
-        table.add_row(str(row.workers), str(row.blocks), *(f"{value:.0f}" for value in costs))
-    return table
-
-
-def _table(heads: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("way", "queue") else "right")
-    return table
+    heads = [("workers", ""), ("blocks", ""), ("names us", ".0f"), ("overlap us", ".0f"), ("choice us", ".0f")]
+    heads += [("total us", ".0f"), ("bytes a block", ".0f")]
+    cells = [
+        (row.workers, row.blocks, row.names_us, row.overlap_us, row.choice_us, row.total_us, row.bytes_per_block)
+        for row in rows
+    ]
+    return table(heads, cells)
 
 
 def _firsts(groups: Sequence[Group]) -> list[float]:

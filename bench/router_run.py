@@ -8,12 +8,12 @@ from statistics import fmean, pstdev
 
 from bench.router_engine import BLOCK_SIZE, Cache, Engine, FakeWorker, Group
 from motet.routing.affinity import Affinity
-from motet.routing.candidate import Candidate, Wanted, Work, has_room
-from motet.routing.choose import Policy, choose
-from motet.routing.cost import WEIGHTS, Weights
+from motet.routing.choose import choose
+from motet.routing.cost import WEIGHTS, Candidate, GroupNeeds, Weights, Work, has_room
 from motet.routing.fair_queue import FairQueue
 from motet.routing.prefix_index import PrefixIndex
-from motet.routing.shortlist import shortlist
+from motet.routing.survey import shortlist
+from motet.types import Policy
 
 LOOKS = 100
 """How often the workers' loads are compared in a run."""
@@ -182,8 +182,8 @@ class Run:
             has_session=has_session,
         )
 
-    def _wanted(self, group: Group) -> Wanted:
-        return Wanted(
+    def _wanted(self, group: Group) -> GroupNeeds:
+        return GroupNeeds(
             work=Work.GENERATE,
             choices=1 if self._rules.group_is_one else group.choices,
             prompt_tokens=group.prompt_tokens,

@@ -9,15 +9,16 @@ Run: python -m bench.sampler [--rows 32,128] [--repeats 30] [--device cpu] [--th
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from statistics import median
 
 import torch
 
-from bench.machine import machine
-from motet.engines.native.sample.sampler import Sampler, SampleRow
+from bench.load import numbers
+from bench.report import machine, table, tell
+from motet.engines.native.sample.lanes import SampleRow
+from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.types import SamplingParams
 
@@ -90,22 +91,18 @@ def measure(rows: int, repeats: int, device: torch.device) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="milliseconds a step spends on sampling")
-    parser.add_argument("--rows", default="32,128", help="choices of a step (default: %(default)s)")
+    parser.add_argument("--rows", type=numbers, default=(32, 128), help="choices of a step, e.g. 32,128")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    counts = [int(rows) for rows in options.rows.split(",")]
-    results = {rows: measure(rows, options.repeats, torch.device(options.device)) for rows in counts}
-
-    for top_p in (0.9, 0.99):
-        print(kept_by_top_p(made_up_logits(128, torch.device(options.device)), top_p))
-    print(f"{'ms a step':24}" + "".join(f"{rows:>5} choices" for rows in counts))
-    for name in WAYS:
-        print(f"{name:24}" + "".join(f"{results[rows][name]:13.2f}" for rows in counts))
-    about = machine()
-    print(json.dumps({"machine": about, "threads": options.threads, "vocab_size": VOCAB, "ms": results}))
+    device = torch.device(options.device)
+    results = {rows: measure(rows, options.repeats, device) for rows in options.rows}
+    kept = [kept_by_top_p(made_up_logits(128, device), top_p) for top_p in (0.9, 0.99)]
+    heads = [("ms a step", "<"), *((f"{rows} choices", ".2f") for rows in options.rows)]
+    shown = table(heads, [(name, *(figures[name] for figures in results.values())) for name in WAYS])
+    tell({"threads": options.threads, "vocab_size": VOCAB, "ms": results}, *kept, shown, about=machine())
 
 
 if __name__ == "__main__":

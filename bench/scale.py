@@ -21,19 +21,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import uvloop
-from rich.console import Console
 
 from bench.contender import Contender, Manner, contender, middle_of
-from bench.fork import numbers, progress
-from bench.machine import machine
+from bench.load import numbers, options, progress
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
-from bench.scale_report import OF_CHOICES, OF_GROUPS, Point, ScaleReport, Series
+from bench.report import machine, tell
+from bench.scale_report import OF_CHOICES, OF_GROUPS, Point, Series
 from motet.deploy.child import ChildServer
-from motet.models.smollm2 import DEFAULT_MODEL
 
 NS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
-TABLE_WIDTH = 150
 ROOM = "--max-n 256 --max-num-seqs 512 --kv-cache-gb 4"
 """What the largest rows need: 64 groups of 8 are 512 choices, and prompts of 1340 tokens for them 3 GB of KV."""
 WARM_UP_N = 8
@@ -65,54 +62,45 @@ class ScaleBench:
         return Point(work, self._arguments.max_tokens, typical.timing, typical.peak_mib)
 
 
-async def scale(url: str, arguments: argparse.Namespace) -> ScaleReport:
-    conditions = machine()
+async def scale(url: str, arguments: argparse.Namespace) -> int:
+    """The exit code."""
+    load = f"prompts of {arguments.prompt_tokens} tokens, {arguments.group_prompt_tokens} where groups are counted"
+    shape = f"{arguments.max_tokens} tokens a choice, {arguments.choices_of_a_group} choices a group"
+    conditions = {**machine(), "load": f"{load}, {shape}", "seed": str(arguments.seed)}
     async with contender("ours", url, Manner(settle_s=arguments.settle)) as server:
         fresh = FreshPrompts(await server.load(1).tokens_of(TEXT), seed=arguments.seed)
         series = await ScaleBench(server, fresh, arguments).measure()
-    load = f"prompts of {arguments.prompt_tokens} tokens, {arguments.group_prompt_tokens} where groups are counted"
-    shape = f"{arguments.max_tokens} tokens a choice, {arguments.choices_of_a_group} choices a group"
-    return ScaleReport({**conditions, "load": f"{load}, {shape}", "seed": str(arguments.seed)}, series)
+    if arguments.plot:
+        plot(series, arguments.plot)
+    shown = [part for one in series for part in one.shown()]
+    record = {"series": [one.record() for one in series]}
+    promised = [floor for one in series for floor in one.floors()]
+    return tell(record, *shown, about=conditions, floors=promised, check=arguments.check)
 
 
-def plot(report: ScaleReport, folder: Path) -> None:
+def plot(series: Sequence[Series], folder: Path) -> None:
     """A picture for each series: what it takes altogether, and what of that is one token's."""
     from bench.plot import Curve, Panel, save  # matplotlib is an extra
 
-    for series in report.series:
-        panels = [
-            Panel("total", series.work, "s", [Curve("total", [(p.work, p.timing.total_s) for p in series.points])]),
-            Panel(
-                "cost of a token",
-                series.work,
-                "ms",
-                [Curve("token", [(p.work, p.ms_per_token) for p in series.points])],
-            ),
-            Panel(
-                "peak memory",
-                series.work,
-                "MiB",
-                [Curve("peak", [(p.work, p.peak_mib) for p in series.points if p.peak_mib is not None])],
-            ),
-        ]
-        save(panels, folder / f"scale-{series.work}.png")
+    for one in series:
+        curves = (
+            ("total", "s", [(p.work, p.timing.total_s) for p in one.points]),
+            ("cost of a token", "ms", [(p.work, p.ms_per_token) for p in one.points]),
+            ("peak memory", "MiB", [(p.work, p.peak_mib) for p in one.points if p.peak_mib is not None]),
+        )
+        panels = [Panel(title, one.work, unit, [Curve(title, points)]) for title, unit, points in curves]
+        save(panels, folder / f"scale-{one.work}.png")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, ns=NS, prompt_tokens=1340, max_tokens=64, repeats=3)
     parser.add_argument("--url", help="a running server, in place of one started here")
-    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--server-arguments", default=ROOM, help=f"of the one started here (default: {ROOM})")
-    parser.add_argument("--ns", type=numbers, default=NS, help="numbers of choices")
     parser.add_argument("--groups", type=numbers, default=GROUPS, help="numbers of requests at once")
     parser.add_argument("--choices-of-a-group", type=int, default=8, help="n of each of them")
-    parser.add_argument("--prompt-tokens", type=int, default=1340)
     parser.add_argument("--group-prompt-tokens", type=int, default=256, help="where groups are counted")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of a choice")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="of the prompts")
     parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
-    parser.add_argument("--check", action="store_true", help="fail when a cost grows faster than the work")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write scale-choices.png and scale-groups.png")
     arguments = parser.parse_args(argv)
     if arguments.plot and not find_spec("matplotlib"):
@@ -126,12 +114,7 @@ def main(argv: Sequence[str]) -> int:
         url = arguments.url
         if url is None:
             url = stack.enter_context(ChildServer([arguments.model, *shlex.split(arguments.server_arguments)])).url
-        report = uvloop.run(scale(url, arguments))
-    report.print(Console(width=None if sys.stdout.isatty() else TABLE_WIDTH))
-    if arguments.plot:
-        plot(report, arguments.plot)
-    print(report.json())
-    return 1 if arguments.check and not all(floor.met for floor in report.floors) else 0
+        return uvloop.run(scale(url, arguments))
 
 
 if __name__ == "__main__":

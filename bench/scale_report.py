@@ -1,17 +1,14 @@
-"""How fast costs grow with work: exponents between neighbours and over the whole, tables, curves, JSON."""
+"""How fast costs grow with work: exponents between neighbours and over the whole, and tables."""
 
 import itertools
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
 from rich.table import Table
 
-from bench.floor import Floor
 from bench.load import Timing
-from bench.versus import shown
+from bench.report import Floor, table
 
 MAX_EXPONENT = 1.1
 
@@ -41,11 +38,10 @@ class Point:
         """Of that whole time."""
         return self.timing.tokens / self.timing.total_s
 
-    def cells(self, *, with_steps: bool) -> list[str]:
+    def cells(self, *, with_steps: bool) -> list[object]:
         times = (self.timing.first_s, self.timing.last_first_s, self.timing.total_s)
-        step_ms, decode = (self.step_ms, self.timing.decode_tokens_per_s) if with_steps else (None, None)
-        rates = (shown(step_ms, 1), shown(decode, 0), shown(self.ms_per_token, 2), shown(self.tokens_per_s, 0))
-        return [str(self.work), *(shown(time_s, 2) for time_s in times), *rates, shown(self.peak_mib, 0)]
+        steps = (self.step_ms, self.timing.decode_tokens_per_s) if with_steps else (None, None)
+        return [self.work, *times, *steps, self.ms_per_token, self.tokens_per_s, self.peak_mib]
 
     def record(self) -> dict[str, object]:
         rates = {"step_ms": self.step_ms, "decode_tokens_per_s": self.timing.decode_tokens_per_s}
@@ -110,47 +106,24 @@ class Series:
     def floors(self) -> list[Floor]:
         return [Floor(f"{g.cost} over {self.work}, exponent", g.worst, MAX_EXPONENT) for g in self.growths()]
 
-    def lines(self) -> list[str]:
-        return [f"{g.cost} grows as {self.work}^{g.fit:.2f}, at most ^{g.worst:.2f} in a row" for g in self.growths()]
+    def shown(self) -> Iterator[Table | str]:
+        yield self.table()
+        for g in self.growths():
+            yield f"{g.cost} grows as {self.work}^{g.fit:.2f}, at most ^{g.worst:.2f} in a row"
 
     def table(self) -> Table:
-        table = Table(box=None, pad_edge=False)
         growths = self.growths()
-        times = ("first s", "last first s", "total s")
-        rates = ("ms a step", "decode tokens/s", "ms a token", "tokens/s")
-        for head in (self.work, *times, *rates, "peak MiB", *(f"{g.cost} ^" for g in growths)):
-            table.add_column(head, justify="right")
-        for place, point in enumerate(self.points):
-            exponents = ["-" if place == 0 else f"{g.exponents[place - 1]:.2f}" for g in growths]
-            table.add_row(*point.cells(with_steps="time of a step" in self.costs), *exponents)
-        return table
+        heads = [(self.work, ""), ("first s", ".2f"), ("last first s", ".2f"), ("total s", ".2f"), ("ms a step", ".1f")]
+        heads += [("decode tokens/s", ".0f"), ("ms a token", ".2f"), ("tokens/s", ".0f"), ("peak MiB", ".0f")]
+        heads += [(f"{g.cost} ^", ".2f") for g in growths]
+        with_steps = "time of a step" in self.costs
+        cells = [
+            [*point.cells(with_steps=with_steps), *(g.exponents[place - 1] if place else None for g in growths)]
+            for place, point in enumerate(self.points)
+        ]
+        return table(heads, cells)
 
     def record(self) -> dict[str, object]:
         points = [point.record() for point in self.points]
         growths = [asdict(g) | {"worst": g.worst} for g in self.growths()]
         return {"work": self.work, "points": points, "growths": growths}
-
-
-@dataclass(frozen=True)
-class ScaleReport:
-    conditions: Mapping[str, str]
-    series: Sequence[Series]
-
-    @property
-    def floors(self) -> list[Floor]:
-        return [floor for series in self.series for floor in series.floors()]
-
-    def json(self) -> str:
-        series = [series.record() for series in self.series]
-        floors = [floor.record() for floor in self.floors]
-        return json.dumps({"conditions": self.conditions, "series": series, "floors": floors})
-
-    def print(self, console: Console) -> None:
-        for name, value in self.conditions.items():
-            console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-        for series in self.series:
-            console.print(series.table())
-            for line in series.lines():
-                console.print(line, highlight=False)
-        for floor in self.floors:
-            console.print(floor.line(), highlight=False)

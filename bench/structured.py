@@ -11,7 +11,6 @@ Run: python -m bench.structured [--ns 1,8,32] [--repeats 5] [--url URL] [--vllm 
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,34 +18,21 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
 from rich.table import Table
 
-from bench.floor import Bound, Floor
-from bench.fork import connected, numbers, progress, server
-from bench.load import Load
-from bench.machine import machine
+from bench.fork import connected, server
+from bench.load import Load, Setup, options, progress
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
+from bench.report import Bound, Floor, machine, table, tell
 from bench.structured_cost import SCHEMA, StepCost, step_costs
 from bench.vllm import MODEL_NAME, VLLMSetup, all_cores, vllm_server
 from motet.config import cache_folder, environment
-from motet.models import resolve
-from motet.models.smollm2 import DEFAULT_MODEL
+from motet.models.source import resolve
 from motet.text.tokenizer import Tokenizer
 
 FLOOR_N = 32
 FLOOR_RATIO = 0.9
 COST_STEPS = 200
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What is measured."""
-
-    ns: tuple[int, ...]
-    prompt_tokens: int
-    max_tokens: int
-    repeats: int
 
 
 @dataclass
@@ -58,9 +44,13 @@ class Row:
     bound: list[float] = field(default_factory=list)
 
     @property
+    def ratios(self) -> list[float]:
+        """Of neighbours in time, so that what else the machine does matters less."""
+        return [bound / free for bound, free in zip(self.bound, self.free, strict=True)]
+
+    @property
     def ratio(self) -> float:
-        """Of neighbours in time, so that what else the machine does matters less; the median."""
-        return median(bound / free for bound, free in zip(self.bound, self.free, strict=True))
+        return median(self.ratios)
 
     def record(self) -> dict[str, object]:
         return asdict(self) | {"ratio": self.ratio}
@@ -92,26 +82,16 @@ async def measure(url: str, setup: Setup, tokens: list[int], *, model: str | Non
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    for head in ("n", "free tokens/s", "schema tokens/s", "ratio", "lowest", "highest"):
-        table.add_column(head, justify="right")
-    for row in rows:
-        ratios = [bound / free for bound, free in zip(row.bound, row.free, strict=True)]
-        figures = (median(row.free), median(row.bound))
-        table.add_row(
-            str(row.n), *(f"{x:.0f}" for x in figures), *(f"{x:.2f}" for x in (row.ratio, min(ratios), max(ratios)))
-        )
-    return table
+    heads = [("n", ""), ("free tokens/s", ".0f"), ("schema tokens/s", ".0f")]
+    heads += [("ratio", ".2f"), ("lowest", ".2f"), ("highest", ".2f")]
+    cells = [(row.n, median(row.free), median(row.bound), row.ratio, min(row.ratios), max(row.ratios)) for row in rows]
+    return table(heads, cells, title=title)
 
 
 def cost_table(costs: Sequence[StepCost]) -> Table:
-    table = Table(box=None, pad_edge=False, title="a step, without the model", title_justify="left")
-    for head in ("n", "fill ms", "apply ms", "consume ms", "all ms"):
-        table.add_column(head, justify="right")
-    for cost in costs:
-        figures = (cost.fill_ms, cost.apply_ms, cost.consume_ms, cost.total_ms)
-        table.add_row(str(cost.n), *(f"{x:.2f}" for x in figures))
-    return table
+    heads = [("n", ""), *((f"{part} ms", ".2f") for part in ("fill", "apply", "consume", "all"))]
+    cells = [(cost.n, cost.fill_ms, cost.apply_ms, cost.consume_ms, cost.total_ms) for cost in costs]
+    return table(heads, cells, title="a step, without the model")
 
 
 def floors(rows: Sequence[Row]) -> list[Floor]:
@@ -120,23 +100,16 @@ def floors(rows: Sequence[Row]) -> list[Floor]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser = options(__doc__, ns=(1, 8, 32), prompt_tokens=256, max_tokens=160, repeats=5)
     parser.add_argument("--url", help="a running server, in place of one started here")
     parser.add_argument("--vllm", type=Path, metavar="VENV", help="a virtual environment that has vLLM")
-    parser.add_argument("--ns", type=numbers, default=(1, 8, 32), help="numbers of choices, e.g. 1,8,32")
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--max-tokens", type=int, default=160, help="tokens of a choice")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help="fail when the floor is missed")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    setup = Setup(arguments.ns, arguments.prompt_tokens, arguments.max_tokens, arguments.repeats)
-    at_start = machine()
-    folder = resolve(arguments.model, cache=cache_folder(environment()), revision=None, say=progress).path
+    setup, about = Setup.of(arguments), machine()
+    folder = resolve(arguments.model, cache=cache_folder(environment()), revision=None, say=progress)
     tokens = Tokenizer.load(folder).encode(TEXT)
     with ExitStack() as stack:
         url = arguments.url or stack.enter_context(server(arguments.model)).url
@@ -145,23 +118,16 @@ def main(argv: Sequence[str]) -> int:
         with vllm_server(VLLMSetup(arguments.vllm, folder, all_cores())) as peer:
             peer.wait_until_ready()
             measured["vllm"] = asyncio.run(measure(peer.url, setup, tokens, model=MODEL_NAME))
-    costs, kept = step_costs(folder, setup.ns, steps=COST_STEPS), floors(measured["motet"])
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    for name, value in at_start.items():
-        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-    for name, rows in measured.items():
-        console.print(table_of(rows, name))
-    console.print(cost_table(costs))
-    for floor in kept:
-        console.print(floor.line(), highlight=False)
-    record = {name: [row.record() for row in rows] for name, rows in measured.items()}
-    print(
-        json.dumps(
-            {"machine": at_start, "setup": asdict(setup), "servers": record}
-            | {"costs": [asdict(cost) for cost in costs], "floors": [floor.record() for floor in kept]}
-        )
+    costs = step_costs(folder, setup.ns, steps=COST_STEPS)
+    servers = {name: [row.record() for row in rows] for name, rows in measured.items()}
+    return tell(
+        {"setup": asdict(setup), "servers": servers, "costs": [asdict(cost) for cost in costs]},
+        *(table_of(rows, name) for name, rows in measured.items()),
+        cost_table(costs),
+        about=about,
+        floors=floors(measured["motet"]),
+        check=arguments.check,
     )
-    return 1 if arguments.check and not all(floor.met for floor in kept) else 0
 
 
 if __name__ == "__main__":

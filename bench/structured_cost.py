@@ -13,12 +13,11 @@ from statistics import median
 import torch
 
 from bench.prompt import TEXT
-from motet.constraint import Grammar, GrammarKind
-from motet.engines.native.sample.masks import Masks
+from motet.engines.native.sample.edits import Masks
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.grammar.compiled import Grammars
 from motet.text.tokenizer import Tokenizer
-from motet.types import SamplingParams
+from motet.types import Grammar, GrammarKind, SamplingParams
 
 ITEMS = 20
 SCHEMA: dict[str, object] = {
@@ -99,7 +98,7 @@ def _measured(tokens: list[int], grammars: Grammars, vocab_size: int, eos: int, 
     for token_id in tokens:
         x.copy_(logits)
         begun = time.perf_counter()
-        (filled,) = masks.fill([states])
+        filled = masks.fill(states)
         at_fill = time.perf_counter()
         masks.apply(x, filled, spare=spare)
         at_apply = time.perf_counter()

@@ -14,13 +14,12 @@ Run: python -m bench.transfer [--ns 1,8] [--repeats 5] [--prompt-tokens 1200] [-
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from unittest import mock
@@ -28,16 +27,14 @@ from unittest import mock
 import msgspec
 import psutil
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from bench.fork import PRINTED_WIDTH, numbers
-from bench.machine import machine
+from bench.load import options, progress
+from bench.report import machine, table, tell
 from motet.config import EngineConfig, cache_folder, environment
 from motet.engines.native.client import NativeEngine
 from motet.ids import RequestId
-from motet.models import resolve
-from motet.models.smollm2 import DEFAULT_MODEL
+from motet.models.source import resolve
 from motet.types import EngineStats, GenerateRequest, Role, SamplingParams, choice_starts
 
 WAYS: dict[str, dict[str, str]] = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
@@ -111,7 +108,7 @@ class Pair:
 async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> Way:
     config = EngineConfig(model_path=str(model), model_name="bench", kv_cache_gb=arguments.kv_cache_gb, num_threads=1)
     roles = (Role.PREFILL, Role.DECODE)
-    engines = await asyncio.gather(*(NativeEngine.start(msgspec.structs.replace(config, role=role)) for role in roles))
+    engines = await asyncio.gather(*(NativeEngine.start(replace(config, role=role)) for role in roles))
     pair = Pair(*engines)
     try:
         if (address := pair.prefill.info.transfer) is None:
@@ -188,24 +185,15 @@ def copy_gb_per_s(num_bytes: int, repeats: int) -> float:
 
 
 def table_of(ways: Sequence[Way], copy: float) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in ("way", "n", "transfers", "MB", "of trunk", "descriptors", "ms", "GB/s", "of a copy", "recomputed"):
-        table.add_column(head, justify="right")
-    for way in ways:
-        for pull in way.pulls:
-            table.add_row(
-                way.name,
-                str(pull.n),
-                f"{pull.transfers:g}",
-                f"{pull.num_bytes / 1e6:.1f}",
-                f"{pull.num_bytes / pull.trunk_bytes:.2f}",
-                f"{pull.descriptors:g}",
-                f"{pull.milliseconds:.1f}",
-                f"{pull.gb_per_s:.1f}",
-                f"{pull.gb_per_s / copy:.2f}",
-                f"{pull.recomputed_tokens:g}",
-            )
-    return table
+    heads = [("way", "<"), ("n", ""), ("transfers", "g"), ("MB", ".1f"), ("of trunk", ".2f"), ("descriptors", "g")]
+    heads += [("ms", ".1f"), ("GB/s", ".1f"), ("of a copy", ".2f"), ("recomputed", "g")]
+    return table(heads, ((way.name, *cells_of(pulls, copy)) for way in ways for pulls in way.pulls))
+
+
+def cells_of(pulls: Pulls, copy: float) -> Sequence[float]:
+    moved = (pulls.num_bytes / 1e6, pulls.num_bytes / pulls.trunk_bytes, pulls.descriptors)
+    rates = (pulls.milliseconds, pulls.gb_per_s, pulls.gb_per_s / copy)
+    return (pulls.n, pulls.transfers, *moved, *rates, pulls.recomputed_tokens)
 
 
 def lines_of(ways: Sequence[Way], copy: float) -> Iterator[str]:
@@ -217,11 +205,7 @@ def lines_of(ways: Sequence[Way], copy: float) -> Iterator[str]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--ns", type=numbers, default=(1, 3, 8, 32), help="numbers of choices, e.g. 1,8,32")
-    parser.add_argument("--prompt-tokens", type=int, default=1200)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, repeats=5)
     parser.add_argument("--kv-cache-gb", type=float, default=1.0, help="of each process")
     # Readers are attended to for two seconds after they were last heard of.
     parser.add_argument("--settle", type=float, default=3.0, help="seconds before idle processes are watched")
@@ -231,19 +215,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    model = resolve(arguments.model, cache=cache_folder(environment()), say=lambda line: print(line, file=sys.stderr))
+    about = machine()
+    model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
     ways = []
     for name, variables in WAYS.items():
         with mock.patch.dict(os.environ, variables):  # noqa: TID251  the engine processes inherit it
-            ways.append(asyncio.run(measure_way(name, model.path, arguments)))
+            ways.append(asyncio.run(measure_way(name, model, arguments)))
     copy = copy_gb_per_s(ways[0].pulls[0].num_bytes, arguments.repeats)
-    console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
-    for name, value in machine().items():
-        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-    console.print(table_of(ways, copy))
-    for line in lines_of(ways, copy):
-        console.print(line, highlight=False, soft_wrap=True)
-    print(json.dumps({"copy_gb_per_s": copy, "ways": [asdict(way) for way in ways]}))
+    record = {"copy_gb_per_s": copy, "ways": [asdict(way) for way in ways]}
+    tell(record, table_of(ways, copy), *lines_of(ways, copy), about=about)
     return 0
 
 

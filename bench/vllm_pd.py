@@ -17,31 +17,27 @@ Run: python -m bench.vllm_pd --vllm VENV [--ns 1,8] [--repeats 3] [--check]
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from bench.fork import connected, numbers, progress
-from bench.load import Load, Timing, middle
-from bench.machine import machine
+from bench.fork import connected
+from bench.load import Load, Timing, middle, options, progress
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
+from bench.report import machine, table, tell
 from bench.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
-from motet.models import resolve
-from motet.models.smollm2 import DEFAULT_MODEL
+from motet.models.source import resolve
 
 GATEWAY = "gateway"
 WAYS = (GATEWAY, "naive", "clamped")
 SETTLE_S = 1.5
 """vLLM's counters follow at their own pace."""
-TABLE_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -108,56 +104,37 @@ async def costs_of(
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in ("n", "way", "transfers", "MB", "recomputed", "first s", "last first s", "total s", "total: ratio"):
-        table.add_column(head, justify="right")
-    for row in rows:
-        for way, cost in row.costs.items():
-            table.add_row(
-                str(row.n),
-                way,
-                str(cost.spent.transfers),
-                f"{cost.spent.num_bytes / 1e6:.1f}",
-                str(cost.spent.computed_tokens),
-                f"{cost.timing.first_s:.2f}",
-                f"{cost.timing.last_first_s:.2f}",
-                f"{cost.timing.total_s:.2f}",
-                f"{row.ratio(way):.2f}",
-            )
-    return table
+    heads = [("n", ""), ("way", "<"), ("transfers", ""), ("MB", ".1f"), ("recomputed", "")]
+    times = [("first s", ".2f"), ("last first s", ".2f"), ("total s", ".2f"), ("total: ratio", ".2f")]
+    return table([*heads, *times], (cells_of(row, way) for row in rows for way in row.costs))
+
+
+def cells_of(row: Row, way: str) -> Sequence[object]:
+    timing, spent = row.costs[way].timing, row.costs[way].spent
+    moved = (spent.transfers, spent.num_bytes / 1e6, spent.computed_tokens)
+    return (row.n, way, *moved, timing.first_s, timing.last_first_s, timing.total_s, row.ratio(way))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, max_tokens=64, repeats=3)
     parser.add_argument("--vllm", type=Path, required=True, help="virtual environment with vLLM")
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--ns", type=numbers, default=(1, 3, 8, 32), help="numbers of choices, e.g. 1,8,32")
-    parser.add_argument("--prompt-tokens", type=int, default=1200)
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of a choice")
     parser.add_argument("--block-size", type=int, help="tokens of a KV block; unset: vLLM's own, 128 on a CPU")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--check", action="store_true", help="fail when a prompt is moved more than once")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    at_start = machine()
+    about = machine()
     model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
     blocks = () if arguments.block_size is None else ("--block-size", str(arguments.block_size))
-    with vllm_pair(arguments.vllm, model.path, blocks) as pair:
+    with vllm_pair(arguments.vllm, model, blocks) as pair:
         workers = ("--worker", f"{pair.prefill.base_url},prefill", "--worker", f"{pair.decode.base_url},decode")
-        own = ("--tokenizer", str(model.path), "--bypass-tokens", "0", "--worker-timeout", "30")
+        own = ("--tokenizer", str(model), "--bypass-tokens", "0", "--worker-timeout", "30")
         with ChildServer([*workers, *own], command="gateway") as gateway:
             rows = asyncio.run(measure(pair, gateway.url, arguments))
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for name, value in at_start.items():
-        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
-    console.print(table_of(rows))
     broken = [line for row in rows for line in row.broken]
-    for line in broken:
-        console.print(f"BROKEN {line}", highlight=False)
-    print(json.dumps({"rows": [asdict(row) for row in rows], "broken": broken}))
+    record = {"rows": [asdict(row) for row in rows], "broken": broken}
+    tell(record, table_of(rows), *(f"BROKEN {line}" for line in broken), about=about)
     return 1 if arguments.check and broken else 0
 
 

@@ -1,4 +1,4 @@
-// What the caller hands over: a model and a step's batch, as plain structs of pointers. `kernels.py` mirrors them.
+// What the caller hands over: a model and a step's batch, as plain structs of pointers. `cpu/library.py` of the native engine mirrors them.
 //
 // All memory belongs to the caller and outlives the call. Every dimension is a multiple of 32.
 #pragma once

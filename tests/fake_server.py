@@ -9,10 +9,9 @@ from types import TracebackType
 from motet.config import EngineConfig, ServerConfig
 from motet.deploy.cell import Cell
 from motet.deploy.plan import ServerPlan
-from motet.deploy.server import Outcome, run_server
-from motet.deploy.serving import Serving
+from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.stop import StopSignals
-from motet.engines.fake import FakeEngine, Script
+from motet.testing.engine import FakeEngine, Script
 from motet.transfer.ticket import TransferAddress
 
 MODEL = "tiny"

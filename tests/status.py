@@ -1,11 +1,14 @@
-"""What a worker holds, as `/status` tells it."""
+"""A worker, as `/status` tells of it."""
 
 import msgspec
 
 
-class Holdings(msgspec.Struct, frozen=True, kw_only=True):
+class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     """What is not told of a worker that is silent counts as held."""
 
+    state: str
+    address: str
+    pid: int | None = None
     groups_running: int = 1
     choices_waiting: int = 1
     blocks_used: int = 1

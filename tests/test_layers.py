@@ -1,4 +1,6 @@
-"""The layers look down only, and what the command line and the API import loads no torch."""
+"""How `tools/layers.py` tells wrong imports, and that what the command line and the API import loads no torch.
+
+`make check` runs the tool over the source."""
 
 import subprocess
 import sys
@@ -9,10 +11,10 @@ import pytest
 from tools.layers import SOURCE, Import, find_wrong, imports_of, layer_of, wrong
 
 HEAVY = ("torch", "transformers", "nixl", "ray")
-
-
-def test_every_import_of_the_source_looks_down() -> None:
-    assert find_wrong() == []
+LIGHT = (
+    *("motet", "motet.api.app", "motet.text", "motet.metrics.prometheus", "motet.transfer.figures"),
+    *("motet.models.source", "motet.cli", "motet.deploy.ray.worker", "motet.deploy.ray.options"),
+)
 
 
 def test_every_module_belongs_to_a_layer() -> None:
@@ -35,6 +37,7 @@ def test_every_module_belongs_to_a_layer() -> None:
         ("text.tokenizer", "transformers.AutoTokenizer"),
         ("deploy.ray.worker", "ray.serve"),
         ("somewhere.new", "motet.types"),
+        ("deploy.server", "motet.testing.engine"),
         ("", "motet.api"),
     ],
 )
@@ -74,13 +77,12 @@ def test_imports_inside_functions_and_relative_ones_are_seen(tmp_path: Path) -> 
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    """One after the other in one process: what none of them loads together, none loads alone."""
-    modules = ("motet", "motet.api", "motet.text", "motet.metrics", "motet.models", "motet.cli")
+    """One after the other in one process: what none of them loads together, none loads alone. Ray costs seconds."""
     code = (
         "import importlib, sys\n"
-        f"for module in {modules}:\n"
+        f"for module in {LIGHT}:\n"
         "    importlib.import_module(module)\n"
         f"    print(module, [name for name in {HEAVY} if name in sys.modules])\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == [f"{module} []" for module in modules]
+    assert result.stdout.splitlines() == [f"{module} []" for module in LIGHT]

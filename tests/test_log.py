@@ -49,6 +49,6 @@ def test_json_line_holds_the_exception() -> None:
 
 def test_level_is_kept() -> None:
     stream = io.StringIO()
-    setup_logging(level=logging.WARNING, stream=stream)
+    setup_logging(level="warning", stream=stream)
     logging.getLogger("motet.api").info("quiet")
     assert stream.getvalue() == ""

@@ -1,4 +1,4 @@
-"""The rules of the test run, tried on a small run of their own."""
+"""The rules of the test run, most of them tried on a small run of their own."""
 
 import re
 import subprocess
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from motet.config import environment
+from tests.kernels import NEEDED, none, why_not
 
 SETTINGS = """\
 [pytest]
@@ -57,6 +58,28 @@ def run_pytest(folder: Path, files: dict[str, str]) -> Run:
     )
     failed = re.findall(r"^(?:FAILED|ERROR) \S*test_(\w+)\.py", result.stdout, re.MULTILINE)
     return Run(result.returncode, frozenset(failed), result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("flags", "compiler", "expected"),
+    [
+        ({"sse", "avx2", "fma"}, "/usr/bin/c++", ""),
+        ({"sse", "avx2"}, "/usr/bin/c++", "this processor has no fma"),
+        ({"sse", "avx2", "fma"}, None, "there is no C++ compiler here, and the kernels were not built elsewhere"),
+    ],
+    ids=["both", "no-instruction", "no-compiler"],
+)
+def test_kernels_may_be_missing_without_a_compiler_or_an_instruction_only(
+    flags: set[str], compiler: str | None, expected: str
+) -> None:
+    assert why_not(NEEDED["avx2"], flags, compiler) == expected
+
+
+def test_kernels_that_could_be_here_and_are_not_are_a_failure() -> None:
+    with pytest.raises(pytest.fail.Exception, match="build is broken"):
+        none("")
+    with pytest.raises(pytest.skip.Exception, match="this processor has no fma"):
+        none("this processor has no fma")
 
 
 @pytest.fixture(scope="module")

@@ -40,32 +40,26 @@ _SIZES: dict[str, Any] = {
 }
 KV_NUMBERS_PER_TOKEN = 2 * 3 * 2 * 32
 """K and V, layers, kv heads, head_dim."""
-_WINDOWED = ["sliding_attention", "full_attention", "sliding_attention"]
+_WINDOWED: dict[str, Any] = {
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "qwen2": (Qwen2Config, {**_WINDOWED, "use_sliding_window": True, "max_window_layers": 0}),
+    "qwen3": (Qwen3Config, {}),
+    "mistral": (MistralConfig, {"sliding_window": 16}),
+    "gemma": (GemmaConfig, {}),
+    "gemma2": (Gemma2Config, {**_WINDOWED, "attn_logit_softcapping": 5.0}),
+    "gemma3": (Gemma3TextConfig, _WINDOWED),
+}
+FAMILIES = tuple(CONFIGS)
 
 
 def config_of(family: str) -> PreTrainedConfig:
     """A tiny config; `family` is one of FAMILIES."""
-    match family:
-        case "llama":
-            return LlamaConfig(**_SIZES)
-        case "qwen2":
-            return Qwen2Config(
-                **_SIZES, use_sliding_window=True, sliding_window=16, layer_types=_WINDOWED, max_window_layers=0
-            )
-        case "qwen3":
-            return Qwen3Config(**_SIZES)
-        case "mistral":
-            return MistralConfig(**_SIZES, sliding_window=16)
-        case "gemma":
-            return GemmaConfig(**_SIZES)
-        case "gemma2":
-            return Gemma2Config(**_SIZES, sliding_window=16, layer_types=_WINDOWED, attn_logit_softcapping=5.0)
-        case "gemma3":
-            return Gemma3TextConfig(**_SIZES, sliding_window=16, layer_types=_WINDOWED)
-    raise ValueError(family)
-
-
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3")
+    kind, own = CONFIGS[family]
+    return kind(**_SIZES, **own)
 
 
 def save_tiny_model(family: str, folder: Path, *, seed: int = 3) -> Path:

@@ -79,10 +79,14 @@ def _tokenizer() -> Tokenizer:
     return build_tiny_tokenizer()
 
 
+@cache
+def _ids(text: str) -> list[int]:
+    return list(_tokenizer().encode(text).ids)
+
+
 def fake_answer(text: str, *, eos: bool = True) -> list[int]:
     """The tokens of an answer, for the script of a `FakeEngine`; without `eos` it would be repeated to max_tokens."""
-    ids = list(_tokenizer().encode(text).ids)
-    return [*ids, EOS_ID] if eos else ids
+    return [*_ids(text), EOS_ID] if eos else _ids(text).copy()
 
 
 def build_byte_fallback_tokenizer() -> Tokenizer:

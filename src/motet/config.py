@@ -1,234 +1,488 @@
-"""Settings: their names, defaults and meaning. Resolved once (default < file < environment < flag), then frozen."""
+"""Settings, each declared once: name, type, default, meaning, range, and the commands that have it.
+
+A record holds the frozen settings of one part of the server. Each field with a `setting(...)` is a setting. The command
+line, the TOML file, the environment, the checks, `--help` and docs/settings.md are all derived from its declaration by
+`motet.settings`. Fields without one are set later, for example from the model.
+
+To add a setting, add a field here. Add a function to `motet.settings.rules` only if the setting depends on another.
+"""
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-import msgspec
+from motet.log import LogFormat
+from motet.settings.declaration import Declaration, Panel, ServerCommand, setting, settings_of
+from motet.settings.named_worker import by_url, check_urls, check_workers, resources_by_role, roles_by_url
+from motet.types import Ingress, Policy, Role
 
-from motet.types import Ingress, Role
+MAX_PORT: Final = 65535
+PORT: Final = {"least": 0, "most": MAX_PORT, "zero": "any free port"}
+NOT_BLANK: Final = r"[\s\S]*\S[\s\S]*"
+ONE_ADDRESS: Final = r"(?!\s*(0\.0\.0\.0|::|\*)\s*$)" + NOT_BLANK
+"""Any address except those that mean every address of a machine."""
+SENT_KEY: Final = {"pattern": r"[!-~]*", "must": "visible ASCII characters without spaces", "secret": True}
+"""A key for a header; a line break after it, as in many files, would make every call fail."""
 
-ENVIRONMENT_PREFIX = "MOTET_"
-
-
-def environment() -> Mapping[str, str]:
-    """The process's environment, read here and nowhere else; passed on as an argument."""
-    return dict(os.environ)  # noqa: TID251  the one place that reads it
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where models are kept: `MOTET_CACHE_DIR`, else `motet` in the user's cache folder."""
-    if chosen := environ.get("MOTET_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "motet"
-
-
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Which model, and what of it is replaced."""
-
-    model: str = "smollm2"
-    """A local folder, a hub name (`org/name`) or the default model."""
-    served_model_name: str | None = None
-    """The name clients use; None: as `model` was written."""
-    revision: str | None = None
-    """Branch, tag or commit on the hub."""
-    tokenizer: str | None = None
-    """A folder or hub name whose tokenizer takes the place of the model's own."""
-    chat_template: str | None = None
-    """A file with a Jinja template that takes the place of the model's own."""
-    tool_parser: str = "auto"
-    """How tool calls are written: a format's name, `auto` for what the chat template is known by, or `none`."""
-    reasoning_parser: str = "auto"
-    """How thoughts are marked: the same."""
+SERVE: Final = (ServerCommand.SERVE,)
+GATEWAY: Final = (ServerCommand.GATEWAY,)
+RAY: Final = (ServerCommand.RAY,)
+ENGINES: Final = SERVE + RAY
+EVERY: Final = tuple(ServerCommand)
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All an engine process needs to know; goes to it as one message."""
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model, and files that replace its own."""
+
+    model: str = setting(
+        "smollm2",
+        "The model: a local folder, a name on the hub (org/name) or smollm2.",
+        flag="MODEL",
+        pattern=NOT_BLANK,
+        must="a folder or the name of a model",
+    )
+    served_model_name: str | None = setting(
+        None,
+        "Name by which clients ask for the model; for a gateway, for the first of its models.",
+        commands=EVERY,
+        unset="the model as it was named",
+        pattern=NOT_BLANK,
+        must="not empty",
+    )
+    revision: str | None = setting(None, "Branch, tag or commit of the model on the hub.", unset="the main branch")
+    tokenizer: str | None = setting(
+        None,
+        "Folder or hub name of a tokenizer to use instead; a gateway uses it for models whose workers hand out none.",
+        commands=EVERY,
+        unset="the model's own",
+    )
+    chat_template: str | None = setting(
+        None, "File with a Jinja chat template to use instead.", commands=EVERY, unset="the model's own"
+    )
+    tool_parser: str = setting(
+        "auto",
+        "How the model writes tool calls: the name of a format, none, or auto, which knows it by the chat template.",
+        commands=EVERY,
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        "How the model marks its reasoning: the name of a format, none, or auto, which knows it by the chat template.",
+        commands=EVERY,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """All settings of an engine process, which gets them as one message."""
 
     model_path: str
     """A local folder in Hugging Face's layout (`motet.models` finds or makes it)."""
     model_name: str
     tokenizer_path: str = ""
-    """The folder of the tokenizer; empty: `model_path`. Read when a group has a grammar."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda` or `cuda:K`."""
-    dtype: str = "auto"
-    """`auto` (the model's own), `bfloat16`, `float16` or `float32`."""
-    max_model_len: int | None = None
-    """None: the model's own length."""
-    kv_cache_gb: float = 2.0
-    """Memory for KV blocks, in 2^30 bytes."""
-    gpu_memory_utilization: float | None = None
-    """In place of it: which part of a GPU's memory the engine may fill, the weights included."""
-    block_size: int = 16
-    max_num_seqs: int = 256
-    """Choices that run at once; also the largest group."""
-    max_num_batched_tokens: int = 512
-    """Tokens of one step: choices being written first, the rest for prompts."""
-    kernels: str = "auto"
-    """`compiled` (C++, for bfloat16 on processors with AVX-512 or AVX2), `torch`, or `auto`: the first that can."""
-    quantization: str = "none"
-    """`int8`: weights are rounded to 8 bits, a scale a column, where the compiled kernels run."""
-    prefix_cache: bool = True
-    cache_answers: bool = False
-    """Let answers into the prefix cache too: saves prefill in conversations, at the price of sameness."""
-    num_threads: int | None = None
-    """Threads of one engine on the CPU; None: all cores, shared evenly by the engines of a cell."""
-    enforce_eager: bool = False
-    """On a GPU, launch every operator by itself: no CUDA graphs."""
-    role: Role = Role.BOTH
-    """`both` keeps its KV to itself; `prefill` and `decode` hand it over and fetch it."""
-    side_channel_host: str = "127.0.0.1"
-    """The address at which other workers reach this one; bound, and written into tickets."""
-    side_channel_port: int | None = None
-    """None: 20000 for a prefill server, 22000 for a decode server, a free one in a cell. 0: a free one."""
-    cluster_key: str = ""
-    """Workers talk to each other only if theirs are equal."""
-    lease_s: float = 60.0
-    """How long a prefilled prompt is kept without a sign of life from who wants it."""
-    pull_timeout_s: float = 10.0
-    """After this a prompt whose KV has not come is computed instead."""
-    heartbeat_timeout_s: float = 10.0
-    """An engine process that gives no sign of life for so long is killed."""
-    step_timeout_s: float = 300.0
-    """So is one that has been in one step for so long."""
+    """The folder of the tokenizer, which grammars need; empty: `model_path`."""
+    device: str = setting(
+        "auto",
+        "Where the model runs: cpu, cuda, cuda:K, or auto, which takes the first GPU, or the CPU if there is none.",
+        pattern=r"auto|cpu|cuda|cuda:\d+",
+        must="auto, cpu, cuda or cuda:K",
+    )
+    dtype: str = setting(
+        "auto",
+        "Number format of weights and KV cache; auto takes the model's own.",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    max_model_len: int | None = setting(
+        None,
+        "Greatest length of a prompt and its answer together.",
+        unit="tokens",
+        unset="the model's own",
+        least=2,
+        because="a prompt and an answer",
+    )
+    kv_cache_gb: float = setting(2.0, "Memory for the KV blocks of one engine.", unit="GiB", above=0)
+    gpu_memory_utilization: float | None = setting(
+        None,
+        "Part of a GPU's memory that the engine may fill, weights included; in place of --kv-cache-gb.",
+        above=0,
+        most=1,
+    )
+    block_size: int = setting(
+        16, "Number of tokens whose KV one block holds.", unit="tokens", choices=(8, 16, 32, 64, 128)
+    )
+    max_num_seqs: int = setting(256, "Number of choices that one engine runs at once; also the largest group.", least=1)
+    max_num_batched_tokens: int = setting(
+        512, "Number of tokens in one step: one for each running choice, the rest for prompts.", unit="tokens", least=1
+    )
+    kernels: str = setting(
+        "auto",
+        "Kernels on the CPU: compiled (C++; bfloat16 on AVX-512 or AVX2), torch, or auto, the first that works.",
+        choices=("auto", "compiled", "torch"),
+    )
+    quantization: str = setting(
+        "none",
+        "int8 rounds the weights to 8 bits with one scale a column; for the compiled kernels.",
+        choices=("none", "int8"),
+    )
+    prefix_cache: bool = setting(True, "Reuse the KV of earlier prompts that begin alike.")
+    cache_answers: bool = setting(
+        False,
+        "Keep answers in the prefix cache too. Saves prefill in conversations, but an answer may then depend on "
+        "what the server did before.",
+    )
+    num_threads: int | None = setting(
+        None,
+        "Number of CPU threads of one engine.",
+        flag="--threads",
+        unset="all cores, shared evenly by the engines of a cell; on Ray, --cpus-per-worker",
+        least=1,
+    )
+    enforce_eager: bool = setting(False, "Run a GPU without CUDA graphs: launch every operator by itself.")
+    role: Role = setting(
+        Role.BOTH,
+        "What this server does: prefill hands over the KV of prompts, decode fetches it, both keeps its own.",
+        panel=Panel.CELL,
+        commands=SERVE,
+    )
+    side_channel_host: str = setting(
+        "127.0.0.1",
+        "Address at which other workers reach this one. Unless it is set, Ray's replicas take their node's address.",
+        panel=Panel.CELL,
+        pattern=ONE_ADDRESS,
+        must="one address at which other workers reach this one",
+        because="it is written into tickets",
+        of_this_machine=True,
+    )
+    side_channel_port: int | None = setting(
+        None,
+        "Port at which other workers reach this one.",
+        panel=Panel.CELL,
+        commands=SERVE,
+        unset="20000 for a prefill server, 22000 for a decode server, a free one in a cell",
+        **PORT,
+    )
+    cluster_key: str = setting(
+        "",
+        "Workers with another key are refused. Better set in the environment: other users see the command line.",
+        panel=Panel.CELL,
+        unset="none; cells and Ray draw their own",
+        secret=True,
+    )
+    lease_s: float = setting(
+        60.0,
+        "Time for which prefilled KV is kept without a sign of life from its reader.",
+        panel=Panel.CELL,
+        least=3,
+        because="a reader gives a sign of life every second",
+    )
+    pull_timeout_s: float = setting(
+        10.0, "Time after which a prompt whose KV has not come is computed instead.", panel=Panel.CELL, above=0
+    )
+    heartbeat_timeout_s: float = setting(
+        10.0,
+        "Time without a sign of life after which an engine process is killed.",
+        panel=Panel.PROCESS,
+        least=1,
+        because="on a busy machine signs of life come late",
+    )
+    step_timeout_s: float = setting(
+        300.0, "Time in one step after which an engine process is killed.", panel=Panel.PROCESS, above=0
+    )
 
 
-class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill and decode apart: how many of each, where, and when it pays."""
+@dataclass(frozen=True, kw_only=True)
+class CellConfig:
+    """Prefill and decode apart: the number of engines of each, where they run, and when prefill pays."""
 
-    prefill: int = 0
-    """Prefill engines of a cell on this machine; 0 with `decode` 0: one engine for both."""
-    decode: int = 0
-    """Decode engines of a cell on this machine."""
-    prefill_urls: tuple[str, ...] = ()
-    """Prefill servers that a decode server asks."""
-    prefill_api_key: str | None = None
-    """Sent to them."""
-    bypass_tokens: int = 128
-    """With fewer prompt tokens than this to compute, decode computes them itself; 0: never."""
-    prefill_timeout_s: float = 120.0
-    """After this a decode worker computes the prompt itself."""
+    prefill: int = setting(
+        0,
+        "Number of prefill engines on this machine; on Ray, of prefill replicas (with --autoscale, the most).",
+        least=0,
+    )
+    decode: int = setting(
+        0,
+        "Number of decode engines on this machine; on Ray, of decode replicas (with --autoscale, the most), "
+        "where 0 counts as 1.",
+        least=0,
+    )
+    prefill_urls: tuple[str, ...] = setting(
+        (),
+        "URL of a prefill server that a decode server asks; several times, or URL,URL.",
+        commands=SERVE,
+        commas=True,
+        read=check_urls,
+    )
+    prefill_api_key: str | None = setting(
+        None, "API key that is sent to the prefill servers.", commands=SERVE, **SENT_KEY
+    )
+    bypass_tokens: int = setting(
+        128,
+        "A prompt with fewer tokens to compute than this is computed where it is decoded.",
+        commands=EVERY,
+        unit="tokens",
+        least=0,
+        zero="never",
+    )
+    prefill_timeout_s: float = setting(
+        120.0,
+        "Time after which a decode worker computes a prompt itself for which it has no KV yet.",
+        commands=EVERY,
+        above=0,
+    )
     prefill_may_come: bool = False
-    """Prefill workers come and go, and there may be none for a while: it is counted what is missed then."""
+    """True if prefill workers come and go: prompts that an absent one would have computed are counted."""
 
 
-class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How groups are given to workers, and what becomes of them when a worker is lost."""
+@dataclass(frozen=True, kw_only=True)
+class RoutingConfig:
+    """How groups are given to workers, and what happens when a worker is lost."""
 
-    routing_policy: str = "kv"
-    """What decides who gets a group: `kv`, `least-loaded`, `round-robin` or `session`."""
-    session_expiry_s: float = 600.0
-    """How long it is remembered where a session was."""
-    spread_choices: int = 0
-    """A larger group may be split over several decode workers; 0: never."""
-    migration_limit: int = 3
-    """How often a group may go on elsewhere when its worker is lost; 0: it ends with its worker."""
-    migration_wait_s: float = 15.0
-    """How long a group waits for a worker when all are lost."""
-    queue_timeout_s: float = 60.0
-    """How long a group waits for room on a worker before it is refused."""
-    engine_restarts: int = 5
-    """How often in a row an engine that dies is started again; then the server does without it. 0: never."""
-
-
-class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The servers that a gateway stands before."""
-
-    workers: tuple[str, ...] = ()
-    """`URL` each, with a role, a kind or both behind it: `URL,prefill,vllm`."""
-    role_of: tuple[str, ...] = ()
-    """`URL=role`, for workers that do not say it themselves."""
-    workers_file: str | None = None
-    """A file with one of them a line; what is added or removed there joins or leaves."""
-    worker_api_key: str | None = None
-    """Sent to them."""
-    key_of: tuple[str, ...] = ()
-    """`URL=key`: sent to that worker instead."""
-    worker_ca_file: str | None = None
-    """Certificates that sign those of workers at `https` URLs, in place of the system's."""
-    tokenizer_of: tuple[str, ...] = ()
-    """`MODEL=folder or hub name`, for workers that do not hand theirs out."""
-    leader_timeout_s: float = 30.0
-    """How long a prompt's KV may take to show up on a vLLM decode server before the group does without."""
-    upstream_timeout_s: float = 300.0
-    """A text upstream that sends nothing for so long is given up."""
-    worker_timeout_s: float = 5.0
-    """One that does not answer for so long gets no groups until it does, and those it has go on elsewhere."""
-    start_timeout_s: float = 300.0
-    """How long the gateway waits for the first worker that answers requests."""
+    routing_policy: Policy = setting(
+        Policy.KV, "Which worker gets a group: kv weighs cached prefixes, running choices and KV blocks."
+    )
+    session_expiry_s: float = setting(600.0, "Time for which the worker of a session is remembered.", above=0)
+    spread_choices: int = setting(
+        0, "A group of more choices than this may be split over several decode workers.", least=0, zero="never"
+    )
+    migration_limit: int = setting(
+        3, "Number of times that a group may move because its worker was lost.", least=0, zero="never"
+    )
+    migration_wait_s: float = setting(15.0, "Time that a group waits for a new worker when all are lost.", least=0)
+    queue_timeout_s: float = setting(
+        60.0, "Time that a group waits for room on a worker before it is refused.", above=0
+    )
+    engine_restarts: int = setting(
+        5,
+        "Number of times in a row that an engine that dies is started again; then the server does without it.",
+        commands=ENGINES,
+        least=0,
+        zero="never",
+    )
 
 
-class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the replicas of a cell on Ray Serve run, and how many there are."""
+@dataclass(frozen=True, kw_only=True)
+class KVEventsConfig:
+    """The addresses of events about the prompt blocks in each engine's prefix cache."""
 
-    ingress: Ingress = Ingress.GATEWAY
-    """Who holds the streams of clients: replicas of their own, or those that decode."""
-    gateways: int = 1
-    """Gateway replicas."""
-    autoscale: bool = False
-    """As many prefill and decode replicas as the load wants; `prefill` and `decode` are the most."""
-    min_prefill: int = 0
-    min_decode: int = 1
-    choices_per_decode: int = 64
-    """Open choices that a decode replica is to have; with more, another one is started."""
-    prompts_per_prefill: int = 4
-    """Prompts under way that a prefill replica is to have."""
-    scale_up_delay_s: float = 5.0
-    """How long more replicas must be wanted: a group of many choices may be over before a new one has started."""
-    scale_down_delay_s: float = 60.0
-    """How long there must have been less to do before a replica is ended; five times as long before the last one is."""
-    cpus_per_worker: float = 1.0
-    """CPUs that Ray keeps for each prefill and decode replica; also the threads of its engine, unless those are set."""
-    gpus_per_worker: float = 0.0
-    resources_of: tuple[str, ...] = ()
-    """`ROLE=NAME:AMOUNT`: a custom resource of Ray that replicas of a role (or `gateway`) want."""
-    prefill_port: int = 20000
-    """Side-channel port of the prefill replica of rank 0."""
-    decode_port: int = 22000
-    """The same for decode."""
-    ray_address: str | None = None
-    """Of the cluster, as `ray.init` takes it: `auto`, `local` or `host:port`. None: the one there is, or a new one."""
-    app_name: str = "motet"
-    """Of the Serve application."""
-    prefix_router: bool = False
-    """With `direct` ingress behind HAProxy: choose the replica by cached prefix too, through a hook internal to Ray."""
+    kv_events_port: int | None = setting(
+        None,
+        "Port of the events that tell which blocks are cached. Each engine takes two ports: events, then replays.",
+        unset="no events",
+        least=0,
+        most=MAX_PORT - 1,
+        zero="any free ports",
+    )
+    kv_events_host: str = setting(
+        "127.0.0.1",
+        "Address of this machine at which the events are found.",
+        pattern=ONE_ADDRESS,
+        must="one address at which others reach this server",
+        because="a gateway is told to follow it there",
+    )
+    kv_events_topic: str = setting("kv-events", "First frame of every event message.")
 
 
-class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where others are told which prompt blocks the prefix cache of each engine has."""
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig:
+    """The servers behind a gateway."""
 
-    kv_events_port: int | None = None
-    """Of the first engine; each has this port and the one after it, for replays. 0: free ones. None: nobody is told."""
-    kv_events_host: str = "127.0.0.1"
-    """The address at which they listen, and are found."""
-    kv_events_topic: str = "kv-events"
+    workers: tuple[str, ...] = setting(
+        (),
+        "A worker's URL, or URL,role,kind with one or both behind it; several times.",
+        commas=True,
+        read=check_workers,
+    )
+    role_of: tuple[str, ...] = setting(
+        (),
+        "Role of a worker that does not tell it: URL=prefill, URL=decode or URL=both; several times.",
+        read=roles_by_url,
+    )
+    workers_file: str | None = setting(
+        None, "File with one worker a line; lines that are added or removed later join or leave."
+    )
+    worker_api_key: str | None = setting(None, "API key that is sent to the workers.", **SENT_KEY)
+    key_of: tuple[str, ...] = setting(
+        (),
+        "API key of one worker, as URL=KEY; several times.",
+        read=by_url,
+        pattern=r"[!-~]+",
+        must="URL=KEY, such as http://host:8000=secret",
+        secret=True,
+    )
+    worker_ca_file: str | None = setting(
+        None, "File with the certificates that sign those of workers at https URLs.", unset="the system's"
+    )
+    tokenizer_of: tuple[str, ...] = setting(
+        (),
+        "Tokenizer of a model whose workers hand out none: MODEL=FOLDER or MODEL=ORG/NAME; several times.",
+        pattern=r"[^=]+=[\s\S]+",
+        must="MODEL=FOLDER or MODEL=ORG/NAME",
+    )
+    leader_timeout_s: float = setting(
+        30.0,
+        "Time that a prompt's KV may take to reach a vLLM decode server before the prompt is computed there.",
+        above=0,
+    )
+    upstream_timeout_s: float = setting(
+        300.0, "Time after which a text upstream that sends nothing is given up.", above=0
+    )
+    worker_timeout_s: float = setting(
+        5.0,
+        "Time after which a worker that does not answer gets no groups, and those it has go on elsewhere.",
+        commands=GATEWAY + RAY,
+        least=2,
+        because="workers are asked every second",
+    )
+    start_timeout_s: float = setting(
+        300.0,
+        "Time that a starting gateway waits for the first worker that answers requests.",
+        commands=GATEWAY + RAY,
+        above=0,
+    )
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All the HTTP side needs to know."""
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """The replicas of a cell on Ray Serve: how many there are, and where they run."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    ingress: Ingress = setting(
+        Ingress.GATEWAY,
+        "Who holds clients' streams: gateway replicas, so that a stream outlives its worker, or, without that hop, "
+        "the decode replicas (direct).",
+    )
+    gateways: int = setting(1, "Number of gateway replicas.", least=1)
+    autoscale: bool = setting(False, "Run as many prefill and decode replicas as the load needs.")
+    min_prefill: int = setting(0, "Fewest prefill replicas, with --autoscale.", least=0)
+    min_decode: int = setting(1, "Fewest decode replicas, with --autoscale.", least=1)
+    choices_per_decode: int = setting(
+        64, "Open choices that one decode replica should have, with --autoscale.", least=1
+    )
+    prompts_per_prefill: int = setting(
+        4, "Running prompts that one prefill replica should have, with --autoscale.", least=1
+    )
+    scale_up_delay_s: float = setting(5.0, "Time of more load before a replica is added.", least=0)
+    scale_down_delay_s: float = setting(
+        60.0, "Time of less load before a replica ends; the last one ends after five times as long.", least=0
+    )
+    cpus_per_worker: float = setting(
+        1.0, "CPUs that Ray keeps for each prefill and decode replica, and threads of its engine.", above=0
+    )
+    gpus_per_worker: float = setting(
+        0.0,
+        "GPUs that Ray keeps for each prefill and decode replica; a fraction lets replicas share one.",
+        least=0,
+        most=1,
+        because="an engine uses one GPU",
+    )
+    resources_of: tuple[str, ...] = setting(
+        (),
+        "Custom resource of Ray that each replica of a role wants: ROLE=NAME:AMOUNT with the role prefill, decode or "
+        "gateway; several times.",
+        read=resources_by_role,
+    )
+    prefill_port: int = setting(
+        20000, "Side-channel port of the first prefill replica; the next one has the next port.", **PORT
+    )
+    decode_port: int = setting(
+        22000, "Side-channel port of the first decode replica; the next one has the next port.", **PORT
+    )
+    ray_address: str | None = setting(
+        None,
+        "Cluster to join: auto, HOST:PORT, or local, which starts one.",
+        unset="the cluster that is there, or a new one",
+    )
+    app_name: str = setting("motet", "Name of the Serve application.", pattern=NOT_BLANK, must="not empty")
+    prefix_router: bool = setting(
+        False, "With direct ingress behind HAProxy, choose replicas by cached prefix too, through a hook inside Ray."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The settings of the HTTP side."""
+
     served_model_name: str
-    api_keys: tuple[str, ...] = ()
-    """With none, every route is open but those that change which workers there are."""
-    admin_key: str = ""
-    """What `/drain` and `/workers` take in place of an API key; without one, workers are not joined or removed."""
-    cors_origins: tuple[str, ...] = ()
-    max_n: int = 128
-    max_choices: int = 1024
-    """Prompts x n of one request."""
-    max_waiting_groups: int = 256
-    """Groups without a first token yet; one more is answered 503."""
-    key_max_requests: int = 0
-    """Requests that one API key, or all who bring none, may have under way; one more is answered 429. 0: any number."""
-    key_max_choices: int = 0
-    """The same for choices."""
-    max_body_bytes: int = 32 * 2**20
-    drain_timeout_s: float = 30.0
-    """How long a stopping server waits for the answers under way."""
-    log_level: str = "info"
-    """`debug`, `info`, `warning` or `error`."""
-    log_format: str = "text"
-    """`text` for people, `json` for machines."""
+    host: str = setting("127.0.0.1", "Address to listen on.", pattern=NOT_BLANK, must="a host name or an address")
+    port: int = setting(8000, "Port to listen on; not 0 on Ray.", **PORT)
+    api_keys: tuple[str, ...] = setting(
+        (),
+        "API key that opens the server to a client; several times.",
+        unset="none, every client may ask",
+        pattern=NOT_BLANK,
+        must="keys that are not empty",
+        secret=True,
+    )
+    admin_key: str = setting(
+        "",
+        "Key that opens /drain and /workers in place of the API keys.",
+        unset="none, and /workers cannot be changed",
+        secret=True,
+    )
+    cors_origins: tuple[str, ...] = setting((), "Origin whose web pages may call the server; several times.")
+    max_n: int = setting(128, "Greatest n: the number of choices of one prompt.", panel=Panel.LIMITS, least=1)
+    max_choices: int = setting(
+        1024, "Greatest number of choices of one request: prompts times n.", panel=Panel.LIMITS, least=1
+    )
+    max_waiting_groups: int = setting(
+        256,
+        "Number of groups that may wait for their first token; one more is answered 503.",
+        panel=Panel.LIMITS,
+        least=1,
+    )
+    key_max_requests: int = setting(
+        0,
+        "Requests that one API key, or all clients without one, may have running; one more is answered 429.",
+        panel=Panel.LIMITS,
+        least=0,
+        zero="any number",
+    )
+    key_max_choices: int = setting(
+        0,
+        "Choices that one API key, or all clients without one, may have running; more are answered 429.",
+        panel=Panel.LIMITS,
+        least=0,
+        zero="any number",
+    )
+    max_body_bytes: int = setting(
+        32 * 2**20, "Greatest size of a request's body.", panel=Panel.LIMITS, unit="bytes", least=1
+    )
+    drain_timeout_s: float = setting(
+        30.0, "Time that a stopping server or replica gives its running answers.", panel=Panel.PROCESS, least=0
+    )
+    log_level: str = setting(
+        "info",
+        "Lowest level of the lines that are logged.",
+        panel=Panel.PROCESS,
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: LogFormat = setting(
+        LogFormat.TEXT, "Form of log lines: text for people, json for machines.", panel=Panel.PROCESS
+    )
+
+
+RECORDS: Final[Mapping[type, Mapping[str, Declaration]]] = {
+    ModelConfig: settings_of(ModelConfig, Panel.MODEL, ENGINES),
+    EngineConfig: settings_of(EngineConfig, Panel.ENGINE, ENGINES),
+    CellConfig: settings_of(CellConfig, Panel.CELL, ENGINES),
+    RoutingConfig: settings_of(RoutingConfig, Panel.ROUTING, EVERY),
+    KVEventsConfig: settings_of(KVEventsConfig, Panel.ROUTING, SERVE),
+    GatewayConfig: settings_of(GatewayConfig, Panel.SERVERS, GATEWAY),
+    RayConfig: settings_of(RayConfig, Panel.RAY, RAY),
+    ServerConfig: settings_of(ServerConfig, Panel.HTTP, EVERY),
+}
+"""The settings of each record; panel and commands apply to settings that do not set their own."""
+SETTINGS: Final = {name: declared for settings in RECORDS.values() for name, declared in settings.items()}
+
+
+def environment() -> Mapping[str, str]:
+    """Returns the process's environment. It is read only here, and passed on as an argument."""
+    return dict(os.environ)  # noqa: TID251  the one place that reads it
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Returns the folder for models: `MOTET_CACHE_DIR`, else `motet` in the user's cache folder."""
+    if chosen := environ.get("MOTET_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "motet"

@@ -8,22 +8,22 @@
     │   ├── ForbiddenError        403
     │   ├── NotFoundError         404
     │   │   ├── ModelNotFoundError     model_not_found
-    │   │   └── NoSingleModelError     this server is no worker: it has several models, or none
+    │   │   └── NoSingleModelError     this server cannot be a worker: it has several models, or none
     │   ├── MethodNotAllowedError 405
     │   ├── BodyTooLargeError     413
     │   ├── RateLimitedError      429
-    │   └── UpstreamRefusalError  4xx  another server's refusal, with its own status and words
+    │   └── UpstreamRefusalError  4xx  another server's refusal, with its own status and message
     ├── OverloadedError           503  try again after `retry_after_s`
     │   └── DrainingError              this server takes no new groups any more
     ├── EngineError               500  the engine failed this group
     │   ├── EngineDiedError       503  the engine's process is gone: the group may be resumed elsewhere
-    │   │   ├── EngineSilentError      it lives, and gives no sign of life
-    │   │   └── NoWorkerError          no worker is there that could take the group
-    │   ├── WorkerLeavingError    503  its worker takes part no more: the group may be resumed elsewhere
-    │   ├── OtherServerError      500  a server elsewhere is not of the kind it was asked as
-    │   ├── AnswerParserError     500  what a choice wrote could not be read; the message names the choice
+    │   │   ├── EngineSilentError      the engine gives no sign of life
+    │   │   └── NoWorkerError          there is no worker that could take the group
+    │   ├── WorkerLeavingError    503  the worker is leaving: the group may be resumed elsewhere
+    │   ├── OtherServerError      500  a server elsewhere is of another kind than expected
+    │   ├── AnswerParserError     500  the text of a choice could not be parsed; the message names the choice
     │   └── EngineClosedError     503  closed by us (shutting down)
-    ├── DirectoryError            503  the directory of workers cannot be asked now
+    ├── DirectoryError            503  the directory of workers, or a replica, cannot be asked now
     └── StartupError              --   the server cannot start; the command line prints it and exits with `exit_code`
         ├── ConfigError
         │   └── PortTakenError         another program listens there
@@ -31,8 +31,8 @@
         ├── UnsupportedModelError
         └── KVMemoryError
 
-A class knows its HTTP status, its code and whether the same group may be tried elsewhere; the API maps it in one
-place. A dependency's errors are translated in the file that imports it.
+A class knows its HTTP status, its code, and if the same group may be tried elsewhere; the API maps it in one place.
+A dependency's errors are translated in the file that imports it.
 """
 
 from typing import ClassVar
@@ -46,78 +46,62 @@ class MotetError(Exception):
     code: str | None = None
     may_retry: ClassVar[bool] = False
     retry_after_s: int | None = None
-    """Told to the client as `Retry-After`, where trying again may help."""
+    """The client gets it as `Retry-After`, if trying again may help."""
+
+    def __init_subclass__(cls, **facts: int | str) -> None:
+        """`facts`: the attributes above in which the class differs from its base."""
+        for name, value in facts.items():
+            setattr(cls, name, value)
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
 
-class RequestError(MotetError):
-    status = 400
-    type = "invalid_request_error"
-
+class RequestError(MotetError, status=400, type="invalid_request_error"):
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
         self.code = code or self.code
 
 
-class ContextLengthError(RequestError):
-    code = "context_length_exceeded"
+class ContextLengthError(RequestError, code="context_length_exceeded"): ...
 
 
-class GrammarError(RequestError):
-    """What choices must be cannot be compiled, or became too much work; `param` is put in where the field is known."""
-
-    code = "invalid_grammar"
+class GrammarError(RequestError, code="invalid_grammar"):
+    """The API sets `param`, since it knows the field."""
 
 
-class UnauthorizedError(RequestError):
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
+class UnauthorizedError(RequestError, status=401, type="authentication_error", code="invalid_api_key"): ...
 
 
-class ForbiddenError(RequestError):
-    status = 403
-    type = "permission_error"
+class ForbiddenError(RequestError, status=403, type="permission_error"): ...
 
 
-class NotFoundError(RequestError):
-    status = 404
-    type = "not_found_error"
+class NotFoundError(RequestError, status=404, type="not_found_error"): ...
 
 
-class ModelNotFoundError(NotFoundError):
-    code = "model_not_found"
+class ModelNotFoundError(NotFoundError, code="model_not_found"): ...
 
 
-class NoSingleModelError(NotFoundError):
-    code = "no_single_model"
+class NoSingleModelError(NotFoundError, code="no_single_model"): ...
 
 
-class MethodNotAllowedError(RequestError):
-    status = 405
-    code = "method_not_allowed"
+class MethodNotAllowedError(RequestError, status=405, code="method_not_allowed"): ...
 
 
-class BodyTooLargeError(RequestError):
-    status = 413
-    code = "request_too_large"
+class BodyTooLargeError(RequestError, status=413, code="request_too_large"): ...
 
 
-class RateLimitedError(RequestError):
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
-    retry_after_s = 1
+class RateLimitedError(
+    RequestError, status=429, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=1
+): ...
 
 
 class UpstreamRefusalError(RequestError):
-    """What a server that we only pass texts to says of a client's request."""
+    """A text upstream refuses a client's request."""
 
-    def __init__(  # sizes: what stands in an answer that refuses
+    def __init__(
         self,
         message: str,
         *,
@@ -133,7 +117,7 @@ class UpstreamRefusalError(RequestError):
         self.retry_after_s = retry_after_s
 
     def of(self, part: str) -> "UpstreamRefusalError":
-        """The same, where only a part of what the client wants was refused."""
+        """Returns the same error for a part of what the client wants."""
         return UpstreamRefusalError(
             f"{part}: {self.message}",
             status=self.status,
@@ -144,84 +128,59 @@ class UpstreamRefusalError(RequestError):
         )
 
 
-class OverloadedError(MotetError):
+class OverloadedError(MotetError, status=503, type="overloaded_error", code="overloaded", may_retry=True):
     """No room for the group now. Raised before the first byte of an answer, never after."""
-
-    status = 503
-    type = "overloaded_error"
-    code = "overloaded"
-    may_retry = True
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class DrainingError(OverloadedError):
-    code = "draining"
+class DrainingError(OverloadedError, code="draining"): ...
 
 
-class EngineError(MotetError):
-    code = "engine_error"
+class EngineError(MotetError, code="engine_error"): ...
 
 
-class EngineDiedError(EngineError):
-    status = 503
-    code = "engine_died"
-    may_retry = True
+class EngineDiedError(EngineError, status=503, code="engine_died", may_retry=True): ...
 
 
-class EngineSilentError(EngineDiedError):
-    code = "engine_silent"
+class EngineSilentError(EngineDiedError, code="engine_silent"): ...
 
 
-class NoWorkerError(EngineDiedError):
-    code = "no_worker"
-    retry_after_s = 2
+class NoWorkerError(EngineDiedError, code="no_worker", retry_after_s=2): ...
 
 
-class WorkerLeavingError(EngineError):
-    status = 503
-    code = "worker_leaving"
-    may_retry = True
+class WorkerLeavingError(EngineError, status=503, code="worker_leaving", may_retry=True): ...
 
 
-class OtherServerError(EngineError):
-    code = "other_server"
+class OtherServerError(EngineError, code="other_server"): ...
 
 
-class AnswerParserError(EngineError):
-    code = "parser_error"
+class AnswerParserError(EngineError, code="parser_error"): ...
 
 
-class EngineClosedError(EngineError):
-    status = 503
-    code = "engine_closed"
+class EngineClosedError(EngineError, status=503, code="engine_closed"): ...
 
 
-class DirectoryError(MotetError):
-    status = 503
+class DirectoryError(MotetError, status=503): ...
 
 
 class StartupError(MotetError):
     exit_code: ClassVar[int] = 1
 
 
-class ConfigError(StartupError):
-    exit_code = 2
+class ConfigError(StartupError, exit_code=2): ...
 
 
 class PortTakenError(ConfigError):
-    """Another program listens there; it may be somebody who went for the same one."""
+    """Another program listens on the port; it may have taken it a moment ago."""
 
 
-class ModelLoadError(StartupError):
-    exit_code = 3
+class ModelLoadError(StartupError, exit_code=3): ...
 
 
-class UnsupportedModelError(StartupError):
-    exit_code = 4
+class UnsupportedModelError(StartupError, exit_code=4): ...
 
 
-class KVMemoryError(StartupError):
-    exit_code = 5
+class KVMemoryError(StartupError, exit_code=5): ...

@@ -17,25 +17,18 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def setup_logging(
-    *, format: LogFormat = LogFormat.TEXT, level: int = logging.INFO, stream: TextIO = sys.stderr
-) -> None:
+def setup_logging(*, format: str = LogFormat.TEXT, level: str = "info", stream: TextIO = sys.stderr) -> None:
     """Sends the lines of Motet's loggers to `stream`; other libraries' loggers are left as they are."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if format is LogFormat.JSON else TextFormatter())
+    handler.setFormatter(JsonFormatter() if format == LogFormat.JSON else TextFormatter())
     logger = logging.getLogger("motet")
     logger.handlers = [handler]
-    logger.setLevel(level)
+    logger.setLevel(level.upper())
     logger.propagate = False
 
 
-def setup_logging_as(format: str, level: str) -> None:
-    """As settings name them."""
-    setup_logging(format=LogFormat(format), level=logging.getLevelNamesMapping()[level.upper()])
-
-
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """The figures of a line; empty for a line that is only words."""
+    """Returns the figures of a line, if it has any."""
     fields: object = record.__dict__.get("fields")
     return fields if isinstance(fields, dict) else {}
 

@@ -1,20 +1,56 @@
-"""What passes between the parts: a request, what a step produced, facts and figures of an engine.
+"""The objects that pass between the parts: requests, results of steps, facts and figures of engines.
 
-Everything here is frozen, knows no torch, and travels as msgspec messages unchanged. What there is one of for each
-token is not tracked by the garbage collector (`gc=False`): nothing in it can point back to it.
+Everything here except `EngineStats` is frozen, needs no torch, and travels unchanged as msgspec messages. Objects that
+are made for each token are not tracked by the garbage collector (`gc=False`), since nothing in them points back.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
-from motet.constraint import Grammar
 from motet.ids import ModelName, RequestId
+from motet.metrics.declare import counter, counter_field, gauge, gauge_field, histogram_field
+from motet.transfer.figures import SECONDS
 from motet.transfer.ticket import Ticket, TransferAddress
 
 
+class GrammarKind(StrEnum):
+    """The language of a grammar."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    """A JSON array of the allowed strings."""
+    LARK = "lark"
+    """Lark as llguidance reads it, with `%json` and `<special>`."""
+
+
+class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tags that a model writes around its thoughts before it answers."""
+
+    open: str
+    close: str
+    opened: bool
+    """True if the prompt already ends with the opening tag."""
+    before_answer: str = ""
+    """Text before every answer, with or without thoughts."""
+
+
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The form that every choice of a group must have, from its first token to the end, as the client wrote it. Whoever
+    uses it compiles it."""
+
+    kind: GrammarKind
+    source: str
+    thinking: Thinking | None = None
+    """Thoughts that may come before the text that the grammar describes."""
+
+
 class Role(StrEnum):
-    """What a worker does for a group."""
+    """The role of a worker."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -22,16 +58,28 @@ class Role(StrEnum):
 
 
 class Ingress(StrEnum):
-    """Who holds the streams of clients on Ray Serve."""
+    """The replicas that hold the streams of clients on Ray Serve."""
 
     GATEWAY = "gateway"
     """Replicas of their own; a group outlives the worker that writes it."""
     DIRECT = "direct"
-    """The replica that decodes: no hop for tokens, and a stream ends with its replica."""
+    """The decode replica: tokens have one hop less, and a stream ends with its replica."""
+
+
+class Policy(StrEnum):
+    """The rule that chooses among workers with room."""
+
+    KV = "kv"
+    """The least cost (`routing.cost`) of computing the prompt and of the open choices."""
+    LEAST_LOADED = "least-loaded"
+    """The fewest open choices, then the fewest blocks; for prefill the fewest tokens queued first."""
+    ROUND_ROBIN = "round-robin"
+    SESSION = "session"
+    """The session's last worker, if there is one, else the least loaded."""
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended, in OpenAI's words. There is no abort and no error: those end the whole group."""
+    """Why a choice ended, in OpenAI's words. An abort or an error ends the whole group, so they are not here."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -39,73 +87,136 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"
 
 
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of a group. The prompt is counted once, however many choices are made of it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    """The sum over the choices; tokens whose text a stop string cut off are counted, they were made."""
+    cached_tokens: int | None = 0
+    """Prompt tokens whose KV was in the prefix cache; None if a text upstream did not tell."""
+    reasoning_tokens: int | None = 0
+    """Completion tokens that are thoughts, summed over the choices; None if a text upstream did not tell."""
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """Adds up groups, or parts of one. What one of them does not tell is not known of both."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Usage(**dict(zip(self.__struct_fields__, sums, strict=True)))
+
+
+@dataclass(frozen=True)
+class SamplingField:
+    """The range of a field of `SamplingParams`. Other values are refused by the HTTP schemas (`api.schemas.shared`) and
+    in requests from gateways (`api.engine_routes`)."""
+
+    low: float | None = None
+    """None: the values have no order, as for a bool."""
+    high: float | None = None
+    above_low: bool = False
+    """True if `low` itself is not allowed."""
+    as_asked: bool = True
+    """True if requests have a field of this name, type, default and range whose value goes to the engine unchanged; the
+    schemas then take it from here. False if the request's field differs, or its value must be computed."""
+
+    @property
+    def words(self) -> str:
+        return f"above {self.low:g}, up to {self.high:g}" if self.above_low else f"{self.low:g} to {self.high:g}"
+
+    def allows(self, value: float) -> bool:
+        """Returns True if the value is in the range; False also for NaN."""
+        low, high = self.low, self.high
+        return low is None or high is None or (low <= value <= high and not (self.above_low and value == low))
+
+
+MAX_LOGPROBS = 20
+"""Most log-probabilities of other tokens for each token."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the tokens of every choice of a group are drawn; ranges are checked where the request comes in."""
+    """How the tokens of every choice of a group are drawn. Each field is declared once, here: its range, and if
+    requests have it unchanged. vLLM workers get every field under the same name (`engines.vllm.plan`)."""
 
     max_tokens: int
-    temperature: float = 1.0
+    temperature: Annotated[float, SamplingField(0, 2)] = 1.0
     """0 means greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
+    top_p: Annotated[float, SamplingField(0, 1, above_low=True)] = 1.0
+    top_k: Annotated[int, SamplingField(0, 2**31, as_asked=False)] = 0
     """0 means off."""
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
+    min_p: Annotated[float, SamplingField(0, 1)] = 0.0
+    presence_penalty: Annotated[float, SamplingField(-2, 2)] = 0.0
+    frequency_penalty: Annotated[float, SamplingField(-2, 2)] = 0.0
+    repetition_penalty: Annotated[float, SamplingField(0, 2, above_low=True)] = 1.0
+    logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, as_asked=False)] = {}
+    """Token id -> the number that is added to its logit; the range is for these numbers."""
     min_tokens: int = 0
-    ignore_eos: bool = False
+    ignore_eos: Annotated[bool, SamplingField()] = False
     stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-    """None: none; k: the drawn token's log-probability and the k highest."""
-    prompt_logprobs: int | None = None
+    logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
+    """k: the log-probability of the drawn token and the k highest; None: no log-probabilities."""
+    prompt_logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
     grammar: Grammar | None = None
-    """Tokens that it does not allow cannot be drawn; end-of-sequence can be drawn only where it is complete."""
+    """Only tokens that it allows can be drawn, and end-of-sequence only where it is complete."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
 
+SAMPLING_FIELDS: Mapping[str, SamplingField] = {
+    name: metadata
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    for metadata in getattr(hint, "__metadata__", ())
+    if isinstance(metadata, SamplingField)
+}
+
+AS_ASKED = tuple(name for name, field in SAMPLING_FIELDS.items() if field.as_asked)
+"""The fields that requests have unchanged."""
+
+
 class ChoiceStart(msgspec.Struct, frozen=True):
-    """Where a choice begins: with nothing written, or after the tokens it wrote before (migration, preemption)."""
+    """The start of a choice: without output tokens, or after those that it had before (migration, preemption)."""
 
     index: int
-    """Number of the choice inside its group."""
     seed: int
     """Unsigned 64 bits: seed of the group + index, modulo 2^64."""
     written: tuple[int, ...] = ()
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One group: one prompt and the choices to be made of it. At least one prompt token, at least one choice."""
+    """One group: one prompt and its choices. There is at least one prompt token and one choice."""
 
     request_id: RequestId
     prompt: tuple[int, ...]
     choices: tuple[ChoiceStart, ...]
     sampling: SamplingParams
     cache_salt: str = ""
-    """Groups share cached prompt blocks only with groups of the same salt."""
+    """Groups share cached prompt blocks only with groups that have the same salt."""
     priority: int = 0
     """Lower goes first; equal ones in order of arrival."""
     ticket: Ticket | None = None
-    """Where the KV of the prompt can be fetched; without one, or when that fails, it is computed."""
+    """With it the prompt's KV can be fetched; without it, or if that fails, the KV is computed."""
     trace: str = ""
     """The client's `x-request-id`, for log lines and for the next hop."""
     session_id: str = ""
     """The client's `x-session-id`, for the next hop."""
-    straight: bool = False
-    """Past prefill: it has been asked already, or is not to be. Between parts of routing; no engine is told."""
     model: ModelName = ModelName("")
-    """Which of the models its workers have; empty where there is only one."""
+    """The name of the model; empty if there is only one."""
     seeded: bool = True
-    """Whether the client named the seed. If not, an engine that pays for seeds may draw as it likes."""
+    """True if the client set the seed. If not, an engine that is slower with seeds may ignore it."""
     stops: bool = False
-    """Whether the reader may end single choices early, at a stop string say."""
+    """True if the reader may end single choices early, for instance at a stop string."""
+    model_digest: str = ""
+    """The `model_digest` of the engine that began its choices: only an engine with the same one, or with none, may go
+    on with them. Empty: any engine may."""
 
 
 def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
-    """Fresh choices 0..n-1; choice i has seed + i modulo 2^64, so it equals the n=1 request with that seed."""
+    """Returns new choices 0..n-1. Choice i has seed + i modulo 2^64, so it equals the n=1 request with that seed."""
     return tuple(ChoiceStart(i, (seed + i) % 2**64) for i in range(n))
 
 
@@ -129,28 +240,28 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one step added to one choice. The token that ends a choice is among `token_ids`."""
+    """The tokens that one step added to one choice, with the token that ends it."""
 
     index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """As long as `token_ids` when asked for."""
+    """If requested, one for each of `token_ids`."""
     finish: Finish | None = None
 
 
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):
-    """What is known once the prompt has been read."""
+    """An engine's report after it has read the prompt."""
 
     cached_tokens: int
     """Prompt tokens whose KV was found in the prefix cache."""
     logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """One a prompt token, None for the first, when `prompt_logprobs` was asked for."""
+    """If `prompt_logprobs` was requested, one for each prompt token, None for the first."""
     worker: str = ""
-    """Who writes the choices, if there are several workers."""
+    """The worker that writes the choices, if the server has several."""
 
 
 class GroupDelta(msgspec.Struct, frozen=True, array_like=True):
-    """What one step produced for one group, all its choices together."""
+    """The results of one step for one group, all its choices together."""
 
     request_id: RequestId
     choices: tuple[ChoiceDelta, ...]
@@ -159,12 +270,12 @@ class GroupDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineKind(StrEnum):
-    """Whose engine it is. KV passes between engines of one kind only."""
+    """The software of an engine. KV passes only between engines of the same kind."""
 
     MOTET = "motet"
     VLLM = "vllm"
     OPENAI = "openai"
-    """Text in, text out: no engine to us, but a worker all the same."""
+    """It takes texts and not tokens, so it is a worker but no `Engine`."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,102 +283,159 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     name: ModelName
     root: str = ""
-    """Where it comes from, as the worker tells."""
     parent: ModelName | None = None
-    """Of an adapter: what it adapts."""
     max_model_len: int
 
 
 UNKNOWN_VOCABULARY = 2**31 - 1
-"""`vocab_size` of an engine that does not tell; it refuses by itself what it does not know."""
+"""`vocab_size` of an engine that does not report it; it refuses unknown tokens itself."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is; does not change while it lives."""
+    """Facts about an engine, which do not change while it lives. Some kinds do not report fields with a default."""
 
     model: ModelName
     max_model_len: int
     """Prompt and answer together, in tokens."""
-    vocab_size: int
+    vocab_size: int = UNKNOWN_VOCABULARY
     block_size: int
     num_blocks: int
-    bytes_per_block: int
+    bytes_per_block: int = 0
     max_num_seqs: int
     role: Role
-    eos_token_ids: tuple[int, ...]
-    dtype: str
-    device: str
-    fingerprint: str
-    """Equal fingerprints: equal tokens for equal requests (when it ends in `-same`)."""
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    fingerprint: str = ""
+    """Engines with equal fingerprints that end in `-same` write equal tokens for equal requests."""
+    model_digest: str = ""
+    """Digest of the model's configuration and weights, on any hardware. Empty if the engine does not report it."""
     pid: int | None = None
-    """Only for a process on this machine."""
+    """Set only for a process on this machine."""
     transfer: TransferAddress | None = None
-    """Where its KV can be fetched, or who fetches; None for an engine that keeps its KV to itself."""
+    """The address of its side channel; None for an engine that keeps its KV to itself."""
     kind: EngineKind = EngineKind.MOTET
     ticket_readers: int = 64
-    """How many readers a ticket of its may have."""
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of an engine at one moment. The counters only grow while the engine lives."""
+@dataclass(kw_only=True, slots=True)
+class EngineStats:
+    """Figures of an engine, each declared once, here (`metrics.declare`).
 
-    groups_running: int = 0
-    groups_waiting: int = 0
-    choices_running: int = 0
-    choices_waiting: int = 0
-    blocks_total: int = 0
-    blocks_used: int = 0
-    """Held by groups; free blocks that are still cached are not among them."""
-    blocks_cached: int = 0
-    """Free blocks whose content may still be found by its prefix."""
+    This is the only record here that changes: the engine's core owns one and adds to its counters as it works. It sends
+    copies, with the gauges of that moment.
+    """
 
-    steps: int = 0
-    prompt_tokens: int = 0
-    """Prompt tokens of all admitted groups."""
-    prefill_tokens: int = 0
-    """Prompt tokens computed: `prompt_tokens` less the cached ones, plus those computed again."""
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    replayed_tokens: int = 0
-    """Written tokens computed again after a preemption or a resume."""
-    preemptions: int = 0
-    forks: int = 0
-    """Choices that joined a trunk already there: n - 1 for a group of n."""
-    blocks_shared: int = 0
-    """Blocks that forks did not have to allocate."""
-    bytes_saved: int = 0
-    """KV bytes of those blocks."""
-    greedy_choices_shared: int = 0
-    """Choices of greedy groups that were answered by a sibling's tokens."""
-    trunk_tokens_read: int = 0
-    """Trunk positions that decode attention read, once a group and step."""
-    trunk_tokens_unshared: int = 0
-    """What it would have read without sharing: once a choice and step."""
+    groups_running: int = gauge_field(
+        "num_groups_running", "groups", "Groups with choices being written.", in_status=True
+    )
+    groups_waiting: int = gauge_field("num_groups_waiting", "groups", "Groups waiting for their turn.")
+    choices_running: int = gauge_field("num_requests_running", "choices", "Choices being written.", in_status=True)
+    choices_waiting: int = gauge_field(
+        "num_requests_waiting", "choices", "Choices waiting for their turn.", in_status=True
+    )
+    blocks_total: int = gauge_field("kv_blocks", "blocks", "KV blocks that the worker has.")
+    blocks_used: int = gauge_field(
+        "kv_blocks_used",
+        "blocks",
+        "KV blocks held by groups and leases.",
+        in_status=True,
+        also=gauge(
+            "kv_cache_usage_perc",
+            "share, 0 to 1",
+            "Share of the KV blocks that groups and leases hold.",
+            share_of="blocks_total",
+        ),
+    )
+    blocks_cached: int = gauge_field(
+        "kv_blocks_cached", "blocks", "Free KV blocks that a prefix may still hit.", in_status=True
+    )
 
-    prefills: int = 0
-    """Groups prefilled for another worker: leases granted."""
-    leases: int = 0
-    """Trunks kept for readers at this moment."""
-    oldest_lease_s: float | None = None
-    leases_expired: int = 0
-    """Leases whose readers gave no sign of life."""
-    pulls_open: int = 0
-    """Pulls that may still write at this moment."""
-    blocks_pulling: int = 0
-    """Blocks that such a pull alone holds: its group is gone."""
-    transfers: int = 0
-    """Pulls that brought what their ticket said."""
-    transfer_bytes: int = 0
-    transfer_descriptors: int = 0
-    """Contiguous pieces of memory they were read in."""
-    transfer_seconds: tuple[int, ...] = ()
-    """How many pulls took so long: one count for each bound of `transfer.figures.SECONDS`, one for longer ones."""
+    steps: int = counter_field("engine_steps", "steps", "Forward passes.")
+    prompt_tokens: int = counter_field(
+        "prompt_tokens",
+        "tokens",
+        "Prompt tokens of admitted groups; once a group, whatever n is.",
+        also=counter("prefix_cache_queries", "tokens", "Prompt tokens looked up in the prefix cache."),
+    )
+    prefill_tokens: int = counter_field(
+        "prefill_tokens", "tokens", "Prompt tokens computed: not those found in the prefix cache.", in_status=True
+    )
+    cached_tokens: int = counter_field("prefix_cache_hits", "tokens", "Prompt tokens found in the prefix cache.")
+    generated_tokens: int = counter_field("generation_tokens", "tokens", "Tokens generated, summed over choices.")
+    replayed_tokens: int = counter_field(
+        "replayed_tokens", "tokens", "Tokens computed again that were written before a preemption or a move."
+    )
+    preemptions: int = counter_field(
+        "num_preemptions", "choices", "Choices put back because there were too few blocks."
+    )
+    forks: int = counter_field(
+        "forks", "choices", "Choices that joined a trunk already there: n - 1 for a group of n.", in_status=True
+    )
+    blocks_shared: int = counter_field(
+        "blocks_shared", "blocks", "KV blocks that forks did not have to allocate.", in_status=True
+    )
+    bytes_saved: int = counter_field("bytes_saved", "bytes", "KV bytes of those blocks.")
+    greedy_choices_shared: int = counter_field(
+        "greedy_choices_shared", "choices", "Choices of greedy groups, answered by a sibling's tokens."
+    )
+    trunk_tokens_read: int = counter_field(
+        "trunk_tokens_read", "positions", "Trunk positions that decode attention read, once a group and step."
+    )
+    trunk_tokens_unshared: int = counter_field(
+        "trunk_tokens_unshared",
+        "positions",
+        "Trunk positions it would have read without sharing, once a choice and step.",
+    )
+
+    prefills: int = counter_field(
+        "prefills", "groups", "Groups prefilled for another worker; once a group, whatever n is.", in_status=True
+    )
+    leases: int = gauge_field("kv_leases", "leases", "Prefilled prompts kept for their readers.", in_status=True)
+    oldest_lease_s: float | None = gauge_field(
+        "kv_lease_oldest_seconds",
+        "seconds",
+        "Age of the oldest lease; 0 without any.",
+        highest=True,
+        in_status=True,
+        default=None,
+    )
+    leases_expired: int = counter_field("kv_leases_expired", "leases", "Leases whose readers gave no sign of life.")
+    pulls_open: int = gauge_field("kv_pulls_open", "pulls", "Pulls that may still write.", in_status=True)
+    blocks_pulling: int = gauge_field(
+        "kv_blocks_pulling", "blocks", "KV blocks that only such a pull holds, since its group is gone.", in_status=True
+    )
+    transfers: int = counter_field(
+        "kv_transfers",
+        "pulls",
+        "Pulls that brought what their ticket said: at most one a group, whatever n is.",
+        in_status=True,
+    )
+    transfer_bytes: int = counter_field("kv_transfer_bytes", "bytes", "KV bytes that pulls brought.", in_status=True)
+    transfer_descriptors: int = counter_field(
+        "kv_transfer_descriptors", "pieces", "Pieces of memory they were read in; neighbouring blocks are one."
+    )
+    transfer_seconds: tuple[int, ...] = histogram_field(
+        "kv_transfer_seconds",
+        "seconds",
+        "Time from the order of such a pull to its verified end.",
+        bounds=SECONDS,
+        sum_in="transfer_seconds_sum",
+    )
     transfer_seconds_sum: float = 0.0
-    transfer_failures: dict[str, int] = {}
-    """By kind of `transfer.base.FailureKind`."""
-    pulls_avoided: int = 0
-    """Tickets whose prompt was in the prefix cache already."""
-    pull_blocks_avoided: int = 0
-    """Blocks of tickets that were found in the prefix cache."""
-    recomputed_tokens: int = 0
-    """Prompt tokens of groups with a ticket that were computed here all the same: the last one when all goes well."""
+    transfer_failures: dict[str, int] = counter_field(
+        "kv_transfer_failures", "pulls", "Pulls that brought nothing, so the prompt was computed.", labels=("kind",)
+    )
+    """Keys are those of `transfer.orders.FailureKind`."""
+    pulls_avoided: int = counter_field(
+        "kv_pulls_avoided", "tickets", "Tickets whose prompt was in the prefix cache already."
+    )
+    pull_blocks_avoided: int = counter_field(
+        "kv_pull_blocks_avoided", "blocks", "Blocks of tickets that were found in the prefix cache."
+    )
+    recomputed_tokens: int = counter_field(
+        "recomputed_tokens",
+        "tokens",
+        "Prompt tokens with a ticket, but computed: only the last one if all goes well.",
+        in_status=True,
+    )

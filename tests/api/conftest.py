@@ -57,9 +57,14 @@ def refusing(refusing_server: Served) -> Iterator[Served]:
     refusing_server.check()
 
 
+@pytest.fixture(scope="session")
+def calling_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(save_tiny_tokenizer(tmp_path_factory.mktemp("calling"), chat_template=TEMPLATE))
+
+
 @pytest.fixture
-def serve_tools(serve: Serving, tmp_path: Path) -> CallingServing:
-    return CallingServing(serve, Tokenizer.load(save_tiny_tokenizer(tmp_path, chat_template=TEMPLATE)))
+def serve_tools(serve: Serving, calling_tokenizer: Tokenizer) -> CallingServing:
+    return CallingServing(serve, calling_tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -2,34 +2,54 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import httpx
+import pytest
 import uvicorn
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from motet.api.app import create_app
-from motet.api.membership import Membership
-from motet.api.served import Models, OneModel
-from motet.api.service import Service
+from motet.api.app import create_app, create_router
+from motet.api.served import Models, one_model
+from motet.api.service import Membership, Service
 from motet.config import ServerConfig
 from motet.engines.base import Worker, WorkerReport, Workers, WorkerState
-from motet.engines.fake import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
-from motet.errors import MotetError
+from motet.errors import MotetError, NoWorkerError
 from motet.metrics.routing import RoutingFigures
+from motet.testing.engine import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.text.formats import ModelFormats
 from motet.text.tokenizer import Tokenizer
-from motet.types import ChoiceStart, GenerateRequest, Role
+from motet.types import ChoiceStart, EngineInfo, GenerateRequest, Role
+from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
 
 MODEL = "tiny"
 SEED = 42
+PROMPT = [5, 6, 7, 8]
+ROUTES: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": PROMPT},
+    "/inference/v1/generate": {"token_ids": PROMPT, "sampling_params": {}},
+}
+
+
+def of_two(path: str) -> dict[str, object]:
+    """The body for two choices; of completions, for each of two prompts."""
+    if path == "/v1/completions":
+        return {"prompt": ["x", "y"], "n": 2}
+    return ROUTES[path] | ({"sampling_params": {"n": 2}} if path == "/inference/v1/generate" else {"n": 2})
+
+
+every_route = pytest.mark.parametrize("path", list(ROUTES))
+streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
 def events(response: httpx.Response) -> list[str]:
@@ -47,6 +67,21 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(item) for item in data]
 
 
+def named(response: httpx.Response) -> tuple[int, str | None]:
+    """The status of an error, and the field that it names."""
+    return response.status_code, response.json()["error"]["param"]
+
+
+def coded(response: httpx.Response) -> tuple[int, str | None]:
+    """The status of an error, and its code."""
+    return response.status_code, response.json()["error"]["code"]
+
+
+def later(response: httpx.Response) -> tuple[int, str, str | None]:
+    """The status of an error, when to try again, and its code."""
+    return response.status_code, response.headers["retry-after"], response.json()["error"]["code"]
+
+
 def hello(_: GenerateRequest, start: ChoiceStart) -> list[int]:
     return fake_answer(f"hello {start.index}")
 
@@ -57,7 +92,7 @@ def saying(*answers: str) -> Script:
 
 
 class WatchedEngine(FakeEngine):
-    """Says when a group has been submitted. With `gated`, a step is taken each time `gate` is released."""
+    """Says when a group has been submitted. With `gated`, a step is taken each time `steps` is released."""
 
     def __init__(
         self,
@@ -78,10 +113,59 @@ class WatchedEngine(FakeEngine):
         )
         self.submitted = asyncio.Semaphore(0)
 
+    async def begun(self, request: Coroutine[Any, Any, httpx.Response]) -> asyncio.Task[httpx.Response]:
+        """Starts a request; returns once the engine has a group of it. Fails if the answer comes before."""
+        task = asyncio.create_task(request)
+        submitted = asyncio.create_task(self.submitted.acquire())
+        await asyncio.wait([task, submitted], return_when=asyncio.FIRST_COMPLETED)
+        submitted.cancel()
+        assert not task.done()
+        return task
+
+    def go(self, steps: int = 100) -> None:
+        """Lets the engine take so many steps more."""
+        for _ in range(steps):
+            self.steps.release()
+
     def generate(self, request: GenerateRequest) -> FakeGroup:
         group = super().generate(request)
         self.submitted.release()
         return group
+
+
+class NobodyUp(WatchedEngine):
+    """Of a model whose workers have not come up yet."""
+
+    @property
+    def info(self) -> EngineInfo:
+        raise NoWorkerError("No worker is ready.")
+
+    @info.setter
+    def info(self, info: EngineInfo) -> None:
+        """It has none."""
+
+
+def group_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The lines of the access log."""
+    return [vars(record)["fields"] for record in caplog.records if record.message == "group ended"]
+
+
+def post_to(path: str) -> Scope:
+    """What a server tells an app of a request."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
 
 
 def ready(worker: Worker) -> WorkerReport:
@@ -100,6 +184,22 @@ class ListedWorkers:
         return tuple(self.listed)
 
 
+class Routes:
+    """What the routes of one server after another take for its service: they are made once, which takes 10 ms."""
+
+    service: Service
+
+    def __init__(self) -> None:
+        self.router = create_router(cast(Service, self))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.service, name)
+
+
+FREE: list[Routes] = []
+"""Of servers that have ended."""
+
+
 class Served:
     """One server and its clients."""
 
@@ -108,7 +208,9 @@ class Served:
         self.service = service
         self.engine = engine
         self._engines = (engine, *others)
-        self.app = create_app(service)
+        self._routes = FREE.pop() if FREE else Routes()
+        self._routes.service = service
+        self.app = create_app(service, self._routes.router)
         self._stack = AsyncExitStack()
         self._state = ServerState()
 
@@ -119,14 +221,8 @@ class Served:
         self._listener = await asyncio.get_running_loop().create_server(
             lambda: HttpToolsProtocol(config=config, server_state=self._state, app_state={}), "127.0.0.1", 0
         )
-        self.http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=self.url, verify=False))
-        self.openai = await self._stack.enter_async_context(
-            AsyncOpenAI(
-                base_url=f"{self.url}/v1",
-                api_key="none",
-                max_retries=0,
-                http_client=DefaultAsyncHttpxClient(verify=False),
-            )
+        self.http = await self._stack.enter_async_context(
+            httpx.AsyncClient(base_url=self.url, verify=False, timeout=PATIENCE_S)
         )
         return self
 
@@ -134,12 +230,20 @@ class Served:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+        if "openai" in vars(self):
+            await self.openai.close()
         self._listener.close()
         while self._state.tasks:
             await asyncio.wait(self._state.tasks)
         await self._listener.wait_closed()
+        FREE.append(self._routes)
         if error is None:
             self.check()
+
+    @cached_property
+    def openai(self) -> AsyncOpenAI:
+        http_client = DefaultAsyncHttpxClient(verify=False)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=http_client)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -162,7 +266,7 @@ class Served:
         assert self.service.admission.open == 0
         assert self.service.key_limits.clients == {}
 
-    async def chat(self, content: str = "hi", **fields: object) -> httpx.Response:
+    async def chat(self, content: Any = "hi", **fields: object) -> httpx.Response:
         """A raw chat request; `fields` go into the body as they are, also what no client of JSON would send."""
         body = json.dumps({"messages": [{"role": "user", "content": content}], **fields})
         headers = {"content-type": "application/json"}
@@ -171,9 +275,31 @@ class Served:
     async def complete(self, prompt: object = "hi", **fields: object) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
 
+    async def status(self) -> dict[str, Any]:
+        told: dict[str, Any] = (await self.http.get("/status")).json()
+        return told
+
+    async def metrics(self) -> str:
+        return (await self.http.get("/metrics")).text
+
+    @property
+    def prompt(self) -> str:
+        """What the last request that the engine got is asked, as text."""
+        return self.tokenizer.decode(self.engine.requests[-1].prompt, skip_special_tokens=False)
+
+    async def break_off(self, path: str, headers: str = "") -> None:
+        """Begins to send a body and leaves."""
+        _reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: 100\r\n\r\n{{"
+        writer.write(head.encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert (await self.http.get("/version")).status_code == 200
+
     async def until_empty(self) -> None:
         """Returns once no group is open; the test's time-out is the limit."""
-        await self.service.drained()
+        await self.service.admission.empty()
         for engine in self._engines:
             engine.check()
 
@@ -185,27 +311,32 @@ class Serving:
     tokenizer: Tokenizer
     stack: AsyncExitStack
 
-    async def __call__(  # sizes: what a server may be made of
+    async def __call__(
         self,
         script: Script = hello,
         *,
         engine: WatchedEngine | None = None,
+        placed: WatchedEngine | None = None,
         tokenizer: Tokenizer | None = None,
         formats: ModelFormats | None = None,
         config: ServerConfig | None = None,
         workers: Workers | Sequence[Worker] | None = None,
         figures: RoutingFigures | None = None,
         membership: Membership | None = None,
+        **settings: Any,
     ) -> Served:
+        """`settings`: in place of a `config`."""
         tokenizer = tokenizer or self.tokenizer
         engine = engine or WatchedEngine(script)
-        config = config or ServerConfig(served_model_name=MODEL)
+        config = config or ServerConfig(served_model_name=MODEL, **settings)
+        if workers is None:
+            workers = [Worker("engine-0", engine, f"{config.host}:{config.port}")]
         if isinstance(workers, Sequence):
             workers = ListedWorkers([ready(worker) for worker in workers])
         service = Service(
-            OneModel.of(config.served_model_name, engine, tokenizer, formats=formats),
+            one_model(config.served_model_name, engine, tokenizer, formats=formats, placed=placed),
             config,
-            workers=workers,
+            workers,
             figures=lambda: figures or RoutingFigures(),
             membership=membership,
             draw_seed=lambda: SEED,
@@ -217,7 +348,7 @@ class Serving:
         service = Service(
             models,
             config or ServerConfig(served_model_name=""),
-            workers=ListedWorkers([]),
+            ListedWorkers([]),
             draw_seed=lambda: SEED,
         )
         return await self.stack.enter_async_context(Served(service, *engines))

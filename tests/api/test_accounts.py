@@ -1,21 +1,14 @@
-"""One log line and one set of figures a group, whatever became of it; and nothing heavy is imported for HTTP."""
+"""One log line and one set of figures a group, whatever became of it; its client's ids go along with it."""
 
 import logging
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
 from motet.errors import EngineError
-from tests.api.serving import Served, Serving, WatchedEngine
+from tests.api.serving import Served, Serving, WatchedEngine, group_lines
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
-
-
-def group_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    return [vars(record)["fields"] for record in caplog.records if record.message == "group ended"]
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +24,9 @@ async def test_a_group_is_logged_once_with_the_clients_request_id(
     first, second = group_lines(caplog)
     assert (first["request_id"], second["request_id"]) == ("mine", "mine")
     assert first["group"] != second["group"]
+    assert [(line["model"], line["adapter"], line["worker"]) for line in (first, second)] == 2 * [
+        ("tiny", None, "engine-0")
+    ]
     assert (first["status"], first["n"], first["finished"]) == (200, 3, 3)
     assert (first["prompt_tokens"], second["prompt_tokens"]) == (1, 2)
     assert first["completion_tokens"] == 3 * len(fake_answer("hello 0"))
@@ -46,7 +42,7 @@ async def test_a_failed_group_is_logged_with_its_status(serve: Serving, caplog: 
 
 async def test_scrape_shows_what_was_done(served: Served) -> None:
     await served.chat(n=4)
-    text = (await served.http.get("/metrics")).text
+    text = await served.metrics()
     assert 'motet:request_success_total{finished_reason="stop",model_name="tiny"} 4.0' in text
     assert 'motet:groups_total{model_name="tiny",status="200"} 1.0' in text
     assert 'motet:time_to_first_token_last_choice_seconds_count{model_name="tiny"} 1.0' in text
@@ -57,10 +53,62 @@ async def test_scrape_shows_what_was_done(served: Served) -> None:
 async def test_unknown_routes_are_counted_together(served: Served) -> None:
     for path in ("/a", "/b"):
         await served.http.get(path)
-    text = (await served.http.get("/metrics")).text
+    text = await served.metrics()
     assert 'motet:http_requests_total{handler="none",method="GET",status="404"} 2.0' in text
 
 
-def test_http_imports_no_torch() -> None:
-    program = "import sys, motet.api.app, motet.metrics.prometheus, motet.log; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+async def session_of(served: Served, *headers: tuple[str, str]) -> str:
+    await served.http.post("/v1/completions", json={"prompt": "hi"}, headers=list(headers))
+    return served.engine.requests[-1].session_id
+
+
+@pytest.mark.parametrize("name", ["x-session-id", "X-Session-ID", "x_session_id", "X_SESSION_ID", "X-Session_Id"])
+async def test_session_id_counts_in_any_spelling(served: Served, name: str) -> None:
+    assert await session_of(served, (name, "s-1/a")) == "s-1/a"
+
+
+async def test_what_is_no_session_id_counts_as_not_given(served: Served) -> None:
+    assert await session_of(served) == ""
+    assert await session_of(served, ("x-session-id", "two words")) == ""
+    assert await session_of(served, ("x-session-id", "s" * 201)) == ""
+    assert await session_of(served, ("x-session-id", "s" * 200)) == "s" * 200
+    assert await session_of(served, ("x-session-id", "two words"), ("x_session_id", "one")) == "one"
+    assert await session_of(served, ("y-session-id", "other")) == ""
+
+
+async def test_every_group_carries_the_requests_id(served: Served) -> None:
+    headers = {"x-request-id": "mine"}
+    await served.http.post("/v1/completions", json={"prompt": ["x", "y"]}, headers=headers)
+    await served.http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, headers=headers
+    )
+    assert [request.trace for request in served.engine.requests] == ["mine"] * 3
+
+
+async def test_without_one_the_id_in_the_answer_goes_along(served: Served) -> None:
+    assert (await served.complete()).headers["x-request-id"] == served.engine.requests[0].trace
+
+
+@pytest.mark.parametrize(
+    ("headers", "named", "trace"),
+    [
+        ({"x-request-id": "header"}, "body", "header"),
+        ({}, "body", "body"),
+        ({"x-request-id": "two words"}, "body", "body"),
+    ],
+)
+async def test_on_generate_the_bodys_id_is_second_to_the_headers(
+    served: Served, caplog: pytest.LogCaptureFixture, headers: dict[str, str], named: str, trace: str
+) -> None:
+    body = {"token_ids": [5], "sampling_params": {}, "request_id": named}
+    assert (await served.http.post("/inference/v1/generate", json=body, headers=headers)).json()["request_id"] == named
+    assert served.engine.requests[0].trace == trace
+    assert [line["request_id"] for line in group_lines(caplog)] == [trace]
+
+
+async def test_a_name_that_fits_no_header_does_not_go_along(served: Served) -> None:
+    """It would break the call to the next server, and the log line."""
+    body = {"token_ids": [5], "sampling_params": {}, "request_id": "two\nlines"}
+    response = await served.http.post("/inference/v1/generate", json=body)
+    assert response.json()["request_id"] == "two\nlines"
+    assert served.engine.requests[0].trace == response.headers["x-request-id"]

@@ -6,7 +6,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from motet.errors import EngineDiedError, EngineError, RequestError
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks, events, saying
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks, coded, events, saying
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -56,10 +56,6 @@ async def test_finish_reason_comes_once_a_choice_and_nothing_after_it(serve: Ser
     assert ended == [0, 1]  # the short one is not held back for the long one
 
 
-async def test_usage_is_absent_unless_asked_for(served: Served) -> None:
-    assert all("usage" not in chunk for chunk in chunks(await served.chat(stream=True, n=2)))
-
-
 async def test_include_usage_adds_one_chunk_without_choices_and_nulls_before(served: Served) -> None:
     *others, last = chunks(await served.chat(stream=True, n=2, stream_options={"include_usage": True}))
     assert [chunk["usage"] for chunk in others] == [None] * len(others)
@@ -107,18 +103,14 @@ async def test_stop_string_is_held_back_and_named_at_the_end(serve: Serving) -> 
     assert received[-1]["choices"][0]["stop_reason"] == "END"
 
 
-async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:
-    served = await serve(engine=WatchedEngine(fail_after={0: EngineDiedError("the engine is gone")}))
-    response = await served.chat(stream=True)
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "engine_died"
-
-
-async def test_group_that_can_never_run_is_a_400_though_streamed(serve: Serving) -> None:
-    served = await serve(engine=WatchedEngine(fail_after={0: RequestError("too big for the cache", param="n")}))
-    response = await served.chat(stream=True)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "n"
+@pytest.mark.parametrize(
+    "error", [EngineDiedError("the engine is gone"), RequestError("too big for the cache", param="n", code="too_big")]
+)
+async def test_error_before_the_first_token_keeps_its_status(
+    serve: Serving, error: EngineDiedError | RequestError
+) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={0: error}))
+    assert coded(await served.chat(stream=True)) == (error.status, error.code)
 
 
 async def test_error_after_the_first_byte_is_an_event_and_then_done(serve: Serving) -> None:

@@ -5,33 +5,36 @@ from collections.abc import Sequence
 
 import orjson
 import pytest
+from fastapi import FastAPI
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 from starlette.types import Message
 
 from motet.api.app import create_app
-from motet.api.chat_chunks import ChatChunks
-from motet.api.chat_extras import ChatExtras
-from motet.api.completion_chunks import CompletionChunks
-from motet.api.generate_chunks import TokensChunks
-from motet.api.open_groups import Step
+from motet.api.chat import ChatChunks
+from motet.api.completions import CompletionChunks
+from motet.api.generate import TokensChunks
 from motet.api.plan import Head, Plan
-from motet.api.served import OneModel, ServedModel
+from motet.api.schemas.chat import ChatRequest
+from motet.api.schemas.completions import CompletionRequest, TokensRequest
+from motet.api.served import one_model
 from motet.api.service import Service
 from motet.config import ServerConfig
-from motet.engines.fake import FakeEngine, FakeGroup
+from motet.engines.base import Worker
 from motet.ids import RequestId
-from motet.text.choice import ChoiceEvent, TextRules
-from motet.text.group import GroupEvents
+from motet.testing.engine import FakeEngine, FakeGroup
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupStep
 from motet.text.tokenizer import Tokenizer
-from motet.text.usage import Usage
-from motet.types import FinishReason, GenerateRequest, GroupDelta, SamplingParams, TokenLogprob, choice_starts
-from tests.api.serving import MODEL, hello
+from motet.types import FinishReason, GenerateRequest, GroupDelta, SamplingParams, TokenLogprob, Usage, choice_starts
+from tests.api.serving import MODEL, ListedWorkers, hello, post_to, ready
+from tests.api.two_models import served_as
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
 
 ODD_TEXTS = ['"quoted" \\ back', "line\nline\r\n\ttab", "é日本語😀", "\u2028\u2029", "\x00\x1f\x7f", "</script>", ""]
+HEAD = {"id": 'chatcmpl-"1"', "created": 123, "model": "a/m\\odel", "system_fingerprint": "fp-same"}
 USAGE = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2)
 USAGE_JSON = {
     "prompt_tokens": 3,
@@ -49,7 +52,7 @@ def plan(
     tokenizer: Tokenizer, *, prompts: int = 1, n: int = 2, include: bool = False, continuous: bool = False
 ) -> Plan:
     return Plan(
-        served=served(FakeEngine(hello), tokenizer),
+        served=served_as(MODEL, FakeEngine(hello), tokenizer),
         head=Head(id='chatcmpl-"1"', created=123, model="a/m\\odel", fingerprint="fp-same"),
         groups=tuple(
             GenerateRequest(
@@ -60,20 +63,22 @@ def plan(
             )
             for number in range(prompts)
         ),
-        rules=TextRules(),
-        stream=True,
         include_usage=include,
         continuous_usage=continuous,
     )
 
 
-def served(engine: FakeEngine, tokenizer: Tokenizer) -> ServedModel:
-    (model,) = OneModel.of(MODEL, engine, tokenizer).all()
-    return model
+def chat(**fields: object) -> ChatRequest:
+    return ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}], **fields})
 
 
-def step(*events: ChoiceEvent, group: int = 0) -> Step:
-    return Step(group, GroupEvents(events))
+def app_of(engine: FakeEngine, tokenizer: Tokenizer) -> FastAPI:
+    workers = ListedWorkers([ready(Worker("engine-0", engine, ""))])
+    return create_app(Service(one_model(MODEL, engine, tokenizer), ServerConfig(served_model_name=MODEL), workers))
+
+
+def step(*events: ChoiceEvent, group: int = 0) -> GroupStep:
+    return GroupStep(events, group=group)
 
 
 def parsed(data: bytes) -> list[dict[str, object]]:
@@ -90,16 +95,12 @@ def parsed(data: bytes) -> list[dict[str, object]]:
 async def test_chat_chunk_is_what_an_encoder_would_write(
     tokenizer: Tokenizer, text: str, token_ids: bool, finish: FinishReason | None
 ) -> None:
-    writer = ChatChunks(plan(tokenizer), tokenizer, ChatExtras(token_ids=token_ids))
+    writer = ChatChunks(plan(tokenizer), chat(return_token_ids=token_ids))
     event = ChoiceEvent(1, text, (8, 9), None, None, finish, None)
-    roles_and_chunk = parsed(writer.feed([step(event)], usage))
-    *_, chunk = roles_and_chunk
+    *_, chunk = parsed(writer.feed([step(event)], usage))
     expected: dict[str, object] = {
-        "id": 'chatcmpl-"1"',
+        **HEAD,
         "object": "chat.completion.chunk",
-        "created": 123,
-        "model": "a/m\\odel",
-        "system_fingerprint": "fp-same",
         "choices": [
             {
                 "index": 1,
@@ -126,8 +127,8 @@ async def test_usage_of_a_chunk_is_as_asked_for(
     event = ChoiceEvent(0, "x", (8,))
     details = {"completion_tokens_details": {"reasoning_tokens": 0}}
     for writer, more in (
-        (ChatChunks(wanted, tokenizer, ChatExtras()), details),
-        (CompletionChunks(wanted, tokenizer, num_top=None, token_ids=False, echoes=None), {}),
+        (ChatChunks(wanted, chat()), details),
+        (CompletionChunks(wanted, CompletionRequest.model_validate({"prompt": "x"})), {}),
     ):
         told = USAGE_JSON | more
         for chunk in parsed(writer.feed([step(event)], usage)):
@@ -138,7 +139,7 @@ async def test_usage_of_a_chunk_is_as_asked_for(
 
 
 async def test_stop_reason_is_a_string_or_a_token(tokenizer: Tokenizer) -> None:
-    writer = ChatChunks(plan(tokenizer), tokenizer, ChatExtras())
+    writer = ChatChunks(plan(tokenizer), chat())
     a_string = ChoiceEvent(0, "x", (8,), None, None, FinishReason.STOP, '"E"')
     a_token = ChoiceEvent(1, "x", (8,), None, None, FinishReason.STOP, 7)
     *_, first, second = parsed(writer.feed([step(a_string, a_token)], usage))
@@ -156,16 +157,15 @@ def choice_of(chunk: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
 async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer, text: str) -> None:
-    writer = CompletionChunks(plan(tokenizer, prompts=2), tokenizer, num_top=1, token_ids=False, echoes=None)
+    writer = CompletionChunks(
+        plan(tokenizer, prompts=2), CompletionRequest.model_validate({"prompt": ["x", "y"], "logprobs": 1})
+    )
     entry = TokenLogprob(8, -0.25, 1, ((8, -0.25), (9, -1.5)))
     event = ChoiceEvent(1, text, (8,), (entry,), (4,), FinishReason.STOP, None)
     (chunk,) = parsed(writer.feed([step(event, group=1)], usage))
     expected: dict[str, object] = {
-        "id": 'chatcmpl-"1"',
+        **HEAD,
         "object": "text_completion",
-        "created": 123,
-        "model": "a/m\\odel",
-        "system_fingerprint": "fp-same",
         "choices": [
             {
                 "index": 3,
@@ -186,7 +186,8 @@ async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokeni
 
 
 async def test_token_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer) -> None:
-    writer = TokensChunks(plan(tokenizer), 'id "7"', num_top=None)
+    body = TokensRequest.model_validate({"token_ids": [5], "sampling_params": {}, "request_id": 'id "7"'})
+    writer = TokensChunks(plan(tokenizer), body)
     (chunk,) = parsed(writer.feed([step(ChoiceEvent(1, "x", (8, 9)))], usage))
     choice = {"index": 1, "logprobs": None, "finish_reason": None, "token_ids": [8, 9]}
     assert chunk == {"request_id": 'id "7"', "choices": [choice], "usage": None}
@@ -206,28 +207,14 @@ async def sent_by(app: object, path: str, body: object) -> list[Message]:
     async def send(message: Message) -> None:
         messages.append(message)
 
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"content-type", b"application/json")],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-    }
     assert callable(app)
-    await app(scope, receive, send)
+    await app(post_to(path), receive, send)
     return messages
 
 
 @pytest.mark.parametrize("n", [1, 7, 64])
 async def test_all_chunks_of_a_step_go_out_in_one_message(tokenizer: Tokenizer, n: int) -> None:
-    app = create_app(Service(OneModel(served(FakeEngine(hello), tokenizer)), ServerConfig(served_model_name=MODEL)))
+    app = app_of(FakeEngine(hello), tokenizer)
     body = {"messages": [{"role": "user", "content": "hi"}], "n": n, "stream": True}
     start, *bodies = await sent_by(app, "/v1/chat/completions", body)
     assert start["type"] == "http.response.start"
@@ -273,9 +260,8 @@ class LockstepEngine(FakeEngine):
 
 
 async def test_one_step_of_several_prompts_goes_out_in_one_message(tokenizer: Tokenizer) -> None:
-    service = Service(OneModel(served(LockstepEngine(3), tokenizer)), ServerConfig(served_model_name=MODEL))
     body = {"prompt": ["x", "y", "z"], "n": 2, "stream": True}
-    _, *bodies, done = await sent_by(create_app(service), "/v1/completions", body)
+    _, *bodies, done = await sent_by(app_of(LockstepEngine(3), tokenizer), "/v1/completions", body)
     assert done["body"] == b"data: [DONE]\n\n"
     assert len(bodies) == len(fake_answer("hello 0"))
     for message in bodies:

@@ -4,10 +4,9 @@ from collections import defaultdict
 
 import pytest
 
-from motet.config import ServerConfig
-from motet.engines.fake import fake_info
+from motet.testing.engine import fake_info
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
-from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, saying
+from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, named, saying
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -18,20 +17,15 @@ def prompt_and_number(request: GenerateRequest, start: ChoiceStart) -> list[int]
     return [request.prompt[-1], *fake_answer(str(start.index))]
 
 
-async def test_one_prompt_one_choice(served: Served) -> None:
-    answer = await served.openai.completions.create(model=MODEL, prompt="say hello")
-    assert answer.object == "text_completion"
-    assert answer.id.startswith("cmpl-")
-    assert answer.choices[0].text == "hello 0"
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.system_fingerprint == served.engine.info.fingerprint
-
-
 async def test_choices_are_prompts_times_n_numbered_prompt_major(serve: Serving) -> None:
     served = await serve(prompt_and_number)
     answer = await served.openai.completions.create(model=MODEL, prompt=["x", "y", "z"], n=2)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3, 4, 5]
     assert [choice.text for choice in answer.choices] == ["x0", "x1", "y0", "y1", "z0", "z1"]
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    assert answer.object == "text_completion"
+    assert answer.id.startswith("cmpl-")
+    assert answer.system_fingerprint == served.engine.info.fingerprint
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 3  # each prompt once, not once a choice
     assert answer.usage.completion_tokens == 6 * 3
@@ -42,11 +36,6 @@ async def test_every_prompt_starts_at_the_same_seed(served: Served) -> None:
     assert [[c.seed for c in r.choices] for r in served.engine.requests] == [[5, 6], [5, 6]]
     await served.openai.completions.create(model=MODEL, prompt=["x", "y"])
     assert [[c.seed for c in r.choices] for r in served.engine.requests[2:]] == [[SEED], [SEED]]
-
-
-async def test_groups_of_a_request_have_ids_of_their_own(served: Served) -> None:
-    await served.openai.completions.create(model=MODEL, prompt=["x", "y"])
-    assert len({request.request_id for request in served.engine.requests}) == 2
 
 
 async def test_prompt_of_token_ids_goes_to_the_engine_as_it_is(served: Served) -> None:
@@ -198,17 +187,19 @@ async def test_best_of_equal_to_n_keeps_the_order(serve: Serving) -> None:
         ({"prompt": None}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"min_tokens": 17}, "min_tokens"),
+        ({"min_tokens": 10**30}, "min_tokens"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ],
 )
 async def test_what_completions_refuse_is_named(served: Served, fields: dict[str, object], param: str) -> None:
-    response = await served.http.post("/v1/completions", json={"prompt": "x", **fields})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
+    assert named(await served.http.post("/v1/completions", json={"prompt": "x", **fields})) == (400, param)
     assert served.engine.requests == []
 
 
 async def test_prompts_times_n_has_a_limit_of_its_own(serve: Serving) -> None:
-    served = await serve(config=ServerConfig(served_model_name=MODEL, max_choices=6))
+    served = await serve(max_choices=6)
     assert (await served.complete(["x", "y", "z"], n=2)).status_code == 200
     response = await served.complete(["x", "y", "z"], n=3)
     assert response.status_code == 400

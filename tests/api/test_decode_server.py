@@ -3,39 +3,38 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
-from motet.api.key_limits import ANONYMOUS
-from motet.config import ServerConfig
-from motet.engines.fake import NOWHERE
-from motet.ids import RequestId
+from motet.api.admission import ANONYMOUS
+from motet.testing.engine import NOWHERE
 from motet.transfer.ticket import Ticket, params_of
-from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks, hello
+from motet.types import Role
+from tests.api.engine_asking import group
+from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, WatchedEngine, chunks, hello, named
 
 pytestmark = pytest.mark.anyio
 
-PROMPT = [5, 6, 7, 8]
-ROUTES: dict[str, dict[str, object]] = {
-    "/v1/completions": {"prompt": PROMPT},
-    "/inference/v1/generate": {"token_ids": PROMPT, "sampling_params": {}},
-}
-every_route = pytest.mark.parametrize("path", list(ROUTES))
+
+ASKED = {"x-request-id": "asked"}
+takes_prompts = pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
+
+
+async def decode_server(serve: Serving, **config: Any) -> Served:
+    """Each request to it has the same id."""
+    served = await serve(engine=WatchedEngine(role=Role.DECODE), **config)
+    served.http.headers.update(ASKED)
+    return served
 
 
 @pytest.fixture
 async def served(serve: Serving) -> Served:
-    return await serve(engine=WatchedEngine(role=Role.DECODE))
+    return await decode_server(serve)
 
 
-def granted(served: Served, prompt: list[int] | None = None, *, count: int = 1) -> list[Ticket]:
+def granted(served: Served, prompt: list[int] = PROMPT, *, count: int = 1) -> list[Ticket]:
     """Tickets whose leases are held; when the test ends none may be."""
-    request = GenerateRequest(
-        request_id=RequestId("prefilled"),
-        prompt=tuple(prompt or PROMPT),
-        choices=choice_starts(1, 0),
-        sampling=SamplingParams(max_tokens=1),
-    )
+    request = group(prompt=tuple(prompt))
     return [served.engine.leases.grant(request, NOWHERE, readers=1, block_size=16) for _ in range(count)]
 
 
@@ -57,7 +56,7 @@ async def test_the_ticket_goes_to_the_engine_with_all_choices(served: Served) ->
     assert (served.engine.pulls, served.engine.released) == (1, [])
 
 
-@every_route
+@takes_prompts
 async def test_a_stream_takes_a_ticket_and_says_nothing_of_it(served: Served, path: str) -> None:
     (ticket,) = granted(served)
     body = {**ROUTES[path], "stream": True, "kv_transfer_params": params_of(ticket)}
@@ -87,10 +86,10 @@ async def test_of_a_list_the_first_ticket_is_used_and_the_others_are_released(
     served: Served, fields: dict[str, Any]
 ) -> None:
     tickets = granted(served, count=3)
-    response = await served.complete(PROMPT, kv_transfer_params=wire(tickets), **fields)
-    assert response.status_code == 200
+    assert (await served.complete(PROMPT, kv_transfer_params=wire(tickets), **fields)).status_code == 200
     assert served.engine.requests[0].ticket == tickets[0]
     assert sorted(ticket.lease_id for ticket in served.engine.released) == [t.lease_id for t in tickets[1:]]
+    assert served.engine.release_traces == ["asked"] * 2
 
 
 async def test_one_lease_named_for_every_choice_is_one_ticket(served: Served) -> None:
@@ -103,22 +102,22 @@ async def test_one_lease_named_for_every_choice_is_one_ticket(served: Served) ->
 @pytest.mark.parametrize(("n", "count"), [(1, 2), (3, 1), (3, 2), (3, 4)])
 async def test_a_list_of_another_length_is_refused_and_released(served: Served, n: int, count: int) -> None:
     response = await served.complete(PROMPT, n=n, kv_transfer_params=wire(granted(served, count=count)))
-    assert_refused(served, response.status_code, response.json(), "kv_transfer_params", released=count)
+    assert_refused(served, response, "kv_transfer_params", released=count)
 
 
 async def test_a_list_that_is_longer_than_any_group_is_not_even_read(served: Served) -> None:
     """Each entry may name another host to call: a body of 32 MB would be a hundred thousand calls."""
     (ticket,) = granted(served)
-    response = await served.complete(PROMPT, kv_transfer_params=wire([ticket] * 129))
-    assert response.status_code == 400
+    assert (await served.complete(PROMPT, kv_transfer_params=wire([ticket] * 129))).status_code == 400
     assert served.engine.released == []
     served.engine.leases.end(ticket)
 
 
-def assert_refused(served: Served, status: int, body: dict[str, Any], param: str | None, *, released: int) -> None:
-    assert status in (400, 404, 429, 503)
-    assert body["error"]["param"] == param
+def assert_refused(served: Served, response: httpx.Response, param: str | None, *, released: int) -> None:
+    assert response.status_code in (400, 404, 429, 503)
+    assert response.json()["error"]["param"] == param
     assert len(served.engine.released) == released
+    assert served.engine.release_traces == ["asked"] * released
     assert (held(served), served.engine.requests) == ([], [])
 
 
@@ -133,7 +132,7 @@ async def test_a_ticket_for_another_prompt_is_refused_and_released(
     (ticket,) = granted(served)
     assert ticket.num_tokens == num_tokens
     response = await served.complete(prompt, kv_transfer_params=params_of(ticket))
-    assert_refused(served, response.status_code, response.json(), "kv_transfer_params", released=1)
+    assert_refused(served, response, "kv_transfer_params", released=1)
 
 
 @pytest.mark.parametrize(
@@ -153,34 +152,29 @@ async def test_whatever_else_refuses_a_request_releases_its_ticket(
 ) -> None:
     body = {"prompt": PROMPT, "kv_transfer_params": wire(granted(served))[0], **fields}
     response = await served.http.post("/v1/completions", json=body)
-    assert_refused(served, response.status_code, response.json(), param, released=1)
+    assert_refused(served, response, param, released=1)
 
 
-@every_route
+@takes_prompts
 async def test_a_server_that_is_full_or_drains_releases_the_ticket(serve: Serving, path: str) -> None:
-    full = await serve(
-        engine=WatchedEngine(role=Role.DECODE), config=ServerConfig(served_model_name=MODEL, max_waiting_groups=1)
-    )
+    full, draining = await decode_server(serve, max_waiting_groups=1), await decode_server(serve)
     place = full.service.admission.admit(1)[0]
-    draining = await serve(engine=WatchedEngine(role=Role.DECODE))
     draining.service.start_drain()
     for served in (full, draining):
-        body = {**ROUTES[path], "kv_transfer_params": wire(granted(served))[0]}
-        response = await served.http.post(path, json=body)
+        response = await served.http.post(path, json={**ROUTES[path], "kv_transfer_params": wire(granted(served))[0]})
         assert response.status_code == 503
-        assert_refused(served, response.status_code, response.json(), None, released=1)
+        assert_refused(served, response, None, released=1)
     place.leave()
 
 
-@every_route
+@takes_prompts
 async def test_a_key_at_its_limit_gives_the_ticket_back(serve: Serving, path: str) -> None:
-    config = ServerConfig(served_model_name=MODEL, key_max_requests=1)
-    served = await serve(engine=WatchedEngine(role=Role.DECODE), config=config)
-    share = served.service.key_limits.enter(ANONYMOUS, 1)
+    served = await decode_server(serve, key_max_requests=1)
+    served.service.key_limits.enter(ANONYMOUS, 1)
     response = await served.http.post(path, json={**ROUTES[path], "kv_transfer_params": wire(granted(served))[0]})
     assert response.status_code == 429
-    assert_refused(served, response.status_code, response.json(), None, released=1)
-    share.leave()
+    assert_refused(served, response, None, released=1)
+    served.service.key_limits.leave(ANONYMOUS, 1)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +183,7 @@ async def test_a_key_at_its_limit_gives_the_ticket_back(serve: Serving, path: st
 async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[str, Any]) -> None:
     (ticket,) = granted(served)
     response = await served.complete(PROMPT, kv_transfer_params=params_of(ticket) | broken)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "kv_transfer_params"
+    assert named(response) == (400, "kv_transfer_params")
     served.engine.leases.end(ticket)  # nobody can know whose it was
 
 
@@ -206,26 +199,22 @@ async def test_whole_tickets_beside_a_broken_one_are_released(served: Served) ->
 @pytest.mark.parametrize("params", [{}, [], "ticket", 1, {"do_remote_decode": True}, [None]])
 async def test_what_is_no_ticket_is_refused_by_name(served: Served, params: object) -> None:
     response = await served.complete(PROMPT, kv_transfer_params=params)
-    assert_refused(served, response.status_code, response.json(), "kv_transfer_params", released=0)
+    assert_refused(served, response, "kv_transfer_params", released=0)
 
 
 async def test_other_servers_take_no_tickets(serve: Serving) -> None:
     for role in (Role.BOTH, Role.PREFILL):
         served = await serve(engine=WatchedEngine(role=role))
         (ticket,) = granted(served)
-        response = await served.complete(PROMPT, kv_transfer_params=params_of(ticket))
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "kv_transfer_params"
+        assert named(await served.complete(PROMPT, kv_transfer_params=params_of(ticket))) == (400, "kv_transfer_params")
         served.engine.leases.end(ticket)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_leaving_while_the_group_waits_ends_its_lease(serve: Serving, stream: bool) -> None:
-    engine = WatchedEngine(hello, role=Role.DECODE, gated=True)
-    served = await serve(engine=engine)
+    served = await serve(engine=WatchedEngine(hello, role=Role.DECODE, gated=True))
     ticket = wire(granted(served))[0]
-    asking = asyncio.create_task(served.complete(PROMPT, stream=stream, kv_transfer_params=ticket))
-    await engine.submitted.acquire()
+    asking = await served.engine.begun(served.complete(PROMPT, stream=stream, kv_transfer_params=ticket))
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

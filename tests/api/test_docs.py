@@ -1,39 +1,28 @@
 """docs/api.md says what is read, ignored and refused."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
-from motet.api.schema_chat import ChatRequest
-from motet.api.schema_completion import CompletionRequest
-from motet.api.schema_generate import GenerateSampling, TokensRequest
-from motet.api.schema_message import CalledFunction, CalledTool, Message
-from motet.api.schema_shared import Schema, StreamOptions
-from motet.api.schema_tokenize import TokenizeBody
+from motet.api.schemas.chat import CalledFunction, CalledTool, ChatRequest, Message
+from motet.api.schemas.completions import CompletionRequest, GenerateSampling, TokenizeBody, TokensRequest
+from motet.api.schemas.shared import Schema, StreamOptions
+from motet.text.formats import FORMATS
+from motet.text.harmony import HARMONY
 from motet.text.reasoning import FAMILIES, GPT_OSS
-from motet.text.tools.formats import FORMATS
-from motet.text.tools.harmony import HARMONY
+from motet.types import AS_ASKED, SAMPLING_FIELDS, SamplingParams
 from tests.api.serving import Served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+FIELDS = PAGE.partition("## Fields")[2].partition("### Ignored fields")[0]
 IGNORED = PAGE.partition("### Ignored fields")[2].partition("### Refused fields")[0]
 REFUSED = PAGE.partition("### Refused fields")[2].partition("## Streams")[0]
 PARSERS = PAGE.partition("## Tools")[2].partition("## Streams")[0]
 
-every_schema = pytest.mark.parametrize(
-    "schema",
-    [
-        ChatRequest,
-        CompletionRequest,
-        GenerateSampling,
-        TokensRequest,
-        TokenizeBody,
-        StreamOptions,
-        Message,
-        CalledTool,
-        CalledFunction,
-    ],
-)
+SCHEMAS = (ChatRequest, CompletionRequest, GenerateSampling, TokensRequest, TokenizeBody, StreamOptions, Message)
+every_schema = pytest.mark.parametrize("schema", [*SCHEMAS, CalledTool, CalledFunction])
 
 
 @every_schema
@@ -41,14 +30,18 @@ def test_every_field_that_is_read_is_described(schema: type[Schema]) -> None:
     assert [name for name in schema.model_fields if f"`{name}`" not in PAGE and name != "refusal"] == []
 
 
+@pytest.mark.parametrize("name", AS_ASKED)
+def test_a_sampling_field_is_described_with_its_range_and_default(name: str) -> None:
+    (row,) = [line for line in FIELDS.splitlines() if f"`{name}`" in line.split(" | ")[0]]
+    _, ranged, default, where = [cell.strip() for cell in row.strip("|").split("|")]
+    field, value = SAMPLING_FIELDS[name], getattr(SamplingParams(max_tokens=1), name)
+    assert ranged.startswith("" if field.low is None else field.words)
+    assert (default, where) == (f"{value:g}" if isinstance(value, float) else json.dumps(value), "all")
+
+
 @every_schema
 def test_every_ignored_field_is_listed(schema: type[Schema]) -> None:
-    listed = (
-        IGNORED.replace("stream_options.", "")
-        .replace("messages[].", "")
-        .replace("tool_calls[].", "")
-        .replace("function.", "")
-    )
+    listed = re.sub(r"stream_options\.|messages\[\]\.|tool_calls\[\]\.|function\.", "", IGNORED)
     assert [name for name in schema.ignored if f"`{name}`" not in listed] == []
 
 
@@ -64,32 +57,24 @@ def test_every_parser_is_listed() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_example_of_status_has_exactly_the_fields_there_are(served: Served) -> None:
+    told = (await served.http.get("/status")).json()
+    example = json.loads(PAGE.partition("`GET /status` asks")[2].partition("```json")[2].partition("```")[0])
+    (worker,) = example["workers"]
+    assert worker.keys() == told["workers"][0].keys()
+    assert example["totals"].keys() == told["totals"].keys()
+    assert example.keys() == told.keys()
+
+
+@pytest.mark.anyio
 async def test_every_route_is_listed_and_exists(served: Served) -> None:
-    paths = [
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/completions"),
-        ("POST", "/v1/responses"),
-        ("POST", "/inference/v1/generate"),
-        ("POST", "/tokenize"),
-        ("POST", "/detokenize"),
-        ("GET", "/v1/models"),
-        ("GET", "/health"),
-        ("GET", "/ready"),
-        ("GET", "/version"),
-        ("GET", "/status"),
-        ("GET", "/metrics"),
-        ("GET", "/workers"),
-        ("POST", "/workers"),
-        ("DELETE", "/workers/{id}"),
-        ("POST", "/workers/{id}/drain"),
-        ("POST", "/drain"),
-        ("GET", "/engine"),
-        ("POST", "/engine/generate"),
-        ("POST", "/engine/release"),
-        ("POST", "/engine/stop"),
-        ("POST", "/engine/connect"),
-    ]
-    for method, path in paths:
+    routes = """
+        POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /inference/v1/generate,
+        POST /tokenize, POST /detokenize, GET /v1/models, GET /health, GET /ready, GET /version, GET /status,
+        GET /metrics, GET /workers, POST /workers, DELETE /workers/{id}, POST /workers/{id}/drain,
+        POST /drain, GET /engine, POST /engine/generate, POST /engine/release, POST /engine/stop,
+        POST /engine/connect"""
+    for method, path in (route.split() for route in routes.split(",")):
         assert f"`{method} {path}`" in PAGE
         response = await served.http.request(method, path)
         assert response.status_code != 405

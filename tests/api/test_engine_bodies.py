@@ -7,13 +7,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from motet.config import ServerConfig
-from motet.engines.fake import NOWHERE
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
+from motet.testing.engine import NOWHERE
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceStart, GenerateRequest, Role, choice_starts
+from motet.types import SAMPLING_FIELDS, ChoiceStart, GenerateRequest, Role, choice_starts
 from tests.api.engine_asking import POSTS, group, message, post
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.api.serving import Served, Serving, WatchedEngine, coded, named
 
 pytestmark = pytest.mark.anyio
 
@@ -38,8 +37,7 @@ GARBAGE = {
 @pytest.mark.parametrize("body", list(GARBAGE.values()), ids=list(GARBAGE))
 async def test_what_is_no_such_body_is_refused_and_named(refusing: Served, path: str, body: bytes) -> None:
     response = await post(refusing, path, body)
-    assert response.status_code == 400
-    assert response.json()["error"]["code"] == "invalid_body"
+    assert coded(response) == (400, "invalid_body")
     assert message(response).startswith(f"The body is no {POSTS[path]} in msgpack: ")
 
 
@@ -47,13 +45,8 @@ async def test_what_is_no_such_body_is_refused_and_named(refusing: Served, path:
 async def test_another_protocol_is_refused_before_the_body_is_read(refusing: Served, path: str) -> None:
     for headers in ({}, {PROTOCOL_HEADER: str(PROTOCOL + 1)}):
         response = await refusing.http.post(path, content=b"\xc1", headers=headers)
-        assert (response.status_code, response.json()["error"]["code"]) == (400, "engine_protocol")
+        assert coded(response) == (400, "engine_protocol")
         assert f"speaks engine protocol {PROTOCOL}" in message(response)
-
-
-async def test_a_body_that_is_too_large_is_refused(serve: Serving) -> None:
-    served = await serve(config=ServerConfig(served_model_name=MODEL, max_body_bytes=100))
-    assert (await post(served, "/engine/generate", b"x" * 101)).status_code == 413
 
 
 SAMPLING = group().sampling
@@ -93,8 +86,20 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
 async def test_what_no_client_could_have_asked_for_is_refused(
     refusing: Served, request_: GenerateRequest, param: str
 ) -> None:
-    response = await post(refusing, "/engine/generate", request_)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert named(await post(refusing, "/engine/generate", request_)) == (400, param)
+
+
+@pytest.mark.parametrize("name", [name for name, field in SAMPLING_FIELDS.items() if field.low is not None])
+async def test_every_declared_range_is_checked(refusing: Served, name: str) -> None:
+    field = SAMPLING_FIELDS[name]
+    assert field.low is not None and field.high is not None
+    for value in (field.low - 1, field.high + 1, *([field.low] if field.above_low else [])):
+        told: object = {5: value} if name == "logit_bias" else value
+        body = {**msgspec.to_builtins(group()), "sampling": {"max_tokens": 9, name: told}}
+        response = await post(refusing, "/engine/generate", body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, name)
+        assert f"{field.words} is allowed" in error["message"]
 
 
 def granted(served: Served, prompt: tuple[int, ...] = (5, 6, 7)) -> Ticket:
@@ -103,23 +108,20 @@ def granted(served: Served, prompt: tuple[int, ...] = (5, 6, 7)) -> Ticket:
 
 @pytest.mark.parametrize("why", ["draining", "open already", "bad field", "another prompt", "takes none"])
 async def test_a_group_that_is_refused_gives_its_ticket_back(serve: Serving, why: str) -> None:
-    engine = WatchedEngine(role=Role.BOTH if why == "takes none" else Role.DECODE, gated=True)
-    served = await serve(engine=engine)
+    served = await serve(engine=WatchedEngine(role=Role.BOTH if why == "takes none" else Role.DECODE, gated=True))
     ticket = granted(served, (5, 6, 8) if why == "another prompt" else (5, 6, 7))
     wanted = group(ticket=ticket)
     opened = None
     if why == "open already":
-        opened = asyncio.create_task(post(served, "/engine/generate", group()))
-        await engine.submitted.acquire()
+        opened = await served.engine.begun(post(served, "/engine/generate", group()))
     if why == "draining":
         served.service.start_drain()
     if why == "bad field":
         wanted = replace(wanted, priority=2**63)
     if why == "another prompt":
         wanted = replace(wanted, prompt=(5, 7, 6))
-    response = await post(served, "/engine/generate", wanted)
-    assert response.status_code in (400, 503)
-    assert engine.released == [ticket]
+    assert (await post(served, "/engine/generate", wanted)).status_code in (400, 503)
+    assert served.engine.released == [ticket]
     if opened is not None:
         opened.cancel()
         await asyncio.wait([opened])

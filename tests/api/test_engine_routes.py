@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from motet.api.engine_routes import PATIENCE_S
-from motet.config import ServerConfig
-from motet.deploy.tokenizer_files import load_files, read_files
+from motet.deploy.discover import load_files, read_files
 from motet.engines.base import WorkerState
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, CarriedError, EngineReport, FrameReader, StopChoice
 from motet.errors import EngineDiedError, EngineError
@@ -21,7 +20,7 @@ from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineStats, GenerateRequest, GroupDelta, Role, choice_starts
 from tests.api.engine_asking import HEADERS, POSTS, group, post
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.api.serving import Served, Serving, WatchedEngine, coded, group_lines, named
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -35,11 +34,12 @@ async def test_a_group_is_answered_in_frames_and_counted_as_any(
     assert response.status_code == 200
     deltas = [delta for delta in FrameReader().feed(response.content) if isinstance(delta, GroupDelta)]
     assert len(deltas) == 4  # hello, a space, a digit, the end
-    (line,) = (record.__dict__["fields"] for record in caplog.records if record.message == "group ended")
+    (line,) = group_lines(caplog)
     assert (line["request_id"], line["group"], line["status"]) == ("trace-g", "g", 200)
+    assert (line["model"], line["adapter"], line["worker"]) == ("tiny", None, "engine-0")
     assert (line["n"], line["finished"], line["prompt_tokens"]) == (2, 2, 3)
     assert line["completion_tokens"] == sum(len(choice.token_ids) for delta in deltas for choice in delta.choices)
-    metrics = (await served.http.get("/metrics")).text
+    metrics = await served.metrics()
     assert 'motet:groups_total{model_name="tiny",status="200"} 1.0' in metrics
     assert 'handler="/engine/generate",method="POST",status="200"} 1.0' in metrics
 
@@ -65,7 +65,7 @@ async def test_an_error_is_the_last_frame_and_counts_with_its_status(
     assert response.status_code == 200
     _, last = FrameReader().feed(response.content)
     assert last == CarriedError(kind, error.message, code=error.code)
-    assert f'status="{status}"}} 1.0' in (await served.http.get("/metrics")).text
+    assert f'status="{status}"}} 1.0' in await served.metrics()
 
 
 async def test_a_bug_in_the_engine_is_told_without_its_text(serve: Serving, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,44 +90,42 @@ async def test_a_bug_in_the_engine_is_told_without_its_text(serve: Serving, capl
     assert "secret" in caplog.text
 
 
+async def test_a_group_from_a_gateway_goes_past_the_queue_of_the_clients_groups(serve: Serving) -> None:
+    """The gateway has queued it, and will move it."""
+    queued, placed = WatchedEngine(), WatchedEngine()
+    served = await serve(engine=queued, placed=placed)
+    assert (await post(served, "/engine/generate", group())).status_code == 200
+    assert (len(queued.requests), len(placed.requests)) == (0, 1)
+    await served.complete()
+    assert (len(queued.requests), len(placed.requests)) == (1, 1)
+    placed.check()
+
+
 async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
     """As when a gateway gives a group back to a worker that has not noticed yet that the first attempt was given up."""
     served = await serve(engine=WatchedEngine(gated=True))
-    first = asyncio.create_task(post(served, "/engine/generate", group()))
-    await served.engine.submitted.acquire()
-    refused = await post(served, "/engine/generate", group())
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
-    for _ in range(9):
-        served.engine.steps.release()
+    first = await served.engine.begun(post(served, "/engine/generate", group()))
+    assert coded(await post(served, "/engine/generate", group())) == (503, "overloaded")
+    served.engine.go(9)
     assert (await first).status_code == 200
-    for _ in range(9):
-        served.engine.steps.release()
+    served.engine.go(9)
     assert (await post(served, "/engine/generate", group())).status_code == 200
 
 
 @pytest.mark.parametrize("steps", [0, 1])
 async def test_who_leaves_leaves_nothing_behind_and_counts_as_499(serve: Serving, steps: int) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
-    asking = asyncio.create_task(post(served, "/engine/generate", group()))
-    await served.engine.submitted.acquire()
+    asking = await served.engine.begun(post(served, "/engine/generate", group()))
     for _ in range(steps):
         served.engine.steps.release()
     asking.cancel()
     await asyncio.wait([asking])
     await served.until_empty()
-    assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in (await served.http.get("/metrics")).text
+    assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in await served.metrics()
 
 
 async def test_leaving_before_the_body_is_sent_opens_nothing(served: Served) -> None:
-    _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    head = (
-        f"POST /engine/generate HTTP/1.1\r\nhost: x\r\n{PROTOCOL_HEADER}: {PROTOCOL}\r\ncontent-length: 100\r\n\r\n{{"
-    )
-    writer.write(head.encode())
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-    assert (await served.http.get("/health")).status_code == 200
+    await served.break_off("/engine/generate", f"{PROTOCOL_HEADER}: {PROTOCOL}\r\n")
     assert served.engine.requests == []
 
 
@@ -146,8 +144,7 @@ async def test_a_prefill_brings_one_ticket_whatever_the_choices(serve: Serving) 
 @pytest.mark.parametrize("readers", ["0", "65", "x"])
 async def test_a_number_of_readers_that_cannot_be_is_refused(serve: Serving, readers: str) -> None:
     served = await serve(engine=WatchedEngine(role=Role.PREFILL))
-    response = await post(served, f"/engine/prefill?readers={readers}", group())
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "readers")
+    assert named(await post(served, f"/engine/prefill?readers={readers}", group())) == (400, "readers")
 
 
 async def test_a_prompt_of_one_token_and_a_worker_of_another_role_prefill_nothing(
@@ -160,7 +157,7 @@ async def test_a_prompt_of_one_token_and_a_worker_of_another_role_prefill_nothin
 
 
 async def test_the_key_is_wanted_on_every_route(serve: Serving) -> None:
-    served = await serve(config=ServerConfig(served_model_name=MODEL, api_keys=("k1",)))
+    served = await serve(api_keys=("k1",))
     for path in ("/engine", "/engine/tokenizer"):
         assert (await served.http.get(path)).status_code == 401
     for path in POSTS:
@@ -200,16 +197,13 @@ async def test_an_engine_with_a_side_channel_is_named_by_its_own_id(serve: Servi
 
 async def test_stopping_ends_a_choice(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
-    asking = asyncio.create_task(post(served, "/engine/generate", group()))
-    await served.engine.submitted.acquire()
+    asking = await served.engine.begun(post(served, "/engine/generate", group()))
     response = await post(served, "/engine/stop", StopChoice(request_id=RequestId("g"), index=1))
     assert (response.status_code, list(served.engine.open["g"].unfinished)) == (204, [0])  # type: ignore[index]
-    for _ in range(9):
-        served.engine.steps.release()
+    served.engine.go(9)
     frames = FrameReader().feed((await asking).content)
     assert {choice.index for delta in frames if isinstance(delta, GroupDelta) for choice in delta.choices} == {0}
-    unknown = await post(served, "/engine/stop", StopChoice(request_id=RequestId("who"), index=1))
-    assert unknown.status_code == 204
+    assert (await post(served, "/engine/stop", StopChoice(request_id=RequestId("who"), index=1))).status_code == 204
 
 
 @pytest.mark.parametrize("address", [("localhost", 5), ("127.0.0.1", 0), ("127.0.0.1", 70000)])

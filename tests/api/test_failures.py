@@ -4,14 +4,15 @@ import asyncio
 
 import openai
 import pytest
+import uvicorn
+from uvicorn.lifespan.on import LifespanOn
 
-from motet.config import ServerConfig
 from motet.errors import EngineDiedError
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, coded, later, named
 
 pytestmark = pytest.mark.anyio
 
-KEYED = ServerConfig(served_model_name=MODEL, api_keys=("first", "sécond"))
+KEYS = ("first", "sécond")
 
 
 async def test_unknown_route_has_an_error_body(served: Served) -> None:
@@ -33,48 +34,39 @@ async def test_wrong_method_has_an_error_body(served: Served) -> None:
     assert response.json()["error"]["message"].startswith("Not allowed to GET on /v1/chat/completions.")
 
 
-async def test_without_keys_every_route_is_open(served: Served) -> None:
-    assert (await served.http.get("/v1/models")).status_code == 200
-
-
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/status", "/unheard/of"])
 async def test_with_keys_a_route_needs_one_of_them(serve: Serving, path: str) -> None:
-    served = await serve(config=KEYED)
+    served = await serve(api_keys=KEYS)
     missing = await served.http.get(path)
-    assert missing.status_code == 401
-    assert missing.json()["error"]["code"] == "invalid_api_key"
+    assert coded(missing) == (401, "invalid_api_key")
     assert "You didn't provide an API key" in missing.json()["error"]["message"]
     for wrong in ("Bearer other", "Bearer firs", "Bearer first2", "Basic first", "Bearer", "first"):
         assert (await served.http.get(path, headers={"authorization": wrong})).status_code == 401
     for right in ("Bearer first", "bearer first", "Bearer sécond"):
-        response = await served.http.get(path, headers={b"authorization": right.encode()})
-        assert response.status_code != 401
+        assert (await served.http.get(path, headers={b"authorization": right.encode()})).status_code != 401
 
 
 async def test_wrong_key_is_an_authentication_error_of_the_client(serve: Serving) -> None:
-    served = await serve(config=KEYED)
+    served = await serve(api_keys=KEYS)
     with pytest.raises(openai.AuthenticationError):
         await served.openai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
-    answer = await served.openai.with_options(api_key="first").models.list()
-    assert answer.data[0].id == MODEL
+    assert (await served.openai.with_options(api_key="first").models.list()).data[0].id == MODEL
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version"])
 async def test_health_ready_and_version_stay_open(serve: Serving, path: str) -> None:
-    served = await serve(config=KEYED)
+    served = await serve(api_keys=KEYS)
     assert (await served.http.get(path)).status_code == 200
 
 
 async def test_announced_body_over_the_limit_is_refused(serve: Serving) -> None:
-    served = await serve(config=ServerConfig(served_model_name=MODEL, max_body_bytes=200))
+    served = await serve(max_body_bytes=200)
     assert (await served.complete("x")).status_code == 200
-    response = await served.complete("x" * 300)
-    assert response.status_code == 413
-    assert response.json()["error"]["code"] == "request_too_large"
+    assert coded(await served.complete("x" * 300)) == (413, "request_too_large")
 
 
 async def test_unannounced_body_is_refused_when_the_limit_is_passed(serve: Serving) -> None:
-    served = await serve(config=ServerConfig(served_model_name=MODEL, max_body_bytes=200))
+    served = await serve(max_body_bytes=200)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     writer.write(b"80\r\n" + b"x" * 128 + b"\r\n")
@@ -87,8 +79,7 @@ async def test_unannounced_body_is_refused_when_the_limit_is_passed(serve: Servi
 
 
 async def test_request_id_of_the_client_comes_back(served: Served) -> None:
-    response = await served.http.get("/health", headers={"x-request-id": "abc-123"})
-    assert response.headers["x-request-id"] == "abc-123"
+    assert (await served.http.get("/health", headers={"x-request-id": "abc-123"})).headers["x-request-id"] == "abc-123"
 
 
 async def test_every_answer_has_a_request_id_errors_too(served: Served) -> None:
@@ -98,77 +89,61 @@ async def test_every_answer_has_a_request_id_errors_too(served: Served) -> None:
 
 @pytest.mark.parametrize("odd", ["", "two words", "x" * 201])
 async def test_odd_request_ids_are_replaced(served: Served, odd: str) -> None:
-    response = await served.http.get("/health", headers={"x-request-id": odd})
-    assert response.headers["x-request-id"] not in ("", odd)
+    assert (await served.http.get("/health", headers={"x-request-id": odd})).headers["x-request-id"] not in ("", odd)
 
 
 async def test_same_request_id_twice_at_once_is_two_groups(serve: Serving) -> None:
-    engine = WatchedEngine(gated=True)
-    served = await serve(engine=engine)
+    served = await serve(engine=WatchedEngine(gated=True))
     headers = {"x-request-id": "same"}
     body = {"prompt": "x"}
     both = [asyncio.create_task(served.http.post("/v1/completions", json=body, headers=headers)) for _ in range(2)]
     for _ in both:
-        await engine.submitted.acquire()
-    assert len(engine.open) == 2
-    for _ in range(40):
-        engine.steps.release()
+        await served.engine.submitted.acquire()
+    assert len(served.engine.open) == 2
+    served.engine.go(40)
     assert [(await task).status_code for task in both] == [200, 200]
 
 
 async def test_group_too_many_is_a_503_with_retry_after(serve: Serving) -> None:
-    engine = WatchedEngine(gated=True)
-    served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, max_waiting_groups=2))
+    served = await serve(engine=WatchedEngine(gated=True), max_waiting_groups=2)
     waiting = [asyncio.create_task(served.chat(n=4)) for _ in range(2)]
     for _ in waiting:
-        await engine.submitted.acquire()
+        await served.engine.submitted.acquire()
     for refused in (await served.chat(), await served.chat(stream=True)):
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"] == "1"
-        assert refused.json()["error"]["code"] == "overloaded"
-    assert len(engine.requests) == 2
-    for _ in range(60):
-        engine.steps.release()
+        assert later(refused) == (503, "1", "overloaded")
+    assert len(served.engine.requests) == 2
+    served.engine.go(60)
     assert [(await task).status_code for task in waiting] == [200, 200]
     assert (await served.chat()).status_code == 200
 
 
 async def test_prompts_of_a_request_are_admitted_all_or_none(serve: Serving) -> None:
-    engine = WatchedEngine(gated=True)
-    served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, max_waiting_groups=2))
-    waiting = asyncio.create_task(served.complete("x"))
-    await engine.submitted.acquire()
-    refused = await served.complete(["x", "y"])
-    assert refused.status_code == 503
-    assert len(engine.requests) == 1
+    served = await serve(engine=WatchedEngine(gated=True), max_waiting_groups=2)
+    waiting = await served.engine.begun(served.complete("x"))
+    assert (await served.complete(["x", "y"])).status_code == 503
+    assert len(served.engine.requests) == 1
     assert served.service.admission.open == 1
-    for _ in range(60):
-        engine.steps.release()
+    served.engine.go(60)
     assert (await waiting).status_code == 200
     assert (await served.complete(["x", "y"])).status_code == 200
 
 
 async def test_more_prompts_than_may_ever_wait_are_a_400_and_not_to_be_tried_again(serve: Serving) -> None:
-    served = await serve(config=ServerConfig(served_model_name=MODEL, max_waiting_groups=2))
+    served = await serve(max_waiting_groups=2)
     refused = await served.complete(["x", "y", "z"])
-    assert refused.status_code == 400
+    assert (named(refused), coded(refused)) == ((400, "prompt"), (400, "too_many_prompts"))
     assert "retry-after" not in refused.headers
-    error = refused.json()["error"]
-    assert (error["param"], error["code"]) == ("prompt", "too_many_prompts")
 
 
 async def test_groups_with_a_first_token_do_not_count_as_waiting(serve: Serving) -> None:
-    engine = WatchedEngine(gated=True)
-    served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, max_waiting_groups=1))
-    engine.steps.release()
+    served = await serve(engine=WatchedEngine(gated=True), max_waiting_groups=1)
+    served.engine.steps.release()
     async with served.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as first:
         assert first.status_code == 200
         assert served.service.admission.waiting == 0
-        second = asyncio.create_task(served.complete("y"))
-        await engine.submitted.acquire()
-        await engine.submitted.acquire()
-        for _ in range(60):
-            engine.steps.release()
+        second = await served.engine.begun(served.complete("y"))
+        await served.engine.submitted.acquire()
+        served.engine.go(60)
         assert (await second).status_code == 200
         await first.aread()
 
@@ -180,14 +155,12 @@ async def test_failing_submission_leaves_no_place_taken(serve: Serving) -> None:
 
     served = await serve(engine=Refusing())
     for stream in (False, True):
-        response = await served.complete(["x", "y"], stream=stream)
-        assert response.status_code == 503
+        assert (await served.complete(["x", "y"], stream=stream)).status_code == 503
     assert served.service.admission.waiting == 0
 
 
 async def test_browsers_of_a_listed_origin_may_ask(serve: Serving) -> None:
-    config = ServerConfig(served_model_name=MODEL, cors_origins=("https://a.example",), api_keys=("k",))
-    served = await serve(config=config)
+    served = await serve(cors_origins=("https://a.example",), api_keys=("k",))
     preflight = await served.http.options(
         "/v1/chat/completions",
         headers={"origin": "https://a.example", "access-control-request-method": "POST"},
@@ -197,7 +170,8 @@ async def test_browsers_of_a_listed_origin_may_ask(serve: Serving) -> None:
     refused = await served.http.get("/v1/models", headers={"origin": "https://a.example"})
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "https://a.example"
-    assert "x-request-id" in refused.headers["access-control-expose-headers"]
+    exposed = refused.headers["access-control-expose-headers"]
+    assert "x-request-id" in exposed and "x-motet-worker" in exposed
     other = await served.http.get("/health", headers={"origin": "https://b.example"})
     assert "access-control-allow-origin" not in other.headers
 
@@ -209,7 +183,14 @@ async def test_bug_is_a_500_without_its_reason(serve: Serving) -> None:
 
     served = await serve(engine=Broken())
     response = await served.http.get("/health")
-    assert response.status_code == 500
-    assert response.json()["error"]["code"] == "internal_error"
+    assert coded(response) == (500, "internal_error")
     assert "secret" not in response.text
     assert response.headers["x-request-id"]
+
+
+async def test_whoever_mounts_the_app_may_run_its_lifespan(served: Served) -> None:
+    """Ray Serve does, and starts no replica if that fails."""
+    lifespan = LifespanOn(uvicorn.Config(served.app, lifespan="on", log_config=None))
+    await lifespan.startup()
+    await lifespan.shutdown()
+    assert not (lifespan.error_occurred or lifespan.should_exit)

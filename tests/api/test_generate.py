@@ -1,4 +1,4 @@
-"""`/inference/v1/generate`: token ids in, token ids out, in vLLM's shapes."""
+"""Routes of tokens, in vLLM's shapes: `/inference/v1/generate`, `/tokenize`, `/detokenize`."""
 
 from collections import defaultdict
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.serving import SEED, Served, Serving, chunks, saying
+from tests.api.serving import SEED, Served, Serving, chunks, named, saying
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -91,12 +91,7 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
 @pytest.mark.parametrize(
     ("sampling", "fields", "param"),
     [
-        ({"n": 129}, {}, "sampling_params.n"),
-        ({"n": "1"}, {}, "sampling_params.n"),
         ({"temperature": 3}, {}, "sampling_params.temperature"),
-        ({"unheard_of": 1}, {}, "sampling_params.unheard_of"),
-        ({"stop_token_ids": [9999]}, {}, "sampling_params.stop_token_ids"),
-        ({"structured_outputs": {}}, {}, "structured_outputs"),
         ({}, {"features": {}}, "features"),
         ({}, {"token_ids": []}, "token_ids"),
         ({}, {"token_ids": [9999]}, "token_ids"),
@@ -107,11 +102,70 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
 async def test_what_is_refused_is_named(
     served: Served, sampling: dict[str, object], fields: dict[str, object], param: str
 ) -> None:
-    response = await generate(served, sampling, **fields)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
+    assert named(await generate(served, sampling, **fields)) == (400, param)
 
 
-async def test_end_of_sequence_is_among_the_token_ids(served: Served) -> None:
-    body = (await generate(served, {})).json()
-    assert body["choices"][0]["token_ids"][-1] == EOS_ID
+async def test_token_ids_and_log_probabilities_are_equally_long_behind_a_stop_string(serve: Serving) -> None:
+    """Of the tokens that a stop string cut off, ids were told and log-probabilities were not: 11 and 10."""
+    served = await serve(saying("one END two"))
+    told = fake_answer("one END")[:-1]  # without the end of the sequence
+    for stream in (False, True):
+        for answer, entries in (
+            (await served.complete("x", stop="END", return_token_ids=True, logprobs=1, stream=stream), "tokens"),
+            (await served.chat(stop="END", return_token_ids=True, logprobs=True, stream=stream), "content"),
+            (await generate(served, {"stop": ["END"], "logprobs": 1}, stream=stream), "content"),
+        ):
+            assert answer.status_code == 200, answer.text
+            parts = chunks(answer) if stream else [answer.json()]
+            choices = [c for part in parts for c in part["choices"] if "token_ids" in c and c["logprobs"] is not None]
+            assert [token for choice in choices for token in choice["token_ids"]] == told
+            assert [len(c["logprobs"][entries]) for c in choices] == [len(c["token_ids"]) for c in choices]
+
+
+async def test_text_becomes_tokens(served: Served) -> None:
+    response = await served.http.post("/tokenize", json={"prompt": "hello there"})
+    ids = fake_answer("hello there", eos=False)
+    assert response.json() == {"count": len(ids), "max_model_len": 4096, "tokens": ids, "token_strs": None}
+
+
+async def test_token_strings_are_the_vocabularys_own(served: Served) -> None:
+    response = await served.http.post("/tokenize", json={"prompt": "hello the", "return_token_strs": True})
+    assert response.json()["token_strs"] == ["hello", "Ġthe"]
+
+
+async def test_chat_becomes_the_tokens_that_a_chat_request_has(served: Served) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    tokens = (await served.http.post("/tokenize", json={"messages": messages})).json()["tokens"]
+    await served.http.post("/v1/chat/completions", json={"messages": messages})
+    assert tuple(tokens) == served.engine.requests[0].prompt
+
+
+async def test_generation_prompt_can_be_left_out(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False}
+    tokens = (await served.http.post("/tokenize", json=body)).json()["tokens"]
+    text = served.tokenizer.decode(tokens, skip_special_tokens=False)
+    assert text == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+async def test_tokens_become_text_special_ones_too(served: Served) -> None:
+    response = await served.http.post("/detokenize", json={"tokens": [*fake_answer("héllo", eos=False), EOS_ID]})
+    assert response.json() == {"prompt": "héllo<|eos|>"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "hi"}]}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "x", "other": 1}, "other"),
+        ("/detokenize", {"tokens": [512]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": ["x"]}, "tokens[0]"),
+        ("/detokenize", {}, "tokens"),
+    ],
+)
+async def test_a_text_or_tokens_that_are_refused_are_named(
+    served: Served, path: str, body: dict[str, object], param: str
+) -> None:
+    assert named(await served.http.post(path, json=body)) == (400, param)

@@ -5,17 +5,19 @@ import asyncio
 import httpx
 import pytest
 
-from motet.api.key_limits import ANONYMOUS, KeyLimits, UnderWay
-from motet.config import ServerConfig
+from motet.api.admission import ANONYMOUS, ClientLoad, KeyLimits
 from motet.errors import EngineError, RateLimitedError
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.api.serving import ROUTES, Served, Serving, WatchedEngine, named
+
+pytestmark = pytest.mark.anyio
 
 ONE, OTHER = "sk-one", "sk-other"
 
 
 def test_one_request_too_many_is_refused_and_not_counted() -> None:
     limits = KeyLimits(max_requests=2, max_choices=0)
-    first, _ = limits.enter("a", 100), limits.enter("a", 1)
+    limits.enter("a", 100)
+    limits.enter("a", 1)
     with pytest.raises(RateLimitedError) as raised:
         limits.enter("a", 1)
     assert raised.value.message == (
@@ -23,8 +25,8 @@ def test_one_request_too_many_is_refused_and_not_counted() -> None:
         "under way at a time. Try again when some have ended."
     )
     assert (raised.value.status, raised.value.type, raised.value.retry_after_s) == (429, "rate_limit_error", 1)
-    assert limits.clients == {"a": UnderWay(2, 101)}
-    first.leave()
+    assert limits.clients == {"a": ClientLoad(2, 101)}
+    limits.leave("a", 100)
     limits.enter("a", 1)
 
 
@@ -35,7 +37,7 @@ def test_choices_fit_to_the_last_one() -> None:
     with pytest.raises(RateLimitedError, match="for choices of your API key: 5 under way and 4 more asked for"):
         limits.check("a", 4)
     limits.enter("a", 3)
-    assert limits.clients == {"a": UnderWay(2, 8)}
+    assert limits.clients == {"a": ClientLoad(2, 8)}
 
 
 def test_each_client_has_limits_of_its_own() -> None:
@@ -47,30 +49,19 @@ def test_each_client_has_limits_of_its_own() -> None:
         limits.enter(ANONYMOUS, 1)
 
 
-def test_a_share_is_given_back_once() -> None:
+def test_what_has_left_is_not_counted_and_nobody_leaves_twice() -> None:
     limits = KeyLimits(max_requests=0, max_choices=0)
-    first, second = limits.enter("a", 2), limits.enter("a", 3)
-    first.leave()
-    first.leave()
-    assert limits.clients == {"a": UnderWay(1, 3)}
-    second.leave()
-    assert limits.clients == {}
-
-
-def test_choices_are_summed_over_clients() -> None:
-    limits = KeyLimits(max_requests=0, max_choices=0)
-    first = limits.enter("a", 2)
+    limits.enter("a", 2)
     limits.enter("b", 3)
     assert limits.num_choices == 5
-    first.leave()
-    assert limits.num_choices == 3
+    limits.leave("a", 2)
+    assert (limits.clients, limits.num_choices) == ({"b": ClientLoad(1, 3)}, 3)
+    with pytest.raises(AssertionError):
+        limits.leave("a", 2)
 
 
 async def limited(serve: Serving, engine: WatchedEngine, *, requests: int = 0, choices: int = 0) -> Served:
-    config = ServerConfig(
-        served_model_name=MODEL, api_keys=(ONE, OTHER), key_max_requests=requests, key_max_choices=choices
-    )
-    return await serve(engine=engine, config=config)
+    return await serve(engine=engine, api_keys=(ONE, OTHER), key_max_requests=requests, key_max_choices=choices)
 
 
 async def post(served: Served, key: str, **fields: object) -> httpx.Response:
@@ -79,21 +70,9 @@ async def post(served: Served, key: str, **fields: object) -> httpx.Response:
 
 
 async def started(served: Served, engine: WatchedEngine, key: str, **fields: object) -> asyncio.Task[httpx.Response]:
-    """A request whose groups the engine has; it fails if the answer comes before."""
-    task = asyncio.create_task(post(served, key, **fields))
-    submitted = asyncio.create_task(engine.submitted.acquire())
-    await asyncio.wait([task, submitted], return_when=asyncio.FIRST_COMPLETED)
-    submitted.cancel()
-    assert not task.done()
-    return task
+    return await engine.begun(post(served, key, **fields))
 
 
-def let_go_on(engine: WatchedEngine) -> None:
-    for _ in range(100):
-        engine.steps.release()
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_key_at_its_limit_is_refused_and_the_other_is_not(serve: Serving, stream: bool) -> None:
     engine = WatchedEngine(gated=True)
@@ -106,61 +85,49 @@ async def test_a_key_at_its_limit_is_refused_and_the_other_is_not(serve: Serving
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert "at most 1 may be under way" in error["message"]
     other = await started(served, engine, OTHER)
-    let_go_on(engine)
+    engine.go()
     assert [(await task).status_code for task in (running, other)] == [200, 200]
     assert len(engine.requests) == 2  # the refused one was never submitted
-    let_go_on(engine)
+    engine.go()
     assert (await post(served, ONE)).status_code == 200
 
 
-@pytest.mark.anyio
 async def test_choices_are_counted_over_all_prompts(serve: Serving) -> None:
     engine = WatchedEngine(gated=True)
     served = await limited(serve, engine, choices=6)
     running = await started(served, engine, ONE, prompt=["a", "b"], n=2)
     assert "choices of your API key: 4 under way" in (await post(served, ONE, n=3)).json()["error"]["message"]
-    body = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
-    for path in ("/v1/chat/completions", "/inference/v1/generate"):
-        if path == "/inference/v1/generate":
-            body = {"token_ids": [5], "sampling_params": {"n": 3}}
-        refused = await served.http.post(path, json=body, headers={"authorization": f"Bearer {ONE}"})
+    for path, body in (("/v1/chat/completions", {"n": 3}), ("/inference/v1/generate", {"sampling_params": {"n": 3}})):
+        refused = await served.http.post(path, json=ROUTES[path] | body, headers={"authorization": f"Bearer {ONE}"})
         assert refused.status_code == 429
     assert len(engine.requests) == 2
-    let_go_on(engine)
+    engine.go()
     assert (await running).status_code == 200
 
 
-@pytest.mark.anyio
 async def test_what_is_wrong_with_a_request_is_told_before_its_limits(serve: Serving) -> None:
     served = await limited(serve, WatchedEngine(), choices=2)
-    chat = {"messages": [{"role": "user", "content": "hi"}]}
-    for path, body in (("/v1/completions", {"prompt": "hi"}), ("/v1/chat/completions", chat)):
+    for path in ("/v1/completions", "/v1/chat/completions"):
         headers = {"authorization": f"Bearer {ONE}"}
-        refused = await served.http.post(path, json={**body, "n": 1000}, headers=headers)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        assert named(await served.http.post(path, json=ROUTES[path] | {"n": 1000}, headers=headers)) == (400, "n")
 
 
-@pytest.mark.anyio
 async def test_the_prompt_of_a_key_at_its_limit_is_not_read(serve: Serving) -> None:
-    served = await serve(config=ServerConfig(served_model_name=MODEL, key_max_choices=2))
+    served = await serve(key_max_choices=2)
     too_long = "a" * 5000
     for response in (await served.complete(too_long, n=3), await served.chat(too_long, n=3)):
         assert response.status_code == 429
     assert (await served.complete(too_long, n=2)).json()["error"]["code"] == "context_length_exceeded"
 
 
-@pytest.mark.anyio
 async def test_an_answer_that_fails_gives_its_share_back(serve: Serving) -> None:
     served = await limited(serve, WatchedEngine(fail_after={1: EngineError("broke")}), requests=1)
     for stream in (True, False, True):
-        response = await post(served, ONE, stream=stream)
-        assert response.status_code == (200 if stream else 500)
+        assert (await post(served, ONE, stream=stream)).status_code == (200 if stream else 500)
 
 
-@pytest.mark.anyio
 async def test_a_request_that_finds_no_place_gives_its_share_back(serve: Serving) -> None:
-    config = ServerConfig(served_model_name=MODEL, key_max_requests=1)
-    served = await serve(config=config)
+    served = await serve(key_max_requests=1)
     served.service.start_drain()
     body = {"token_ids": [5], "sampling_params": {}}
     for _ in range(2):
@@ -168,25 +135,21 @@ async def test_a_request_that_finds_no_place_gives_its_share_back(serve: Serving
     assert served.service.key_limits.clients == {}
 
 
-@pytest.mark.anyio
 async def test_a_client_that_leaves_gives_its_share_back(serve: Serving) -> None:
     engine = WatchedEngine(gated=True)
     served = await limited(serve, engine, requests=1)
     task = await started(served, engine, ONE)
-    assert served.service.key_limits.clients == {"key-0": UnderWay(1, 1)}
+    assert served.service.key_limits.clients == {"key-0": ClientLoad(1, 1)}
     task.cancel()
     await served.until_empty()
-    let_go_on(engine)
+    engine.go()
     assert (await post(served, ONE)).status_code == 200
 
 
-@pytest.mark.anyio
 async def test_without_keys_all_clients_are_one(serve: Serving) -> None:
-    engine = WatchedEngine(gated=True)
-    served = await serve(engine=engine, config=ServerConfig(served_model_name=MODEL, key_max_requests=1))
-    running = asyncio.create_task(served.chat())
-    await engine.submitted.acquire()
+    served = await serve(engine=WatchedEngine(gated=True), key_max_requests=1)
+    running = await served.engine.begun(served.chat())
     refused = await post(served, "any")
     assert (refused.status_code, "without an API key" in refused.json()["error"]["message"]) == (429, True)
-    let_go_on(engine)
+    served.engine.go()
     assert (await running).status_code == 200

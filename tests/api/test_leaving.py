@@ -11,19 +11,11 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from tests.api.serving import Served, Serving, WatchedEngine, saying
+from tests.api.serving import Served, Serving, WatchedEngine, every_route, of_two, saying, streamed_or_not
 
 pytestmark = pytest.mark.anyio
 
-ROUTES: dict[str, dict[str, object]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "n": 2},
-    "/v1/completions": {"prompt": ["x", "y"], "n": 2},
-    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"n": 2}},
-}
 GROUPS = {"/v1/chat/completions": 1, "/v1/completions": 2, "/inference/v1/generate": 1}
-
-every_route = pytest.mark.parametrize("path", list(ROUTES))
-streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 
 
 async def gated(serve: Serving) -> tuple[Served, WatchedEngine]:
@@ -35,7 +27,7 @@ async def gated(serve: Serving) -> tuple[Served, WatchedEngine]:
 @asynccontextmanager
 async def asking(served: Served, path: str, *, stream: bool) -> AsyncIterator[asyncio.Task[httpx.Response]]:
     """A client that waits for its answer and leaves at the end of the block."""
-    task = asyncio.create_task(served.http.post(path, json={**ROUTES[path], "stream": stream}))
+    task = asyncio.create_task(served.http.post(path, json={**of_two(path), "stream": stream}))
     try:
         yield task
     finally:
@@ -65,6 +57,8 @@ async def test_leaving_ends_the_groups(serve: Serving, path: str, stream: bool, 
         if steps == 5:
             assert all(len(group.unfinished) == 1 for group in engine.open.values())
     await served.until_empty()
+    counted = f'motet:groups_total{{model_name="tiny",status="499"}} {GROUPS[path]}.0'
+    assert counted in await served.metrics()
 
 
 @every_route
@@ -72,7 +66,7 @@ async def test_leaving_in_the_middle_of_reading_a_stream_ends_the_groups(serve: 
     served, engine = await gated(serve)
     engine.steps.release()
     engine.steps.release()
-    async with served.http.stream("POST", path, json={**ROUTES[path], "stream": True}) as response:
+    async with served.http.stream("POST", path, json={**of_two(path), "stream": True}) as response:
         lines = response.aiter_lines()
         first = await anext(lines)
         assert json.loads(first.removeprefix("data: "))["choices"]
@@ -80,31 +74,15 @@ async def test_leaving_in_the_middle_of_reading_a_stream_ends_the_groups(serve: 
 
 
 async def test_leaving_before_the_body_is_sent_opens_nothing(served: Served) -> None:
-    _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-    assert (await served.http.get("/health")).status_code == 200
+    await served.break_off("/v1/completions")
     assert served.engine.requests == []
 
 
 async def test_others_go_on_when_one_leaves(serve: Serving) -> None:
     served, engine = await gated(serve)
-    staying = asyncio.create_task(served.complete("stay"))
-    await engine.submitted.acquire()
+    staying = await engine.begun(served.complete("stay"))
     async with asking(served, "/v1/completions", stream=True):
         for _ in range(2):
             await engine.submitted.acquire()
-    for _ in range(100):
-        engine.steps.release()
+    engine.go(100)
     assert (await staying).json()["choices"][0]["text"] == "a"
-
-
-async def test_client_that_left_counts_as_499(serve: Serving) -> None:
-    served, engine = await gated(serve)
-    async with asking(served, "/v1/chat/completions", stream=True):
-        await engine.submitted.acquire()
-    await served.until_empty()
-    text = (await served.http.get("/metrics")).text
-    assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in text

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from motet.config import ServerConfig
 from motet.errors import NotFoundError, RequestError
 from motet.settings.named_worker import NamedWorker
 from motet.types import EngineKind, Role
-from tests.api.serving import MODEL, Served, Serving
+from tests.api.serving import Served, Serving, coded, named
 
 pytestmark = pytest.mark.anyio
 
@@ -50,15 +49,18 @@ class FakeMembership:
             raise NotFoundError(f"There is no worker {id}.", code="unknown_worker")
 
 
+@pytest.fixture
+def membership() -> FakeMembership:
+    return FakeMembership()
+
+
 async def server(
     serve: Serving, membership: FakeMembership | None, *, admin_key: str = "boss", api_keys: tuple[str, ...] = ()
 ) -> Served:
-    config = ServerConfig(served_model_name=MODEL, admin_key=admin_key, api_keys=api_keys, drain_timeout_s=12.0)
-    return await serve(config=config, membership=membership)
+    return await serve(membership=membership, admin_key=admin_key, api_keys=api_keys, drain_timeout_s=12.0)
 
 
-async def test_a_worker_joins_by_its_url(serve: Serving) -> None:
-    membership = FakeMembership()
+async def test_a_worker_joins_by_its_url(serve: Serving, membership: FakeMembership) -> None:
     served = await server(serve, membership)
     joined = await served.http.post("/workers", json={"url": URL}, headers=ADMIN)
     assert (joined.status_code, joined.json()) == (201, {"id": "remote-1", "state": "starting"})
@@ -70,8 +72,7 @@ async def test_a_worker_joins_by_its_url(serve: Serving) -> None:
     ]
 
 
-async def test_a_worker_is_drained_and_removed(serve: Serving) -> None:
-    membership = FakeMembership()
+async def test_a_worker_is_drained_and_removed(serve: Serving, membership: FakeMembership) -> None:
     served = await server(serve, membership)
     for method, path in (
         ("POST", "/workers/decode-0/drain"),
@@ -84,11 +85,10 @@ async def test_a_worker_is_drained_and_removed(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1, math.inf, math.nan, "long"])
-async def test_a_removal_takes_seconds(serve: Serving, seconds: float | str) -> None:
-    membership = FakeMembership()
+async def test_a_removal_takes_seconds(serve: Serving, membership: FakeMembership, seconds: float | str) -> None:
     served = await server(serve, membership)
     response = await served.http.delete(f"/workers/decode-0?drain_timeout={seconds}", headers=ADMIN)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "drain_timeout")
+    assert named(response) == (400, "drain_timeout")
     assert membership.calls == []
 
 
@@ -107,22 +107,19 @@ async def test_a_removal_takes_seconds(serve: Serving, seconds: float | str) -> 
     ],
 )
 async def test_what_no_worker_can_be_is_a_400_that_names_the_field(
-    serve: Serving, body: dict[str, str], param: str
+    serve: Serving, membership: FakeMembership, body: dict[str, str], param: str
 ) -> None:
-    membership = FakeMembership()
     served = await server(serve, membership)
-    refused = await served.http.post("/workers", json=body, headers=ADMIN)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert named(await served.http.post("/workers", json=body, headers=ADMIN)) == (400, param)
     assert membership.calls == []
 
 
 async def test_what_the_keeper_of_workers_refuses_has_its_status(serve: Serving) -> None:
     served = await server(serve, FakeMembership())
     twice = await served.http.post("/workers", json={"url": URL, "id": "decode-0"}, headers=ADMIN)
-    assert (twice.status_code, twice.json()["error"]["code"]) == (400, "duplicate_worker")
+    assert coded(twice) == (400, "duplicate_worker")
     for method, path in (("DELETE", "/workers/decode-9"), ("POST", "/workers/decode-9/drain")):
-        unknown = await served.http.request(method, path, headers=ADMIN)
-        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_worker")
+        assert coded(await served.http.request(method, path, headers=ADMIN)) == (404, "unknown_worker")
 
 
 async def test_the_list_is_that_of_the_status(serve: Serving) -> None:
@@ -136,12 +133,11 @@ async def test_where_workers_are_fixed_none_can_be_changed(serve: Serving) -> No
     served = await server(serve, None)
     for method, path, body in CHANGES:
         refused = await served.http.request(method, path, json=body, headers=ADMIN)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "fixed_workers")
+        assert coded(refused) == (404, "fixed_workers")
         assert "fixed" in refused.json()["error"]["message"]
 
 
-async def test_without_an_admin_key_workers_are_not_changed(serve: Serving) -> None:
-    membership = FakeMembership()
+async def test_without_an_admin_key_workers_are_not_changed(serve: Serving, membership: FakeMembership) -> None:
     served = await server(serve, membership, admin_key="", api_keys=("k",))
     for method, path, body in CHANGES:
         refused = await served.http.request(method, path, json=body, headers=CLIENT)
@@ -154,13 +150,14 @@ async def test_without_an_admin_key_workers_are_not_changed(serve: Serving) -> N
 
 
 @pytest.mark.parametrize("api_keys", [(), ("k",)])
-async def test_operators_routes_want_the_admin_key_and_no_other(serve: Serving, api_keys: tuple[str, ...]) -> None:
-    membership = FakeMembership()
+async def test_operators_routes_want_the_admin_key_and_no_other(
+    serve: Serving, membership: FakeMembership, api_keys: tuple[str, ...]
+) -> None:
     served = await server(serve, membership, api_keys=api_keys)
     for method, path, body in (*CHANGES, ("GET", "/workers", None), ("POST", "/drain", None)):
         for headers in ({}, CLIENT, {"authorization": "Basic boss"}):
             refused = await served.http.request(method, path, json=body, headers=headers)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert coded(refused) == (401, "invalid_api_key")
     assert membership.calls == []
     assert not served.service.admission.draining
     assert (await served.http.post("/drain", headers=ADMIN)).status_code == 200

@@ -1,15 +1,13 @@
 """Several models behind one server: each request has the words, the limits and the engine of the one it names."""
 
-import asyncio
-
 import pytest
 
 from motet.config import ServerConfig
-from motet.engines.fake import NOWHERE
+from motet.testing.engine import NOWHERE
 from motet.transfer.ticket import params_of
 from motet.types import Role
 from tests.api.engine_asking import group
-from tests.api.serving import Served, Serving, chunks
+from tests.api.serving import Served, Serving, chunks, coded
 from tests.api.two_models import (
     PLAIN,
     TURNED,
@@ -98,8 +96,7 @@ async def test_lengths_counts_and_vocabularies_are_those_of_the_model(served: Se
     }
     for code, fields in refusals.items():
         assert (await ask(served, "/v1/completions", PLAIN, **fields)).status_code == 200
-        refused = await ask(served, "/v1/completions", TURNED, **fields)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (400, code)
+        assert coded(await ask(served, "/v1/completions", TURNED, **fields)) == (400, code)
     for path, field in (("/inference/v1/generate", "token_ids"), ("/detokenize", "tokens")):
         assert (await ask(served, path, PLAIN, **{field: [300]})).status_code == 200
         assert (await ask(served, path, TURNED, **{field: [300]})).status_code == 400
@@ -136,12 +133,9 @@ async def test_all_models_wait_at_one_door(serve: Serving, tokenizers: Tokenizer
     models = TwoModels(tokenizers, gated=True)
     config = ServerConfig(served_model_name="", max_waiting_groups=1)
     served = await serve.several(models, *models.engines, config=config)
-    asking = asyncio.create_task(ask(served, "/v1/completions", PLAIN))
-    await models.plain.submitted.acquire()
-    refused = await ask(served, "/v1/completions", TURNED)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
-    for _ in range(3):
-        models.plain.steps.release()
+    asking = await models.plain.begun(ask(served, "/v1/completions", PLAIN))
+    assert coded(await ask(served, "/v1/completions", TURNED)) == (503, "overloaded")
+    models.plain.go(3)
     assert (await asking).status_code == 200
 
 
@@ -167,6 +161,5 @@ async def test_a_ticket_for_a_model_that_is_not_there_is_given_back(
     models = TwoModels(tokenizers, roles=(Role.DECODE, Role.DECODE))
     served = await serve.several(models, *models.engines)
     ticket = models.plain.leases.grant(group(prompt=(5, 6)), NOWHERE, readers=1, block_size=16)
-    refused = await ask(served, path, model, kv_transfer_params=params_of(ticket))
-    assert refused.json()["error"]["param"] == "model"
+    assert (await ask(served, path, model, kv_transfer_params=params_of(ticket))).json()["error"]["param"] == "model"
     assert models.plain.released == [ticket]

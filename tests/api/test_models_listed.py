@@ -1,22 +1,17 @@
 """Which models a server has, as they come and go: who lists them, who counts by them, and who is told of them."""
 
-import asyncio
-
 import pytest
 
-from motet.api.served import ServedModel, TextModel
-from motet.engines.calls import server_client
+from motet.api.served import TextModel
+from motet.engines.http import server_client
 from motet.engines.remote import EngineServer
-from motet.engines.upstream.base import TextGroup, TextRequest
-from motet.errors import EngineError, NoWorkerError
+from motet.engines.upstream.base import TextGroupStream, TextRequest
+from motet.errors import EngineError
 from motet.ids import ModelName
-from motet.text.formats import ModelFormats
-from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
-from motet.types import EngineInfo
 from tests.api.engine_asking import group, post
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine
-from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, error, every_route
+from tests.api.serving import MODEL, NobodyUp, Served, Serving, coded, group_lines, later
+from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, error, every_route, served_as
 
 pytestmark = pytest.mark.anyio
 
@@ -27,18 +22,9 @@ async def served(serve: Serving, models: TwoModels) -> Served:
 
 
 async def test_the_models_are_listed_with_what_is_known_of_each(
-    serve: Serving, models: TwoModels, tokenizer: Tokenizer
+    serve: Serving, models: TwoModels, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    adapter = ServedModel(
-        name="adapter",
-        engine=models.plain,
-        tokenizer=tokenizer,
-        template=ChatTemplate.of(tokenizer),
-        formats=ModelFormats(tokenizer=tokenizer),
-        root="hub/adapter",
-        parent=PLAIN,
-        created=5,
-    )
+    adapter = served_as("adapter", models.plain, tokenizer, root="hub/adapter", parent=PLAIN, created=5)
     models.listed += [adapter, text_model("elsewhere")]
     served = await serve.several(models, *models.engines)
     cards = (await served.http.get("/v1/models")).json()["data"]
@@ -55,7 +41,11 @@ async def test_the_models_are_listed_with_what_is_known_of_each(
     refused = await served.http.get("/v1/models/other/one")
     assert error(refused) == (404, "model_not_found", "model")
     assert f"`{PLAIN}`, `{TURNED}`, `adapter`, `elsewhere`" in refused.json()["error"]["message"]
-    status = (await served.http.get("/status")).json()
+    with caplog.at_level("INFO", logger="motet.api"):
+        await ask(served, "/v1/completions", "adapter")
+    (line,) = group_lines(caplog)
+    assert (line["model"], line["adapter"]) == (PLAIN, "adapter")
+    status = await served.status()
     assert (status["model"], status["models"]) == (PLAIN, [PLAIN, TURNED, "adapter", "elsewhere"])
 
 
@@ -76,11 +66,9 @@ async def test_what_a_model_was_writing_when_it_went_is_written_to_the_end(
 ) -> None:
     models = TwoModels(tokenizers, gated=True)
     served = await serve.several(models, *models.engines)
-    asking = asyncio.create_task(ask(served, "/v1/completions", TURNED))
-    await models.turned.submitted.acquire()
+    asking = await models.turned.begun(ask(served, "/v1/completions", TURNED))
     models.listed.clear()
-    for _ in range(3):
-        models.turned.steps.release()
+    models.turned.go(3)
     answer = (await asking).json()
     assert (answer["model"], answer["choices"][0]["text"]) == (TURNED, "ba")
 
@@ -91,44 +79,20 @@ async def test_while_there_is_no_model_at_all_clients_may_try_again(
 ) -> None:
     models.listed.clear()
     for model in (None, PLAIN):
-        response = await ask(served, path, model)
-        assert (response.status_code, response.headers["retry-after"]) == (503, "2")
-        assert response.json()["error"]["code"] == "no_worker"
+        assert later(await ask(served, path, model)) == (503, "2", "no_worker")
     assert (await served.http.get("/v1/models")).json()["data"] == []
-    status = (await served.http.get("/status")).json()
+    status = await served.status()
     assert (status["model"], status["models"]) == (None, [])
     assert (await served.http.get("/metrics")).status_code == 200
-
-
-class NobodyUp(WatchedEngine):
-    """Of a model whose workers have not come up yet."""
-
-    @property
-    def info(self) -> EngineInfo:
-        raise NoWorkerError("No worker is ready.")
-
-    @info.setter
-    def info(self, info: EngineInfo) -> None:
-        """It has none."""
 
 
 @every_route
 async def test_a_model_without_workers_holds_nobody_else_up(
     serve: Serving, models: TwoModels, tokenizer: Tokenizer, path: str
 ) -> None:
-    models.listed.append(
-        ServedModel(
-            name="away",
-            engine=NobodyUp(),
-            tokenizer=tokenizer,
-            template=ChatTemplate.of(tokenizer),
-            formats=ModelFormats(tokenizer=tokenizer),
-            root="its/root",
-        )
-    )
+    models.listed.append(served_as("away", NobodyUp(), tokenizer, root="its/root"))
     served = await serve.several(models, *models.engines)
-    response = await ask(served, path, "away")
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_worker")
+    assert coded(await ask(served, path, "away")) == (503, "no_worker")
     assert (await ask(served, path, PLAIN)).status_code == 200
     cards = (await served.http.get("/v1/models")).json()["data"]
     assert [card["max_model_len"] for card in cards] == [4096, 64, None]
@@ -137,7 +101,7 @@ async def test_a_model_without_workers_holds_nobody_else_up(
 class NoTexts:
     """Where no text is ever asked for."""
 
-    def generate(self, request: TextRequest) -> TextGroup:
+    def generate(self, request: TextRequest) -> TextGroupStream:
         raise AssertionError("asked for texts")
 
 
@@ -155,7 +119,7 @@ async def test_a_model_that_takes_texts_has_no_tokens(serve: Serving, models: Tw
 
 
 async def samples(served: Served) -> dict[str, float]:
-    lines = (await served.http.get("/metrics")).text.splitlines()
+    lines = (await served.metrics()).splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
@@ -190,7 +154,7 @@ async def test_every_model_is_told_of_before_anybody_asks_it_and_keeps_its_count
 
 async def test_a_gateway_of_several_models_is_no_worker_of_another(served: Served, models: TwoModels) -> None:
     response = await served.http.get("/engine")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "no_single_model")
+    assert coded(response) == (404, "no_single_model")
     assert PLAIN in response.json()["error"]["message"]
     assert (await post(served, "/engine/generate", group())).status_code == 404
     async with server_client() as client:

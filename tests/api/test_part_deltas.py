@@ -7,18 +7,15 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.api.chat_body import ChatBody
-from motet.api.chat_chunks import ChatChunks
-from motet.api.chat_extras import ChatExtras
-from motet.api.open_groups import Step
+from motet.api.chat import ChatBody, ChatChunks
+from motet.api.schemas.chat import ChatRequest
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupEvents
+from motet.text.group import GroupStep
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.tokenizer import Tokenizer
-from motet.text.usage import Usage
-from motet.types import FinishReason, TokenLogprob
+from motet.types import FinishReason, TokenLogprob, Usage
 from tests.api.calling import joined, whole
-from tests.api.test_chunks import parsed, plan
+from tests.api.test_chunks import chat, parsed, plan
 from tests.tiny_tokenizer import build_tiny_tokenizer
 
 USED = Usage(prompt_tokens=3, completion_tokens=5, reasoning_tokens=2)
@@ -59,23 +56,24 @@ def event(index: int, parts: Sequence[Part], number: int, finish: FinishReason |
     return ChoiceEvent(index, "raw", (number,), (logprob,), (0,), finish, None, tuple(parts))
 
 
-EXTRAS = st.builds(
-    ChatExtras,
-    num_top=st.sampled_from([None, 1]),
-    token_ids=st.booleans(),
-    reasoning=st.booleans(),
-    calls=st.booleans(),
+TOOL = {"type": "function", "function": {"name": "f"}}
+CHATS = st.builds(
+    lambda logprobs, **more: chat(**logprobs, **more),
+    st.sampled_from([{}, {"logprobs": True, "top_logprobs": 1}]),
+    return_token_ids=st.booleans(),
+    include_reasoning=st.booleans(),
+    tools=st.sampled_from([[], [TOOL]]),
 )
 
 
-@given(extras=EXTRAS, data=st.data())
-def test_chunks_joined_are_the_whole_answer(extras: ChatExtras, data: st.DataObject) -> None:
-    waiting = [data.draw(events_of_a_choice(index, extras.calls)) for index in range(2)]
+@given(asked=CHATS, data=st.data())
+def test_chunks_joined_are_the_whole_answer(asked: ChatRequest, data: st.DataObject) -> None:
+    waiting = [data.draw(events_of_a_choice(index, bool(asked.tools))) for index in range(2)]
     steps = []
     while any(waiting):
         choice = data.draw(st.sampled_from([choice for choice in waiting if choice]))
-        steps.append(Step(0, GroupEvents((choice.pop(0),))))
-    body, chunks = ChatBody(plan(tokenizer()), tokenizer(), extras), ChatChunks(plan(tokenizer()), tokenizer(), extras)
+        steps.append(GroupStep((choice.pop(0),)))
+    body, chunks = ChatBody(plan(tokenizer()), asked), ChatChunks(plan(tokenizer()), asked)
     for step in steps:
         body.feed([step], lambda: USED)
     sent = parsed(b"".join(chunks.feed([step], lambda: USED) for step in steps) + chunks.close(USED))

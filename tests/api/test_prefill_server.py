@@ -6,25 +6,30 @@ from typing import Any
 
 import msgspec
 import pytest
-from starlette.types import Message, Scope
+from starlette.types import Message
 
 from motet.api.app import create_app
 from motet.errors import EngineError
 from motet.transfer.ticket import Ticket, params_of, prompt_digest, ticket_of
 from motet.types import GenerateRequest, Role
-from tests.api.serving import Served, Serving, WatchedEngine, chunks
+from tests.api.serving import (
+    PROMPT,
+    ROUTES,
+    Served,
+    Serving,
+    WatchedEngine,
+    chunks,
+    coded,
+    every_route,
+    named,
+    post_to,
+    streamed_or_not,
+)
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
 
 ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
-PROMPT = [5, 6, 7, 8]
-ROUTES: dict[str, dict[str, object]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": PROMPT},
-    "/inference/v1/generate": {"token_ids": PROMPT, "sampling_params": {}},
-}
-every_route = pytest.mark.parametrize("path", list(ROUTES))
 
 
 class Waiting:
@@ -155,17 +160,13 @@ async def test_ordinary_requests_are_answered_as_usual(served: Served, path: str
     ],
 )
 async def test_what_is_no_order_is_refused_by_name(served: Served, params: object) -> None:
-    response = await served.complete(PROMPT, kv_transfer_params=params)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "kv_transfer_params"
+    assert named(await served.complete(PROMPT, kv_transfer_params=params)) == (400, "kv_transfer_params")
     assert served.engine.prefills == served.engine.requests == []
 
 
 @pytest.mark.parametrize("prompt", [["x y", "z w"], [[5, 6], [7, 8]], [5]], ids=["texts", "token ids", "one token"])
 async def test_several_prompts_and_prompts_of_one_token_cannot_be_prefilled(served: Served, prompt: object) -> None:
-    response = await served.complete(prompt, kv_transfer_params=ORDER)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "kv_transfer_params"
+    assert named(await served.complete(prompt, kv_transfer_params=ORDER)) == (400, "kv_transfer_params")
     assert served.engine.prefills == []
 
 
@@ -180,7 +181,7 @@ async def test_prefills_wait_at_the_same_door_as_answers(serve: Serving) -> None
 
 
 @every_route
-@pytest.mark.parametrize("stream", [False, True])
+@streamed_or_not
 async def test_leaving_during_a_prefill_ends_it(serve: Serving, path: str, stream: bool) -> None:
     waiting = Waiting()
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=waiting))
@@ -191,10 +192,10 @@ async def test_leaving_during_a_prefill_ends_it(serve: Serving, path: str, strea
     with pytest.raises(asyncio.CancelledError):
         await asking
     await served.until_empty()
-    assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in (await served.http.get("/metrics")).text
+    assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in await served.metrics()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@streamed_or_not
 async def test_a_ticket_that_could_not_be_sent_is_released(served: Served, stream: bool) -> None:
     """The client leaves between the end of the prefill and the first byte."""
     body = json.dumps({"prompt": PROMPT, "stream": stream, "kv_transfer_params": ORDER}).encode()
@@ -211,21 +212,7 @@ async def test_a_ticket_that_could_not_be_sent_is_released(served: Served, strea
         stuck.set()
         await asyncio.Event().wait()
 
-    scope: Scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"content-type", b"application/json")],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-    }
-    await create_app(served.service)(scope, receive, send)
+    await create_app(served.service)(post_to("/v1/completions"), receive, send)
     (ticket,) = served.engine.released
     assert ticket.num_tokens == 3
     assert served.engine.leases.held == {}
@@ -237,13 +224,12 @@ async def test_a_prefill_that_fails_has_the_status_of_its_error(serve: Serving) 
 
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=fail))
     for stream in (False, True):
-        response = await served.complete(PROMPT, stream=stream, kv_transfer_params=ORDER)
-        assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_error")
+        assert coded(await served.complete(PROMPT, stream=stream, kv_transfer_params=ORDER)) == (500, "engine_error")
 
 
 async def test_a_prefill_is_counted_as_any_group(served: Served) -> None:
     body = (await served.complete(PROMPT, kv_transfer_params=ORDER)).json()
-    text = (await served.http.get("/metrics")).text
+    text = await served.metrics()
     assert 'motet:groups_total{model_name="tiny",status="200"} 1.0' in text
     assert 'motet:prefills_total{model_name="tiny",role="prefill",worker="engine-0"} 1.0' in text
     assert 'motet:request_prompt_tokens_sum{model_name="tiny"} 4.0' in text
@@ -253,7 +239,5 @@ async def test_a_prefill_is_counted_as_any_group(served: Served) -> None:
 async def test_neither_kind_of_server_takes_the_other_ones_params(serve: Serving) -> None:
     for role in (Role.BOTH, Role.DECODE):
         served = await serve(engine=WatchedEngine(role=role))
-        response = await served.complete(PROMPT, kv_transfer_params=ORDER)
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "kv_transfer_params"
+        assert named(await served.complete(PROMPT, kv_transfer_params=ORDER)) == (400, "kv_transfer_params")
         assert served.engine.requests == []

@@ -1,12 +1,13 @@
-"""`/v1/responses` through the official client and raw."""
+"""`/v1/responses` through the official client and raw; its `text.format` is the `response_format` of a chat."""
 
 import asyncio
 
 import pytest
+from pydantic import BaseModel
 
 from motet.errors import EngineDiedError, EngineError
 from tests.api.responding import ask, final, plain, streamed, whole
-from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, saying
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, coded, named, saying
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
 
@@ -41,11 +42,6 @@ async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
     assert of_response.prompt == of_chat.prompt
     assert of_response.sampling == of_chat.sampling
     assert of_response.choices == of_chat.choices
-
-
-async def test_without_a_seed_the_server_draws_one(served: Served) -> None:
-    await ask(served)
-    assert [choice.seed for choice in served.engine.requests[0].choices] == [SEED]
 
 
 async def test_streamed_response_is_the_whole_one(serve: Serving) -> None:
@@ -153,9 +149,7 @@ async def test_ignored_fields_pass(served: Served) -> None:
 
 async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: EngineDiedError("the engine is gone")}))
-    response = await ask(served, stream=True)
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "engine_died"
+    assert coded(await ask(served, stream=True)) == (503, "engine_died")
 
 
 async def test_error_after_it_is_told_in_events(serve: Serving) -> None:
@@ -168,27 +162,109 @@ async def test_error_after_it_is_told_in_events(serve: Serving) -> None:
 
 
 async def test_all_events_of_a_step_are_one_write(serve: Serving) -> None:
-    engine = WatchedEngine(saying("a"), gated=True)
-    served = await serve(engine=engine)
-    engine.steps.release()
+    served = await serve(engine=WatchedEngine(saying("a"), gated=True))
+    served.engine.steps.release()
     async with served.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as response:
         pieces = response.aiter_raw()
         first = await anext(pieces)
         assert first.count(b"event: ") == 5  # created, in progress, an item, its part, a delta
-        engine.steps.release()
+        served.engine.steps.release()
         rest = b"".join([piece async for piece in pieces])
     assert rest.count(b"event: ") == 4  # text, part and item done, completed
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_leaving_ends_the_group(serve: Serving, stream: bool) -> None:
-    engine = WatchedEngine(gated=True)
-    served = await serve(engine=engine)
+    served = await serve(engine=WatchedEngine(gated=True))
     async with asyncio.timeout(PATIENCE_S):
-        asking = asyncio.create_task(ask(served, stream=stream))
-        await engine.submitted.acquire()
-        engine.steps.release()
+        asking = await served.engine.begun(ask(served, stream=stream))
+        served.engine.steps.release()
         asking.cancel()
         await served.until_empty()
     with pytest.raises(asyncio.CancelledError):
         await asking
+
+
+ANSWER = '{"city": "Paris", "degrees": 21}'
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+FLAT = {"type": "json_schema", "name": "weather", "schema": SCHEMA, "strict": True}
+
+
+class Weather(BaseModel):
+    city: str
+    degrees: int
+
+
+async def test_answer_is_parsed_by_the_client(serve: Serving) -> None:
+    served = await serve(saying(ANSWER))
+    response = await served.openai.responses.parse(model=MODEL, input="hi", text_format=Weather)
+    assert response.output_parsed == Weather(city="Paris", degrees=21)
+    assert served.engine.requests[0].sampling.grammar is not None
+
+
+async def test_streamed_answer_is_parsed_by_the_client(serve: Serving) -> None:
+    served = await serve(saying(ANSWER))
+    async with served.openai.responses.stream(model=MODEL, input="hi", text_format=Weather) as stream:
+        response = await stream.get_final_response()
+    assert response.output_parsed == Weather(city="Paris", degrees=21)
+
+
+@pytest.mark.parametrize(
+    ("flat", "nested"),
+    [
+        (FLAT, {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA, "strict": True}}),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        ({"type": "text"}, {"type": "text"}),
+    ],
+)
+async def test_engine_is_asked_for_what_a_chat_asks_for(
+    serve: Serving, flat: dict[str, object], nested: dict[str, object]
+) -> None:
+    served = await serve(saying(ANSWER))
+    whole(await ask(served, text={"format": flat}))
+    assert (await served.chat("hi", response_format=nested)).status_code == 200
+    of_response, of_chat = served.engine.requests
+    assert of_response.sampling == of_chat.sampling
+    assert (of_response.sampling.grammar is None) == (flat["type"] == "text")
+
+
+async def test_format_is_repeated_in_the_response(serve: Serving) -> None:
+    served = await serve(saying(ANSWER))
+    response = whole(await ask(served, text={"format": FLAT}))
+    assert response.text is not None
+    assert response.text.format is not None
+    assert response.text.format.model_dump(by_alias=True, exclude_none=True) == FLAT
+    assert plain(final(streamed(await ask(served, text={"format": FLAT}, stream=True)))) == plain(response)
+
+
+async def test_structured_outputs_are_asked_for_as_in_a_chat(serve: Serving) -> None:
+    served = await serve(saying("yes"))
+    fields = {"structured_outputs": {"choice": ["yes", "no"]}}
+    whole(await ask(served, **fields))
+    assert (await served.chat(**fields)).status_code == 200
+    of_response, of_chat = served.engine.requests
+    assert of_response.sampling == of_chat.sampling
+    assert of_response.sampling.grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "json_schema", "name": "x"}, "text.format.schema"),
+        ({"type": "json_schema", "schema": {}}, "text.format.name"),
+        ({"type": "json_schema", "name": "no good", "schema": {}}, "text.format.name"),
+        ({"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}, "text.format"),
+        ({"type": "json_schema", "name": "x", "schema": []}, "text.format.schema"),
+        ({"type": "json_object", "name": "x"}, "text.format.name"),
+        ({"type": "text", "schema": {}}, "text.format.schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "text.format.json_schema"),
+    ],
+)
+async def test_what_is_wrong_with_a_format_is_named(served: Served, form: dict[str, object], param: str) -> None:
+    assert named(await ask(served, text={"format": form})) == (400, param)
+    assert served.engine.requests == []

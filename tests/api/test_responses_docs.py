@@ -6,12 +6,21 @@ from pathlib import Path
 import pytest
 
 from motet.api.responses import KEPT_ELSEWHERE
-from motet.api.schema_responses import REFUSED, FunctionTool, ReasoningField, ResponsesRequest, TextField, TextFormat
-from motet.api.schema_responses_input import CallOutputInput, MessageInput, TextPart
-from motet.api.schema_shared import Schema
+from motet.api.schemas.responses import (
+    CallOutputInput,
+    FunctionTool,
+    MessageInput,
+    ReasoningField,
+    ResponsesRequest,
+    TextField,
+    TextFormat,
+    TextPart,
+)
+from motet.api.schemas.shared import Schema
 from tests.api.serving import Served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+A, B = ({"type": "function", "name": name} for name in "ab")
 SECTION = PAGE.partition("\n## Responses\n")[2].partition("\n## ")[0]
 
 
@@ -37,7 +46,7 @@ def test_every_value_that_asks_for_nothing_is_listed(schema: type[Schema]) -> No
 
 
 def test_every_field_that_is_refused_is_listed() -> None:
-    assert [name for name in REFUSED if f"`{name}" not in SECTION] == []
+    assert [name for name in ResponsesRequest.advice if f"`{name}" not in SECTION] == []
 
 
 @pytest.mark.anyio
@@ -67,9 +76,7 @@ async def test_nothing_is_kept(served: Served, method: str, path: str) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "no good"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a", "parameters": {"type": "array"}}]}, "tools[0].parameters"),
@@ -77,24 +84,18 @@ async def test_nothing_is_kept(served: Served, method: str, path: str) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tool_choice": {"name": "a"}}, "tool_choice.type"),
+        ({"tool_choice": 5}, "tool_choice"),
+        ({"tools": [A], "tool_choice": {"type": "auto", "name": "a"}}, "tool_choice.name"),
+        ({"tools": [A], "tool_choice": {"type": "function", "function": {"name": "a"}}}, "tool_choice.name"),
+        ({"tools": [A], "tool_choice": {"type": "function", "name": "a", "mode": "auto"}}, "tool_choice.mode"),
+        ({"tools": [A], "tool_choice": {"type": "allowed_tools", "tools": [A]}}, "tool_choice.mode"),
         (
-            {"tools": [{"type": "function", "name": "a"}], "tool_choice": {"type": "function", "name": "b"}},
-            "tool_choice.name",
+            {"tools": [A], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": ["a"]}},
+            "tool_choice.tools[0]",
         ),
-        (
-            {
-                "tools": [{"type": "function", "name": "a"}],
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "auto",
-                    "tools": [{"type": "function", "name": "b"}],
-                },
-            },
-            "tool_choice.tools[0].name",
-        ),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"tools": [A], "tool_choice": B}, "tool_choice.name"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10_000}, "input"),
@@ -104,18 +105,13 @@ async def test_nothing_is_kept(served: Served, method: str, path: str) -> None:
         ({"input": ["hi"]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
-        ({"input": [{"type": 5}]}, "input[0].type"),
-        ({"input": [{"role": "poet", "content": "o"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": "hi", "mood": "good"}]}, "input[0].mood"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0].call_id"),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]}]},
             "input[0].output[0]",
         ),
-        ({"input": [{"type": "reasoning", "encrypted_content": "xyz"}]}, "input[0].encrypted_content"),
         ({"input": "\ud800"}, "input"),
         ({"metadata": {"a": "\ud800"}}, "metadata.a"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}, "description": "\ud800"}}}, "text"),

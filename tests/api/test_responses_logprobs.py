@@ -4,27 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from motet.api.responses_logprobs import PartLogprobs
+from motet.api.response_output import PartLogprobs
 from motet.text.choice import ChoiceEvent
 from motet.types import TokenLogprob
 
 TOKENS = [
-    "<think>",
-    "It",
-    "\n",
-    "</think>",
-    "\n\n",
-    "It",
-    " is",
-    "<",
-    "b",
-    "<call>",
-    '{"a":',
-    "1}",
-    "</call>",
-    "\n",
-    "al",
-    "l",
+    *("<think>", "It", "\n", "</think>", "\n\n", "It", " is", "<", "b"),
+    *("<call>", '{"a":', "1}", "</call>", "\n", "al", "l"),
 ]
 """A token is named by its place here."""
 

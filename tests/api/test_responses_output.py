@@ -1,6 +1,7 @@
 """The items and events that the parts of a choice come to, from scripted parts."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
 from openai.types.responses import (
@@ -12,20 +13,18 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from motet.api.chat_extras import ChatExtras
-from motet.api.open_groups import Step
 from motet.api.plan import Head
-from motet.api.responses_echo import echo_json
-from motet.api.responses_writers import ResponseBody, ResponseEvents, ResponseText
-from motet.api.schema_responses import ResponsesRequest
+from motet.api.responses import ResponseBody, ResponseEvents, echo_json
+from motet.api.schemas.chat import ChatRequest
+from motet.api.schemas.responses import ResponsesRequest
 from motet.errors import EngineDiedError
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupEvents
+from motet.text.group import GroupStep
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.tokenizer import Tokenizer
-from motet.text.usage import Usage
-from motet.types import FinishReason
+from motet.types import FinishReason, Usage
 from tests.api.responding import checked, final, plain, read_events
+from tests.api.test_chunks import chat
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
 
@@ -40,26 +39,29 @@ TWO_CALLS: list[Part] = [
 ]
 
 
-def response_text(tokenizer: Tokenizer, extras: ChatExtras) -> ResponseText:
+W = TypeVar("W", bound=ResponseBody)
+
+
+def writer(kind: type[W], tokenizer: Tokenizer, asked: ChatRequest | None = None) -> W:
     head = Head(id="resp_5c0a", created=1, model="tiny", fingerprint="f")
-    return ResponseText(head, echo_json(ResponsesRequest.model_validate({"input": "hi"})), tokenizer, extras)
+    return kind(head, echo_json(ResponsesRequest.model_validate({"input": "hi"})), tokenizer, asked or chat())
 
 
-def steps(parts: Sequence[Part], finish: FinishReason) -> list[Step]:
+def steps(parts: Sequence[Part], finish: FinishReason) -> list[GroupStep]:
     """A part each, and the end by itself."""
     events = [ChoiceEvent(0, "", (), parts=(part,)) for part in parts]
     events.append(ChoiceEvent(0, "", (0,), parts=(), finish=finish))
-    return [Step(0, GroupEvents((event,))) for event in events]
+    return [GroupStep((event,)) for event in events]
 
 
 def both_ways(
     tokenizer: Tokenizer,
     parts: Sequence[Part],
     finish: FinishReason = FinishReason.STOP,
-    extras: ChatExtras = ChatExtras(),  # noqa: B008  # it is frozen
+    asked: ChatRequest | None = None,
 ) -> tuple[Response, list[ResponseStreamEvent]]:
-    body = ResponseBody(response_text(tokenizer, extras))
-    events = ResponseEvents(response_text(tokenizer, extras))
+    body = writer(ResponseBody, tokenizer, asked)
+    events = writer(ResponseEvents, tokenizer, asked)
     streamed = b""
     for step in steps(parts, finish):
         assert body.feed([step], lambda: USAGE) == b""
@@ -95,7 +97,7 @@ def test_thoughts_are_an_item_before_the_message(tokenizer: Tokenizer) -> None:
 
 
 def test_thoughts_may_be_left_out(tokenizer: Tokenizer) -> None:
-    response, events = both_ways(tokenizer, THOUGHT_AND_SAID, extras=ChatExtras(reasoning=False))
+    response, events = both_ways(tokenizer, THOUGHT_AND_SAID, asked=chat(include_reasoning=False))
     assert [item.type for item in response.output] == ["message"]
     assert not any("reasoning" in event.type for event in events)
     assert response.usage is not None
@@ -113,25 +115,13 @@ def test_each_call_is_an_item_with_the_arguments_as_they_came(tokenizer: Tokeniz
 def test_events_of_an_answer_come_in_the_order_of_openai(tokenizer: Tokenizer) -> None:
     _, events = both_ways(tokenizer, [Reasoning("hm"), Content("yes"), *TWO_CALLS[1:4]])
     assert [event.type.removeprefix("response.") for event in events] == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
         "completed",
     ]
 
@@ -180,9 +170,9 @@ def test_usage_tells_cached_and_reasoning_tokens(tokenizer: Tokenizer) -> None:
 
 
 def test_text_that_is_not_read_as_parts_is_a_message(tokenizer: Tokenizer) -> None:
-    body = ResponseBody(response_text(tokenizer, ChatExtras()))
+    body = writer(ResponseBody, tokenizer)
     event = ChoiceEvent(0, "as it is", (5,), finish=FinishReason.STOP)
-    body.feed([Step(0, GroupEvents((event,)))], lambda: USAGE)
+    body.feed([GroupStep((event,))], lambda: USAGE)
     response = checked(body.close(USAGE))
     (message,) = response.output
     assert isinstance(message, ResponseOutputMessage)
@@ -191,7 +181,7 @@ def test_text_that_is_not_read_as_parts_is_a_message(tokenizer: Tokenizer) -> No
 
 
 def test_broken_stream_tells_the_error_and_what_there_is(tokenizer: Tokenizer) -> None:
-    events = ResponseEvents(response_text(tokenizer, ChatExtras()))
+    events = writer(ResponseEvents, tokenizer)
     first = events.feed(steps([Content("half a")], FinishReason.STOP)[:1], lambda: USAGE)
     *_, error, failed = read_events(first + events.fail(EngineDiedError("the engine is gone")))
     assert error.type == "error"
@@ -207,6 +197,6 @@ def test_broken_stream_tells_the_error_and_what_there_is(tokenizer: Tokenizer) -
 
 
 def test_what_went_wrong_inside_is_not_told(tokenizer: Tokenizer) -> None:
-    events = ResponseEvents(response_text(tokenizer, ChatExtras()))
+    events = writer(ResponseEvents, tokenizer)
     first = events.feed(steps([Content("x")], FinishReason.STOP)[:1], lambda: USAGE)
     assert b"secret" not in first + events.fail(ValueError("secret"))

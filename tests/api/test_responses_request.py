@@ -2,8 +2,8 @@
 
 import pytest
 
-from motet.api.responses_request import chat_request, messages
-from motet.api.schema_responses import ResponsesRequest
+from motet.api.responses import chat_request, messages
+from motet.api.schemas.responses import ResponsesRequest
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
@@ -25,10 +25,6 @@ def request(given: object, **fields: object) -> ResponsesRequest:
 def turns(given: object, **fields: object) -> list[dict[str, object]]:
     body = request(given, **fields)
     return messages(body.instructions, body.input)
-
-
-def test_string_is_what_the_user_says() -> None:
-    assert turns("hi") == [{"role": "user", "content": "hi"}]
 
 
 def test_instructions_come_first_as_the_systems() -> None:

@@ -14,7 +14,7 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel
 
-from motet.engines.fake import Script
+from motet.testing.engine import Script
 from motet.types import ChoiceStart, GenerateRequest
 from tests.api.calling import PARIS, WEATHER, CallingServing, called
 from tests.api.responding import ask, final, plain, streamed, whole
@@ -23,13 +23,7 @@ from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
 
-FLAT_WEATHER: FunctionToolParam = {
-    "type": "function",
-    "name": "get_weather",
-    "description": "The weather of a city",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    "strict": False,
-}
+FLAT_WEATHER: FunctionToolParam = {"type": "function", **WEATHER["function"], "strict": False}  # type: ignore[typeddict-item]
 FLAT_TIME: FunctionToolParam = {"type": "function", "name": "get_time", "parameters": None, "strict": False}
 
 ANSWERS = {
@@ -109,19 +103,14 @@ async def test_prompt_of_a_loop_is_that_of_the_same_chat(serve_tools: CallingSer
     items = [user, *first.model_dump()["output"]]
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
     await ask(served, items, tools=[FLAT_WEATHER])
+    function = {"name": call.name, "arguments": call.arguments}
     turns = {
         "messages": [
             user,
             {
                 "role": "assistant",
                 "reasoning_content": "Where?",
-                "tool_calls": [
-                    {
-                        "id": call.call_id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": call.arguments},
-                    }
-                ],
+                "tool_calls": [{"id": call.call_id, "type": "function", "function": function}],
             },
             {"role": "tool", "tool_call_id": call.call_id, "content": output},
         ]
@@ -179,13 +168,6 @@ async def test_thoughts_that_are_cut_leave_no_message(serve_tools: CallingServin
     (thoughts,) = response.output
     assert isinstance(thoughts, ResponseReasoningItem)
     assert (thoughts.status, response.output_text) == ("incomplete", "")
-
-
-async def test_tools_are_refused_where_calls_are_not_read(serve_tools: CallingServing) -> None:
-    served = await serve_tools(saying(PARIS), tools=None)
-    response = await ask(served, tools=[FLAT_WEATHER])
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "tools"
 
 
 def weather_script(serve_tools: CallingServing) -> Script:

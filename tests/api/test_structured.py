@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from motet.constraint import Grammar, GrammarKind
 from motet.grammar.limits import MAX_OPTIONAL
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from motet.types import Grammar, GrammarKind
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, named
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
@@ -53,11 +53,9 @@ BODIES = [(CHAT, chat), (COMPLETIONS, completion), (GENERATE, generate)]
 async def test_structured_outputs_reach_the_engine(
     serve: Serving, path: str, body: Any, given: object, grammar: Grammar
 ) -> None:
-    engine = WatchedEngine()
-    served = await serve(engine=engine)
-    answer = await served.http.post(path, json=body(structured_outputs=given))
-    assert answer.status_code == 200
-    assert [request.sampling.grammar for request in engine.requests] == [grammar]
+    served = await serve(engine=WatchedEngine())
+    assert (await served.http.post(path, json=body(structured_outputs=given))).status_code == 200
+    assert [request.sampling.grammar for request in served.engine.requests] == [grammar]
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES[:2])
@@ -72,11 +70,9 @@ async def test_structured_outputs_reach_the_engine(
 async def test_response_format_reaches_the_engine(
     serve: Serving, path: str, body: Any, given: object, grammar: Grammar | None
 ) -> None:
-    engine = WatchedEngine()
-    served = await serve(engine=engine)
-    answer = await served.http.post(path, json=body(response_format=given))
-    assert answer.status_code == 200
-    assert [request.sampling.grammar for request in engine.requests] == [grammar]
+    served = await serve(engine=WatchedEngine())
+    assert (await served.http.post(path, json=body(response_format=given))).status_code == 200
+    assert [request.sampling.grammar for request in served.engine.requests] == [grammar]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +86,7 @@ async def test_response_format_reaches_the_engine(
         (
             {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"type": "text"}}}}},
             "structured_outputs.json",
-            "Invalid 'structured_outputs.json': at properties.a.type: 'text' is no type",
+            "Invalid 'structured_outputs.json': at properties.a.type: 'text' is not a type",
         ),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
         ({"structured_outputs": {"grammar": "start: other"}}, "structured_outputs.grammar", "unknown name"),
@@ -99,14 +95,15 @@ async def test_response_format_reaches_the_engine(
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "too short"),
-        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "whitespace_pattern", "not supported"),
-        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "disable_any_whitespace", "not"),
-        ({"structured_outputs": {"structural_tag": "a"}}, "structural_tag", "not supported"),
         ({"structured_outputs": {"json": '"\ud800"'}}, "structured_outputs.json", "not valid Unicode"),
         ({"structured_outputs": {"json": {"const": "\ud800"}}}, "structured_outputs.json", "not valid Unicode"),
         ({"structured_outputs": {"regex": "a"}, "response_format": json_schema()}, "structured_outputs", "both"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
-        ({"response_format": {"type": "json_object", "json_schema": {"name": "a", "schema": {}}}}, None, "there is no"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "a", "schema": {}}}},
+            None,
+            "type 'json_object'",
+        ),
         ({"response_format": {"type": "grammar"}}, "response_format.type", "Supported values"),
         ({"response_format": json_schema(name="a b")}, "response_format.json_schema.name", "pattern"),
         ({"guided_json": {}}, "guided_json", "'guided_json' is now 'structured_outputs': {'json': ...}."),
@@ -125,37 +122,23 @@ async def test_what_cannot_be_held_to_is_refused_with_its_place(
     assert param is None or error["param"] == param
 
 
-async def test_a_grammar_in_sampling_params_is_refused_by_its_whole_path(served: Served) -> None:
-    answer = await served.http.post(GENERATE, json=generate(structured_outputs={"regex": "("}))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "sampling_params.structured_outputs.regex"
-    assert answer.json()["error"]["code"] == "invalid_grammar"
-
-
-async def test_null_asks_for_nothing(served: Served) -> None:
-    nothing = dict.fromkeys(("response_format", "structured_outputs"))
-    assert (await served.http.post(CHAT, json=chat(**nothing))).status_code == 200
-
-
 async def test_a_schema_nested_past_all_bounds_is_refused(served: Served) -> None:
     deep = '{"items":' * 3000 + "{}" + "}" * 3000
     body = json.dumps(chat(response_format=json_schema("here"))).replace('"here"', deep)
-    answer = await served.http.post(CHAT, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
+    assert (await served.http.post(CHAT, content=body, headers={"content-type": "application/json"})).status_code == 400
 
 
 async def test_others_are_answered_while_a_wide_schema_is_compiled(serve: Serving) -> None:
-    engine = WatchedEngine()
-    served = await serve(engine=engine)
+    served = await serve(engine=WatchedEngine())
     wide = {f"p{i}": {"type": "integer"} for i in range(MAX_OPTIONAL)}
-    schema = {"type": "object", "properties": {f"o{i}": {"type": "object", "properties": wide} for i in range(12)}}
+    schema = {"type": "object", "properties": {f"o{i}": {"type": "object", "properties": wide} for i in range(6)}}
     hard = chat(response_format=json_schema(schema))
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(served.http.post(CHAT, json=hard))
         others = [await served.http.post(CHAT, json=chat()) for _ in range(3)]
         assert not first.done()
     assert [answer.status_code for answer in (*others, first.result())] == [200] * 4
-    assert [request.sampling.grammar is None for request in engine.requests] == [True] * 3 + [False]
+    assert [request.sampling.grammar is None for request in served.engine.requests] == [True] * 3 + [False]
 
 
 HOSTILE = [
@@ -176,7 +159,6 @@ HOSTILE = [
 async def test_a_hostile_schema_is_held_to_or_refused_and_the_server_lives_on(served: Served, number: int) -> None:
     answer = await served.http.post(CHAT, json=chat(response_format=json_schema(HOSTILE[number])))
     if answer.status_code != 200:
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "response_format"
+        assert named(answer) == (400, "response_format")
         assert answer.json()["error"]["code"] == "invalid_grammar"
     assert (await served.http.post(CHAT, json=chat())).status_code == 200

@@ -3,36 +3,35 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from motet.api.structured import MAX_UNDER_WAY, NUM_THREADS, GrammarChecks
-from motet.constraint import Grammar, GrammarKind
+from motet.api.served import MAX_UNDER_WAY, NUM_THREADS, GrammarChecks
 from motet.errors import GrammarError, OverloadedError
-from motet.grammar.compiled import CompiledGrammar
-from tests.grammar.models import grammars_of, regex
+from motet.grammar.compiled import CompiledGrammar, Grammars
+from motet.types import Grammar, GrammarKind
+from tests.grammar.models import TOKENIZER, VOCAB_SIZE, regex
+from tests.patience import PATIENCE_S
+from tests.tiny_tokenizer import EOS_ID
 
 pytestmark = pytest.mark.anyio
 
 
-class SlowCompiler:
+class SlowCompiler(Grammars):
     """Compiles when it is told to, and counts how often it was asked."""
 
     def __init__(self) -> None:
+        super().__init__(lambda: TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
         self.go = threading.Event()
         self.begun = threading.Semaphore(0)
         self.asked: list[Grammar] = []
-        self.grammars = grammars_of()
 
     def get(self, grammar: Grammar) -> CompiledGrammar:
         self.asked.append(grammar)
         self.begun.release()
         self.go.wait()
-        return self.grammars.get(grammar)
-
-    def checks(self, *, timeout_s: float = 5.0) -> GrammarChecks:
-        return GrammarChecks(self.grammars.kept, self.get, timeout_s=timeout_s)
+        return super().get(grammar)
 
 
 @contextmanager
@@ -50,7 +49,7 @@ async def check(checks: GrammarChecks, grammar: Grammar) -> None:
 
 async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
     with slow_compiler() as compiler:
-        checking = asyncio.ensure_future(check(compiler.checks(), regex("a")))
+        checking = asyncio.ensure_future(check(GrammarChecks(compiler), regex("a")))
         await asyncio.to_thread(compiler.begun.acquire)  # runs on while the compiler is held
         assert not checking.done()
         compiler.go.set()
@@ -59,14 +58,15 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
 
 async def test_a_known_grammar_goes_to_no_thread() -> None:
     with slow_compiler() as compiler:
-        compiler.grammars.get(regex("a"))
-        await check(compiler.checks(), regex("a"))
-        assert compiler.asked == []
+        compiler.go.set()
+        compiler.get(regex("a"))
+        await check(GrammarChecks(compiler), regex("a"))
+        assert compiler.asked == [regex("a")]
 
 
 async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
     with slow_compiler() as compiler:
-        checks = compiler.checks()
+        checks = GrammarChecks(compiler)
         checking = [asyncio.ensure_future(check(checks, regex("a"))) for _ in range(5)]
         await asyncio.to_thread(compiler.begun.acquire)
         compiler.go.set()
@@ -77,13 +77,13 @@ async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
 async def test_a_grammar_that_takes_too_long_is_the_clients_fault() -> None:
     with slow_compiler() as compiler:
         with pytest.raises(GrammarError, match=r"Invalid 'it': compiling it takes more than 0\.05 s") as refused:
-            await check(compiler.checks(timeout_s=0.05), regex("a"))
+            await check(GrammarChecks(compiler, timeout_s=0.05), regex("a"))
         assert (refused.value.param, refused.value.status) == ("it", 400)
 
 
 async def test_a_grammar_that_waits_for_threads_is_not() -> None:
     with slow_compiler() as compiler:
-        checks = compiler.checks(timeout_s=0.05)
+        checks = GrammarChecks(compiler, timeout_s=0.05)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(NUM_THREADS)]
         for _ in held:
             await asyncio.to_thread(compiler.begun.acquire)
@@ -95,7 +95,7 @@ async def test_a_grammar_that_waits_for_threads_is_not() -> None:
 
 async def test_no_more_grammars_wait_than_is_allowed() -> None:
     with slow_compiler() as compiler:
-        checks = compiler.checks()
+        checks = GrammarChecks(compiler)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(MAX_UNDER_WAY)]
         await asyncio.to_thread(compiler.begun.acquire)
         with pytest.raises(OverloadedError):
@@ -107,19 +107,33 @@ async def test_no_more_grammars_wait_than_is_allowed() -> None:
 
 async def test_after_a_time_out_the_same_compiling_is_waited_for() -> None:
     with slow_compiler() as compiler:
-        checks = compiler.checks(timeout_s=0.05)
+        checks = GrammarChecks(compiler, timeout_s=0.05)
         for _ in range(2):
             with pytest.raises(GrammarError):
                 await check(checks, regex("a"))
         assert compiler.asked == [regex("a")]
 
 
+async def test_what_took_too_long_is_not_kept_when_it_comes_after_all() -> None:
+    """It was refused, and what was compiled for it stayed."""
+    with slow_compiler() as compiler:
+        checks = GrammarChecks(compiler, timeout_s=0.05)
+        with pytest.raises(GrammarError):
+            await check(checks, regex("a"))
+        compiler.go.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(compiler.asked) == 1:  # until the first thread has come to its end
+                with suppress(GrammarError):
+                    await check(checks, regex("a"))
+        assert compiler.asked == [regex("a")] * 2
+
+
 async def test_what_is_wrong_with_a_grammar_is_told_to_all_who_asked() -> None:
     with slow_compiler() as compiler:
-        checks = compiler.checks()
+        checks = GrammarChecks(compiler)
         wrong = Grammar(GrammarKind.JSON, '{"type":"text"}')
         checking = [asyncio.ensure_future(check(checks, wrong)) for _ in range(2)]
         await asyncio.to_thread(compiler.begun.acquire)
         compiler.go.set()
         told = await asyncio.gather(*checking, return_exceptions=True)
-        assert [str(error)[:38] for error in told] == ["Invalid 'it': at type: 'text' is no ty"] * 2
+        assert [str(error)[:38] for error in told] == ["Invalid 'it': at type: 'text' is not a"] * 2

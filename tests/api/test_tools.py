@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionMessageParam
 
-from motet.constraint import GrammarKind
-from motet.text.tools.base import Reading, Tool
-from motet.text.tools.hermes import HERMES
-from motet.types import ChoiceStart, GenerateRequest
+from motet.text.tools.base import ParsedRegion, Tool
+from motet.text.tools.json_formats import HERMES
+from motet.types import ChoiceStart, GenerateRequest, GrammarKind
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called, joined, whole
 from tests.api.serving import MODEL, chunks, events, saying
 from tests.tiny_tokenizer import fake_answer
@@ -250,7 +249,7 @@ async def test_log_probabilities_and_token_ids_come_once_beside_the_parts(serve_
     assert logprobs == choice["logprobs"]["content"]
 
 
-def failing(text: str, final: bool, tools: Sequence[Tool]) -> Reading:
+def failing(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
     raise ZeroDivisionError("a bug")
 
 

@@ -90,15 +90,6 @@ async def test_the_client_knows_a_call_that_was_cut_off(serve_tools: CallingServ
         await served.openai.chat.completions.parse(model=MODEL, messages=ASK, tools=TOOLS, max_tokens=cut)
 
 
-async def test_refusals_have_the_class_that_the_client_gives_them(serve_tools: CallingServing) -> None:
-    served = await serve_tools(saying("No."))
-    with pytest.raises(openai.BadRequestError) as caught:
-        await served.openai.chat.completions.create(
-            model=MODEL, messages=ASK, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}}
-        )
-    assert caught.value.param == "tool_choice.function.name"
-
-
 def calls(message: Any) -> list[object]:
     told = message.tool_calls or []
     assert all(isinstance(call, ParsedFunctionToolCall) for call in told)

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from motet.constraint import Grammar
-from motet.engines.fake import fake_info
+from motet.testing.engine import fake_info
+from motet.text.formats import FORMATS
 from motet.text.tools.base import ToolFormat
-from motet.text.tools.formats import FORMATS
+from motet.types import Grammar
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called
-from tests.api.serving import Served, saying
+from tests.api.serving import Served, named, saying
 from tests.grammar.models import follows, grammars_of
 
 pytestmark = pytest.mark.anyio
@@ -97,8 +97,7 @@ async def test_calls_that_are_not_to_be_parallel_come_one_at_a_time(serve_tools:
 async def test_other_forms_do_not_go_with_calls(serve_tools: CallingServing, choice: object) -> None:
     served = await serve_tools(saying(PARIS))
     given: dict[str, Any] = {"structured_outputs": {"regex": "a+"}}
-    response = await served.chat(tools=[WEATHER], tool_choice=choice, **given)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs.regex")
+    assert named(await served.chat(tools=[WEATHER], tool_choice=choice, **given)) == (400, "structured_outputs.regex")
     assert (await served.chat(tools=[WEATHER], tool_choice="none", **given)).status_code == 200
 
 
@@ -135,10 +134,10 @@ async def test_what_is_not_held_to_is_not_named_as_the_fault(serve_tools: Callin
     """A tool that may not be called was, and so was a form of content where a call must be."""
     served = await serve_tools(saying(PARIS))
     tools = [{"type": "function", "function": {"name": name, "parameters": {"not": {}}}} for name in ("f", "g")]
-    named = {"type": "function", "function": {"name": "g"}}
+    chosen = {"type": "function", "function": {"name": "g"}}
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"not": {}}}}
-    response = await served.chat(tools=tools, tool_choice=named, response_format=form)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools[1].function.parameters")
+    response = await served.chat(tools=tools, tool_choice=chosen, response_format=form)
+    assert named(response) == (400, "tools[1].function.parameters")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ async def test_a_form_that_cannot_be_held_to_is_named_beside_tools(
 ) -> None:
     served = await serve_tools(saying(PARIS))
     response = await served.chat(tools=[WEATHER], **fields)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param or "response_format")
+    assert named(response) == (400, param or "response_format")
     assert "tools" not in response.json()["error"]["message"]
 
 

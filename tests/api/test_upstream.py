@@ -10,14 +10,12 @@ import pytest
 
 from motet.api.answer import WORKER_HEADER
 from motet.config import ServerConfig
-from motet.engines.upstream.client import UpstreamOptions
-from tests.api.serving import MODEL, Serving, chunks, events
+from motet.engines.upstream.server import UpstreamOptions
+from tests.api.serving import MODEL, Serving, chunks, coded, events, group_lines, streamed_or_not
 from tests.api.text_models import TEXTS, TextServing, joined, texts_of
-from tests.peers.openai_script import CHAT, COMPLETIONS, Break, Manners, Refused, Usage
+from tests.peers.openai_script import CHAT, Break, Manners, Refused, Usage
 
 pytestmark = pytest.mark.anyio
-
-streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ async def test_n_choices_come_with_one_head_and_one_usage(
 ) -> None:
     before = await serve_texts(Manners(ignores_n=ignores_n))
     options = {"stream_options": {"include_usage": True}} if stream else {}
-    response = await before.served.http.post(CHAT, json=before.ask(n=3, seed=4, stream=stream, **options))
+    response = await before.chat(n=3, seed=4, stream=stream, **options)
     assert response.status_code == 200
     assert response.headers[WORKER_HEADER] == "texts-0"
     answer = joined(chunks(response)) if stream else response.json()
@@ -59,11 +57,37 @@ async def test_n_choices_come_with_one_head_and_one_usage(
 @streamed_or_not
 async def test_prompts_are_numbered_as_ours_are(serve_texts: TextServing, stream: bool) -> None:
     before = await serve_texts(Manners(ignores_n=True))
-    body = before.complete(prompt=["a", "b"], n=2, seed=4, stream=stream)
-    response = await before.served.http.post(COMPLETIONS, json=body)
+    response = await before.complete(prompt=["a", "b"], n=2, seed=4, stream=stream)
     answer = joined(chunks(response)) if stream else response.json()
     assert texts_of(answer) == ["a 4", "a 5 w0", "b 4", "b 5 w0"]
     assert answer["object"] == "text_completion"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("stop", "stop"),
+        ("content_filter", "content_filter"),
+        ("eos_token", "stop"),
+        ("sensitive", "content_filter"),
+        ("MAX_TOKENS", "length"),
+        ("tool_use", "tool_calls"),
+        ("tired", "stop"),
+    ],
+)
+@streamed_or_not
+async def test_a_finish_reason_is_a_word_of_openais_and_the_servers_own_word_is_the_stop_reason(
+    serve_texts: TextServing, stream: bool, theirs: str, ours: str
+) -> None:
+    before = await serve_texts(Manners(ends_with=theirs))
+    response = await before.chat(n=2, stream=stream)
+    choices = (
+        [choice for chunk in chunks(response) for choice in chunk["choices"]] if stream else response.json()["choices"]
+    )
+    ended = [(choice["finish_reason"], choice.get("stop_reason")) for choice in choices if choice["finish_reason"]]
+    assert ended == 2 * [(ours, None if theirs == ours else theirs)]
+    metrics = await before.served.metrics()
+    assert f'motet:request_success_total{{finished_reason="{ours}",model_name="{TEXTS}"}} 2.0' in metrics
 
 
 async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextServing) -> None:
@@ -87,10 +111,8 @@ async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextS
 
 async def test_our_own_models_beside_are_answered_as_ever(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners())
-    response = await before.served.chat(model=MODEL)
-    assert texts_of(response.json()) == ["hello 0"]
-    unknown = await before.served.chat(model="none")
-    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert texts_of((await before.served.chat(model=MODEL)).json()) == ["hello 0"]
+    assert coded(await before.served.chat(model="none")) == (404, "model_not_found")
     assert (await before.served.chat(model=5)).json()["error"]["code"] == "invalid_type"
     assert (await before.served.http.post(CHAT, content=b"no json")).status_code == 400
     assert before.peers[0].asked == []
@@ -121,7 +143,7 @@ BAD_FIELDS: dict[str, tuple[dict[str, object], str, str]] = {
 async def test_what_we_have_to_understand_is_refused_in_our_own_words(serve_texts: TextServing, name: str) -> None:
     fields, param, code = BAD_FIELDS[name]
     before = await serve_texts(Manners())
-    theirs = (await before.served.http.post(CHAT, json=before.ask(**fields))).json()["error"]
+    theirs = (await before.chat(**fields)).json()["error"]
     ours = (await before.served.http.post(CHAT, json=before.ask(**fields) | {"model": MODEL})).json()["error"]
     assert (theirs["param"], theirs["code"]) == (param, code)
     assert theirs == ours
@@ -130,14 +152,13 @@ async def test_what_we_have_to_understand_is_refused_in_our_own_words(serve_text
 
 async def test_too_many_choices_or_prompts_are_refused(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_choices=4))
-    response = await before.served.http.post(COMPLETIONS, json=before.complete(prompt=["a", "b", "c"], n=2))
-    assert response.json()["error"]["code"] == "too_many_choices"
+    assert (await before.complete(prompt=["a", "b", "c"], n=2)).json()["error"]["code"] == "too_many_choices"
 
 
 @streamed_or_not
 async def test_a_refusal_passes_with_its_status_and_words(serve_texts: TextServing, stream: bool) -> None:
     before = await serve_texts(Manners(refuses=frozenset({"tools"})))
-    response = await before.served.http.post(CHAT, json=before.ask(n=2, stream=stream, tools=[{}]))
+    response = await before.chat(n=2, stream=stream, tools=[{}])
     assert response.status_code == 400
     assert response.json()["error"] == {
         "message": "no tools here",
@@ -153,8 +174,7 @@ async def test_tools_and_forms_go_to_the_server_as_they_came(serve_texts: TextSe
     fields = {"tools": [custom], "tool_choice": "required", "response_format": {"type": "json_object"}, "top_k": None}
     call = {"id": "1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
     turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "and then?"}]
-    response = await before.served.http.post(CHAT, json=before.ask(**fields) | {"messages": turns})
-    assert response.status_code == 200
+    assert (await before.served.http.post(CHAT, json=before.ask(**fields) | {"messages": turns})).status_code == 200
     sent = before.peers[0].asked[0].body
     assert {name: sent[name] for name in fields} | {"messages": sent["messages"]} == fields | {"messages": turns}
 
@@ -162,7 +182,7 @@ async def test_tools_and_forms_go_to_the_server_as_they_came(serve_texts: TextSe
 async def test_a_limit_of_the_server_passes_with_its_retry_after(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners())
     before.peers[0].manners.not_ok = [Refused(429, b'{"error":{"message":"slow"}}', (("retry-after", "9"),))]
-    response = await before.served.http.post(CHAT, json=before.ask())
+    response = await before.chat()
     assert (response.status_code, response.headers["retry-after"]) == (429, "9")
 
 
@@ -188,7 +208,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choi
 async def test_a_server_that_fails_at_once_is_another_ones_turn(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners(), Manners())
     before.peers[0].manners.not_ok = [Refused(503)]
-    response = await before.served.http.post(CHAT, json=before.ask(seed=4))
+    response = await before.chat(seed=4)
     assert texts_of(response.json()) == ["hi 4"]
     assert response.headers[WORKER_HEADER] == "texts-1"
 
@@ -201,14 +221,14 @@ async def test_a_client_that_leaves_ends_everything_on_the_server(
     before = await serve_texts(Manners(ignores_n=True))
     peer = before.peers[0]
     peer.shut()
-    asking = asyncio.create_task(before.served.http.post(CHAT, json=before.ask(n=n, stream=stream)))
+    asking = asyncio.create_task(before.chat(n=n, stream=stream))
     for _ in range(n):
         await peer.arrived.acquire()
     assert before.fleet.members[0].open_choices == n
     asking.cancel()
-    await before.served.service.drained()
+    await before.served.service.admission.empty()
     await peer.until_idle()
-    metrics = (await before.served.http.get("/metrics")).text
+    metrics = await before.served.metrics()
     assert f'motet:groups_total{{model_name="{TEXTS}",status="499"}} 1.0' in metrics
 
 
@@ -217,14 +237,14 @@ async def test_admission_and_key_limits_hold_for_text_models_too(serve_texts: Te
     before = await serve_texts(Manners(), config=config)
     peer = before.peers[0]
     gate = peer.shut()
-    first = asyncio.create_task(before.served.http.post(CHAT, json=before.ask(seed=4)))
+    first = asyncio.create_task(before.chat(seed=4))
     await peer.arrived.acquire()
-    waiting = await before.served.http.post(CHAT, json=before.ask())
-    assert (waiting.status_code, waiting.json()["error"]["code"]) == (503, "overloaded")
+    waiting = await before.chat()
+    assert coded(waiting) == (503, "overloaded")
     gate.release()
     assert (await first).status_code == 200
-    too_many = await before.served.http.post(CHAT, json=before.ask(n=3))
-    assert (too_many.status_code, too_many.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    too_many = await before.chat(n=3)
+    assert coded(too_many) == (429, "rate_limit_exceeded")
 
 
 async def test_a_request_is_logged_once_with_what_it_used(
@@ -234,15 +254,9 @@ async def test_a_request_is_logged_once_with_what_it_used(
     with caplog.at_level("INFO", logger="motet.api"):
         headers = {"x-request-id": "mine", "x-session-id": "s"}
         await before.served.http.post(CHAT, json=before.ask(n=2, seed=4), headers=headers)
-    (fields,) = [record.__dict__["fields"] for record in caplog.records if record.msg == "group ended"]
-    assert {name: fields[name] for name in ("request_id", "status", "model", "worker", "n", "finished")} == {
-        "request_id": "mine",
-        "status": 200,
-        "model": TEXTS,
-        "worker": "texts-0",
-        "n": 2,
-        "finished": 2,
-    }
+    (fields,) = group_lines(caplog)
+    names = ("request_id", "status", "model", "worker", "n", "finished")
+    assert [fields[name] for name in names] == ["mine", 200, TEXTS, "texts-0", 2, 2]
     assert (fields["prompt_tokens"], fields["completion_tokens"]) == (2, 5)
     sent = before.peers[0].asked[0].headers
     assert (sent["x-request-id"], sent["x-session-id"]) == ("mine", "s")
@@ -250,10 +264,9 @@ async def test_a_request_is_logged_once_with_what_it_used(
 
 async def test_usage_that_was_not_told_is_null(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners(ignores_n=True, usage=Usage.NONE))
-    response = await before.served.http.post(CHAT, json=before.ask(n=2))
-    assert response.json()["usage"] is None
-    body = before.ask(n=2, stream=True, stream_options={"include_usage": True})
-    assert chunks(await before.served.http.post(CHAT, json=body))[-1]["usage"] is None
+    assert (await before.chat(n=2)).json()["usage"] is None
+    streamed = await before.chat(n=2, stream=True, stream_options={"include_usage": True})
+    assert chunks(streamed)[-1]["usage"] is None
 
 
 @pytest.mark.parametrize("gateway_has_keys", [False, True])
@@ -263,30 +276,14 @@ async def test_a_key_of_this_server_never_reaches_a_text_server(
     config = ServerConfig(served_model_name="", api_keys=("ours",) if gateway_has_keys else ())
     before = await serve_texts(Manners(), options=UpstreamOptions(pass_key=True), config=config)
     headers = {"authorization": "Bearer ours"}
-    response = await before.served.http.post(CHAT, json=before.ask(), headers=headers)
-    assert response.status_code == 200
+    assert (await before.served.http.post(CHAT, json=before.ask(), headers=headers)).status_code == 200
     sent = before.peers[0].asked[0].headers.get("authorization")
     assert sent == (None if gateway_has_keys else "Bearer ours")
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/inference/v1/generate"])
-async def test_routes_of_tokens_say_that_the_model_takes_texts(serve_texts: TextServing, path: str) -> None:
-    bodies: dict[str, dict[str, object]] = {"/tokenize": {"prompt": "a"}, "/detokenize": {"tokens": [1]}}
-    body = {"model": TEXTS, **bodies.get(path, {"token_ids": [5], "sampling_params": {}})}
-    before = await serve_texts(Manners())
-    response = await before.served.http.post(path, json=body)
-    assert response.status_code == 400
-    assert "takes texts" in response.json()["error"]["message"]
-
-
 async def test_a_body_that_breaks_off_asks_nobody(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners())
-    _reader, writer = await asyncio.open_connection("127.0.0.1", before.served.port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-    assert (await before.served.http.get("/version")).status_code == 200
+    await before.served.break_off("/v1/completions")
     assert before.peers[0].asked == []
 
 

@@ -4,20 +4,19 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from motet.api.served import ServedModel, TextModel
+import httpx
+
+from motet.api.served import TextModel
 from motet.config import ServerConfig
-from motet.engines.calls import server_client
-from motet.engines.upstream.client import UpstreamOptions, UpstreamServer
-from motet.engines.upstream.report import report_of
+from motet.engines.http import server_client
+from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
 from motet.engines.upstream.upstream import TextUpstream
 from motet.routing.fleet import Fleet
 from motet.routing.text_routed import TextRouted
-from motet.text.formats import ModelFormats
-from motet.text.template import ChatTemplate
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
-from tests.api.two_models import ListedModels
+from tests.api.two_models import ListedModels, served_as
 from tests.peers.fake_openai import FakeOpenAI
-from tests.peers.openai_script import Manners
+from tests.peers.openai_script import CHAT, COMPLETIONS, Manners
 
 TEXTS = "texts"
 
@@ -34,8 +33,11 @@ class Before:
         """A chat for the text model."""
         return {"model": TEXTS, "messages": [{"role": "user", "content": "hi"}], **fields}
 
-    def complete(self, **fields: object) -> dict[str, object]:
-        return {"model": TEXTS, "prompt": "hi", **fields}
+    async def chat(self, **fields: object) -> httpx.Response:
+        return await self.served.http.post(CHAT, json=self.ask(**fields))
+
+    async def complete(self, **fields: object) -> httpx.Response:
+        return await self.served.http.post(COMPLETIONS, json={"model": TEXTS, "prompt": "hi", **fields})
 
 
 @dataclass
@@ -63,27 +65,19 @@ class TextServing:
             how.models = ({"id": TEXTS, "max_model_len": 99},)
             peer = await self.stack.enter_async_context(FakeOpenAI(how))
             server = UpstreamServer(peer.url, client, options=options)
-            upstream = TextUpstream(server, await report_of(server))
+            upstream = TextUpstream(server, report := await server.report())
             self.stack.push_async_callback(upstream.close)
             if learn:
                 await upstream.learn()
                 peer.asked.clear()
             fleet.expect(f"texts-{number}", peer.url, text=True)
             texts.put(f"texts-{number}", upstream)
-            fleet.put_text(f"texts-{number}", upstream.cards)
+            fleet.put_text(f"texts-{number}", report.models)
             self.stack.push_async_callback(peer.until_idle)
             self.stack.callback(upstream.check)
             peers.append(peer)
         engine = WatchedEngine()
-        tokenizer = self.serve.tokenizer
-        ours = ServedModel(
-            name=MODEL,
-            engine=engine,
-            tokenizer=tokenizer,
-            template=ChatTemplate.of(tokenizer),
-            formats=ModelFormats(tokenizer=tokenizer),
-            root=MODEL,
-        )
+        ours = served_as(MODEL, engine, self.serve.tokenizer, root=MODEL)
         text_model = TextModel(name=TEXTS, root=TEXTS, created=1, max_model_len=99, source=texts)
         models = ListedModels(*([ours] if ours_too else []), text_model)
         served = await self.serve.several(models, engine, config=config)

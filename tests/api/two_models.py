@@ -5,14 +5,16 @@ turned    a is b and b is a; "hello" is five     64 tokens   300 ids   at most 3
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from msgspec.structs import replace
 
 from motet.api.served import ServedModel, TextModel
+from motet.engines.base import Engine
 from motet.ids import ModelName
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
@@ -52,17 +54,25 @@ def turned_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
+def served_as(name: str, engine: Engine, tokenizer: Tokenizer, **fields: Any) -> ServedModel:
+    return ServedModel(
+        name=name,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=ChatTemplate.of(tokenizer),
+        formats=ModelFormats(tokenizer=tokenizer),
+        **fields,
+    )
+
+
 class ListedModels:
     """`Models` that a test may change while the server runs."""
 
     def __init__(self, *listed: ServedModel | TextModel) -> None:
         self.listed = list(listed)
 
-    def all(self) -> Sequence[ServedModel | TextModel]:
-        return tuple(self.listed)
-
-    def get(self, name: str) -> ServedModel | TextModel | None:
-        return next((model for model in self.listed if model.name == name), None)
+    def __call__(self) -> Mapping[str, ServedModel | TextModel]:
+        return {model.name: model for model in self.listed}
 
 
 class TwoModels(ListedModels):
@@ -86,18 +96,8 @@ class TwoModels(ListedModels):
             vocab_size=300,
             max_num_seqs=3,
         )
-        super().__init__(
-            *(
-                ServedModel(
-                    name=name,
-                    engine=engine,
-                    tokenizer=tokenizer,
-                    template=ChatTemplate.of(tokenizer),
-                    formats=ModelFormats(tokenizer=tokenizer),
-                )
-                for name, engine, tokenizer in zip((PLAIN, TURNED), self.engines, tokenizers, strict=True)
-            )
-        )
+        names = zip((PLAIN, TURNED), self.engines, tokenizers, strict=True)
+        super().__init__(*(served_as(name, engine, tokenizer) for name, engine, tokenizer in names))
 
 
 async def ask(served: Served, path: str, model: str | None, **fields: object) -> httpx.Response:

@@ -29,12 +29,14 @@ def test_divergence_and_perplexity_are_those_of_the_definition() -> None:
 @pytest.mark.real
 @pytest.mark.kernels
 @pytest.mark.slow
+@pytest.mark.long
 def test_int8_keeps_the_default_model_near_float32() -> None:
-    default = Smollm2(cache_folder(environment()), say=lambda _: None)
-    if not default.is_there:
+    """Every product of int8 is compared with its definition in `tests/engines/native/cpu/test_int8.py`."""
+    default = Smollm2(cache_folder(environment()))
+    if not default.folder.is_dir():
         pytest.skip("the default model is not here: motet models pull")
     text = (Path(__file__).parents[2] / "README.md").read_text()
     tokens = AutoTokenizer.from_pretrained(default.folder)(text)["input_ids"]
-    found = compare(default.folder, torch.tensor(tokens[:512]).view(2, 256))
+    found = compare(default.folder, torch.tensor(tokens[:256]).view(1, 256))
     assert found["bf16"].mean_kl < found["bf16 by torch"].mean_kl < found["int8"].mean_kl < 0.015
     assert found["int8"].perplexity == pytest.approx(found["float32"].perplexity, rel=0.02)

@@ -1,7 +1,6 @@
 """What a cell's size costs: the arithmetic of gateways, and a tiny run of what is measured."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -17,7 +16,7 @@ from bench.cell_size import (
     demands,
     prices,
     record,
-    table,
+    table_of,
     wire,
 )
 from bench.cell_wire import EventCost, FollowedCost, QuestionCost, TokenCost, event_cost, followed_cost
@@ -90,13 +89,18 @@ def test_what_is_followed_takes_descriptors() -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_run_fills_every_table() -> None:
+@pytest.mark.long
+@pytest.mark.usefixtures("all_forked")
+def test_a_tiny_run_fills_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.cell_wire.CLIENTS", 4)
+    monkeypatch.setattr("bench.cell_wire.MAX_TOKENS", 16)
     fleets, indexes = [fleet_cost(2, turns=2)], [index_size(2, 10)]
     wired = wire((8,), Effort(questions=5, messages=5, loads=1, turns=2))
     planned = [Planned(demand, need(demand, prices(fleets[0], indexes[0], wired))) for demand in demands(2, 10)]
     for rows in (fleets, indexes, wired.events, wired.tokens, planned):
-        assert table("", list(rows)).row_count == len(rows)
-    assert json.loads(record(wired, fleet=fleets, gateways=planned))["tables"]["gateways"][0]["need"]["gateways"] == 1
+        assert table_of("", list(rows)).row_count == len(rows)
+    assert planned[0].need.gateways == 1
+    assert set(record(wired, fleet=fleets, gateways=planned)) == {"wire", "tables"}
 
 
 def test_prices_are_those_of_the_choices_gateways_are_computed_for() -> None:

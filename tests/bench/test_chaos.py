@@ -74,13 +74,16 @@ def test_pauses_are_those_of_streams_that_moved() -> None:
     assert described([3.0]) == "3.00 s, one stream"
 
 
-def test_a_run_with_nothing_wrong_meets_its_floors_and_one_error_misses_one() -> None:
+def test_a_run_with_nothing_wrong_meets_its_floors_and_one_error_misses_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     outcome = outcome_of(*WHOLE)
-    report = Report({}, 1.0, outcome, {"decode killed": 8}, {"migrations": 1}, {"leases": 0}, {})
+    report = Report({}, 1.0, outcome, {"decode killed": 8}, {"migrations": 1, "choices_resumed": 2}, {"leases": 0}, {})
     assert all(floor.met for floor in report.floors)
     outcome.errors.append("two: gone")
     assert [floor.what for floor in report.floors if not floor.met] == ["requests with an error"]
-    assert json.loads(report.json())["strikes"] == {"decode killed": 8}
+    assert report.tell(check=True) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["strikes"] == {"decode killed": 8}
 
 
 def test_the_mix_is_the_same_for_a_seed_and_has_all_kinds() -> None:

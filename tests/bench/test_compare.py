@@ -9,10 +9,10 @@ import pytest
 
 from bench.compare import main, mix, parse
 from bench.compare_grid import QUICK, Cell, Grid, Row, figures_of, floors
-from bench.contender import Sample
-from bench.floor import Bound, Floor
+from bench.compare_report import cells_of
+from bench.contender import Sample, Versus
 from bench.load import Timing
-from bench.versus import Column, Versus, cells_of
+from bench.report import Bound, Floor
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
@@ -157,7 +157,8 @@ def test_figures_are_medians_and_the_highest_peak() -> None:
 def test_ratios_stand_where_both_have_a_figure() -> None:
     versus = Versus({"a": 1.0, "b": 2.0, "c": None, "d": 3.0}, {"a": 4.0, "b": 0.0, "c": 1.0})
     assert [versus.ratio(name) for name in "abcde"] == [0.25, None, None, None, None]
-    assert cells_of(versus, [Column("a", "", 1), Column("d", "", 0)]) == ["1.0 / 4.0", "0.25", "3 / -", "-"]
+    assert [versus.text(name, 1) for name in "ad"] == ["1.0 / 4.0", "3.0 / -"]
+    assert cells_of(row(8))[:5] == [1340, 64, 8, "- / -", None]
 
 
 def test_the_quick_grid_has_the_floors_and_flags_narrow_the_whole() -> None:

@@ -3,28 +3,13 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from bench.compare import main
 from bench.compare_rate import Mix, Outcome, Play, figures_of, percentile, schedule
-from motet.types import ChoiceStart, GenerateRequest
-from tests.fake_server import FakeServer
-from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
 
 MIX = Mix({1: 6.0, 8: 3.0, 32: 1.0}, (140, 1340), (64, 256))
-
-
-def talkative(_: GenerateRequest, __: ChoiceStart) -> list[int]:
-    return fake_answer("and on ", eos=False)
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with FakeServer(save_tiny_tokenizer(tmp_path), talkative) as server:
-        yield server.url
 
 
 def test_a_seed_says_who_comes_when() -> None:

@@ -1,6 +1,7 @@
 """The benchmarks of prefill and decode apart: broken promises are seen, vLLM's figures are read."""
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ from bench.load import Timing
 from bench.pd import Row
 from bench.transfer import main
 from bench.vllm_pair import VLLMCounters, VLLMPair, counters_in
-from motet.deploy.figures import Figures
+from motet.deploy.child import Figures
 from tests.tiny_models import save_tiny_model
 
 TIMING = Timing(1.0, 1.0, 2.0, 64)
@@ -41,13 +42,21 @@ vllm:nixl_xfer_time_seconds_sum{engine="0"} 0.5
 vllm:nixl_bytes_transferred_bucket{engine="0",le="+Inf"} 8.0
 vllm:nixl_bytes_transferred_count{engine="0"} 8.0
 vllm:nixl_bytes_transferred_sum{engine="0"} 2.36e+08
+# TYPE vllm:prompt_tokens_by_source counter
+vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 336.0
+vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 8064.0
 """
-    assert counters_in(exposition) == VLLMCounters(8, 236_000_000)
-    assert counters_in(exposition) - counters_in("") == VLLMCounters(8, 236_000_000)
+    assert counters_in(exposition) == VLLMCounters(8, 236_000_000, 336)
+    assert counters_in(exposition) - counters_in("") == VLLMCounters(8, 236_000_000, 336)
 
 
 @pytest.mark.anyio
-async def test_vllm_prefills_one_token_and_its_ticket_goes_along() -> None:
+@pytest.mark.parametrize(
+    ("prepare", "n"), [(VLLMPair.prepare, 8), (VLLMPair.prepare_once, 1)], ids=["as it is", "clamped"]
+)
+async def test_vllm_prefills_one_token_and_its_ticket_goes_along(
+    prepare: Callable[[VLLMPair, dict[str, object]], Awaitable[dict[str, object]]], n: int
+) -> None:
     sent: list[dict[str, object]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -56,15 +65,16 @@ async def test_vllm_prefills_one_token_and_its_ticket_goes_along() -> None:
 
     async with httpx.AsyncClient(base_url="http://vllm", transport=httpx.MockTransport(answer)) as client:
         pair = VLLMPair(client, client)
-        body = await pair.prepare({"prompt": [1], "n": 8, "max_tokens": 64, "stream": True, "stream_options": {}})
+        body = await prepare(pair, {"prompt": [1], "n": 8, "max_tokens": 64, "stream": True, "stream_options": {}})
     (first,) = sent
-    assert (first["max_tokens"], first["stream"], first["n"]) == (1, False, 8)
+    assert (first["max_tokens"], first["stream"], first["n"]) == (1, False, n)
     assert "stream_options" not in first
-    assert (body["max_tokens"], body["stream"]) == (64, True)
+    assert (body["max_tokens"], body["stream"], body["n"]) == (64, True, 8)
     assert body["kv_transfer_params"] == {"remote_port": 1}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_forked")
 def test_pulls_are_measured_over_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_tiny_model("llama", tmp_path)
     small = ["--ns", "1,3", "--repeats", "1", "--prompt-tokens", "50", "--settle", "0", "--idle", "0.1"]

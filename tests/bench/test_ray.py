@@ -1,6 +1,5 @@
 """The parts of the Ray benchmark that need no cluster."""
 
-import io
 import os
 
 import pytest
@@ -8,7 +7,7 @@ from rich.console import Console
 
 from bench.load import Timing
 from bench.ray_processes import cpu_by_part, own_url, part_of
-from bench.ray_report import Cost, Report, Row
+from bench.ray_report import Cost, Row, model_table, scripted_table
 from motet.errors import StartupError
 
 
@@ -47,10 +46,12 @@ def test_the_middle_of_costs_is_that_of_each_figure() -> None:
     assert Cost.middle(costs) == Cost(2.0, 0.2, {"proxy": 3.0, "rest": 0.0})
 
 
-def test_the_tables_show_every_way() -> None:
+def test_the_tables_show_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row("one server", 8, 16, Cost(1000.0, 0.02, {"worker": 4.0})), Row("direct", 8, 16, Cost(500.0, 0.03, {}))]
     timing = Timing(first_s=0.5, last_first_s=0.6, total_s=1.6, tokens=64)
-    out = io.StringIO()
-    Report({"cpu": "x"}, rows, {"local cell": {8: timing}}).print(Console(file=out, width=120))
-    assert "one server" in out.getvalue() and "direct" in out.getvalue()
-    assert out.getvalue().splitlines()[-1].split() == ["8", "local", "cell", "0.50", "0.60", "1.60", "64"]
+    Console(width=120).print(scripted_table(rows), model_table({"local cell": {8: timing}}))
+    head, one, direct, _, cell = capsys.readouterr().out.splitlines()
+    assert one.split() == ["8", "16", "one", "server", "1,000", "20.0", "4.00", "4.00", "-", "-", "-"]
+    assert direct.split() == ["8", "16", "direct", "500", "30.0", "0.00", "-", "-", "-", "-"]
+    assert cell.split() == ["8", "local", "cell", "0.50", "0.60", "1.60", "64"]
+    assert head.split()[:3] == ["n", "clients", "way"]

@@ -1,6 +1,5 @@
 """The simulation of routing: fake workers keep the times they are given, and a tiny run fills every table."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,8 +11,8 @@ from bench.router_engine import BLOCK_SIZE, ENGINES, Cache, Engine, FakeWorker, 
 from bench.router_groups import groups
 from bench.router_report import decision_table, figures, queue_table, routing_table
 from bench.router_run import Rules, Run
-from motet.routing.choose import Policy
 from motet.routing.fair_queue import FairQueue
+from motet.types import Policy
 
 ENGINE = Engine(step_ms=10, choice_ms=1, trunk_block_ms=0.5, tail_block_ms=0, prompt_token_ms=1, max_choices=8)
 
@@ -100,4 +99,5 @@ def test_a_tiny_run_fills_every_table() -> None:
     assert routing_table(routing).row_count == len(ways(vary_weights=True)) == len(routing)
     assert queue_table(queueing).row_count == len(queueing)
     assert decision_table(decisions).row_count == 1
-    assert json.loads(record(routing, queueing, decisions))["decision"][0]["total_us"] > 0
+    assert decisions[0].total_us > 0
+    assert set(record(routing, queueing, decisions)) == {"horizon_steps", "routing", "queue", "decision"}

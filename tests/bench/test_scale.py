@@ -1,7 +1,6 @@
 """Whether a cost grows faster than the work is told rightly."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,21 +8,8 @@ import pytest
 from bench.load import Timing
 from bench.scale import main
 from bench.scale_report import OF_CHOICES, OF_GROUPS, Point, Series, growth
-from motet.types import ChoiceStart, GenerateRequest
-from tests.fake_server import FakeServer
-from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
 
 WORKS = (1, 2, 4, 8)
-
-
-def talkative(_: GenerateRequest, __: ChoiceStart) -> list[int]:
-    return fake_answer("and on ", eos=False)
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with FakeServer(save_tiny_tokenizer(tmp_path), talkative) as server:
-        yield server.url
 
 
 def point(work: int, total_s: float, *, peak_mib: float | None = None) -> Point:
@@ -79,6 +65,6 @@ def test_it_prints_tables_and_json_and_draws(url: str, tmp_path: Path, capsys: p
     choices, groups = report["series"]
     assert [(p["work"], p["timing"]["tokens"]) for p in choices["points"]] == [(1, 6), (3, 18)]
     assert [(p["work"], p["timing"]["tokens"]) for p in groups["points"]] == [(1, 12), (2, 24)]
-    assert {"command", "load", "load average"} <= report["conditions"].keys()
+    assert {"command", "load", "load average"} <= report["machine"].keys()
     for picture in ("scale-choices.png", "scale-groups.png"):
         assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")

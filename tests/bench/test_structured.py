@@ -13,7 +13,8 @@ from tests.engines.native.grammars import speaking_model, tiny_grammars, tiny_to
 
 def test_the_answer_that_is_followed_is_one_that_the_schema_allows() -> None:
     jsonschema.validate(json.loads(answer()), SCHEMA)
-    tiny_grammars().get(GRAMMAR).matcher(tiny_tokenizer().encode(answer()))
+    matcher = tiny_grammars().get(GRAMMAR).matcher(tiny_tokenizer().encode(answer()))
+    assert matcher.inner.is_accepting()
 
 
 def test_what_a_step_costs_is_told_for_each_n(tmp_path: Path) -> None:

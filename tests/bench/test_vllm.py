@@ -50,16 +50,6 @@ def test_its_threads_and_its_processes_have_the_same_cores() -> None:
     assert {"VLLM_CPU_OMP_THREADS_BIND": "0,1", "A": "b"}.items() <= setup.environment().items()
 
 
-@pytest.mark.slow
-def test_nothing_of_it_is_left_when_it_ends(tmp_path: Path) -> None:
-    with vllm_server(setup_of(tmp_path, HEALTHY)) as server:
-        server.wait_until_ready()
-        (child,) = psutil.Process(server.process.pid).children(recursive=True)
-    assert server.process.returncode is not None
-    psutil.wait_procs([child], timeout=PATIENCE_S)
-    assert not child.is_running()
-
-
 def test_one_that_does_not_start_says_what_it_logged(tmp_path: Path) -> None:
     with (
         vllm_server(setup_of(tmp_path, BROKEN)) as server,
@@ -69,12 +59,16 @@ def test_one_that_does_not_start_says_what_it_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_its_threads_are_put_on_the_cores_it_is_given(tmp_path: Path) -> None:
+def test_its_processes_are_put_on_the_cores_it_is_given_and_none_is_left_when_it_ends(tmp_path: Path) -> None:
     with vllm_server(setup_of(tmp_path, HEALTHY)) as server:
         server.wait_until_ready()
+        (child,) = psutil.Process(server.process.pid).children(recursive=True)
         core = min(os.sched_getaffinity(0))
-        family = [server.process.pid, *(child.pid for child in psutil.Process(server.process.pid).children())]
+        family = [server.process.pid, child.pid]
         for pid in family:
             os.sched_setaffinity(pid, os.sched_getaffinity(0))
         server.pin((core,))
         assert [os.sched_getaffinity(pid) for pid in family] == [{core}, {core}]
+    assert server.process.returncode is not None
+    psutil.wait_procs([child], timeout=PATIENCE_S)
+    assert not child.is_running()

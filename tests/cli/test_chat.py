@@ -1,12 +1,16 @@
-"""`motet chat` against a running server."""
+"""`motet chat` against a running server, and how answers are laid out with a terminal and without one."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from motet.cli import app
+from motet.cli.chat import layout, show
+from motet.cli.conversation import Conversation, StreamedChoice
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import build_tiny_tokenizer, fake_answer
@@ -64,3 +68,60 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
     result = CliRunner().invoke(app, ["chat", "hello?", "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def drawn(answers: list[StreamedChoice], *, width: int, height: int | None = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(layout(answers, width=width, height=height))
+    return capture.get().splitlines()
+
+
+def test_answers_stand_side_by_side_when_they_fit() -> None:
+    lines = drawn([StreamedChoice("one"), StreamedChoice("two"), StreamedChoice("three")], width=120)
+    assert any("one" in line and "two" in line and "three" in line for line in lines)
+
+
+def test_answers_stand_below_each_other_when_they_do_not_fit() -> None:
+    lines = drawn([StreamedChoice("one"), StreamedChoice("two")], width=40)
+    assert not any("one" in line and "two" in line for line in lines)
+    assert any("two" in line for line in lines)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 8])
+def test_while_they_are_written_all_fit_the_screen(n: int) -> None:
+    answers = [StreamedChoice("word " * 400 + f"last{i}") for i in range(n)]
+    lines = drawn(answers, width=80, height=24)
+    assert len(lines) <= 24
+    assert all(len(line) <= 80 for line in lines)
+    assert all(any(f"last{i}" in line for line in lines) for i in range(n))
+
+
+def test_square_brackets_of_an_answer_are_no_markup() -> None:
+    assert any("[bold]x[/bold]" in line for line in drawn([StreamedChoice("[bold]x[/bold]")], width=80))
+
+
+def test_a_thought_is_shown_until_something_is_said() -> None:
+    assert any("Hm." in line for line in drawn([StreamedChoice(thought="Hm.")], width=80))
+    said = drawn([StreamedChoice("Yes.", thought="Hm.")], width=80)
+    assert any("Yes." in line for line in said)
+    assert not any("Hm." in line for line in said)
+
+
+def two_answers(talk: Conversation) -> None:
+    talk.answers[0].text, talk.answers[0].finish_reason = "first [x]", "stop"
+    talk.answers[1].text, talk.answers[1].finish_reason = "second", "length"
+
+
+def test_without_a_terminal_finished_answers_are_printed_one_after_the_other() -> None:
+    out = io.StringIO()
+    show(Console(file=out), 2, two_answers)
+    assert out.getvalue() == "--- choice 0 (stop)\nfirst [x]\n--- choice 1 (length)\nsecond\n"
+
+
+def test_on_a_terminal_the_finished_answers_stay() -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, color_system=None, width=80, height=24), 2, two_answers)
+    _, left = out.getvalue().rsplit("\x1b[?25h", 1)  # the cursor is back: nothing is drawn over from here on
+    assert "first [x]" in left
+    assert "second" in left

@@ -1,11 +1,11 @@
 """What a client sees of a stream: every answer apart, with its times."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from motet.cli.conversation import Conversation, Usage
+from bench.load import last_first_s
+from motet.cli.conversation import Conversation, CountedUsage
 from motet.errors import EngineError
 
 
@@ -17,13 +17,9 @@ def chat_piece(index: int, content: str | None, finish: str | None = None) -> st
     return line({"choices": [{"index": index, "delta": {"content": content}, "finish_reason": finish}], "usage": None})
 
 
-def ticking() -> Iterator[float]:
-    """A clock that is read once at the start and once a line: line k comes at k seconds."""
-    yield from range(100)
-
-
 def conversation(n: int) -> Conversation:
-    ticks = ticking()
+    """With a clock that is read once at the start and once a line: line k comes at k seconds."""
+    ticks = iter(range(100))
     return Conversation(n, clock=lambda: next(ticks))
 
 
@@ -44,8 +40,8 @@ def test_answers_are_kept_apart_and_timed() -> None:
     ):
         talk.feed(text)
     assert [(a.text, a.finish_reason, a.first_s) for a in talk.answers] == [("one", "stop", 3), ("two", "length", 4)]
-    assert (talk.first_s, talk.last_first_s, talk.total_s) == (3, 4, 9)
-    assert talk.usage == Usage(3, 5)
+    assert (talk.first_s, last_first_s(talk), talk.total_s) == (3, 4, 9)
+    assert talk.usage == CountedUsage(3, 5)
     assert talk.done
 
 
@@ -67,14 +63,16 @@ def test_completions_are_read_alike() -> None:
 def test_an_answer_without_text_counts_from_its_end() -> None:
     talk = conversation(1)
     talk.feed(chat_piece(0, None, "stop"))
-    assert talk.last_first_s == 1
+    assert talk.first_s == 1
 
 
 def test_while_one_is_silent_there_is_no_last_first_token() -> None:
     talk = conversation(2)
-    assert (talk.first_s, talk.last_first_s) == (None, None)
+    assert (talk.first_s, last_first_s(talk)) == (None, None)
     talk.feed(chat_piece(1, "x"))
-    assert (talk.first_s, talk.last_first_s) == (1, None)
+    assert (talk.first_s, last_first_s(talk)) == (1, None)
+    talk.feed(chat_piece(0, "y"))
+    assert (talk.first_s, last_first_s(talk)) == (1, 2)
     assert not talk.done
 
 

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from motet.config import EngineConfig
-from motet.engines.fake import FakeEngine, FakeGroup, fake_info
-from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineDiedError, MotetError
-from motet.transfer.base import FailureKind, TransferError
+from motet.testing.engine import FakeEngine, FakeGroup, FakeLeases, fake_info
+from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.ticket import TransferAddress
 from motet.types import ChoiceStart, GenerateRequest, Role
 from tests.tiny_tokenizer import fake_answer

@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Iterator
 from itertools import repeat
 
-from motet.deploy.remote_keeper import KeeperRules, KeptServer, RemoteKeeper
+from motet.deploy.remote_keeper import RemoteKeeper
 from motet.engines.base import Worker, WorkerState
-from motet.engines.fake import FakeEngine, fake_info
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
 from motet.kv_events.changes import BlockListener, Stored
-from motet.kv_events.subscription import BlockSource
-from motet.routing.fleet import Fleet, Member
+from motet.kv_events.follower import BlockSource
+from motet.routing.fleet import Fleet
+from motet.routing.member import Member
+from motet.testing.engine import FakeEngine, fake_info
 from motet.types import Role
 
 ID, URL = "10.0.0.1:8000", "http://10.0.0.1:8000"
@@ -77,9 +78,13 @@ class Kept:
         self.fleet.expect(ID, URL, role)
         self.keeper = RemoteKeeper(
             ID,
-            KeptServer(URL, self._report, self._join),
+            URL,
+            report=self._report,
+            join=self._join,
+            problem=lambda _: self.problem,
             fleet=self.fleet,
-            rules=KeeperRules(problem=lambda _: self.problem, silence_s=SILENCE_S, follow=self.follows),
+            silence_s=SILENCE_S,
+            follow=self.follows,
             clock=lambda: self.now_s,
             wait=self._wait,
         )

@@ -1,26 +1,70 @@
-"""Runs a server in the loop of the test, with scripted engines that can die."""
+"""Runs servers in the loop of the test, with scripted engines that can die."""
 
 import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from typing import Generic, Self, TypeVar
 
 import httpx
 import msgspec
 
 from motet.config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
 from motet.deploy.cell import Cell
+from motet.deploy.gateway import Gateway
 from motet.deploy.plan import ServerPlan
-from motet.deploy.server import Outcome, run_server
-from motet.deploy.serving import Serving
+from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.stop import StopSignals
 from motet.types import Role
-from tests.deploy.dying import DyingEngine, Starter
+from tests.deploy.dying import ANSWER, DyingEngine, Starter
 
 CELL = CellConfig(prefill=1, decode=1, bypass_tokens=0)
 
 
-class Running:
-    """A server from `async with` to its end."""
+W = TypeVar("W", Cell, Gateway)
+
+
+class InLoop(Generic[W]):
+    """A server in the loop of the test, from `async with` to its end."""
+
+    def __init__(self, run: Callable[..., Awaitable[Outcome]]) -> None:
+        self.signals = StopSignals()
+        self._run = partial(run, on_ready=self._on_ready, signals=self.signals)
+        self._ready: asyncio.Future[Serving[W]] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> Self:
+        self.ended = asyncio.ensure_future(self._run())
+        await asyncio.wait((self.ended, self._ready), return_when=asyncio.FIRST_COMPLETED)
+        if self._ready.done():
+            self.http = httpx.AsyncClient(base_url=self.serving.url)
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self.signals.ask()
+        self.signals.ask()
+        await asyncio.wait((self.ended,))
+        if self._ready.done():
+            await self.http.aclose()
+            if error is None:
+                self.check()
+
+    @property
+    def serving(self) -> Serving[W]:
+        return self._ready.result()
+
+    def check(self) -> None:
+        """Raises if anything is left when it has ended well."""
+
+    async def outcome(self) -> Outcome:
+        return await self.ended
+
+    def _on_ready(self, serving: Serving[W]) -> None:
+        self._ready.set_result(serving)
+
+
+class Running(InLoop[Cell]):
+    """A server with scripted engines."""
 
     def __init__(
         self,
@@ -33,9 +77,8 @@ class Running:
         **server: object,
     ) -> None:
         self.starter = starter or Starter()
-        self.signals = StopSignals()
         settings = {"served_model_name": "tiny", "port": 0} | server
-        self.plan = ServerPlan(
+        plan = ServerPlan(
             EngineConfig(model_path=str(folder), model_name="tiny", role=role),
             msgspec.convert(settings, ServerConfig),
             tokenizer_path=folder,
@@ -43,35 +86,18 @@ class Running:
             cell=cell or CellConfig(),
             routing=RoutingConfig(engine_restarts=restarts),
             death_linger_s=0.2,
+            longest_backoff_s=0.02,
         )
-        self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        super().__init__(partial(run_server, plan, start_engine=self.starter))
 
-    async def __aenter__(self) -> "Running":
-        self.ended = asyncio.ensure_future(
-            run_server(self.plan, start_engine=self.starter, on_ready=self._on_ready, signals=self.signals)
-        )
-        await asyncio.wait((self.ended, self._ready), return_when=asyncio.FIRST_COMPLETED)
-        if self._ready.done():
-            self.http = httpx.AsyncClient(base_url=self._ready.result())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.signals.ask()
-        self.signals.ask()
-        await asyncio.wait((self.ended,))
-        if self._ready.done():
-            await self.http.aclose()
+    @property
+    def cell(self) -> Cell:
+        return self.serving.workforce
 
     @property
     def engine(self) -> DyingEngine:
         """The one that answers, the first of several; of a prefill server the only one."""
         return (self.starter.of(Role.DECODE) or self.starter.engines)[0]
-
-    def _on_ready(self, serving: Serving[Cell]) -> None:
-        self.cell = serving.workforce
-        self._ready.set_result(serving.url)
 
     async def chat(self) -> httpx.Response:
         return await self.http.send(self._request())
@@ -91,5 +117,24 @@ class Running:
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2}
         return self.http.build_request("POST", "/v1/chat/completions", json=body)
 
-    async def outcome(self) -> Outcome:
-        return await self.ended
+
+def ended_well(stream: str) -> bool:
+    """True for the stream of such a chat if both choices were finished."""
+    return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
+
+
+def texts(stream: str) -> list[str]:
+    """What each of its choices says, if the stream ended well."""
+    *events, last = [part.removeprefix("data: ") for part in stream.split("\n\n") if part]
+    assert last == "[DONE]", stream
+    written = ["", ""]
+    finished = 0
+    for event in events:
+        for choice in json.loads(event)["choices"]:
+            written[choice["index"]] += choice["delta"].get("content") or ""
+            finished += choice["finish_reason"] == "stop"
+    assert finished == 2, stream
+    return written
+
+
+EXPECTED = [ANSWER, ANSWER]

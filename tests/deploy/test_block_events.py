@@ -1,54 +1,27 @@
-"""Which ports tell of which engine, and what becomes of them when an engine is started again."""
+"""Which prompt blocks engines have: the ports that tell of them, and what a gateway follows of a worker elsewhere."""
 
-from dataclasses import dataclass, field
+import logging
 
+import msgspec
 import pytest
 
 from bench.ports import free_port
 from motet.block_names import block_names
 from motet.config import KVEventsConfig
-from motet.deploy.block_events import BlockEvents
+from motet.deploy.block_events import BlockEvents, EventFollowing
+from motet.engines.wire import EngineReport
 from motet.errors import ConfigError
-from motet.ids import ModelName
-from motet.kv_events.changes import BlockListener, Cleared, Stored, apply_to
-from motet.kv_events.endpoint import replay_endpoint
-from motet.kv_events.reader import EventReader
-from motet.kv_events.schema import events_in
-from motet.kv_events.subscription import BlockSource, Subscription
-from motet.types import EngineInfo, Role
+from motet.kv_events.changes import Cleared, Stored
+from motet.kv_events.follower import BlockSource, Subscription
+from motet.kv_events.schema import EventReader, events_in, replay_endpoint
+from motet.routing.prefix_index import PrefixIndex
+from motet.types import EngineKind
+from tests.deploy.kept import Follows, report
+from tests.kv_events.names import apply_to
 
 pytestmark = pytest.mark.anyio
 
-INFO = EngineInfo(
-    model=ModelName("fake"),
-    max_model_len=100,
-    vocab_size=100,
-    block_size=4,
-    num_blocks=10,
-    bytes_per_block=1,
-    max_num_seqs=10,
-    role=Role.BOTH,
-    eos_token_ids=(),
-    dtype="float32",
-    device="cpu",
-    fingerprint="",
-)
 FIRST, SECOND = (Stored(tuple(block_names(range(i, i + 8), 4, "")), None, tuple(range(i, i + 8))) for i in (0, 50))
-
-
-@dataclass
-class Telling:
-    """An engine of which nothing is known but its blocks."""
-
-    info: EngineInfo = INFO
-    listeners: list[BlockListener] = field(default_factory=list)
-
-    def listen_to_blocks(self, listener: BlockListener) -> None:
-        self.listeners.append(listener)
-
-    def tell(self, *changes: Stored | Cleared) -> None:
-        for listener in self.listeners:
-            listener(changes)
 
 
 async def known_at(endpoint: str) -> set[bytes]:
@@ -64,15 +37,16 @@ async def known_at(endpoint: str) -> set[bytes]:
 
 
 async def test_an_engine_that_is_started_again_is_told_of_at_the_same_place() -> None:
-    events = BlockEvents(KVEventsConfig(kv_events_port=0), ["decode-0"])
-    before, after = Telling(), Telling()
-    endpoint = events.publish("decode-0", before)
-    assert endpoint is not None and endpoint == events.endpoint("decode-0")
-    before.tell(FIRST)
+    events = BlockEvents(KVEventsConfig(kv_events_port=0))
+    before = events.listener(4)
+    endpoint = events.endpoint
+    assert before is not None and endpoint is not None
+    before([FIRST])
     assert await known_at(endpoint) == set(FIRST.names)
-    before.tell(Cleared())
-    assert events.publish("decode-0", after) == endpoint
-    after.tell(SECOND)
+    before([Cleared()])
+    after = events.listener(4)
+    assert after is not None and events.endpoint == endpoint
+    after([SECOND])
     assert await known_at(endpoint) == set(SECOND.names)
     await events.close()
     await events.close()
@@ -80,20 +54,90 @@ async def test_an_engine_that_is_started_again_is_told_of_at_the_same_place() ->
 
 async def test_every_engine_has_two_ports_of_its_own() -> None:
     base = free_port()
-    events = BlockEvents(KVEventsConfig(kv_events_port=base), ["prefill-0", "decode-0"])
+    config = KVEventsConfig(kv_events_port=base)
+    first, second = (BlockEvents(config, number) for number in range(2))
     try:
-        assert events.publish("decode-0", Telling()) == f"tcp://127.0.0.1:{base + 2}"
-        assert events.publish("prefill-0", Telling()) == f"tcp://127.0.0.1:{base}"
+        for events, port in ((second, base + 2), (first, base)):
+            assert events.listener(4) is not None
+            assert events.endpoint == f"tcp://127.0.0.1:{port}"
         assert replay_endpoint(f"tcp://127.0.0.1:{base}") == f"tcp://127.0.0.1:{base + 1}"
-        taken = BlockEvents(KVEventsConfig(kv_events_port=base), ["a"])
-        with pytest.raises(ConfigError, match="cannot be listened on"):
-            taken.publish("a", Telling())
+        with pytest.raises(ConfigError, match="cannot listen on"):
+            BlockEvents(config).listener(4)
     finally:
-        await events.close()
+        await first.close()
+        await second.close()
 
 
 async def test_nobody_is_told_unless_asked_for() -> None:
-    engine, events = Telling(), BlockEvents(KVEventsConfig(), ["a"])
-    assert events.publish("a", engine) is None and events.endpoint("a") is None
-    assert engine.listeners == []
+    events = BlockEvents(KVEventsConfig())
+    assert events.listener(4) is None and events.endpoint is None
     await events.close()
+
+
+ID, HERE, THERE = "worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5559"
+
+
+async def test_what_a_worker_tells_goes_into_the_index_as_long_as_it_is_followed() -> None:
+    index, follows = PrefixIndex(), Follows()
+    following = EventFollowing(ID, index, follows)
+    await following.follow(report("first", block_events=HERE))
+    await follows.begun.acquire()
+    assert index.blocks(ID) == 1
+    await following.follow(report("first"))
+    assert (index.blocks(ID), follows.open) == (0, 0)
+
+
+async def test_the_same_worker_is_followed_once_and_another_start_anew() -> None:
+    follows = Follows()
+    following = EventFollowing(ID, PrefixIndex(), follows)
+    for engine_id, endpoint in (("first", HERE), ("first", HERE), ("second", HERE), ("second", THERE)):
+        await following.follow(report(engine_id, block_events=endpoint))
+        if follows.open == 0:
+            await follows.begun.acquire()
+    assert follows.sources == [HERE, HERE, THERE]
+    await following.stop()
+    assert follows.open == 0
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), OSError("no socket")])
+async def test_trouble_is_logged_and_no_more(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    follows = Follows(error)
+    following = EventFollowing(ID, PrefixIndex(), follows)
+    with caplog.at_level(logging.ERROR):
+        await following.follow(report("first", block_events=HERE))
+        await follows.begun.acquire()
+        await following.stop()
+    assert "block events of worker are not followed any more" in caplog.text
+
+
+async def test_an_endpoint_that_is_none_is_logged_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    following = EventFollowing(ID, PrefixIndex(), Follows())
+    with caplog.at_level(logging.WARNING):
+        await following.follow(report("first", block_events="nowhere"))
+        await following.stop()
+    assert "'nowhere' is not an endpoint" in caplog.text
+
+
+@pytest.mark.parametrize("replay", [None, THERE])
+async def test_a_worker_that_is_not_ours_says_where_it_replays_if_it_does(replay: str | None) -> None:
+    follows = Follows()
+    following = EventFollowing(ID, PrefixIndex(), follows)
+    await following.follow(theirs(HERE, replay))
+    await follows.begun.acquire()
+    assert (follows.sources, follows.replays) == ([HERE], [replay])
+    await following.stop()
+
+
+async def test_a_server_of_ours_replays_at_the_port_after() -> None:
+    follows = Follows()
+    following = EventFollowing(ID, PrefixIndex(), follows)
+    await following.follow(report(block_events=HERE))
+    await follows.begun.acquire()
+    assert follows.replays == ["tcp://127.0.0.1:5558"]
+    await following.stop()
+
+
+def theirs(endpoint: str, replay: str | None) -> EngineReport:
+    of_ours = report(block_events=endpoint)
+    info = msgspec.structs.replace(of_ours.info, kind=EngineKind.VLLM)
+    return msgspec.structs.replace(of_ours, info=info, block_replay=replay)

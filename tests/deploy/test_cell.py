@@ -11,19 +11,15 @@ from motet.config import CellConfig
 from motet.deploy.listen import listen
 from motet.deploy.server import Outcome
 from motet.errors import KVMemoryError
-from motet.routing.candidate import Work
+from motet.routing.cost import Work
 from motet.types import Role
 from tests.deploy.dying import Starter
-from tests.deploy.running import CELL, Running
+from tests.deploy.running import CELL, Running, ended_well
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TWO_BY_TWO = CellConfig(prefill=2, decode=2, bypass_tokens=0)
-
-
-def ended_well(stream: str) -> bool:
-    return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
 
 
 async def test_a_prompt_is_prefilled_on_one_engine_and_answered_by_the_other(folder: Path) -> None:
@@ -88,14 +84,6 @@ async def test_an_engine_that_cannot_start_ends_the_others_and_frees_the_port(fo
     listen("127.0.0.1", port).close()
 
 
-async def test_an_engine_that_cannot_start_ends_the_start_of_the_others(folder: Path) -> None:
-    starter = Starter(errors={Role.DECODE: KVMemoryError("too small")}, hangs=[Role.PREFILL])
-    async with Running(folder, cell=CellConfig(prefill=2, decode=1), starter=starter) as server:
-        with pytest.raises(KVMemoryError):
-            await server.outcome()
-    assert starter.cancelled == 2
-
-
 async def test_a_signal_before_all_are_ready_ends_those_that_are_and_the_start_of_the_others(folder: Path) -> None:
     starter = Starter(hangs=[Role.DECODE])
     running = Running(folder, cell=TWO_BY_TWO, starter=starter)
@@ -154,16 +142,6 @@ async def test_answers_under_way_finish_before_the_engines_of_a_cell_are_closed(
         assert ended_well((await under_way.aread()).decode())
         assert await server.outcome() is Outcome.STOPPED
         assert all(engine.closed for engine in server.starter.engines)
-
-
-async def test_answers_that_outlast_the_drain_of_a_cell_end_with_an_error(folder: Path) -> None:
-    async with Running(folder, cell=CELL, drain_timeout_s=0.05) as server:
-        under_way = await server.begun_chat()
-        server.signals.ask()
-        stream = (await under_way.aread()).decode()
-        assert '"engine_closed"' in stream
-        assert stream.endswith("data: [DONE]\n\n")
-        assert await server.outcome() is Outcome.STOPPED
 
 
 async def test_restarts_are_counted(folder: Path) -> None:

@@ -1,46 +1,26 @@
-"""What kind of server a worker is found to be."""
+"""What kind of server a worker is found to be, and which workers may stand beside each other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import count
 
+import msgspec
 import pytest
 
-from motet.deploy.discover import FoundServer, Way
+from motet.deploy.discover import FoundServer, Likeness, Way
+from motet.engines.base import WorkerState
+from motet.engines.upstream.upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
-from motet.text.tokenizer import Tokenizer
-from motet.types import EngineKind
-from tests.deploy.kept import KeptFake, report
+from motet.ids import ModelName
+from motet.testing.engine import fake_info
+from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, Role
+from tests.deploy.kept import report
 
 pytestmark = pytest.mark.anyio
 
 URL = "http://10.0.0.1:8000"
 OTHER = OtherServerError("10.0.0.1 answered 404: Not Found")
-
-
-class ScriptedWay:
-    """Reports what it is told to, one after the other."""
-
-    def __init__(self, kind: EngineKind, answers: Iterable[EngineReport | MotetError], asked: list[EngineKind]) -> None:
-        self._kind = kind
-        self._answers = iter(answers)
-        self._asked = asked
-
-    async def report(self) -> EngineReport:
-        self._asked.append(self._kind)
-        answer = next(self._answers)
-        if isinstance(answer, MotetError):
-            raise answer
-        return answer
-
-    def kept(self, report: EngineReport) -> KeptFake:
-        return KeptFake(report.engine_id)
-
-    async def tokenizer(self) -> dict[str, bytes]:
-        return {"kind": self._kind.encode()}
-
-    async def check(self, tokenizer: Tokenizer, model: str) -> None:
-        raise AssertionError("nobody has a tokenizer")
 
 
 Answers = Sequence[EngineReport | MotetError]
@@ -61,7 +41,21 @@ class Asked:
         self.server = FoundServer(URL, {kind: partial(self._way, kind) for kind in EngineKind}, kind)
 
     def _way(self, kind: EngineKind) -> Way:
-        return ScriptedWay(kind, self._answers[kind], self.asked)
+        async def report() -> EngineReport:
+            self.asked.append(kind)
+            answer = next(self._answers[kind])
+            if isinstance(answer, MotetError):
+                raise answer
+            return answer
+
+        async def tokenizer() -> dict[str, bytes]:
+            return {"kind": kind.encode()}
+
+        return Way(report, nobody, tokenizer)
+
+
+def nobody(report: EngineReport) -> TextUpstream:
+    raise AssertionError("only its reports are asked for")
 
 
 async def test_a_server_of_ours_is_asked_as_nothing_else() -> None:
@@ -76,8 +70,8 @@ async def test_who_is_none_of_ours_is_asked_as_vllm_and_then_as_any() -> None:
     assert (await asked.server.report()).engine_id == "a"
     await asked.server.report()
     assert asked.asked == [EngineKind.MOTET, EngineKind.VLLM, EngineKind.OPENAI, EngineKind.OPENAI]
-    assert await asked.server.tokenizer() == {"kind": b"openai"}
-    assert asked.server.kept(report("a")).engine_id == "a"
+    tokenizer = asked.server.way.tokenizer
+    assert tokenizer is not None and await tokenizer() == {"kind": b"openai"}
 
 
 async def test_who_was_named_as_one_kind_is_asked_as_that_alone() -> None:
@@ -106,7 +100,7 @@ async def test_who_is_nothing_is_told_what_each_kind_of_question_brought() -> No
     with pytest.raises(EngineError) as caught:
         await asked.server.report()
     assert caught.value.message == (
-        "http://10.0.0.1:8000 is no server that can be a worker; asked as motet: 10.0.0.1 answered 404: Not Found; "
+        "http://10.0.0.1:8000 cannot be a worker; tried as motet: 10.0.0.1 answered 404: Not Found; "
         "as vllm: 10.0.0.1 answered 404: Not Found; as openai: /v1/models answered 401"
     )
 
@@ -142,3 +136,104 @@ async def test_a_server_of_texts_that_was_silent_is_still_one() -> None:
     with pytest.raises(EngineSilentError):
         await asked.server.report()
     assert (await asked.server.report()).engine_id == "a"
+
+
+NUMBERS = count()
+VLLM: EngineInfo = msgspec.structs.replace(
+    fake_info(),
+    kind=EngineKind.VLLM,
+    vocab_size=UNKNOWN_VOCABULARY,
+    eos_token_ids=(),
+    dtype="auto",
+    fingerprint="vllm-0.32.0",
+    block_size=128,
+)
+
+
+def newcomer() -> str:
+    """The id of a worker that nobody has heard of."""
+    return f"worker-{next(NUMBERS)}"
+
+
+def reported(info: EngineInfo, **changes: object) -> EngineReport:
+    changed = msgspec.structs.replace(info, **changes)
+    return EngineReport(version="0", engine_id="e", state=WorkerState.READY, info=changed)
+
+
+OTHERS = [
+    ({"eos_token_ids": (0, 1)}, "it ends answers with the tokens (0, 1), and other workers of fake (0,)"),
+    ({"dtype": "bfloat16"}, "it computes in bfloat16, and other workers of fake none"),
+    (
+        {"fingerprint": "motet-1_kernels-1f-int8_x86_64-AVX512_none-same"},
+        "it computes in none with int8 weights, and other workers of fake none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("other", "says"), OTHERS)
+def test_the_first_of_a_model_says_what_its_others_must_be(other: dict[str, object], says: str) -> None:
+    likeness = Likeness()
+    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
+    assert likeness.problem(newcomer(), reported(fake_info(), **other), None) == says
+    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
+
+
+@pytest.mark.parametrize("other", [other for other, _ in OTHERS])
+def test_what_a_model_is_holds_until_the_last_that_told_it_is_gone(other: dict[str, object]) -> None:
+    likeness, former, changed = Likeness(), reported(fake_info()), reported(fake_info(), **other)
+    assert [likeness.problem(id, former, None) for id in ("a", "b", "b")] == [None] * 3
+    likeness.forget("a")
+    assert likeness.problem("a", changed, None) is not None
+    assert likeness.problem("b", changed, None) is None  # the last one: it was started again itself
+    assert likeness.problem("a", changed, None) is None
+    assert likeness.problem("c", former, None) is not None
+
+
+@pytest.mark.parametrize("other", [other for other, _ in OTHERS])
+def test_another_model_is_welcome_whatever_it_is(other: dict[str, object]) -> None:
+    likeness = Likeness()
+    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
+    assert likeness.problem(newcomer(), reported(fake_info(), model=ModelName("other"), **other), None) is None
+
+
+def test_machines_and_roles_may_differ() -> None:
+    likeness = Likeness()
+    for info in (
+        fake_info(role=Role.PREFILL),
+        fake_info(role=Role.DECODE, max_model_len=100),
+        msgspec.structs.replace(fake_info(), fingerprint="motet-1_torch-2_aarch64-SVE_none-similar", block_size=32),
+    ):
+        assert likeness.problem(newcomer(), reported(info), None) is None
+
+
+def test_engines_of_two_kinds_are_compared_in_what_both_tell() -> None:
+    likeness = Likeness()
+    assert likeness.problem(newcomer(), reported(VLLM), None) is None
+    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
+    assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(0,)), None) is None
+    says = "it ends answers with the tokens (1,), and other workers of fake (0,)"
+    assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(1,)), None) == says
+    says = "it computes in fp8, and other workers of fake auto"
+    assert likeness.problem(newcomer(), reported(VLLM, dtype="fp8"), None) == says
+
+
+def test_one_with_another_role_than_it_was_named_with_is_not_used_and_says_nothing_of_the_model() -> None:
+    likeness = Likeness()
+    assert likeness.problem(newcomer(), reported(fake_info(role=Role.DECODE, vocab_size=9)), Role.PREFILL) == (
+        "it was named with role prefill, but its role is decode"
+    )
+    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
+
+
+@pytest.mark.parametrize("field", ["block_size", "num_blocks", "max_num_seqs", "max_model_len"])
+@pytest.mark.parametrize("kind", [EngineKind.MOTET, EngineKind.VLLM])
+def test_one_that_reports_nothing_where_something_must_be_is_not_used(field: str, kind: EngineKind) -> None:
+    likeness = Likeness()
+    says = f"it reports {field} 0, which must be at least 1"
+    assert likeness.problem(newcomer(), reported(fake_info(), kind=kind, **{field: 0}), None) == says
+    assert likeness.problem(newcomer(), reported(fake_info(), kind=kind), None) is None
+
+
+def test_a_text_upstream_tells_no_sizes() -> None:
+    info = msgspec.structs.replace(fake_info(), kind=EngineKind.OPENAI)
+    assert Likeness().problem(newcomer(), reported(info, num_blocks=0, max_num_seqs=0), None) is None

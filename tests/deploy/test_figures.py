@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from motet.deploy.figures import BlockSize, Figures, block_size_in, figures_in
+from motet.deploy.child import BlockSize, Figures, block_size_in, figures_in
 from motet.errors import EngineError
 
 NAMES = [field.name for field in fields(Figures)]

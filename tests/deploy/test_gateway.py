@@ -1,41 +1,24 @@
 """A gateway in front of servers: who answers, and what becomes of an answer when its worker is lost or leaves."""
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from motet.config import RoutingConfig
 from motet.deploy.server import Outcome
 from motet.engines.base import WorkerState
-from motet.engines.fake_leases import FakeLeases
 from motet.errors import StartupError
+from motet.testing.engine import FakeLeases
 from motet.types import Role
-from tests.deploy.dying import ANSWER, Starter
+from tests.deploy.dying import Starter
 from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
-from tests.deploy.running import Running
+from tests.deploy.running import EXPECTED, Running, texts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-
-
-def texts(stream: str) -> list[str]:
-    """Of each choice, of a stream that ended well."""
-    *events, last = [part.removeprefix("data: ") for part in stream.split("\n\n") if part]
-    assert last == "[DONE]", stream
-    written = ["", ""]
-    finished = 0
-    for event in events:
-        for choice in json.loads(event)["choices"]:
-            written[choice["index"]] += choice["delta"].get("content") or ""
-            finished += choice["finish_reason"] == "stop"
-    assert finished == 2, stream
-    return written
-
-
-EXPECTED = [ANSWER, ANSWER]
 
 
 async def test_a_gateway_answers_through_its_workers(folder: Path) -> None:
@@ -73,14 +56,14 @@ async def test_of_the_tokenizer_that_was_fetched_no_file_is_left(
 
 async def test_an_answer_outlives_one_worker_after_the_other(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, Running(folder) as c, RunningGateway(a, b, c) as gateway:
-        response, first = await gateway.begun_chat(a, b, c)
+        response, first, others = await gateway.begun_chat(a, b, c)
         parts = response.aiter_text()
         stream = await read_until(parts, tokens=2)
         first.engine.die()
-        second = await writing(*(server for server in (a, b, c) if server is not first))
+        second = await writing(*others)
         stream += await read_until(parts, tokens=2)
         second.engine.die()
-        (last,) = [server for server in (a, b, c) if server not in (first, second)]
+        (last,) = [server for server in others if server is not second]
         last.engine.let_run()
         stream += "".join([part async for part in parts])
         assert texts(stream) == EXPECTED
@@ -107,8 +90,7 @@ async def writing(*servers: Running) -> Running:
 
 async def test_a_worker_that_is_stopped_gets_nothing_new_and_ends_what_it_has(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first = await gateway.begun_chat(a, b)
-        other = b if first is a else a
+        response, first, (other,) = await gateway.begun_chat(a, b)
         first.signals.ask()
         await gateway.until_state(first, WorkerState.DRAINING)
         other.engine.let_run()
@@ -121,8 +103,7 @@ async def test_a_worker_that_is_stopped_gets_nothing_new_and_ends_what_it_has(fo
 
 async def test_an_answer_of_a_worker_that_does_not_wait_for_it_goes_on_elsewhere(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first = await gateway.begun_chat(a, b)
-        other = b if first is a else a
+        response, first, (other,) = await gateway.begun_chat(a, b)
         first.signals.ask()
         first.signals.ask()
         other.engine.let_run()
@@ -161,7 +142,7 @@ async def test_an_answer_waits_for_its_only_worker_to_come_back(folder: Path) ->
     async with Running(folder) as first:
         port = first.http.base_url.port
         async with RunningGateway(first, routing=RoutingConfig(migration_wait_s=15.0)) as gateway:
-            response, _ = await gateway.begun_chat(first)
+            response, *_ = await gateway.begun_chat(first)
             first.engine.die()
             assert await first.outcome() is Outcome.ENGINE_DIED
             async with Running(folder, port=port) as second:
@@ -217,16 +198,26 @@ async def test_prefill_and_decode_servers_work_together(folder: Path) -> None:
 
 async def test_workers_of_another_model_are_not_used(folder: Path) -> None:
     async with Running(folder) as right, Running(folder) as wrong:
-        wrong.engine.info = wrong.engine.info.__class__(
-            **{name: getattr(wrong.engine.info, name) for name in wrong.engine.info.__struct_fields__}
-            | {"vocab_size": 9}
-        )
+        wrong.engine.info = msgspec.structs.replace(wrong.engine.info, vocab_size=9)
         async with RunningGateway(right) as gateway:
             joined = await gateway.http.post("/workers", json={"url": address(wrong)}, headers=ADMIN)
             assert joined.status_code == 201
             await gateway.until_state(wrong, WorkerState.DEAD)
             workers = (await gateway.http.get("/workers", headers=ADMIN)).json()["workers"]
-            assert "it has a vocabulary of 9, and other workers of fake 512" in workers[1]["note"]
+            assert "it has a vocabulary of 9, and the tokenizer of fake here is for 512" in workers[1]["note"]
+
+
+async def test_workers_that_compute_otherwise_are_used_once_none_of_the_former_kind_is_there(folder: Path) -> None:
+    """Servers that were started again with another dtype were of no use until the gateway was started again too."""
+    async with Running(folder) as former, Running(folder) as newcomer:
+        newcomer.engine.info = msgspec.structs.replace(newcomer.engine.info, dtype="float32")
+        async with RunningGateway(former) as gateway:
+            await gateway.http.post("/workers", json={"url": address(newcomer)}, headers=ADMIN)
+            await gateway.until_state(newcomer, WorkerState.DEAD)
+            former.signals.ask()
+            await gateway.until_state(newcomer, WorkerState.READY)
+            newcomer.engine.let_run()
+            assert texts((await gateway.chat()).text) == EXPECTED
 
 
 async def test_a_prefill_server_that_is_gone_is_done_without_and_used_again_when_it_returns(folder: Path) -> None:
@@ -254,7 +245,7 @@ async def test_a_prefill_server_that_is_gone_is_done_without_and_used_again_when
 
 async def test_a_client_that_leaves_frees_its_group_on_the_worker(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server) as gateway:
-        response, _ = await gateway.begun_chat(server)
+        response, *_ = await gateway.begun_chat(server)
         await response.aclose()
         while server.engine.open:
             await server.http.get("/health")

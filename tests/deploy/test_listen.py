@@ -1,11 +1,19 @@
-"""The socket of a server: what cannot be bound is said with the flag to change."""
+"""The socket of a server, its HTTP connections, and what its process is allowed."""
 
+import asyncio
+import gc
+import resource
 import socket
+from collections.abc import Iterator
 
 import pytest
+from fastapi import FastAPI
 
-from motet.deploy.listen import listen, port_of, url_at, url_of
+from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_at, url_of
+from motet.deploy.server import freeze_heap
 from motet.errors import ConfigError
+
+NOFILE = resource.RLIMIT_NOFILE
 
 
 def test_port_0_takes_a_free_one() -> None:
@@ -19,25 +27,63 @@ def test_a_taken_port_is_an_error_that_names_the_flag() -> None:
         listen("127.0.0.1", port_of(taken))
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a..b"])
 def test_a_host_that_is_not_ours_is_an_error_that_names_the_flag(host: str) -> None:
     with pytest.raises(ConfigError, match=f"--host {host}"):
         listen(host, 0)
-
-
-def test_a_server_on_all_addresses_is_found_on_loopback() -> None:
-    with listen("0.0.0.0", 0) as listener:
-        assert url_of(listener) == f"http://127.0.0.1:{port_of(listener)}"
-
-
-def test_small_writes_leave_at_once() -> None:
-    with listen("127.0.0.1", 0) as listener, socket.create_connection(("127.0.0.1", port_of(listener))):
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_url_is_one_that_a_client_on_this_machine_can_ask() -> None:
     assert url_at("0.0.0.0", 8000) == "http://127.0.0.1:8000"
     assert url_at("::", 8000) == "http://[::1]:8000"
     assert url_at("10.0.0.7", 8000) == "http://10.0.0.7:8000"
+
+
+@pytest.mark.anyio
+async def test_accepted_connections_send_small_writes_at_once() -> None:
+    """Else the second of two steps that come together waits for the first to be acknowledged: up to 40 ms."""
+    with listen("127.0.0.1", 0) as listener:
+        server = HttpServer(FastAPI(openapi_url=None), listener)
+        serving = asyncio.create_task(server.run_until_stopped())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        writer.write(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"
+        (connection,) = server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+        await writer.wait_closed()
+        server.stop()
+        await serving
+
+
+@pytest.fixture
+def hard() -> Iterator[int]:
+    """The system's limit; this process's own is low for the length of a test."""
+    soft, hard = resource.getrlimit(NOFILE)
+    resource.setrlimit(NOFILE, (512, hard))
+    yield hard
+    resource.setrlimit(NOFILE, (soft, hard))
+
+
+def test_a_low_limit_is_raised_to_what_is_wanted(hard: int) -> None:
+    assert allow_open_files(600) == 600
+    assert resource.getrlimit(NOFILE) == (600, hard)
+
+
+def test_it_is_raised_no_further_than_the_system_allows(hard: int) -> None:
+    wanted, given = (700, 700) if hard == resource.RLIM_INFINITY else (hard + 1, hard)
+    assert allow_open_files(wanted) == given
+    assert resource.getrlimit(NOFILE) == (given, hard)
+
+
+def test_a_higher_one_is_left_alone(hard: int) -> None:
+    assert allow_open_files(100) == 512
+    assert resource.getrlimit(NOFILE) == (512, hard)
+
+
+def test_objects_there_at_the_start_are_not_gone_through_again() -> None:
+    tracked, frozen = len(gc.get_objects()), gc.get_freeze_count()
+    freeze_heap()
+    assert gc.get_freeze_count() - frozen > tracked / 2
+    assert len(gc.get_objects()) < tracked / 2

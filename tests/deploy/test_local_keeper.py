@@ -1,19 +1,23 @@
-"""A keeper starts its engine again, later each time, and gives up in the end."""
+"""A keeper starts its engine again, later each time, and gives up in the end; several start all or none."""
 
 import asyncio
 
 import pytest
 
-from motet.config import EngineConfig
-from motet.deploy.local_keeper import STEADY_S, LocalKeeper, backoff_s
+from motet.config import EngineConfig, KVEventsConfig
+from motet.deploy.block_events import BlockEvents
+from motet.deploy.cell import STEADY_S, LocalEngine, LocalKeeper, backoff_s, start_all
 from motet.engines.base import Worker, WorkerState
-from motet.errors import ModelLoadError
+from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
 from motet.routing.fleet import Fleet
+from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter
 
 pytestmark = pytest.mark.anyio
+
+PREFILL = TransferAddress("prefill", "127.0.0.1", 1)
 
 
 class Scene:
@@ -22,8 +26,6 @@ class Scene:
     def __init__(self, *, restarts: int = 3, starter: Starter | None = None) -> None:
         self.now_s = 0.0
         self.waits_s: list[float] = []
-        self.met: list[str] = []
-        self.told: list[DyingEngine] = []
         self.starter = starter or Starter()
         self.fleet = Fleet(clock=lambda: self.now_s)
         self.config = EngineConfig(model_path="", model_name="tiny", role=Role.DECODE)
@@ -32,17 +34,19 @@ class Scene:
             self.config,
             fleet=self.fleet,
             start_engine=self.starter,
-            address=lambda engine: "here",
-            publish=lambda id, engine: self.told.append(engine),  # type: ignore[arg-type]
-            meet=self._meet,
+            block_events=BlockEvents(KVEventsConfig(kv_events_port=0)),
             restarts=restarts,
+            longest_backoff_s=30.0,
             clock=lambda: self.now_s,
             wait=self._wait,
         )
 
     async def __aenter__(self) -> "Scene":
+        self.fleet.expect("prefill-0", "-", Role.PREFILL)
+        self.fleet.put(Worker("prefill-0", DyingEngine(role=Role.PREFILL, transfer=PREFILL), "-"))
         self.fleet.expect("decode-0", "-", Role.DECODE)
-        await self.keeper.adopt(await self.starter(self.config))
+        await self.keeper.start()
+        await self.keeper.join()
         self.keeping = asyncio.create_task(self.keeper.keep())
         return self
 
@@ -53,18 +57,15 @@ class Scene:
 
     @property
     def state(self) -> WorkerState:
-        return self.fleet.reports()[0].state
+        return self.fleet.reports()[1].state
 
     async def ready_again(self, number: int) -> DyingEngine:
         """The engine that was started as that, when the fleet has it."""
         engine = await self.starter.engine(number)
-        while (worker := self.fleet.reports()[0].worker) is None or worker.engine is not engine:
+        while (worker := self.fleet.reports()[1].worker) is None or worker.engine is not engine:
             await self.fleet.changed()
+        assert engine.met == [PREFILL]  # it has met prefill before it gets a group
         return engine
-
-    async def _meet(self, worker: Worker) -> None:
-        assert self.state is not WorkerState.READY  # it is met before it gets a group
-        self.met.append(worker.id)
 
     async def _wait(self, wait_s: float) -> None:
         self.waits_s.append(wait_s)
@@ -78,8 +79,8 @@ async def test_an_engine_that_dies_is_started_again_as_the_same_worker() -> None
         second = await scene.ready_again(1)
         assert scene.state is WorkerState.READY
         assert first.closed and not second.closed
-        assert scene.met == ["decode-0", "decode-0"]
-        assert scene.told == [first, second]
+        assert [engine.met for engine in (first, second)] == [[PREFILL], [PREFILL]]
+        assert [len(engine.block_listeners) for engine in (first, second)] == [2, 2]  # the index, and the publisher
         assert scene.keeper.restarted == 1
     assert second.closed
 
@@ -92,7 +93,7 @@ async def test_it_takes_longer_each_time_and_then_it_is_given_up() -> None:
         assert scene.waits_s == [0.25, 0.5, 1.0]
         last.die()
         await scene.keeper.given_up.wait()
-        assert (scene.state, scene.fleet.hopeful()) == (WorkerState.DEAD, False)
+        assert (scene.state, scene.fleet.serving().hopeful) == (WorkerState.DEAD, False)
         assert [engine.closed for engine in scene.starter.engines] == [True] * 4
 
 
@@ -138,7 +139,7 @@ async def test_what_an_engine_has_cached_is_known_until_it_dies() -> None:
     async with Scene() as scene:
         first = scene.starter.engines[0]
         for listener in first.block_listeners:
-            listener([Stored((b"name",), None, ())])
+            listener([Stored((b"name",), None, (1,) * first.info.block_size)])
         assert scene.fleet.index.blocks("decode-0") == 1
         first.die()
         await scene.ready_again(1)
@@ -146,4 +147,59 @@ async def test_what_an_engine_has_cached_is_known_until_it_dies() -> None:
 
 
 def test_the_wait_is_bounded() -> None:
-    assert [backoff_s(k) for k in (0, 1, 6, 7, 8, 100)] == [0.25, 0.5, 16.0, 30.0, 30.0, 30.0]
+    assert [backoff_s(k, longest_s=30.0) for k in (0, 1, 6, 7, 8, 100)] == [0.25, 0.5, 16.0, 30.0, 30.0, 30.0]
+
+
+CONFIGS = {name: EngineConfig(model_path="", model_name=name) for name in ("a", "b", "c")}
+
+
+class SlowEndings:
+    """Starts that never end by themselves, and need a while to clear up when they are cancelled, each a longer one."""
+
+    def __init__(self, *, fails: str = "") -> None:
+        self.begun: list[str] = []
+        self.all_begun = asyncio.Event()
+        self.cleared: list[str] = []
+        self._fails = fails
+
+    async def __call__(self, config: EngineConfig) -> LocalEngine:
+        self.begun.append(config.model_name)
+        if len(self.begun) == len(CONFIGS):
+            self.all_begun.set()
+        if config.model_name == self._fails:
+            raise StartupError("no memory")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            for _ in range(len(self.begun) * list(CONFIGS).index(config.model_name)):
+                await asyncio.sleep(0)
+            self.cleared.append(config.model_name)
+            raise
+        raise AssertionError
+
+
+def keepers(starts: SlowEndings) -> list[LocalKeeper]:
+    events = BlockEvents(KVEventsConfig())
+    return [
+        LocalKeeper(
+            id, config, fleet=Fleet(), start_engine=starts, block_events=events, restarts=0, longest_backoff_s=30.0
+        )
+        for id, config in CONFIGS.items()
+    ]
+
+
+async def test_a_start_that_is_cancelled_lets_every_engine_clear_up() -> None:
+    starts = SlowEndings()
+    starting = asyncio.create_task(start_all(keepers(starts)))
+    await starts.all_begun.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert starts.cleared == ["a", "b", "c"]
+
+
+async def test_an_engine_that_cannot_start_ends_the_others() -> None:
+    starts = SlowEndings(fails="b")
+    with pytest.raises(StartupError, match="no memory"):
+        await start_all(keepers(starts))
+    assert starts.cleared == ["a", "c"]

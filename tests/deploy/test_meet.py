@@ -5,12 +5,11 @@ import pytest
 
 from motet.deploy.meet import meet_all
 from motet.engines.base import Worker
-from motet.engines.fake import FakeEngine
-from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineDiedError
+from motet.testing.engine import FakeEngine, FakeLeases
 from motet.transfer.ticket import TransferAddress
 from tests.routing.kinds import info_of
-from tests.routing.moving import script
+from tests.routing.scene import script
 
 pytestmark = pytest.mark.anyio
 
@@ -78,6 +77,7 @@ async def test_engines_that_cannot_be_told_of_each_other_meet_by_a_first_transfe
     (made,), (asked,) = prefill.engine.prefills, decode.engine.requests
     assert (made.prompt, made.model) == (asked.prompt, asked.model) == ((1, 2), "a")
     assert asked.sampling.max_tokens == 1
+    assert decode.engine.release_traces == [made.trace] == [made.request_id]
     assert decode.engine.pulls == 1
     assert leases.held == {}
     for worker in (prefill, decode):

@@ -1,6 +1,5 @@
 """Workers that join and leave a gateway while it runs, by an operator's word or by a file's."""
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -8,21 +7,17 @@ import httpx
 import pytest
 
 from motet.config import CellConfig, GatewayConfig, RoutingConfig
-from motet.deploy.compose import make_router
-from motet.deploy.discover import FoundServer, KeptEngine
+from motet.deploy.discover import Asking
 from motet.deploy.gateway import Gateway
-from motet.deploy.gateway_models import GatewayModels
-from motet.deploy.gateway_parts import GatewayRules
-from motet.deploy.tokenizers import TokenizerRules, Tokenizers
+from motet.deploy.gateway_models import GatewayModels, TokenizerRules, Tokenizers
 from motet.engines.base import WorkerState
-from motet.engines.wire import EngineReport
-from motet.errors import ConfigError, EngineDiedError
+from motet.engines.http import server_client
+from motet.errors import ConfigError
+from motet.routing.router import make_router
 from motet.routing.text_routed import TextRouted
-from motet.text.tokenizer import Tokenizer
-from motet.types import EngineKind, Role
+from motet.types import Role
 from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of
-from tests.deploy.running import Running
-from tests.deploy.test_gateway import EXPECTED, texts
+from tests.deploy.running import EXPECTED, Running, texts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -57,7 +52,7 @@ async def test_a_worker_that_joins_with_a_role_it_does_not_have_is_not_used(fold
         await join(gateway, second, role=Role.PREFILL)
         await gateway.until_state(second, WorkerState.DEAD)
         workers = (await gateway.http.get("/workers", headers=ADMIN)).json()["workers"]
-        assert workers[1]["note"].endswith("it was named as prefill, and its role is both")
+        assert workers[1]["note"].endswith("it was named with role prefill, but its role is both")
 
 
 async def test_who_is_taken_or_unknown_is_refused(folder: Path) -> None:
@@ -81,10 +76,9 @@ async def test_two_servers_behind_one_address_have_two_ids(folder: Path) -> None
 
 async def test_a_worker_that_is_drained_ends_what_it_has_and_stays(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first = await gateway.begun_chat(a, b)
+        response, first, (other,) = await gateway.begun_chat(a, b)
         drained = await gateway.http.post(f"/workers/{id_of(first)}/drain", headers=ADMIN)
         assert (drained.status_code, drained.json()["state"]) == (202, "draining")
-        other = b if first is a else a
         other.engine.let_run()
         for _ in range(2):
             assert texts((await gateway.chat()).text) == EXPECTED
@@ -96,7 +90,7 @@ async def test_a_worker_that_is_drained_ends_what_it_has_and_stays(folder: Path)
 
 async def test_a_worker_that_leaves_may_end_what_it_has(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first = await gateway.begun_chat(a, b)
+        response, first, _ = await gateway.begun_chat(a, b)
         assert (await leave(gateway, first, drain_s=15)).status_code == 202
         assert (await leave(gateway, first, drain_s=0)).status_code == 202
         assert set(await ids(gateway)) == {id_of(a), id_of(b)}
@@ -110,8 +104,7 @@ async def test_a_worker_that_leaves_may_end_what_it_has(folder: Path) -> None:
 
 async def test_what_a_leaving_worker_does_not_end_in_time_goes_on_elsewhere(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first = await gateway.begun_chat(a, b)
-        other = b if first is a else a
+        response, first, (other,) = await gateway.begun_chat(a, b)
         await leave(gateway, first, drain_s=0)
         await gateway.until_state(first, None)
         other.engine.let_run()
@@ -121,6 +114,7 @@ async def test_what_a_leaving_worker_does_not_end_in_time_goes_on_elsewhere(fold
 
 async def test_a_worker_that_was_never_reached_leaves_at_once(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server, "http://127.0.0.1:1") as gateway:
+        assert "127.0.0.1:1" in await ids(gateway)
         await leave(gateway, "127.0.0.1:1", drain_s=3600)
         await gateway.until_state("127.0.0.1:1", None)
 
@@ -139,47 +133,23 @@ async def test_who_has_left_may_join_again(folder: Path) -> None:
 
 async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
     """Between its start and its service it once forgot who was leaving."""
-
     router = make_router(RoutingConfig(), CellConfig())
-    gateway = Gateway(
-        router,
-        GatewayModels(router, Tokenizers(TokenizerRules({})), TextRouted(router.fleet)),
-        GatewayConfig(workers=("http://a:1", "http://b:1")),
-        server_at=lambda named: FoundServer(named.url, {EngineKind.MOTET: Unreachable}),
-        rules=GatewayRules(drain_s=0, heartbeat_s=HEARTBEAT_S),
-    )
-    leaving = router.fleet.get("a:1")
-    assert leaving is not None
-    reading = leaving.books.give(tokens=5)
-    first = asyncio.create_task(gateway.watch())
-    await gateway.looked()
-    await gateway.leave("a:1", drain_s=3600)
-    first.cancel()
-    await asyncio.wait([first])
-    second = asyncio.create_task(gateway.watch())
-    leaving.books.drop(reading)
-    while router.fleet.get("a:1"):
-        await router.fleet.changed()
-    second.cancel()
-    await asyncio.wait([second])
-    assert [member.id for member in router.fleet.members] == ["b:1"]
+    models = GatewayModels(router, Tokenizers(TokenizerRules({})), TextRouted(router.fleet))
+    urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    async with server_client() as client:
+        asking = Asking(config=GatewayConfig(workers=urls), client=client)
+        gateway = Gateway(router, models.learn, asking, drain_s=0, heartbeat_s=HEARTBEAT_S)
+        leaving = router.fleet.get("127.0.0.1:1")
+        assert leaving is not None
+        reading = leaving.books.give(tokens=5)
+        async with gateway.watched():
+            await gateway.leave("127.0.0.1:1", drain_s=3600)
+        async with gateway.watched():
+            leaving.books.drop(reading)
+            while router.fleet.get("127.0.0.1:1"):
+                await router.fleet.changed()
+    assert [member.id for member in router.fleet.members] == ["127.0.0.1:2"]
     router.fleet.check()
-
-
-class Unreachable:
-    """A `Way` to nobody."""
-
-    async def report(self) -> EngineReport:
-        raise EngineDiedError("connection refused")
-
-    def kept(self, report: EngineReport) -> KeptEngine:
-        raise AssertionError(f"nobody reports {report}")
-
-    async def tokenizer(self) -> dict[str, bytes]:
-        raise AssertionError("nobody reports")
-
-    async def check(self, tokenizer: Tokenizer, model: str) -> None:
-        raise AssertionError(f"nobody reports {model}")
 
 
 async def test_workers_follow_their_file(folder: Path, tmp_path: Path) -> None:
@@ -231,15 +201,14 @@ async def test_a_line_that_comes_back_while_its_worker_leaves_brings_it_back(fol
     async with Running(folder) as a, Running(folder) as b:
         write(file, f"{address(a)}\n")
         async with RunningGateway(file=file) as gateway:
-            response, _ = await gateway.begun_chat(a)
+            response, *_ = await gateway.begun_chat(a)
             write(file, "")
             await gateway.until_state(a, WorkerState.DRAINING)
             write(file, f"{address(a)}\n{address(b)}\n")
             await gateway.until_state(b, WorkerState.READY)  # so the file has been read
             a.engine.let_run()
             assert texts((await response.aread()).decode()) == EXPECTED
-            await gateway.until_state(a, None)
-            await gateway.until_state(a, WorkerState.READY)
+            await gateway.until_state(a, WorkerState.READY)  # a draining worker is ready again only once it has left
 
 
 async def test_a_file_that_is_missing_at_the_start_is_refused(tmp_path: Path) -> None:

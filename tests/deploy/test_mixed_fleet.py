@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from motet.deploy.tokenizers import TokenizerRules
+from motet.deploy.gateway_models import TokenizerRules
 from motet.engines.base import WorkerState
-from motet.engines.upstream.probe import PROBE_S
+from motet.engines.upstream.server import PROBE_S
 from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
 from tests.deploy.running import Running
 from tests.peers.fake_openai import FakeOpenAI

@@ -35,16 +35,13 @@ def test_a_cell_is_one_engine_for_each_worker_with_its_role() -> None:
     }
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(8, 2), (3, 1), (1, 1)])
-def test_the_engines_of_a_cell_share_the_cores(cores: int, threads: int) -> None:
-    configs = engine_configs(plan(cell=CellConfig(prefill=2, decode=1)), cores=cores)
+@pytest.mark.parametrize(("cores", "chosen", "threads"), [(8, None, 2), (3, None, 1), (1, None, 1), (8, 5, 5)])
+def test_the_engines_of_a_cell_share_the_cores_unless_their_threads_were_chosen(
+    cores: int, chosen: int | None, threads: int
+) -> None:
+    engine = EngineConfig(model_path="/m", model_name="m", num_threads=chosen)
+    configs = engine_configs(plan(cell=CellConfig(prefill=2, decode=1), engine=engine), cores=cores)
     assert {config.num_threads for config in configs.values()} == {threads}
-
-
-def test_threads_that_were_chosen_are_those_of_each_engine() -> None:
-    engine = EngineConfig(model_path="/m", model_name="m", num_threads=5)
-    configs = engine_configs(plan(cell=CellConfig(prefill=1, decode=1), engine=engine), cores=8)
-    assert {config.num_threads for config in configs.values()} == {5}
 
 
 def test_every_cell_has_a_cluster_key_of_its_own_and_free_ports() -> None:
@@ -61,14 +58,13 @@ def test_a_cluster_key_that_was_chosen_stays() -> None:
     assert {config.cluster_key for config in configs.values()} == {"ours"}
 
 
-@pytest.mark.parametrize(("role", "port"), [(Role.PREFILL, 20000), (Role.DECODE, 22000)])
-def test_a_server_with_a_role_has_a_side_channel_where_others_expect_it(role: Role, port: int) -> None:
-    engine = EngineConfig(model_path="/m", model_name="m", role=role)
+@pytest.mark.parametrize(
+    ("role", "chosen", "port"),
+    [(Role.PREFILL, None, 20000), (Role.DECODE, None, 22000), (Role.PREFILL, 0, 0), (Role.PREFILL, 4321, 4321)],
+)
+def test_a_server_with_a_role_has_a_side_channel_where_others_expect_it_or_where_it_was_chosen(
+    role: Role, chosen: int | None, port: int
+) -> None:
+    engine = EngineConfig(model_path="/m", model_name="m", role=role, side_channel_port=chosen)
     (name, config), *_ = engine_configs(plan(engine=engine), cores=2).items()
     assert (name, config.role, config.side_channel_port) == (f"{role}-0", role, port)
-
-
-@pytest.mark.parametrize("port", [0, 4321])
-def test_a_side_channel_port_that_was_chosen_stays(port: int) -> None:
-    engine = EngineConfig(model_path="/m", model_name="m", role=Role.PREFILL, side_channel_port=port)
-    assert engine_configs(plan(engine=engine), cores=2)["prefill-0"].side_channel_port == port

@@ -2,10 +2,13 @@
 
 import logging
 
+import msgspec
 import pytest
 
+from motet.deploy.discover import Likeness
 from motet.deploy.remote_keeper import BUSY, HEARTBEAT_S
 from motet.engines.base import WorkerState
+from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
 from tests.deploy.kept import ID, SILENCE_S, URL, Kept, report
 
@@ -33,10 +36,26 @@ async def test_its_first_report_makes_a_worker_of_it(kept: Kept) -> None:
     assert kept.welcomed[0].engine is kept.engine
 
 
-async def test_one_that_reports_the_same_is_the_same(kept: Kept) -> None:
-    await kept.look(report(), report(), report())
-    assert len(kept.engines) == 1
-    assert len(kept.welcomed) == 1
+LIVES: dict[str, tuple[list[EngineReport | MotetError], WorkerState, list[type[MotetError]]]] = {
+    "the same again": ([report(), report(), report()], WorkerState.READY, []),
+    "late, which is no silence yet": ([report(), *UNHEARD_LONG[1:]], WorkerState.READY, []),
+    "late twice": ([report(), *UNHEARD_LONG[1:], report(), *UNHEARD_LONG[1:]], WorkerState.READY, []),
+    "silent, and back": ([report(), *UNHEARD_LONG, report()], WorkerState.READY, [EngineSilentError]),
+    "drains": ([report(), report(state=WorkerState.DRAINING)], WorkerState.DRAINING, []),
+    "drains no more": ([report(), report(state=WorkerState.DRAINING), report()], WorkerState.READY, []),
+    "in a long step": ([report(), report(state=WorkerState.SILENT)], WorkerState.READY, []),
+    "refuses connections": ([report(), REFUSED], WorkerState.DEAD, [EngineDiedError]),
+}
+
+
+@pytest.mark.parametrize(("heard", "state", "losses"), LIVES.values(), ids=LIVES)
+async def test_what_is_heard_of_a_worker_says_how_it_is_and_whether_its_groups_go_on_elsewhere(
+    kept: Kept, heard: list[EngineReport | MotetError], state: WorkerState, losses: list[type[MotetError]]
+) -> None:
+    await kept.look(*heard)
+    assert kept.state() is state
+    assert [type(error) for error in kept.engine.losses] == losses
+    assert len(kept.engines) == len(kept.welcomed) == 1
 
 
 async def test_one_that_nobody_has_reached_yet_is_expected_and_says_why(
@@ -50,28 +69,11 @@ async def test_one_that_nobody_has_reached_yet_is_expected_and_says_why(
     assert (kept.state(), kept.member.note) == (WorkerState.READY, "")
 
 
-async def test_a_refused_connection_ends_its_groups_at_once(kept: Kept) -> None:
-    await kept.look(report(), REFUSED)
-    assert (kept.state(), kept.member.note) == (WorkerState.DEAD, "connection refused")
-    assert kept.engine.losses == [REFUSED]
-
-
-async def test_a_late_answer_is_no_silence_yet(kept: Kept) -> None:
-    await kept.look(report(), *UNHEARD_LONG[1:])
-    assert kept.state() is WorkerState.READY
-    assert kept.engine.losses == []
-
-
 async def test_a_silence_that_lasts_ends_its_groups(kept: Kept) -> None:
     await kept.look(report(), *UNHEARD_LONG)
     assert kept.state() is WorkerState.SILENT
     assert [type(error) for error in kept.engine.losses] == [EngineSilentError]
     assert "no sign of life for 5 s" in kept.engine.losses[0].message
-
-
-async def test_an_answer_in_between_begins_the_patience_anew(kept: Kept) -> None:
-    await kept.look(report(), *UNHEARD_LONG[1:], report(), *UNHEARD_LONG[1:])
-    assert kept.state() is WorkerState.READY
 
 
 async def test_a_gateway_that_was_asleep_does_not_take_it_for_a_silence(kept: Kept) -> None:
@@ -80,12 +82,6 @@ async def test_a_gateway_that_was_asleep_does_not_take_it_for_a_silence(kept: Ke
     await kept.look(report())
     assert kept.state() is WorkerState.READY
     assert kept.engine.losses == []
-
-
-async def test_the_same_engine_is_ready_again_when_it_answers_again(kept: Kept) -> None:
-    await kept.look(report(), *UNHEARD_LONG, report())
-    assert kept.state() is WorkerState.READY
-    assert len(kept.engines) == 1
 
 
 async def test_who_was_found_dead_by_a_broken_group_is_ready_when_it_answers(kept: Kept) -> None:
@@ -108,19 +104,6 @@ async def test_another_engine_takes_the_place_of_the_one_before(kept: Kept) -> N
     assert kept.fleet.index.blocks(ID) == 0
 
 
-async def test_one_that_drains_gets_nothing_new_and_keeps_what_it_has(kept: Kept) -> None:
-    await kept.look(report(), report(state=WorkerState.DRAINING))
-    assert kept.state() is WorkerState.DRAINING
-    assert kept.engine.losses == []
-    await kept.look(report())
-    assert kept.state() is WorkerState.READY
-
-
-async def test_one_that_is_in_a_long_step_is_ready(kept: Kept) -> None:
-    await kept.look(report(), report(state=WorkerState.SILENT))
-    assert kept.state() is WorkerState.READY
-
-
 async def test_one_that_has_lost_its_engine_is_dead_until_it_has_one(kept: Kept) -> None:
     await kept.look(report(), report(state=WorkerState.DEAD))
     assert kept.state() is WorkerState.DEAD
@@ -140,9 +123,21 @@ async def test_one_that_is_of_no_use_is_dead_and_says_so_once(kept: Kept, caplog
     with caplog.at_level(logging.INFO):
         await kept.look(report(), report(), report())
     assert kept.state() is WorkerState.DEAD
-    assert kept.member.note.endswith("is of no use here: it serves the model b, and the other workers a")
-    assert caplog.text.count("of no use") == 1
+    assert kept.member.note.endswith("cannot be used here: it serves the model b, and the other workers a")
+    assert caplog.text.count("cannot be used here") == 1
     assert kept.engines == []
+
+
+async def test_one_that_comes_to_report_no_block_size_is_dead_and_its_groups_go_elsewhere(kept: Kept) -> None:
+    """It joined, and the queue of a gateway divided by its block size."""
+    wrong = report()
+    wrong = msgspec.structs.replace(wrong, info=msgspec.structs.replace(wrong.info, block_size=0))
+    await kept.look(report())
+    kept.problem = Likeness().problem(ID, wrong, None)
+    await kept.look(wrong)
+    assert kept.state() is WorkerState.DEAD
+    assert kept.member.note.endswith("it reports block_size 0, which must be at least 1")
+    assert [type(error) for error in kept.engine.losses] == [EngineDiedError]
 
 
 @pytest.mark.parametrize("error", [EngineError("it speaks protocol 2"), MotetError("anything")], ids=str)
@@ -229,7 +224,7 @@ async def test_a_worker_that_cannot_be_used_is_dead_and_tried_again(kept: Kept) 
     kept.unusable = EngineError("no tokenizer for m")
     await kept.look(report())
     assert kept.state() is WorkerState.DEAD
-    assert kept.member.note == f"{URL} is of no use here: no tokenizer for m"
+    assert kept.member.note == f"{URL} cannot be used here: no tokenizer for m"
     kept.unusable = None
     await kept.look(report())
     assert kept.state() is WorkerState.READY

@@ -1,25 +1,37 @@
 """A decode server and the prefill servers it asks, each a server of its own."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from motet.config import CellConfig
 from motet.deploy.server import Outcome
-from motet.engines.fake_leases import FakeLeases
-from motet.types import Role
+from motet.engines.base import WorkerState
+from motet.ids import ModelName
+from motet.testing.engine import FakeLeases
+from motet.types import GenerateRequest, Role
 from tests.deploy.dying import Starter
-from tests.deploy.running import Running
+from tests.deploy.running import Running, ended_well
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-def asking(*urls: str) -> CellConfig:
-    return CellConfig(prefill_urls=urls, bypass_tokens=0)
+def asking(*urls: str, key: str | None = None) -> CellConfig:
+    return CellConfig(prefill_urls=urls, prefill_api_key=key, bypass_tokens=0)
 
 
-def ended_well(stream: str) -> bool:
-    return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
+async def prefill_of(decode: Running) -> dict[str, object]:
+    """The first prefill server, as the decode server tells of it."""
+    workers = (await decode.http.get("/status")).json()["workers"]
+    return next(worker for worker in workers if worker["id"] == "prefill-0")
+
+
+async def until_prefill(decode: Running, state: WorkerState) -> None:
+    fleet = decode.cell.router.fleet
+    while [member.state for member in fleet.members if member.id == "prefill-0"] != [state]:
+        await fleet.changed()
 
 
 async def test_a_decode_server_meets_its_prefill_server_and_has_prompts_prefilled_there(folder: Path) -> None:
@@ -38,8 +50,8 @@ async def test_a_decode_server_meets_its_prefill_server_and_has_prompts_prefille
         assert (await prefill.http.get("/health")).status_code == 200
 
 
-async def test_a_decode_server_lists_its_prefill_servers_by_their_urls(folder: Path) -> None:
-    cell = asking("http://127.0.0.1:1", "http://127.0.0.1:2")
+async def test_a_decode_server_lists_its_prefill_servers_by_their_urls_each_once(folder: Path) -> None:
+    cell = asking("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:1/v1/")
     async with Running(folder, role=Role.DECODE, cell=cell) as decode:
         workers = (await decode.http.get("/status")).json()["workers"]
         assert [(worker["id"], worker["role"], worker["address"]) for worker in workers] == [
@@ -55,6 +67,89 @@ async def test_without_its_prefill_server_a_decode_server_does_everything_itself
         assert ended_well((await decode.chat()).text)
         assert decode.engine.pulls == 0
         assert (await decode.http.get("/status")).json()["totals"]["bypasses"] == 1
+
+
+async def test_a_prefill_server_is_asked_with_its_key_and_no_other_will_do(folder: Path) -> None:
+    leases = FakeLeases()
+    prefill = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases), api_keys=("secret",))
+    async with prefill:
+        url = str(prefill.http.base_url)
+        async with Running(
+            folder, role=Role.DECODE, cell=asking(url, key="secret"), starter=Starter(leases=leases)
+        ) as decode:
+            decode.engine.let_run()
+            assert ended_well((await decode.chat()).text)
+            assert decode.engine.pulls == 1
+        async with Running(folder, role=Role.DECODE, cell=asking(url, key="another")) as decode:
+            shown = await prefill_of(decode)
+            assert shown["state"] == "dead"
+            assert "answered 401" in str(shown["note"])
+            assert "--prefill-api-key" in str(shown["note"])
+            decode.engine.let_run()
+            assert ended_well((await decode.chat()).text)
+    assert len(prefill.engine.prefills) == 1
+
+
+async def test_a_prefill_server_with_another_model_is_not_asked_and_it_is_said_why(folder: Path) -> None:
+    async with Running(folder, role=Role.PREFILL) as prefill:
+        prefill.engine.info = replace(prefill.engine.info, model=ModelName("large"))
+        url = str(prefill.http.base_url)
+        async with Running(folder, role=Role.DECODE, cell=asking(url)) as decode:
+            shown = await prefill_of(decode)
+            assert (shown["state"], shown["role"]) == ("dead", "prefill")
+            assert "has the model large, and this server fake" in str(shown["note"])
+            decode.engine.let_run()
+            assert ended_well((await decode.chat()).text)
+    assert prefill.engine.prefills == []
+
+
+async def test_a_prefill_server_that_is_started_again_is_met_again(folder: Path) -> None:
+    leases = FakeLeases()
+    first = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases))
+    async with first:
+        port = first.http.base_url.port
+        cell = asking(str(first.http.base_url))
+        decode = Running(folder, role=Role.DECODE, cell=cell, starter=Starter(leases=leases))
+        await decode.__aenter__()
+        decode.engine.let_run()
+        assert ended_well((await decode.chat()).text)
+    try:
+        await until_prefill(decode, WorkerState.DEAD)
+        assert ended_well((await decode.chat()).text)
+        assert decode.engine.pulls == 1
+        again = Starter(leases=leases)
+        again.configs.extend(first.starter.configs)  # its engine has another id
+        async with Running(folder, role=Role.PREFILL, starter=again, port=port) as second:
+            await until_prefill(decode, WorkerState.READY)
+            assert ended_well((await decode.chat()).text)
+            assert [address.engine_id for address in decode.engine.met] == ["engine 1", "engine 2"]
+            assert (len(second.engine.prefills), decode.engine.pulls) == (1, 2)
+    finally:
+        await decode.__aexit__(None, None, None)
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_prefilled_leaves_nothing_there(folder: Path) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def for_ever(_: GenerateRequest) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with Running(folder, role=Role.PREFILL) as prefill:
+        prefill.engine.during_prefill = for_ever
+        async with Running(folder, role=Role.DECODE, cell=asking(str(prefill.http.base_url))) as decode:
+            chat = asyncio.ensure_future(decode.chat())
+            await begun.wait()
+            chat.cancel()
+            await ended.wait()
+            await asyncio.wait([chat])
+            workers = (await prefill.http.get("/status")).json()["workers"]
+            assert [worker["leases"] for worker in workers] == [0]
+            prefill.engine.check()
+            assert decode.engine.requests == []
 
 
 async def test_a_decode_server_ends_with_its_engine_whatever_prefill_servers_there_are(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """How a server starts and ends."""
 
-import json
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -8,26 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.ports import free_port
 from motet.deploy.listen import listen, port_of
 from motet.deploy.server import Outcome
 from motet.deploy.stop import StopSignals
-from motet.errors import ConfigError, KVMemoryError, ModelLoadError
+from motet.errors import ConfigError, ModelLoadError
 from motet.types import Role
-from tests.deploy.dying import ANSWER, Starter
-from tests.deploy.running import Running
+from tests.deploy.dying import Starter
+from tests.deploy.running import EXPECTED, Running, ended_well, texts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-
-
-def ended_well(stream: str) -> bool:
-    return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
-
-
-def text_of(stream: str, *, choice: int) -> str:
-    chunks = [json.loads(line.removeprefix("data: ")) for line in stream.split("\n\n") if line.startswith("data: {")]
-    choices = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice]
-    return "".join(one["delta"].get("content") or "" for one in choices)
 
 
 async def test_it_serves_and_stops_at_a_signal(folder: Path) -> None:
@@ -95,9 +84,7 @@ async def test_an_engine_that_dies_is_started_again_and_its_answers_go_on(folder
         first.die()
         second = await server.starter.engine(1)
         second.let_run()
-        stream = (await under_way.aread()).decode()
-        assert ended_well(stream)
-        assert text_of(stream, choice=0) == text_of(stream, choice=1) == ANSWER
+        assert texts((await under_way.aread()).decode()) == EXPECTED
         assert first.closed
         second.die()
         assert await server.outcome() is Outcome.ENGINE_DIED
@@ -124,13 +111,15 @@ async def test_a_signal_before_it_is_ready_ends_the_start_of_the_engine(folder: 
         assert starter.cancelled
 
 
-async def test_an_engine_that_cannot_start_says_why_and_frees_the_port(folder: Path) -> None:
-    port = free_port()
-    starter = Starter(errors={Role.BOTH: KVMemoryError("too small")})
-    async with Running(folder, starter=starter, port=port) as server:
-        with pytest.raises(KVMemoryError, match="too small"):
-            await server.outcome()
-    listen("127.0.0.1", port).close()
+async def test_a_start_that_is_cancelled_ends_the_start_of_the_engine(folder: Path) -> None:
+    """It went on, and nobody had it any more."""
+    starter = Starter(hangs=[Role.BOTH])
+    running = Running(folder, starter=starter)
+    entering = asyncio.create_task(running.__aenter__())
+    await starter.hanging.wait()
+    running.ended.cancel()
+    await entering
+    assert starter.cancelled
 
 
 async def test_a_taken_port_is_known_before_the_engine_starts(folder: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.deploy.tokenizer_files import read_files
-from motet.deploy.tokenizers import TRY_AGAIN_S, TokenizerRules, Tokenizers
+from motet.deploy.discover import read_files
+from motet.deploy.gateway_models import TRY_AGAIN_S, TokenizerRules, Tokenizers
 from motet.errors import EngineDiedError, EngineError
 from motet.text.formats import ParserNames
 

@@ -1,12 +1,15 @@
 """A gateway in front of vLLM servers, played on real sockets: what clients get, and what passes between the two."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from motet.deploy.tokenizers import TokenizerRules
+from motet.deploy.gateway_models import TokenizerRules
 from motet.engines.base import WorkerState
 from motet.errors import StartupError
 from tests.deploy.gateways import RunningGateway
@@ -45,6 +48,18 @@ def gateway_of(folder: Path, *servers: FakeVLLM | str, **gateway: Any) -> Runnin
     return RunningGateway(*workers, tokenizers=TokenizerRules({}, others=folder), gateway=gateway)
 
 
+@contextlib.asynccontextmanager
+async def pair_of(folder: Path, **gateway: Any) -> AsyncIterator[tuple[Network, FakeVLLM, FakeVLLM, RunningGateway]]:
+    """A prefill and a decode server, which exchange KV, and a gateway in front of them."""
+    network = Network()
+    async with (
+        FakeVLLM(network=network) as prefill,
+        FakeVLLM(network=network) as decode,
+        gateway_of(folder, f"{prefill.url},prefill", f"{decode.url},decode", **gateway) as running,
+    ):
+        yield network, prefill, decode, running
+
+
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
 async def test_a_group_is_what_its_choices_are_on_their_own(folder: Path, scale_out: bool) -> None:
     async with FakeVLLM() as server:
@@ -67,6 +82,29 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
                 assert network.transfers == transfers
         for server in (prefill, decode):
             server.check()
+
+
+async def test_both_servers_hear_what_the_client_calls_its_request_and_its_session(folder: Path) -> None:
+    names = {"x-request-id": "client-1", "x-session-id": "talk"}
+    async with pair_of(folder) as (_, prefill, decode, gateway):
+        for server in (prefill, decode):
+            server.named.clear()
+        await gateway.http.post("/inference/v1/generate", json=body(1), headers=names)
+        for server in (prefill, decode):
+            (named,) = server.named
+            assert str(named.request_id).startswith("client-1-")
+            assert named.session_id == "talk"
+
+
+async def test_a_ticket_that_is_not_used_is_given_back_in_the_clients_name(folder: Path) -> None:
+    async with pair_of(folder) as (network, _, decode, gateway):
+        decode.switches.too_busy = 1  # it takes the ticket's request not at once, and gives the ticket back
+        decode.named.clear()
+        answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
+        assert answer.status_code == 200
+        await decode.until(lambda: not network.pinned)
+        released = [named.request_id for named in decode.named if "release" in str(named.request_id)]
+        assert {str(name).rpartition("-release-")[0] for name in released} == {"client-2"}
 
 
 async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_another_prefilled(folder: Path) -> None:
@@ -112,28 +150,23 @@ async def until_asked(server: FakeVLLM) -> None:
 
 @pytest.mark.parametrize("failure", ["pull_fails", "pull_hangs"])
 async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(folder: Path, failure: str) -> None:
-    network = Network()
-    async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
-        workers = (f"{prefill.url},prefill", f"{decode.url},decode")
-        async with gateway_of(folder, *workers, leader_timeout_s=0.5) as gateway:
-            setattr(decode.switches, failure, True)
-            assert await generated(gateway, 3, seed=5) == seeded(3, 5)
-            metrics = (await gateway.http.get("/metrics")).text
-            reason = "failed" if failure == "pull_fails" else "late"
-            assert f'motet:pull_fallbacks_total{{model_name="{MODEL}",reason="{reason}"}} 1.0' in metrics
+    async with pair_of(folder, leader_timeout_s=0.5) as (_, _, decode, gateway):
+        setattr(decode.switches, failure, True)
+        assert await generated(gateway, 3, seed=5) == seeded(3, 5)
+        metrics = (await gateway.http.get("/metrics")).text
+        reason = "failed" if failure == "pull_fails" else "late"
+        assert f'motet:pull_fallbacks_total{{model_name="{MODEL}",reason="{reason}"}} 1.0' in metrics
 
 
 async def test_a_client_that_leaves_before_decode_has_its_ticket_frees_the_prompt_at_once(folder: Path) -> None:
-    network = Network()
-    async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
-        async with gateway_of(folder, f"{prefill.url},prefill", f"{decode.url},decode") as gateway:
-            decode.switches.pull_hangs = True
-            decode.hold()
-            asked = asyncio.ensure_future(gateway.http.post("/inference/v1/generate", json=body(8)))
-            await decode.until(lambda: network.pulling == 1)
-            asked.cancel()
-            await decode.until(lambda: not (network.pinned or decode.open))
-        assert network.faults == []
+    async with pair_of(folder) as (network, _, decode, gateway):
+        decode.switches.pull_hangs = True
+        decode.hold()
+        asked = asyncio.ensure_future(gateway.http.post("/inference/v1/generate", json=body(8)))
+        await decode.until(lambda: network.pulling == 1)
+        asked.cancel()
+        await decode.until(lambda: not (network.pinned or decode.open))
+    assert network.faults == []
 
 
 async def test_adapters_are_models_of_the_workers_that_have_them(folder: Path) -> None:
@@ -206,3 +239,65 @@ async def test_a_worker_that_wants_another_key_says_so(folder: Path) -> None:
             await gateway.until_state(id, WorkerState.DEAD)
             (_, worker) = (await gateway.http.get("/status")).json()["workers"]
             assert "answered 401" in worker["note"]
+
+
+async def until_listed(gateway: RunningGateway, *names: str) -> None:
+    fleet = gateway.gateway.router.fleet
+    while tuple(fleet.models()) != names:
+        await fleet.changed()
+
+
+async def test_an_adapter_that_is_loaded_while_its_server_runs_becomes_a_model_and_goes_when_it_is_unloaded(
+    folder: Path,
+) -> None:
+    async with FakeVLLM() as server, gateway_of(folder, server) as gateway:
+        server.adapters = ("poet",)
+        await until_listed(gateway, MODEL, "poet")
+        listed = (await gateway.http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["parent"]) for card in listed] == [(MODEL, None), ("poet", MODEL)]
+        answer = await asked_of_poet(gateway)
+        assert answer.status_code == 200, answer.text
+        server.adapters = ()
+        await until_listed(gateway, MODEL)
+        gone = await asked_of_poet(gateway)
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(folder: Path) -> None:
+    """Before the gateway has heard of it: a client was told that the model does not exist."""
+    async with (
+        FakeVLLM(adapters=("poet",)) as one,
+        FakeVLLM(adapters=("poet",)) as other,
+        gateway_of(folder, one, other) as gateway,
+    ):
+        one.asked.clear()
+        one.adapters = ()
+        answers = [await asked_of_poet(gateway) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert not one.asked
+
+
+async def test_an_adapter_that_nobody_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
+    async with FakeVLLM(adapters=("poet",)) as server, gateway_of(folder, server) as gateway:
+        server.adapters = ()
+        refused = await asked_of_poet(gateway)
+        assert refused.status_code == 503
+        assert "has the model no more" in refused.json()["error"]["message"]
+        await until_listed(gateway, MODEL)
+        assert (await asked_of_poet(gateway)).status_code == 404
+
+
+async def asked_of_poet(gateway: RunningGateway) -> httpx.Response:
+    return await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "poet"})
+
+
+async def test_a_server_that_does_not_tell_its_blocks_gets_several_groups_at_once(folder: Path) -> None:
+    """With none, nothing would seem to fit beside another group."""
+    async with FakeVLLM() as server:
+        server.switches.tells_blocks = False
+        async with gateway_of(folder, server) as gateway:
+            server.hold()
+            asked = [asyncio.ensure_future(generated(gateway, 3, seed=seed)) for seed in (5, 9)]
+            await server.until(lambda: server.open == 2)
+            server.run()
+            assert [await one for one in asked] == [seeded(3, 5), seeded(3, 9)]

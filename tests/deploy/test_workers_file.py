@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.deploy.workers_file import WorkersFile
+from motet.deploy.gateway import WorkersFile
 from motet.settings.named_worker import NamedWorker
 from motet.types import Role
 

@@ -15,16 +15,16 @@ import pytest
 
 from bench.ports import free_port
 from motet.config import environment
-from motet.deploy.child import ChildServer
-from motet.deploy.figures import read_figures
+from motet.deploy.child import ChildServer, read_figures
 from motet.errors import StartupError
 from tests.e2e.long_answer import events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
+from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
+from tests.tiny_engine import TINY
 
 pytestmark = pytest.mark.slow
 
-ARGUMENTS = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
 CELL = ("--prefill", "1", "--decode", "1", "--bypass-tokens", "0")
 BODY = {
     "prompt": "the hand in the sand and then the other hand",
@@ -35,9 +35,10 @@ BODY = {
 }
 
 
-def start(model: Path, tmp_path: Path, *more: str, port: int = 0) -> ChildServer:
+def start(forking: ForkingProcess, folder: Path, tmp_path: Path, *more: str, port: int = 0) -> ChildServer:
     """A server whose temporary files are all in `tmp_path`."""
-    return ChildServer([str(model), *ARGUMENTS, *more], port=port, environ={**environment(), "TMPDIR": str(tmp_path)})
+    environ = {**environment(), "TMPDIR": str(tmp_path)}
+    return forking.server([str(folder), *TINY, *more], port=port, environ=environ)
 
 
 def texts(server: ChildServer) -> list[str]:
@@ -62,8 +63,11 @@ def transfers(server: ChildServer) -> tuple[int, int]:
 
 
 def ask_until_prefilled_apart(decode: ChildServer, expected: list[str], *, transfers_in_all: int) -> None:
-    """Every answer is the expected one, and within seconds one of them is prefilled apart again."""
+    """Once the prefill server is met, every answer is the expected one, and soon one of them is prefilled apart."""
     deadline = time.monotonic() + PATIENCE_S
+    while workers(decode)["prefill-0"]["state"] != "ready":
+        assert time.monotonic() < deadline, "the decode server does not meet its prefill server"
+        time.sleep(0.05)
     while transfers(decode) != (0, transfers_in_all):
         assert time.monotonic() < deadline, "the decode server does not go back to its prefill server"
         assert texts(decode) == expected
@@ -85,8 +89,8 @@ def expected(one_engine: Callable[[str], ChildServer]) -> list[str]:
     return texts(one_engine("float32"))
 
 
-def test_a_signal_during_the_start_of_a_cell_ends_what_has_been_started(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "motet", "serve", str(model), *ARGUMENTS, *CELL, "--port", "0"]
+def test_a_signal_during_the_start_of_a_cell_ends_what_has_been_started(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "motet", "serve", str(folder), *TINY, *CELL, "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**environment(), "TMPDIR": str(tmp_path)}
     ) as server:
@@ -99,10 +103,12 @@ def test_a_signal_during_the_start_of_a_cell_ends_what_has_been_started(model: P
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_a_cell_that_cannot_start_says_why_once_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
+def test_a_cell_that_cannot_start_says_why_once_and_leaves_nothing(
+    forking: ForkingProcess, folder: Path, tmp_path: Path
+) -> None:
     with (
         pytest.raises(StartupError, match="exit code 5") as caught,
-        start(model, tmp_path, *CELL, "--kv-cache-gb", "0.000001"),
+        start(forking, folder, tmp_path, *CELL, "--kv-cache-gb", "0.000001"),
     ):
         pass
     assert caught.value.message.count("motet: ") == 1
@@ -111,11 +117,11 @@ def test_a_cell_that_cannot_start_says_why_once_and_leaves_nothing(model: Path, 
 
 
 def test_two_cells_on_one_machine_do_not_meet_and_each_ends_without_the_other(
-    model: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[str]
+    forking: ForkingProcess, folder: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[str]
 ) -> None:
     folders = [tmp_path_factory.mktemp("t") for _ in range(2)]  # short: the path of a socket has 107 characters at most
     once = (*CELL, "--engine-restarts", "0")
-    with start(model, folders[0], *once) as one, start(model, folders[1], *CELL) as other:
+    with start(forking, folder, folders[0], *once) as one, start(forking, folder, folders[1], *CELL) as other:
         sides = [worker["transfer"] for cell in (one, other) for worker in workers(cell).values()]
         assert len({str(side) for side in sides}) == 4
         assert texts(one) == expected
@@ -167,15 +173,17 @@ def assert_one_prompt_was_prefilled_apart(cell: ChildServer) -> None:
 
 
 def test_a_decode_server_asks_a_prefill_server_and_meets_it_again_when_it_comes_back(
-    model: Path, tmp_path: Path, expected: list[str]
+    forking: ForkingProcess, folder: Path, tmp_path: Path, expected: list[str]
 ) -> None:
     free = ("--side-channel-port", "0", "--cluster-key", "ours", "--no-prefix-cache")
     port = free_port()
     asks = ("--prefill-url", f"http://127.0.0.1:{port}", "--prefill-api-key", "secret", "--bypass-tokens", "0")
-    with start(model, tmp_path, "--role", "decode", *asks, *free) as decode:
+    with start(forking, folder, tmp_path, "--role", "decode", *asks, *free) as decode:
         assert texts(decode) == expected
         for times in (1, 2):
-            with start(model, tmp_path, "--role", "prefill", "--api-key", "secret", *free, port=port) as prefill:
+            with start(
+                forking, folder, tmp_path, "--role", "prefill", "--api-key", "secret", *free, port=port
+            ) as prefill:
                 ask_until_prefilled_apart(decode, expected, transfers_in_all=times)
                 shown = workers(decode)
                 assert {name: worker["role"] for name, worker in shown.items()} == {
@@ -196,12 +204,14 @@ def assert_it_finishes_its_answer_when_told_to_end(server: ChildServer) -> None:
     wait_until_gone(engine, PATIENCE_S)
 
 
-def test_a_taken_side_channel_port_is_an_error_that_names_the_flag(model: Path, tmp_path: Path) -> None:
+def test_a_taken_side_channel_port_is_an_error_that_names_the_flag(
+    forking: ForkingProcess, folder: Path, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
             pytest.raises(StartupError, match="exit code 2") as caught,
-            start(model, tmp_path, "--role", "prefill", "--side-channel-port", str(port)),
+            start(forking, folder, tmp_path, "--role", "prefill", "--side-channel-port", str(port)),
         ):
             pass
     assert f"--side-channel-port {port}" in caught.value.message

@@ -9,6 +9,7 @@ import pytest
 
 from motet.config import environment
 from motet.deploy.child import ChildServer
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.usefixtures("default_weights")]
 
@@ -26,16 +27,18 @@ def test_it_speaks_sense(default_server: ChildServer) -> None:
     assert texts[0] == texts[1]
 
 
-def demo(*arguments: str) -> tuple[dict[str, float], str]:
+def demo(forking: ForkingProcess, *arguments: str) -> tuple[dict[str, float], str]:
     """The receipt and all that was printed."""
     command = [sys.executable, "-m", "motet", "demo", "--max-tokens", "16", *arguments]
     environ = {**environment(), "MOTET_KV_CACHE_GB": "0.25"}  # it takes time to touch all of the 2 GiB of an engine
-    output = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+    with forking.popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0
     return json.loads(output.splitlines()[-1]), output
 
 
-def test_the_demo_prefills_once_and_moves_the_prompt_s_kv_once() -> None:
-    receipt, output = demo()
+def test_the_demo_prefills_once_and_moves_the_prompt_s_kv_once(forking: ForkingProcess) -> None:
+    receipt, output = demo(forking)
     assert receipt["n"] == 8
     assert (receipt["prefills"], receipt["transfers"], receipt["recomputed_tokens"]) == (1, 1, 1)
     assert receipt["transfer_bytes"] == receipt["trunk_bytes"] > 0
@@ -43,8 +46,8 @@ def test_the_demo_prefills_once_and_moves_the_prompt_s_kv_once() -> None:
     assert all(f"--- choice {i} (" in output for i in range(8))
 
 
-def test_the_demo_of_a_single_server_prefills_its_prompt_once_and_shares_it() -> None:
-    receipt, output = demo("--single")
+def test_the_demo_of_a_single_server_prefills_its_prompt_once_and_shares_it(forking: ForkingProcess) -> None:
+    receipt, output = demo(forking, "--single")
     assert receipt["n"] == 4
     assert (receipt["prefills"], receipt["transfers"]) == (0, 0)
     assert receipt["prompt_tokens_prefilled"] == receipt["prompt_tokens"]

@@ -42,15 +42,17 @@ def test_n_answers_have_their_indices_and_their_prompt_is_counted_once(client: O
     )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens < 100
+    one = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=1)
+    assert one.usage is not None
+    assert answer.usage.prompt_tokens == one.usage.prompt_tokens == 18  # with what the template puts around it
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 32])
+@pytest.mark.parametrize("n", [1, 7, 32])
 def test_a_chat_of_n_is_n_single_chats(client: OpenAI, n: int) -> None:
     whole = chat(client, n=n, seed=SEED)
     assert streamed_chat(client, n=n, seed=SEED) == whole
     assert len(set(whole)) == n
-    for i in sorted({0, 1, n // 2, n - 1} & set(range(n))):
+    for i in sorted({0, n // 2, n - 1}):
         assert chat(client, n=1, seed=SEED + i) == [whole[i]], f"choice {i}"
 
 

@@ -1,6 +1,5 @@
 """A gateway in front of real servers, which are killed or stopped while they write: texts are those of one server."""
 
-import json
 import os
 import signal
 import time
@@ -12,13 +11,15 @@ import httpx
 import pytest
 
 from motet.config import environment
-from motet.deploy.child import ChildServer
-from motet.deploy.figures import read_figures
+from motet.deploy.child import ChildServer, read_figures
+from tests.fault.answers import Answer
+from tests.forked import ForkingProcess
+from tests.hosts.servers import Streaming
 from tests.patience import PATIENCE_S
+from tests.tiny_engine import TINY
 
 pytestmark = pytest.mark.slow
 
-SERVER = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
 GATEWAY = ("--worker-timeout", "2")
 BODY = {
     "prompt": "the hand in the sand and then the other hand",
@@ -30,46 +31,16 @@ BODY = {
 }
 
 
-def child(command: str, tmp_path: Path, *arguments: str) -> ChildServer:
+def child(forking: ForkingProcess, command: str, tmp_path: Path, *arguments: str) -> ChildServer:
     """Its temporary files are all in `tmp_path`."""
-    return ChildServer(list(arguments), command=command, environ={**environment(), "TMPDIR": str(tmp_path)})
-
-
-class Streaming:
-    """A completion that is being read."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self.texts = ["", "", ""]
-        self.finished = 0
-        self._lines = response.iter_lines()
-
-    def read_some(self) -> None:
-        """The first tokens of every choice."""
-        while not all(self.texts):
-            self._take(next(self._lines))
-
-    def read_all(self) -> list[str]:
-        for line in self._lines:
-            self._take(line)
-        assert self.finished == 3
-        return self.texts
-
-    def _take(self, line: str) -> None:
-        data = line.removeprefix("data: ")
-        if not data or data == "[DONE]":
-            return
-        event = json.loads(data)
-        assert "error" not in event, event
-        for choice in event["choices"]:
-            self.texts[choice["index"]] += choice["text"]
-            self.finished += choice["finish_reason"] is not None
+    return forking.server(arguments, command=command, environ={**environment(), "TMPDIR": str(tmp_path)})
 
 
 @contextmanager
 def streaming(server: ChildServer) -> Iterator[Streaming]:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=60) as response:
         assert response.status_code == 200
-        yield Streaming(response)
+        yield Streaming(response.iter_lines())
 
 
 def writing(gateway: ChildServer, servers: list[ChildServer]) -> ChildServer:
@@ -92,7 +63,7 @@ def routed_to_cached_blocks(gateway: ChildServer) -> float:
 
 
 @pytest.fixture(scope="module")
-def expected(one_engine: Callable[[str], ChildServer]) -> list[str]:
+def expected(one_engine: Callable[[str], ChildServer]) -> Answer:
     """What one engine answers."""
     with streaming(one_engine("float32")) as alone:
         return alone.read_all()
@@ -100,24 +71,24 @@ def expected(one_engine: Callable[[str], ChildServer]) -> list[str]:
 
 def until_state(gateway: ChildServer, server: ChildServer, state: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while {worker["address"]: worker["state"] for worker in status(gateway)["workers"]}[server.url] != state:
-        assert time.monotonic() < deadline, f"{server.url} does not get {state}"
+    while (server.url, state) not in [(worker["address"], worker["state"]) for worker in status(gateway)["workers"]]:
+        assert time.monotonic() < deadline, f"{server.url} does not get {state}: {status(gateway)}"
         time.sleep(0.05)
 
 
 def test_a_text_is_the_same_when_a_server_stops_and_when_one_is_killed(
-    model: Path, tmp_path: Path, expected: list[str]
+    folder: Path, tmp_path: Path, forking: ForkingProcess, expected: Answer
 ) -> None:
     with ExitStack() as stack:
-        serve = (str(model), *SERVER, "--kv-events-port", "0")
-        servers = [stack.enter_context(child("serve", tmp_path, *serve)) for _ in range(2)]
+        serve = (str(folder), *TINY, "--kv-events-port", "0")
+        servers = [stack.enter_context(child(forking, "serve", tmp_path, *serve)) for _ in range(2)]
         workers = [part for server in servers for part in ("--worker", server.url)]
         own = tmp_path / "gateway"
         own.mkdir()
-        gateway = stack.enter_context(child("gateway", own, *workers, *GATEWAY))
+        gateway = stack.enter_context(child(forking, "gateway", own, *workers, *GATEWAY))
 
         with streaming(gateway) as answer:
-            answer.read_some()
+            answer.read_some(choices=3)
             stopped = writing(gateway, servers)
             os.kill(stopped.pid, signal.SIGSTOP)
             try:
@@ -128,7 +99,7 @@ def test_a_text_is_the_same_when_a_server_stops_and_when_one_is_killed(
         until_state(gateway, stopped, "ready")
 
         with streaming(gateway) as answer:
-            answer.read_some()
+            answer.read_some(choices=3)
             killed = writing(gateway, servers)
             os.kill(killed.pid, signal.SIGKILL)
             assert answer.read_all() == expected
@@ -143,16 +114,16 @@ def test_a_text_is_the_same_when_a_server_stops_and_when_one_is_killed(
 
 
 def test_prefill_and_decode_servers_behind_a_gateway_write_what_one_server_writes(
-    model: Path, tmp_path: Path, expected: list[str]
+    folder: Path, tmp_path: Path, forking: ForkingProcess, expected: Answer
 ) -> None:
     apart = ("--side-channel-port", "0", "--cluster-key", "ours")
     with ExitStack() as stack:
         prefill, decode = (
-            stack.enter_context(child("serve", tmp_path, str(model), *SERVER, "--role", role, *apart))
+            stack.enter_context(child(forking, "serve", tmp_path, str(folder), *TINY, "--role", role, *apart))
             for role in ("prefill", "decode")
         )
         workers = ("--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode")
-        gateway = stack.enter_context(child("gateway", tmp_path, *workers, "--bypass-tokens", "0"))
+        gateway = stack.enter_context(child(forking, "gateway", tmp_path, *workers, "--bypass-tokens", "0"))
         with streaming(gateway) as answer:
             assert answer.read_all() == expected
         with httpx.Client(base_url=decode.url) as client:

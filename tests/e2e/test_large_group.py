@@ -8,9 +8,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from motet.config import environment
-from motet.deploy.child import ChildServer
-from motet.deploy.figures import read_figures
+from motet.deploy.child import ChildServer, read_figures
 from tests.e2e.asking import TOKENS, chat, streamed_chat
+from tests.forked import ForkingProcess
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +20,10 @@ SEED = 2**63
 
 
 @pytest.fixture
-def server(model: Path, tmp_path: Path) -> Iterator[ChildServer]:
+def server(folder: Path, tmp_path: Path, forking: ForkingProcess) -> Iterator[ChildServer]:
     """All settings but the limit on n as they are by default."""
-    arguments = [str(model), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--max-n", str(N)]
-    with ChildServer(arguments, environ={**environment(), "TMPDIR": str(tmp_path)}) as running:
+    arguments = [str(folder), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--max-n", str(N)]
+    with forking.server(arguments, environ={**environment(), "TMPDIR": str(tmp_path)}) as running:
         yield running
 
 

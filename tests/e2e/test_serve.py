@@ -14,16 +14,16 @@ from motet.deploy.child import ChildServer
 from motet.errors import StartupError
 from tests.e2e.long_answer import events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
+from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
+from tests.tiny_engine import TINY
 
 pytestmark = pytest.mark.slow
 
-ARGUMENTS = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
 
-
-def start(model: Path, tmp_path: Path) -> ChildServer:
+def start(forking: ForkingProcess, folder: Path, tmp_path: Path) -> ChildServer:
     """A server whose temporary files are all in `tmp_path`."""
-    return ChildServer([str(model), *ARGUMENTS], environ={**environment(), "TMPDIR": str(tmp_path)})
+    return forking.server([str(folder), *TINY], environ={**environment(), "TMPDIR": str(tmp_path)})
 
 
 def engine_pid(server: ChildServer) -> int:
@@ -33,8 +33,8 @@ def engine_pid(server: ChildServer) -> int:
 
 
 @pytest.fixture
-def server(model: Path, tmp_path: Path) -> Iterator[ChildServer]:
-    with start(model, tmp_path) as running:
+def server(forking: ForkingProcess, folder: Path, tmp_path: Path) -> Iterator[ChildServer]:
+    with start(forking, folder, tmp_path) as running:
         yield running
 
 
@@ -65,12 +65,12 @@ def test_an_answer_goes_on_when_its_engine_dies_and_is_finished_after_a_signal_f
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_a_killed_program_takes_the_server_it_started_along(model: Path, tmp_path: Path) -> None:
+def test_a_killed_program_takes_the_server_it_started_along(folder: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from motet.deploy.child import ChildServer\n"
         "with ChildServer(sys.argv[1:]) as server: print(server.pid, flush=True); input()"
     )
-    command = [sys.executable, "-c", program, str(model), *ARGUMENTS]
+    command = [sys.executable, "-c", program, str(folder), *TINY]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment(), "TMPDIR": str(tmp_path)}
     ) as starter:
@@ -81,15 +81,17 @@ def test_a_killed_program_takes_the_server_it_started_along(model: Path, tmp_pat
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_an_unknown_architecture_is_said_with_its_own_code(model: Path, tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_said_with_its_own_code(
+    forking: ForkingProcess, folder: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    for file in model.iterdir():
+    for file in folder.iterdir():
         (other / file.name).write_bytes(file.read_bytes())
     config = (other / "config.json").read_text()
     (other / "config.json").write_text(
         config.replace('"llama"', '"mamba"').replace("LlamaForCausalLM", "MambaForCausalLM")
     )
-    with pytest.raises(StartupError, match="exit code 4") as caught, start(other, tmp_path):
+    with pytest.raises(StartupError, match="exit code 4") as caught, start(forking, other, tmp_path):
         pass
     assert "Traceback" not in caught.value.message

@@ -10,7 +10,7 @@ from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from motet.config import environment
-from motet.deploy.child import ChildServer
+from tests.forked import ForkingProcess
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import Index, Manners
 
@@ -21,11 +21,13 @@ SAID = ["hi 4", "hi 5 w0", "hi 6 w0 w1"]
 
 
 @asynccontextmanager
-async def gateway(tmp_path: Path, *workers: str, name: str | None = None) -> AsyncIterator[AsyncOpenAI]:
+async def gateway(
+    forking: ForkingProcess, tmp_path: Path, *workers: str, name: str | None = None
+) -> AsyncIterator[AsyncOpenAI]:
     """A client of a gateway before these workers. `name`: what it calls their first model."""
     arguments = [part for worker in workers for part in ("--worker", worker)]
     arguments += [] if name is None else ["--served-model-name", name]
-    child = ChildServer(arguments, command="gateway", environ={**environment(), "TMPDIR": str(tmp_path)})
+    child = forking.server(arguments, command="gateway", environ={**environment(), "TMPDIR": str(tmp_path)})
     await asyncio.to_thread(child.__enter__)
     try:
         http = DefaultAsyncHttpxClient(verify=False)
@@ -55,30 +57,32 @@ async def until_listed(client: AsyncOpenAI, names: list[str]) -> None:
     pytest.fail(f"{listed} are listed, and not {names}")
 
 
-async def test_servers_are_found_and_each_gives_n_choices(tmp_path: Path) -> None:
+async def test_servers_are_found_and_each_gives_n_choices(forking: ForkingProcess, tmp_path: Path) -> None:
     deviating = Manners(ignores_n=True, index=Index.ZERO, models=({"id": "deviating"},))
     async with FakeOpenAI() as honest, FakeOpenAI(deviating) as other:
-        async with gateway(tmp_path, honest.url, f"{other.url},openai") as client:
+        async with gateway(forking, tmp_path, honest.url, f"{other.url},openai") as client:
             await until_listed(client, ["deviating", "m"])
             assert await chat(client, "deviating") == SAID
             assert await chat(client, "m") == SAID
         assert {asked.headers["authorization"] for asked in honest.asked if "seed" in asked.body} == {"Bearer k"}
 
 
-async def test_a_model_may_have_another_name_for_clients(tmp_path: Path) -> None:
+async def test_a_model_may_have_another_name_for_clients(forking: ForkingProcess, tmp_path: Path) -> None:
     async with FakeOpenAI(Manners(models=({"id": "m"},))) as peer:
-        async with gateway(tmp_path, peer.url, name="shown") as client:
+        async with gateway(forking, tmp_path, peer.url, name="shown") as client:
             assert await chat(client, "shown") == SAID
             (card,) = [model async for model in client.models.list()]
         assert (card.id, card.model_dump()["max_model_len"]) == ("shown", None)
         assert {asked.body["model"] for asked in peer.asked} == {"m"}
 
 
-async def test_a_server_that_goes_is_replaced_by_another_or_said_to_be_gone(tmp_path: Path) -> None:
+async def test_a_server_that_goes_is_replaced_by_another_or_said_to_be_gone(
+    forking: ForkingProcess, tmp_path: Path
+) -> None:
     async with (
         FakeOpenAI() as staying,
         FakeOpenAI() as leaving,
-        gateway(tmp_path, leaving.url, staying.url) as client,
+        gateway(forking, tmp_path, leaving.url, staying.url) as client,
     ):
         assert await chat(client) == SAID
         await leaving.close()

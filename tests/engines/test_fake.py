@@ -5,10 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.fake import FakeEngine, fake_info
-from motet.engines.fake_leases import FakeLeases
 from motet.errors import EngineClosedError, EngineDiedError, EngineError
 from motet.ids import RequestId
+from motet.testing.engine import FakeEngine, FakeLeases, fake_info
 from motet.transfer.ticket import TransferAddress, prompt_digest
 from motet.types import ChoiceStart, GenerateRequest, SamplingParams, choice_starts
 

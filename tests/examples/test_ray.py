@@ -14,9 +14,11 @@ import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
 from motet.cli import app
-from motet.settings import Settings, resolve_settings
-from motet.settings.ray_rules import resources_by_role
-from motet.settings.record import RAY, SECRETS
+from motet.config import SETTINGS
+from motet.settings.declaration import ServerCommand
+from motet.settings.named_worker import resources_by_role
+from motet.settings.record import Settings
+from motet.settings.resolve import resolve_settings
 from tests.examples.test_examples import EXAMPLES
 
 EXAMPLE = EXAMPLES / "ray"
@@ -97,7 +99,7 @@ def args_in(config: Document) -> dict[str, object]:
 
 
 def settings_in(config: Document) -> Settings:
-    return resolve_settings(args_in(config), environ={}, names=RAY)
+    return resolve_settings(args_in(config), environ={}, command=ServerCommand.RAY)
 
 
 def test_the_config_is_what_the_command_prints() -> None:
@@ -169,12 +171,14 @@ def test_each_kind_of_replica_finds_its_nodes(service: Document) -> None:
 
 def test_keys_come_from_a_secret_in_every_pod_and_stand_nowhere_else(service: Document) -> None:
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
-    assert not SECRETS & args_in(config).keys()
+    assert not any(SETTINGS[name].secret for name in args_in(config))
     for pod in pods_of(service):
         environ = {variable["name"]: variable for variable in pod["containers"][0]["env"]}
         for name in ("MOTET_CLUSTER_KEY", "MOTET_API_KEYS"):
             assert environ[name]["valueFrom"]["secretKeyRef"]["name"] == "motet-keys"
-        resolve_settings({}, environ={name: "a" for name in environ if name.startswith("MOTET_")}, names=RAY)
+        resolve_settings(
+            {}, environ={name: "a" for name in environ if name.startswith("MOTET_")}, command=ServerCommand.RAY
+        )
 
 
 def test_services_of_kubernetes_do_not_become_settings(service: Document) -> None:

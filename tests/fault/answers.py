@@ -131,11 +131,7 @@ class Reader:
         assert self.done
         for index, choice in self.answer.choices.items():
             assert choice.finish_reason is not None, f"choice {index} has no end"
-        return sorted_answer(self.answer)
-
-
-def sorted_answer(answer: Answer) -> Answer:
-    return Answer(dict(sorted(answer.choices.items())), answer.usage)
+        return Answer(dict(sorted(self.answer.choices.items())), self.answer.usage)
 
 
 def whole(response: httpx.Response) -> Answer:

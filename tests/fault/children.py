@@ -13,7 +13,9 @@ import msgspec
 
 from bench.ports import free_port
 from motet.deploy.child import ChildServer
-from tests.status import Holdings
+from tests.forked import ForkingProcess
+from tests.status import SeenWorker
+from tests.tiny_engine import TINY
 
 PATH = "/v1/completions"
 BODIES: tuple[dict[str, object], ...] = tuple(
@@ -21,33 +23,26 @@ BODIES: tuple[dict[str, object], ...] = tuple(
     for prompt, n, stream in (("the hand", 1, True), ("the sand", 8, True), (["an ant", "a tent"], 3, False))
 )
 LONG: dict[str, object] = {**BODIES[1], "max_tokens": 400}
-TINY = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
 LOOK_EVERY_S = 0.02
 
 
-class Worker(Holdings, frozen=True, kw_only=True):
-    """Of a server's `/status`."""
-
-    state: str
-    address: str
-
-
 class Status(msgspec.Struct, frozen=True):
-    workers: list[Worker]
+    workers: list[SeenWorker]
 
 
 class Servers:
     """Alike, and ended with `stack`."""
 
-    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, folder: Path, stack: AsyncExitStack, forking: ForkingProcess) -> None:
         self._arguments = (str(folder), *TINY)
         self._stack = stack
+        self._forking = forking
         self._children: list[ChildServer] = []
 
     async def start(self, count: int) -> None:
         """Together, since each takes seconds."""
-        starting = (self._stack.enter_async_context(running("serve", *self._arguments)) for _ in range(count))
-        self._children += await asyncio.gather(*starting)
+        starting = (self._running("serve", *self._arguments) for _ in range(count))
+        self._children += await asyncio.gather(*map(self._stack.enter_async_context, starting))
 
     def __getitem__(self, number: int) -> ChildServer:
         return self._children[number]
@@ -57,7 +52,7 @@ class Servers:
         old = self._children[number]
         os.kill(old.pid, signal.SIGTERM)
         assert await asyncio.to_thread(old.wait) == 0
-        new = running("serve", *self._arguments, port=port_of(old))
+        new = self._running("serve", *self._arguments, port=port_of(old))
         self._children[number] = await self._stack.enter_async_context(new)
 
     async def until_idle(self) -> None:
@@ -65,23 +60,22 @@ class Servers:
             async with client_of(child) as http:
                 await until(http, lambda workers: all(worker.idle for worker in workers))
 
+    @asynccontextmanager
+    async def gateway(self, *urls: str, settings: tuple[str, ...] = (), port: int = 0) -> AsyncIterator[ChildServer]:
+        """In front of workers at these URLs."""
+        workers = (part for url in urls for part in ("--worker", url))
+        async with self._running("gateway", *workers, *settings, port=port) as gateway:
+            yield gateway
 
-@asynccontextmanager
-async def running(command: str, *arguments: str, port: int = 0) -> AsyncIterator[ChildServer]:
-    """At a port that it can have again, if none is given."""
-    child = ChildServer(arguments, command=command, port=port or free_port())
-    await asyncio.to_thread(child.__enter__)
-    try:
-        yield child
-    finally:
-        await asyncio.to_thread(child.__exit__, None, None, None)
-
-
-@asynccontextmanager
-async def gateway_of(*urls: str, settings: tuple[str, ...] = (), port: int = 0) -> AsyncIterator[ChildServer]:
-    workers = (part for url in urls for part in ("--worker", url))
-    async with running("gateway", *workers, *settings, port=port) as gateway:
-        yield gateway
+    @asynccontextmanager
+    async def _running(self, command: str, *arguments: str, port: int = 0) -> AsyncIterator[ChildServer]:
+        """At a port that it can have again, if none is given."""
+        child = self._forking.server(arguments, command=command, port=port or free_port())
+        await asyncio.to_thread(child.__enter__)
+        try:
+            yield child
+        finally:
+            await asyncio.to_thread(child.__exit__, None, None, None)
 
 
 def client_of(server: ChildServer) -> httpx.AsyncClient:
@@ -92,7 +86,7 @@ def port_of(server: ChildServer) -> int:
     return int(server.url.rpartition(":")[2])
 
 
-async def until(http: httpx.AsyncClient, holds: Callable[[list[Worker]], bool]) -> None:
+async def until(http: httpx.AsyncClient, holds: Callable[[list[SeenWorker]], bool]) -> None:
     """Returns once the workers are so, as that server or gateway sees them."""
 
     async def look() -> bool:

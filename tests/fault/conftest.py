@@ -1,4 +1,4 @@
-"""Tiny models for tests that break things, and servers of several engines to be broken."""
+"""Servers of several engines to be broken, and what they would have answered."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -6,23 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
-from tests.tiny_models import save_tiny_model
-from tests.tiny_tokenizer import save_tiny_tokenizer
+from tests.forked import ForkingProcess
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """One loop for all tests, so that several may use one cell."""
     return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama, with a tokenizer."""
-    return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture(scope="session")

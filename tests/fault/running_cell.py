@@ -20,21 +20,20 @@ import psutil
 from motet.config import CellConfig, RoutingConfig, ServerConfig
 from motet.deploy.cell import Cell
 from motet.deploy.plan import ServerPlan
-from motet.deploy.server import Outcome, run_server
-from motet.deploy.serving import Serving
+from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.stop import StopSignals, first_of
 from motet.engines.base import ANSWERING, WorkerState
 from motet.engines.native.spawn import Spawn
 from motet.errors import WorkerLeavingError
 from motet.metrics.routing import RoutingFigures
-from motet.routing.candidate import Work
-from motet.routing.fleet import Fleet, Member
-from motet.routing.queued import Queued
+from motet.routing.cost import Work
+from motet.routing.fleet import Fleet
+from motet.routing.member import Member
 from motet.types import EngineStats
-from tests.engines.native.drive import engine_config
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck
 from tests.patience import PATIENCE_S
+from tests.tiny_engine import engine_config
 
 SECONDS = PATIENCE_S
 """Whatever was done to it, a cell is whole again by then."""
@@ -70,6 +69,7 @@ class RunningCell:
             cell=cell,
             routing=routing,
             death_linger_s=0.2,
+            longest_backoff_s=0.05,
         )
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._processes = set(processes())
@@ -199,11 +199,19 @@ class RunningCell:
             if member.state is WorkerState.DRAINING:
                 self.fleet.mark(member.id, WorkerState.READY)
         await eventually(self.holds_nothing, "the engines hold something")
-        self.fleet.check()
-        assert isinstance(self._cell.engine, Queued)
-        self._cell.engine.check()
+        await eventually(self._nothing_open, "groups are left in the router")
         assert 'groups_without_first_token{model_name="tiny"} 0.0' in (await self.http.get("/metrics")).text
         await eventually(self._no_task_left, "tasks are left")
+
+    async def _nothing_open(self) -> bool:
+        """False while the server has yet to hear that a client has left; it gets to it while it answers this."""
+        await self.http.get("/health")
+        try:
+            self.fleet.check()
+            self._cell.router.check()
+        except AssertionError:
+            return False
+        return True
 
     async def holds_nothing(self) -> bool:
         """Whether no engine has anything of a group."""
@@ -234,7 +242,7 @@ class RunningCell:
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], otherwise: str) -> None:
-    """Asks again and again; each question waits for an answer of another process, so this is no busy wait."""
+    """Asks again and again; each question waits for an answer, so this is no busy wait, and the limit can strike."""
     try:
         async with asyncio.timeout(SECONDS):
             while not await holds():

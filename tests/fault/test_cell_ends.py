@@ -7,11 +7,11 @@ import pytest
 
 from motet.config import RoutingConfig
 from motet.deploy.server import Outcome
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Reader, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.running_cell import TOGETHER, RunningCell
 from tests.fault.striking import kill, written
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

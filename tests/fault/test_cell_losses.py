@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from motet.config import RoutingConfig
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Reader, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import SECONDS, TOGETHER, RunningCell, eventually
 from tests.fault.striking import StruckEngine, kill, submitted, written
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

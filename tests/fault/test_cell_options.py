@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Body, ask
 from tests.fault.asked import (
     CHAT,
@@ -27,6 +26,7 @@ from tests.fault.asked import (
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
 from tests.fault.striking import Course, Moment, kill, submitted, written
+from tests.forked import ForkingProcess
 from tests.tiny_tokenizer import FIRST_BYTE_ID
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.transfer.base import TransferError
+from motet.errors import EngineError
 from motet.transfer.ticket import TransferAddress
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Body, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, GRAMMAR, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
@@ -34,6 +33,7 @@ from tests.fault.striking import (
     submitted,
     written,
 )
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -77,7 +77,7 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("UCX_TLS", "tcp")
         # Shorter would be quicker, and on a busy machine find others hung, or a pull over before it is struck.
-        async with RunningCell(folder, spawn=forking.spawn, heartbeat_timeout_s=3.0) as cell:
+        async with RunningCell(folder, spawn=forking.spawn, heartbeat_timeout_s=5.0) as cell:
             yield cell
 
 
@@ -86,11 +86,14 @@ async def test_the_answer_is_the_undisturbed_one_with_an_engine(
     case: Case, cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     expected = await undisturbed.answer(case.route, case.body)
-    moved = cell.moved
+    moved, decoding = cell.moved, cell.decoding
     strike = cell.strikes.arm(case.point, case.blow or cell.leave)
     assert await ask(cell.http, case.route, case.body) == expected
     assert strike.fallen.is_set(), "the point never came"
-    assert (cell.moved > moved) == (case.point is not prefilling), "decode does without prefill, and not without decode"
+    if case.point is not prefilling:
+        assert cell.moved > moved
+    elif cell.decoding == decoding:  # on a machine that stood still another engine may have been found hung too
+        assert cell.moved == moved, "decode does without prefill"
 
 
 @pytest.mark.parametrize("blow", [kill, None], ids=["killed", "left"])
@@ -100,11 +103,13 @@ async def test_the_answer_is_the_undisturbed_one_with_a_decode_engine_that_is_lo
     body = chat("pull killed" if blow else "pull left", COUNTED, n=8)
     expected = await undisturbed.answer(CHAT, body)
     moved = cell.moved
-    cell.strikes.arm(granted, hang)
+    strike = cell.strikes.arm(granted, hang)
     with cell.all_on("decode-0"):
         asking = asyncio.create_task(ask(cell.http, CHAT, body))
         await pull_posted(cell.engine("decode-0"))
     (blow or cell.leave)(cell.engine("decode-0"))
+    assert strike.on is not None
+    kill(strike.on)  # it would only be found hung
     assert await asking == expected
     assert cell.moved == moved + 1
 
@@ -116,5 +121,5 @@ async def pull_posted(engine: StruckEngine) -> None:
         return (await engine.stats()).pulls_open == 1
 
     await eventually(ordered, "no pull was ordered")
-    with pytest.raises(TransferError, match="no address"):
+    with pytest.raises(EngineError, match="no address"):
         await engine.connect(TransferAddress("nobody", "no address", 1))

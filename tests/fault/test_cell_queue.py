@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from motet.config import CellConfig, RoutingConfig
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Reader, ask, read
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import TOGETHER, RunningCell, eventually
 from tests.fault.striking import StruckEngine, kill, submitted, written
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -66,7 +66,7 @@ async def test_groups_of_one_size_get_their_turn_in_the_order_in_which_they_came
 
 
 async def queue_has(cell: RunningCell, groups: int) -> bool:
-    await cell.http.get("/health")
+    await cell.http.get("/v1/models")
     return cell.figures.queued == groups
 
 

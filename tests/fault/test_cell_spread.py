@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from motet.config import RoutingConfig
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import APART, SECONDS, RunningCell
 from tests.fault.striking import kill, prefilling, submitted, written
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

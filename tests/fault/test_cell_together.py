@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.answers import Body, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import TOGETHER, RunningCell
 from tests.fault.striking import Blow, Point, crash, kill, one_finished, submitted, written
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.kernels]
 

@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from motet.config import CellConfig, RoutingConfig
 from motet.engines.base import Worker
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError
-from motet.routing.bypass import BypassRules
-from motet.routing.disaggregate import Disaggregated
 from motet.routing.fleet import Fleet
-from motet.routing.routed import Routed
+from motet.routing.router import Router
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, prompt_of
-from tests.engines.native.forked import ForkingProcess
 from tests.fault.worker_pair import WorkerPair, answer, kill, send, stop, undisturbed, until, worker_pair
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @asynccontextmanager
-async def cell(folder: Path, spawn: Spawn, **decode: object) -> AsyncIterator[tuple[WorkerPair, Disaggregated]]:
-    """Two workers behind what orchestrates them, as in a server."""
+async def cell(folder: Path, spawn: Spawn, **decode: object) -> AsyncIterator[tuple[WorkerPair, Router]]:
+    """Two workers behind a router, as in a server; a group that loses its worker ends."""
     async with worker_pair(folder, spawn, decode=decode) as pair:
         await pair.meet()
-        routed = Routed(Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")]))
-        yield pair, Disaggregated(routed, routed, BypassRules(bypass_tokens=0))
+        fleet = Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")])
+        routing = RoutingConfig(migration_limit=0, migration_wait_s=0.0)
+        yield pair, Router(fleet, routing, cell=CellConfig(bypass_tokens=0))
 
 
 def request(name: str, *, n: int = 4, max_tokens: int = 30) -> GenerateRequest:
@@ -41,7 +41,7 @@ async def test_decode_killed_after_one_pull_and_before_another(folder: Path, for
         pulled = engine.generate(request("pulled", n=2, max_tokens=120))
         await anext(pulled)
         stop(pair.d)  # or it might have written the one before it hears of the other
-        waiting = engine.generate(request("waiting"))
+        waiting = engine.placed().generate(request("waiting"))  # it is to wait on the worker, not here
         await until(pair.p, lambda stats: stats.prefills == 2)
         send(pair.d, signal.SIGCONT)
         stats = await until(pair.d, lambda stats: stats.groups_waiting == 1)
@@ -61,5 +61,5 @@ async def test_a_dead_prefill_is_done_without(folder: Path, forking: ForkingProc
         assert await answer(engine, before) == undisturbed(folder, before)
         await kill(pair.p)
         assert await answer(engine, after) == undisturbed(folder, after)
-        assert engine.bypasses["prefill-down"] == 1
+        assert engine.counts.bypasses["prefill-down"] == 1
         await pair.check_decode()

@@ -14,12 +14,14 @@ import pytest
 from motet.engines.native.build import build_parts
 from motet.engines.native.core import EngineCore
 from motet.ids import RequestId, new_engine_id
-from motet.transfer.local import LocalNetwork
+from motet.transfer.orders import MeetWorker
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.types import GenerateRequest, Role
-from tests.engines.native.drive import Outcome, engine_config, group, prompt_of, take_step
+from tests.engines.native.drive import Outcome, group, prompt_of, take_step
 from tests.fault.worker_pair import undisturbed
+from tests.tiny_engine import engine_config
+from tests.transfer.local import LocalNetwork
 
 LEASE_S = 0.5
 
@@ -41,12 +43,11 @@ def core(folder: Path, role: Role, network: LocalNetwork) -> Iterator[EngineCore
 def meet(decode: EngineCore, prefill: EngineCore) -> None:
     """As workers of a cell do at their start. On a machine that stands still for as long as a worker may be silent it
     fails; then it is tried again."""
-    address, news = prefill.transfers.address, decode.transfers.fileno()
-    assert address is not None and news is not None
+    assert prefill.transfers is not None and decode.transfers is not None
     for number in range(5):
-        decode.transfers.meet(number, address)
+        decode.transfers.order(MeetWorker(number, prefill.transfers.address))
         while not (met := decode.step().met):
-            select.select([news], [], [], LEASE_S)
+            select.select([decode.transfers], [], [], LEASE_S)
         if met[0].error is None:
             return
     pytest.fail("the two never met")
@@ -55,13 +56,13 @@ def meet(decode: EngineCore, prefill: EngineCore) -> None:
 def written(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]]:
     """As the engine's process does, it sleeps while there is nothing but a transfer to wait for: a loop that does not
     keeps the interpreter from the thread that it waits for."""
-    outcomes, news = {"g": Outcome()}, decode.transfers.fileno()
-    assert news is not None
+    outcomes = {"g": Outcome()}
+    assert decode.transfers is not None
     decode.submit(request)
     while decode.busy:
         take_step(decode, outcomes)
         if decode.stats().groups_waiting:
-            select.select([news], [], [], LEASE_S)
+            select.select([decode.transfers], [], [], LEASE_S)
     return outcomes["g"].tokens
 
 
@@ -75,7 +76,9 @@ def test_a_lost_acknowledgement_costs_nothing_but_the_time_of_a_lease(lost: int,
         network.lose_messages(lost)
         assert written(decode, msgspec.structs.replace(request, ticket=ticket)) == undisturbed(folder, request)
         assert decode.stats().transfers == 1
+        assert prefill.transfers is not None
         while prefill.stats().leases:
+            select.select([prefill.transfers], [], [], LEASE_S / 10)
             prefill.step()
         prefill.check()
         assert prefill.stats().leases_expired == lost

@@ -1,5 +1,5 @@
-"""Servers behind a gateway are restarted one after the other and cut off, and the gateway itself is killed, while
-clients ask.
+"""Servers behind a gateway are restarted one after the other, and the gateway itself is killed, while clients ask. How
+one is cut off and goes on: `e2e/test_gateway`, `hosts`.
 
 The two servers are there for all tests of this module; each leaves them as it found them.
 """
@@ -22,13 +22,11 @@ from tests.fault.children import (
     Servers,
     answer,
     client_of,
-    gateway_of,
     port_of,
-    texts_of,
     until_busy,
     until_state,
 )
-from tests.fault.wire import wire_to
+from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -39,9 +37,9 @@ READS_S = 0.5
 
 
 @pytest.fixture(scope="module")
-async def both(folder: Path) -> AsyncIterator[Servers]:
+async def both(folder: Path, forking: ForkingProcess) -> AsyncIterator[Servers]:
     async with AsyncExitStack() as stack:
-        servers = Servers(folder, stack)
+        servers = Servers(folder, stack, forking)
         await servers.start(2)
         yield servers
 
@@ -75,7 +73,7 @@ async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(
             await asyncio.sleep(READS_S)
 
     async with (
-        gateway_of(servers[0].url, servers[1].url, settings=PATIENCE) as gateway,
+        servers.gateway(servers[0].url, servers[1].url, settings=PATIENCE) as gateway,
         client_of(gateway) as http,
         asyncio.TaskGroup() as clients,
     ):
@@ -94,36 +92,15 @@ async def test_a_gateway_that_is_killed_leaves_nothing_on_its_workers_and_the_ne
     servers: Servers, expected: list[str]
 ) -> None:
     server = servers[0]
-    async with gateway_of(server.url, settings=PATIENCE) as gateway, client_of(gateway) as http:
+    async with servers.gateway(server.url, settings=PATIENCE) as gateway, client_of(gateway) as http:
         with pytest.raises(httpx.TransportError):
             async with http.stream("POST", PATH, json=LONG) as response:
                 async for line in response.aiter_lines():
                     if line:
                         os.kill(gateway.pid, signal.SIGKILL)
         await servers.until_idle()
-    async with gateway_of(server.url, settings=PATIENCE, port=port_of(gateway)) as gateway, client_of(gateway) as http:
-        assert [await answer(http, body) for body in BODIES] == expected
-
-
-async def test_a_worker_that_is_cut_off_is_done_without_and_used_again_when_it_is_back(servers: Servers) -> None:
-    near, far = servers[0], servers[1]
-    settings = ("--worker-timeout", "2", "--admin-key", "operator")
     async with (
-        client_of(near) as alone,
-        wire_to(far.url) as (wire, far_url),
-        gateway_of(far_url, settings=settings) as gateway,
+        servers.gateway(server.url, settings=PATIENCE, port=port_of(gateway)) as gateway,
         client_of(gateway) as http,
     ):
-        expected = await answer(alone, LONG)
-        async with http.stream("POST", PATH, json=LONG) as response:
-            lines = response.aiter_lines()
-            seen = [await anext(lines)]
-            wire.cut()
-            join = await http.post("/workers", json={"url": near.url}, headers={"authorization": "Bearer operator"})
-            assert join.status_code == 201
-            seen += [line async for line in lines]
-        assert texts_of(httpx.Response(200, headers=response.headers, text="\n".join([*seen, ""]))) == expected
-        assert (await http.get("/status")).json()["totals"]["choices_resumed"] == LONG["n"]
-        await until_state(http, far_url, "silent")
-        wire.mend()
-        await until_state(http, far_url, "ready")
+        assert [await answer(http, body) for body in BODIES] == expected

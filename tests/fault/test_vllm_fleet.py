@@ -13,7 +13,7 @@ from tests.fault.vllm_fleet import VLLMFleet, vllm_fleet
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-PLAYS = range(1, 4)
+PLAYS = (1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 7)))
 """Seeds, of which a failure names its own. What is done and asked follows from it; when, also from the machine."""
 PLAY_S = 5.0
 """Of trouble a play, at least."""

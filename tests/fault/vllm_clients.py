@@ -8,8 +8,7 @@ from random import Random
 
 import httpx
 
-from motet.engines.vllm.ask import signed_seed
-from motet.engines.vllm.plan import resumed_seed
+from motet.engines.vllm.plan import resumed_seed, signed_seed
 from tests.fault.answers import Answer, Body, Choice, Reader, read, whole
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED
 from tests.fault.vllm_fleet import TEXTS

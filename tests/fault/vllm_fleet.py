@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from motet.config import RoutingConfig
-from motet.deploy.tokenizers import TokenizerRules
+from motet.deploy.gateway_models import TokenizerRules
 from motet.engines.base import Worker, WorkerState
 from motet.engines.vllm.engine import VLLMEngine
 from tests.deploy.gateways import ADMIN, RunningGateway
@@ -72,7 +72,9 @@ class VLLMFleet:
             await _until_idle(server)
         await self.texts.until_idle()
         for _ in range(int(SETTLED_S / STEP_S)):
-            if not any(map(_asks, self.gateway.gateway.workers)):
+            members = self.gateway.gateway.router.fleet.members
+            ready = [member.worker for member in members if member.state is WorkerState.READY]
+            if not any(_asks(worker) for worker in ready if worker is not None):
                 return
             await asyncio.sleep(STEP_S)
         pytest.fail("the gateway still asks servers for something")
@@ -93,7 +95,7 @@ class VLLMFleet:
         setattr(server.switches, how, True)
         await asyncio.sleep(random.uniform(0.0, 0.8))
         setattr(server.switches, how, False)
-        server.engine.changed()
+        server.changed()
 
     async def _sicken(self, server: FakeVLLM, random: Random) -> None:
         """A dead engine comes back with its server only."""

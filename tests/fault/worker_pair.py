@@ -14,11 +14,13 @@ import pytest
 from motet.engines.base import Engine
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
-from motet.transfer.base import FailureKind, TransferError
+from motet.errors import EngineError
+from motet.transfer.orders import FailureKind
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineStats, GenerateRequest, Role
-from tests.engines.native.drive import engine_config, make_core, run
+from tests.engines.native.drive import make_core, run
 from tests.patience import PATIENCE_S
+from tests.tiny_engine import engine_config
 
 SECONDS = PATIENCE_S
 """Whatever goes wrong, a client has its answer by then on a busy machine too, and before a forgotten lease would end by
@@ -48,7 +50,7 @@ class WorkerPair:
         """D has ordered a pull, and its transfer thread has got round to it: the thread obeys in order, and looks at
         every pull between two orders that did not come together."""
         await until(self.d, lambda stats: stats.pulls_open == 1)
-        with pytest.raises(TransferError, match="no address"):
+        with pytest.raises(EngineError, match="no address"):
             await self.d.connect(TransferAddress("nobody", "no address", 1))
 
     async def start(self, role: Role, **changes: object) -> NativeEngine:

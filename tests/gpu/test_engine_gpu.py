@@ -17,8 +17,9 @@ from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.core import EngineCore
 from motet.types import ChoiceStart
 from tests.devices import GPU, ON_GPU
-from tests.engines.native.drive import Outcome, engine_config, group, make_core, prompt_of, run, take_step
+from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.recorder import Recorder, recorded
+from tests.tiny_engine import engine_config
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal, save_tiny_model
 
 pytestmark = list(ON_GPU)

@@ -1,18 +1,19 @@
 """The sampler on CUDA draws, choice for choice, what it draws on the CPU from the same float32 logits."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
+from motet.engines.native.sample.lanes import SampleRow
 from motet.engines.native.sample.logprobs import prompt_logprobs
-from motet.engines.native.sample.sampler import Sampled, Sampler, SampleRow
-from motet.types import SamplingParams
+from motet.engines.native.sample.sampler import Sampled, Sampler
+from motet.types import SamplingParams, TokenLogprob
+from tests.devices import ON_GPU
 from tests.engines.native.sample.reference import Past
 from tests.engines.native.sample.ways import WAYS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-]
+pytestmark = list(ON_GPU)
 
 VOCAB = 49_152
 ROWS = 64
@@ -29,12 +30,16 @@ def sample(logits: torch.Tensor, rows: list[SampleRow], device: str) -> list[Sam
 def assert_same(on_cpu: list[Sampled], on_gpu: list[Sampled]) -> None:
     assert [sampled.token_id for sampled in on_gpu] == [sampled.token_id for sampled in on_cpu]
     assert [sampled.finite for sampled in on_gpu] == [sampled.finite for sampled in on_cpu]
+    assert_same_scores([sampled.logprob for sampled in on_cpu], [sampled.logprob for sampled in on_gpu])
+
+
+def assert_same_scores(on_cpu: Sequence[TokenLogprob | None], on_gpu: Sequence[TokenLogprob | None]) -> None:
     for cpu, gpu in zip(on_cpu, on_gpu, strict=True):
-        assert (cpu.logprob is None) == (gpu.logprob is None)
-        if cpu.logprob is not None and gpu.logprob is not None:
-            assert gpu.logprob.rank == cpu.logprob.rank
-            assert gpu.logprob.logprob == pytest.approx(cpu.logprob.logprob, abs=1e-5)
-            assert [token_id for token_id, _ in gpu.logprob.top] == [token_id for token_id, _ in cpu.logprob.top]
+        assert (cpu is None) == (gpu is None)
+        if cpu is not None and gpu is not None:
+            assert (gpu.token_id, gpu.rank) == (cpu.token_id, cpu.rank)
+            assert gpu.logprob == pytest.approx(cpu.logprob, abs=1e-5)
+            assert [token_id for token_id, _ in gpu.top] == [token_id for token_id, _ in cpu.top]
 
 
 @pytest.mark.parametrize("params", WAYS.values(), ids=WAYS.keys())
@@ -73,8 +78,4 @@ def test_a_row_that_is_not_finite_is_flagged_on_cuda() -> None:
 
 def test_prompt_logprobs_on_cuda_are_those_of_the_cpu() -> None:
     logits, targets = logits_of(4), list(range(0, 10 * ROWS, 10))
-    on_cpu, on_gpu = prompt_logprobs(logits, targets, 3), prompt_logprobs(logits.cuda(), targets, 3)
-    for cpu, gpu in zip(on_cpu, on_gpu, strict=True):
-        assert (gpu.token_id, gpu.rank) == (cpu.token_id, cpu.rank)
-        assert gpu.logprob == pytest.approx(cpu.logprob, abs=1e-5)
-        assert [token_id for token_id, _ in gpu.top] == [token_id for token_id, _ in cpu.top]
+    assert_same_scores(prompt_logprobs(logits, targets, 3), prompt_logprobs(logits.cuda(), targets, 3))

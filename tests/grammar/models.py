@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from motet.constraint import Grammar, GrammarKind, Thinking
-from motet.grammar.compiled import Grammars, Matcher
-from motet.grammar.masks import fill_masks, mask_words
+from motet.grammar.compiled import Grammars, Matcher, fill_masks, mask_words
 from motet.text.tokenizer import Tokenizer
+from motet.types import Grammar, GrammarKind, Thinking
 from tests.tiny_tokenizer import EOS_ID, build_tiny_tokenizer
 
 TOKENIZER = Tokenizer(build_tiny_tokenizer())
@@ -34,7 +33,8 @@ def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
     """Token ids that may come next."""
     out = np.zeros((1, mask_words(vocab_size)), np.int32)
     assert fill_masks([matcher], out) == {}
-    return [token for token in range(vocab_size) if out[0, token // 32] >> (token % 32) & 1]
+    bits = np.unpackbits(out.view(np.uint8)[0], bitorder="little")[:vocab_size]
+    return [int(token) for token in np.flatnonzero(bits)]
 
 
 def allowed_texts(matcher: Matcher) -> set[str]:
@@ -49,4 +49,4 @@ def follows(grammars: Grammars, grammar: Grammar, text: str) -> bool:
         if token not in allowed(matcher):
             return False
         matcher.consume(token)
-    return matcher.accepting
+    return matcher.inner.is_accepting()

@@ -1,8 +1,8 @@
 import pytest
 
-from motet.constraint import Grammar, GrammarKind, Thinking
 from motet.errors import GrammarError
-from motet.text.tools.harmony import THOUGHT as HARMONY_THOUGHT
+from motet.text.harmony import THOUGHT as HARMONY_THOUGHT
+from motet.types import Grammar, GrammarKind, Thinking
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, allowed, allowed_texts, follows, grammars_of, json, lark, regex
 from tests.tiny_tokenizer import EOS_ID, IM_END, IM_END_ID, IM_START, IM_START_ID
 
@@ -12,9 +12,9 @@ YES = TOKENIZER.encode("y")[0]
 def test_only_what_the_grammar_allows_may_come_and_then_end_of_sequence() -> None:
     matcher = grammars_of().get(regex("[xy]z?")).matcher()
     assert allowed_texts(matcher) == {"x", "y"}
-    assert not matcher.accepting
+    assert not matcher.inner.is_accepting()
     matcher.consume(YES)
-    assert (matcher.accepting, matcher.stopped) == (True, False)
+    assert (matcher.inner.is_accepting(), matcher.stopped) == (True, False)
     assert allowed_texts(matcher) == {"z", "<|eos|>"}
     matcher.consume(TOKENIZER.encode("z")[0])
     assert matcher.stopped

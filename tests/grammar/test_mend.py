@@ -10,7 +10,7 @@ import pytest
 
 from motet.errors import GrammarError
 from motet.grammar.mend import LEAST, MAX_PARTS, PATTERNS
-from motet.grammar.schema import read_schema
+from motet.grammar.source import read_schema
 from tests.grammar import models
 from tests.grammar.models import follows, grammars_of
 

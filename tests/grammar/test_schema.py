@@ -1,13 +1,14 @@
 import json
+import time
 from collections.abc import Mapping
 
 import pytest
 
 from motet.errors import GrammarError
-from motet.grammar.blame import MAX_TRIES, WHOLE, find_blamed
-from motet.grammar.keywords import NOT_ENFORCED
+from motet.grammar.compiled import MAX_TRIES, WHOLE, find_wrong_part
 from motet.grammar.limits import MAX_LEVELS, MAX_NESTING, MAX_OPTIONAL, MAX_SOURCE_CHARS, MAX_TEXT_CHARS
-from motet.grammar.schema import read_schema
+from motet.grammar.schema import NOT_ENFORCED
+from motet.grammar.source import read_schema
 from tests.grammar import models
 from tests.grammar.models import follows, grammars_of
 
@@ -52,7 +53,7 @@ def test_a_property_may_be_called_as_a_keyword() -> None:
         ({"minimum": 3, "maximum": 2}, "at minimum: 'minimum' 3 is more than 'maximum' 2: nothing could be written"),
         ({"$ref": "#/$defs/a"}, "at $ref: '#/$defs/a' does not exist: there is no '$defs'"),
         ({"$ref": "https://a/b"}, "at $ref: 'https://a/b' is not supported; only references into this schema are"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": 3}}, "at $ref: '#/$defs/a' is no schema"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": 3}}, "at $ref: '#/$defs/a' is not a schema"),
         ({"format": "isbn"}, "at format: the format 'isbn' is not supported"),
         ({"x-guidance": {"lenient": True}}, "at x-guidance: expected nothing"),
         ({"$ref": "#/other/a", "other": {"a": {"not": {}}}}, "at other.a.not: the keyword 'not' is not supported"),
@@ -131,7 +132,7 @@ def test_looking_for_the_part_to_blame_ends() -> None:
         return None
 
     schema = {"anyOf": [{"const": i} for i in range(3 * MAX_TRIES)]}
-    assert find_blamed(schema, "why", fault) == ((), "why")
+    assert find_wrong_part(schema, "why", fault) == ((), "why")
     assert len(tried) == MAX_TRIES
 
 
@@ -143,12 +144,76 @@ def test_references_keep_their_meaning_while_parts_are_tried() -> None:
         return "bad" if part.get("$ref") == f"#/{WHOLE}/$defs/b" else None
 
     schema = {"items": {"$ref": "#/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
-    assert find_blamed(schema, "bad", fault) == (("items",), "bad")
+    assert find_wrong_part(schema, "bad", fault) == (("items",), "bad")
     assert tried[0][WHOLE] == {"items": {"$ref": f"#/{WHOLE}/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
 
 
 def test_looking_for_the_part_to_blame_takes_a_second_at_most() -> None:
     times = iter(range(10))
     schema: dict[str, object] = {"items": {"items": {"items": {}}}}
-    path, _ = find_blamed(schema, "bad", lambda _: "bad", clock=lambda: next(times))
+    path, _ = find_wrong_part(schema, "bad", lambda _: "bad", clock=lambda: next(times))
     assert path == ("items",)
+
+
+def integer(multiple_of: float) -> dict[str, object]:
+    return {"type": "integer", "multipleOf": multiple_of}
+
+
+@pytest.mark.parametrize("number", [10_001, 999_983, 1e300, 2**64 - 1, 1.00003, 1e-9, 0.123456789])
+def test_a_multiple_with_too_many_remainders_is_refused_before_it_is_compiled(number: float) -> None:
+    """999,983 took 25 s and 390 MB, which stayed."""
+    assert refusal(obj(a=integer(number))).startswith(f"at properties.a.multipleOf: {number} is too much work: without")
+
+
+@pytest.mark.parametrize(
+    ("schema", "where", "total"),
+    [
+        # 101 * 103 = 10,403
+        ({"anyOf": [integer(101), {"type": "null"}, integer(103)]}, "anyOf[2]", 10_403),
+        # 997 * 996 * 995 is what took minutes; 997 * 996 is too much already.
+        ({"anyOf": [integer(997 - i) for i in range(399)]}, "anyOf[1]", 993_012),
+        ({"allOf": [integer(101), {"anyOf": [integer(103)]}]}, "allOf[1].anyOf[0]", 10_403),
+        ({"multipleOf": 101, "$ref": "#/$defs/a", "$defs": {"a": integer(103)}}, "$defs.a", 10_403),
+        # Values of their own add up: 6000 + 4001.
+        (obj(a=integer(6000), b=integer(4001)), "properties.b", 10_001),
+        # 0.25 and 99.97 have 25 and 9997 in common hundredths: 249,925.
+        ({"anyOf": [{"multipleOf": 0.25}, {"multipleOf": 99.97}]}, "anyOf[1]", 249_925),
+    ],
+)
+def test_multiples_that_are_too_much_together_are_refused_where_they_become_so(
+    schema: object, where: str, total: int
+) -> None:
+    assert refusal(schema).startswith(f"at {where}.multipleOf: together with those before it, it makes {total}, and")
+
+
+def test_schemas_inside_one_lark_grammar_count_together() -> None:
+    lark = "start: a | b\na: %json {0}\nb: %json {1}"
+    parts = [json.dumps(integer(number)) for number in (6000, 4001)]
+    with pytest.raises(GrammarError, match="makes 10001"):
+        grammars_of().get(models.lark(lark.format(*parts)))
+    grammars_of().get(models.lark(lark.format(parts[0], parts[0])))  # the same one is counted once
+
+
+def test_multiples_that_are_in_use_are_allowed() -> None:
+    everyday = obj(
+        price={"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 1000},
+        share={"type": "number", "multipleOf": 0.125},
+        minutes=integer(15),
+        seconds=integer(3600),
+        pages=integer(4096),
+        many={"type": "array", "items": {"anyOf": [integer(6), integer(10), {"type": "string"}]}},
+        same=integer(3600),
+    )
+    schema = models.json(json.dumps(everyday))
+    good = '{"price":9.99,"share":0.375,"minutes":45,"seconds":-7200,"pages":8192,"many":[12,20],"same":3600}'
+    assert follows(grammars_of(), schema, good)
+    assert not follows(grammars_of(), schema, good.replace("12", "13"))
+
+
+def test_the_most_that_multiples_may_come_to_is_compiled_in_a_moment() -> None:
+    grammars = grammars_of()
+    grammars.get(models.json("{}"))
+    began_s = time.process_time()
+    grammars.get(models.json(json.dumps({"anyOf": [integer(100), integer(9999 // 101), {"type": "null"}]})))
+    grammars.get(models.json(json.dumps(obj(a=integer(9973)))))
+    assert time.process_time() - began_s < 1.0  # 0.1 s; 10 times the number takes 1 to 2 s

@@ -13,25 +13,17 @@ from msgspec.structs import astuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from motet.config import environment
-from motet.deploy.child import ChildServer
-from tests.fault.answers import Answer, Body, Reader, sorted_answer, whole
+from tests.fault.answers import Answer, Body, Reader, whole
+from tests.forked import ForkingProcess
 from tests.hosts.network import Host
 from tests.patience import PATIENCE_S
-from tests.status import Holdings
+from tests.status import SeenWorker
 
 Seen = TypeVar("Seen")
 
 PATH = "/v1/completions"
 OVER_TCP = {"UCX_TLS": "tcp"}
 """UCX takes processes of one kernel for processes of one host, and would move KV through their memory."""
-
-
-class Worker(Holdings, frozen=True, kw_only=True):
-    """Of a server's `/status`."""
-
-    state: str
-    address: str
-    pid: int | None
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -47,15 +39,15 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    workers: list[Worker]
+    workers: list[SeenWorker]
     totals: Totals
 
     @property
-    def own(self) -> Worker:
+    def own(self) -> SeenWorker:
         """The engine of a server that has one."""
         return self.workers[0]
 
-    def worker(self, server: "Server") -> Worker:
+    def worker(self, server: "Server") -> SeenWorker:
         """As a gateway sees it."""
         (found,) = [worker for worker in self.workers if worker.address == server.url]
         return found
@@ -109,7 +101,7 @@ class Streaming:
     def read_all(self) -> Answer:
         for line in self.lines:
             self.reader.line(line)
-        return sorted_answer(self.reader.complete())
+        return self.reader.complete()
 
 
 def eventually(look: Callable[[], Seen], holds: Callable[[Seen], bool]) -> Seen:
@@ -122,12 +114,12 @@ def eventually(look: Callable[[], Seen], holds: Callable[[Seen], bool]) -> Seen:
 
 
 @contextmanager
-def serving(host: Host, port: int, command: str, *arguments: str) -> Iterator[Server]:
+def serving(forking: ForkingProcess, host: Host, port: int, command: str, *arguments: str) -> Iterator[Server]:
     """Who asks it must be on a host of the same network."""
     where = ("--host", host.address)
     environ = {**environment(), **OVER_TCP}
     with (
-        ChildServer([*arguments, *where], command=command, port=port, environ=environ, under=host.under) as child,
+        forking.server([*arguments, *where], command=command, port=port, environ=environ, under=host.under) as child,
         httpx.Client(base_url=child.url, timeout=2 * PATIENCE_S) as http,
     ):
         yield Server(host, child.url, http)

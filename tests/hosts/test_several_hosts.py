@@ -17,20 +17,21 @@ import pytest
 
 from tests.fault.answers import Body
 from tests.fault.asked import TEXT
+from tests.forked import ForkingProcess
 from tests.hosts.network import Host
 from tests.hosts.servers import PATH, Server, all_serving, eventually, serving
+from tests.tiny_engine import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
-SMALL = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
-ENGINE = (*SMALL, "--heartbeat-timeout", "60")
+ENGINE = (*TINY, "--heartbeat-timeout", "60")
 APART = ("--cluster-key", "ours", "--side-channel-port", "0", "--lease", "3")
 ASKING = ("--bypass-tokens", "0", "--pull-timeout", "2")
 TURNS = ("--worker-timeout", "2", "--routing-policy", "round-robin")
 PREFILL_PORT, DECODE_PORT, WORKER_PORT, GATEWAY_PORT = 8000, 8001, 8002, 8003
 N = 8
 FAILURES = "motet:kv_transfer_failures_total"
-GIVEN_UP_S = 20
+GIVEN_UP_S = 80
 """By then a prefill host that is cut off has been given up, on a busy machine too; a prefill may take 120 s."""
 
 
@@ -50,7 +51,7 @@ class Servers:
 
 
 @pytest.fixture(scope="module")
-def servers(network: Mapping[str, Host], folder: Path) -> Iterator[Servers]:
+def servers(network: Mapping[str, Host], folder: Path, forking: ForkingProcess) -> Iterator[Servers]:
     """From now on the thread of the tests is on the client's host."""
     one, two, three = network["one"], network["two"], network["three"]
     engine = ("serve", str(folder), *ENGINE)
@@ -62,11 +63,11 @@ def servers(network: Mapping[str, Host], folder: Path) -> Iterator[Servers]:
     with (
         network["client"].entered(),
         all_serving(
-            serving(one, PREFILL_PORT, *prefill),
-            serving(two, DECODE_PORT, *decode, "--prefill-url", prefill_url),
-            serving(three, WORKER_PORT, *engine),
-            serving(two, WORKER_PORT, *engine),
-            serving(network["four"], GATEWAY_PORT, "gateway", *behind, *TURNS),
+            serving(forking, one, PREFILL_PORT, *prefill),
+            serving(forking, two, DECODE_PORT, *decode, "--prefill-url", prefill_url),
+            serving(forking, three, WORKER_PORT, *engine),
+            serving(forking, two, WORKER_PORT, *engine),
+            serving(forking, network["four"], GATEWAY_PORT, "gateway", *behind, *TURNS),
         ) as started,
     ):
         yield Servers(*started)
@@ -83,8 +84,9 @@ def with_ticket(prefill: Server, body: Body) -> Body:
     return {**body, "kv_transfer_params": prefill.http.post(PATH, json=order).json()["kv_transfer_params"]}
 
 
-def check_transfer(servers: Servers, name: str) -> None:
-    """A group of n takes one prefill and one transfer, whose bytes cross the link of decode."""
+def check_transfer(servers: Servers, name: str, *, alone: bool = True) -> None:
+    """A group of n takes one prefill and one transfer, whose bytes cross the link of decode. `alone`: nothing else is
+    under way; what was sent into a link that was cut comes when it is back, and may begin a prefill."""
     prefill, decode, body = servers.prefill, servers.decode, asked(name)
     expected = servers.alone.ask(body)
     decode.until(lambda status: status.worker(prefill).state == "ready")
@@ -92,7 +94,8 @@ def check_transfer(servers: Servers, name: str) -> None:
     assert decode.ask(body) == expected
     received = decode.host.bytes_received() - received
     prefilled, fetched = prefill.status.totals - prefilled, decode.status.totals - fetched
-    assert (prefilled.prefills, fetched.transfers, fetched.bypasses) == (1, 1, 0)
+    assert (fetched.transfers, fetched.bypasses) == (1, 0)
+    assert prefilled.prefills == 1 or (prefilled.prefills > 1 and not alone)
     assert 400_000 < fetched.transfer_bytes < received
     assert prefill.until_idle()
     assert decode.until_idle()
@@ -105,7 +108,7 @@ def check_transfers_again(servers: Servers, name: str) -> None:
     assert decode.until_idle()
     decode.until(lambda status: status.worker(prefill).state == "ready")
     assert decode.ask(body) == servers.alone.ask(body)
-    check_transfer(servers, f"{name}, and again")
+    check_transfer(servers, f"{name}, and again", alone=False)
 
 
 def test_kv_goes_from_host_to_host_over_tcp(servers: Servers) -> None:

@@ -1,50 +1,61 @@
-"""What a follower makes of numbers that jump, go back, or come twice; over a line that says what the test says."""
+"""What a follower makes of numbers that jump, go back, or come twice: its subscription says what the test says."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from motet.block_names import block_names
 from motet.kv_events import schema
-from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply_to
-from motet.kv_events.follower import Follower
-from motet.kv_events.subscription import Garbled, Heard, Joined, Message, Replay, ReplayError, Silence
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
+from motet.kv_events.follower import Follower, Heard, NumberedMessage, Replayed, ReplayError, Subscription
+from tests.kv_events.names import apply_to
 
 pytestmark = pytest.mark.anyio
 
 A, B, C, D = block_names(range(16), 4, "")
 
 
-def stored(number: int, *names: bytes) -> Message:
+def stored(number: int, *names: bytes) -> NumberedMessage:
     return message(number, Stored(names, None, tuple(range(4 * len(names)))))
 
 
-def message(number: int, *changes: BlockChange) -> Message:
-    return Message(number, schema.payload([schema.event(change, 4) for change in changes], 0.0))
+def message(number: int, *changes: BlockChange) -> NumberedMessage:
+    return NumberedMessage(number, schema.payload([schema.event(change, 4) for change in changes], 0.0))
 
 
-class Script:
-    """Says `heard`, then nothing more. Replays `kept` from the number asked for on, or cannot."""
+Replay = Callable[[int, list[NumberedMessage]], Replayed]
+"""What comes of a replay: how often one was asked for, and the messages that would be it."""
 
-    def __init__(self, heard: Sequence[Heard], kept: Sequence[Message] | None = ()) -> None:
+
+class Script(Subscription):
+    """A subscription without sockets that says `heard`, then nothing more. It replays `kept` from the number asked for
+    on, whole or as `replay` says, or cannot."""
+
+    def __init__(
+        self,
+        heard: Sequence[NumberedMessage | Heard],
+        kept: Sequence[NumberedMessage] | None = (),
+        replay: Replay = lambda _, messages: Replayed(messages, whole=True),
+    ) -> None:
         self.over = asyncio.Event()
         self.asked: list[int] = []
         self._heard = list(heard)
         self._kept = kept
+        self._replay = replay
 
-    async def hear(self, patience_s: float) -> Heard:
+    async def hear(self, patience_s: float) -> NumberedMessage | Heard:
         if not self._heard:
             self.over.set()
             await asyncio.Event().wait()
         return self._heard.pop(0)
 
-    async def replay(self, start: int, *, patience_s: float) -> Replay:
+    async def replay(self, start: int, *, patience_s: float) -> Replayed:
         self.asked.append(start)
         if self._kept is None:
             raise ReplayError("it does not replay")
-        return Replay([message for message in self._kept if message.number >= start], whole=True)
+        return self._replay(len(self.asked), [message for message in self._kept if message.number >= start])
 
 
 async def told(script: Script) -> list[BlockChange]:
@@ -65,64 +76,55 @@ async def known(script: Script) -> set[bytes]:
 
 
 async def test_who_joins_asks_for_everything_and_goes_on_from_there() -> None:
-    script = Script([Joined(), stored(1, B), stored(2, C)], kept=[stored(0, A), stored(1, B)])
+    script = Script([Heard.JOINED, stored(1, B), stored(2, C)], kept=[stored(0, A), stored(1, B)])
     changes = await told(script)
     assert [type(change) for change in changes] == [Cleared, Stored, Stored, Stored]
     assert [change.names for change in changes if isinstance(change, Stored)] == [(A,), (B,), (C,)]
     assert script.asked == [0]
 
 
-class Growing(Script):
-    """Has published only the first message when it is joined."""
+def growing(asked: int, messages: list[NumberedMessage]) -> Replayed:
+    """Only the first message has been published when it is joined."""
+    return Replayed(messages[:1] if asked == 1 else messages, whole=True)
 
-    async def replay(self, start: int, *, patience_s: float) -> Replay:
-        replay = await super().replay(start, patience_s=patience_s)
-        return Replay(replay.messages[:1], whole=True) if len(self.asked) == 1 else replay
+
+def restarted(asked: int, _: list[NumberedMessage]) -> Replayed:
+    return Replayed([] if asked == 1 else [stored(0, C)], whole=True)
 
 
 async def test_what_was_missed_is_asked_for() -> None:
     kept = [stored(0, A), stored(1, B), message(2, Removed((A,))), stored(3, C)]
-    script = Growing([Joined(), kept[3], stored(4, D)], kept)
+    script = Script([Heard.JOINED, kept[3], stored(4, D)], kept, growing)
     assert await known(script) == {B, C, D}
     assert script.asked == [0, 1]
 
 
 async def test_without_a_replay_a_gap_ends_what_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    script = Script([Joined(), stored(5, A), stored(6, B), stored(9, C), stored(12, D)], kept=None)
+    script = Script([Heard.JOINED, stored(5, A), stored(6, B), stored(9, C), stored(12, D)], kept=None)
     assert await known(script) == {D}
     assert caplog.messages == [
         "block events of w: it does not replay",
-        "block events of w: what was missed cannot be had any more",
+        "block events of w: missed messages are not available any more",
     ]
 
 
 async def test_a_replay_that_begins_too_late_ends_what_was_known_before() -> None:
     kept = [stored(7, C), stored(8, D)]
-    assert await known(Growing([Joined(), stored(1, B), stored(9, A)], [stored(0, A), *kept])) == {A, C, D}
+    assert await known(Script([Heard.JOINED, stored(1, B), stored(9, A)], [stored(0, A), *kept], growing)) == {A, C, D}
 
 
 async def test_numbers_that_go_back_are_another_start_of_the_worker() -> None:
-    class Restarted(Script):
-        async def replay(self, start: int, *, patience_s: float) -> Replay:
-            await super().replay(start, patience_s=patience_s)
-            return Replay([] if len(self.asked) == 1 else [stored(0, C)], whole=True)
-
-    script = Restarted([Joined(), stored(0, A), stored(1, B), stored(0, C), stored(1, D)])
+    script = Script([Heard.JOINED, stored(0, A), stored(1, B), stored(0, C), stored(1, D)], replay=restarted)
     assert await known(script) == {C, D}
     assert script.asked == [0, 0]
 
 
 async def test_a_new_connection_is_asked_for_everything_whatever_its_numbers() -> None:
-    class Two(Script):
-        async def replay(self, start: int, *, patience_s: float) -> Replay:
-            await super().replay(start, patience_s=patience_s)
-            return Replay([] if len(self.asked) == 1 else [stored(0, C)], whole=True)
-
-    assert await known(Two([Joined(), stored(0, A), Joined(), stored(1, D)])) == {C, D}
+    assert await known(Script([Heard.JOINED, stored(0, A), Heard.JOINED, stored(1, D)], replay=restarted)) == {C, D}
 
 
 async def test_who_hears_nothing_asks_whether_there_was_something() -> None:
-    script = Growing([Joined(), Silence(), Silence()], [stored(0, A), stored(1, B)])
+    script = Script([Heard.JOINED, Heard.SILENCE, Heard.SILENCE], [stored(0, A), stored(1, B)], growing)
     assert await known(script) == {A, B}
     assert script.asked == [0, 1, 2]
 
@@ -132,41 +134,27 @@ async def test_a_message_that_is_not_understood_ends_what_is_known_and_nothing_e
     strange: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    heard: list[Heard] = [Joined(), stored(0, A), Message(1, strange), Garbled()]
-    heard += [stored(2, B), Message(3, strange), stored(4, C)]
+    heard: list[NumberedMessage | Heard] = [Heard.JOINED, stored(0, A), NumberedMessage(1, strange), Heard.GARBLED]
+    heard += [stored(2, B), NumberedMessage(3, strange), stored(4, C)]
     assert await known(Script(heard)) == {C}
     assert caplog.messages == [
-        "block events of w: what it says is not understood",
-        "block events of w: what it sends is no message",
+        "block events of w: its events cannot be understood",
+        "block events of w: one of its messages is garbled",
     ]
 
 
 async def test_a_long_replay_of_which_some_is_dropped_is_asked_for_again() -> None:
-    class Dropping(Script):
+    def dropping(asked: int, messages: list[NumberedMessage]) -> Replayed:
         """Loses the third message, then every second one, then the end."""
+        got = {1: [*messages[:2], *messages[3:]], 2: messages[::2]}.get(asked, messages)
+        return Replayed(got, whole=asked != 3)
 
-        async def replay(self, start: int, *, patience_s: float) -> Replay:
-            messages = (await super().replay(start, patience_s=patience_s)).messages
-            match len(self.asked):
-                case 1:
-                    return Replay([*messages[:2], *messages[3:]], whole=True)
-                case 2:
-                    return Replay(messages[::2], whole=True)
-                case 3:
-                    return Replay(messages, whole=False)
-            return Replay(messages, whole=True)
-
-    script = Dropping([Joined()], [stored(i, name) for i, name in enumerate((A, B, C, D, A))])
+    script = Script([Heard.JOINED], [stored(i, name) for i, name in enumerate((A, B, C, D, A))], dropping)
     assert await known(script) == {A, B, C, D}
     assert script.asked == [0, 2, 3, 5]
 
 
 async def test_a_publisher_that_repeats_itself_is_not_asked_for_ever() -> None:
-    class Stuck(Script):
-        async def replay(self, start: int, *, patience_s: float) -> Replay:
-            await super().replay(start, patience_s=patience_s)
-            return Replay([stored(3, A)], whole=False)
-
-    script = Stuck([Joined()])
+    script = Script([Heard.JOINED], replay=lambda *_: Replayed([stored(3, A)], whole=False))
     assert await known(script) == {A}
     assert script.asked == [0, 4]

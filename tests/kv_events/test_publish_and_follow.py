@@ -3,7 +3,7 @@
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import psutil
@@ -13,12 +13,19 @@ import zmq
 from motet.block_names import block_names
 from motet.errors import ConfigError
 from motet.kv_events import schema
-from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply_to
-from motet.kv_events.endpoint import port_of, replay_endpoint
-from motet.kv_events.follower import Follower, follow_blocks
-from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.kv_events.shared_context import SharedContext
-from motet.kv_events.subscription import BlockSource, Heard, Joined, Message, Replay, Subscription
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
+from motet.kv_events.follower import (
+    BlockSource,
+    Follower,
+    Heard,
+    NumberedMessage,
+    SharedContext,
+    Subscription,
+    follow_blocks,
+)
+from motet.kv_events.publisher import BlockPublisher, PublisherOptions, StoredNow
+from motet.kv_events.schema import port_of, replay_endpoint
+from tests.kv_events.names import apply_to
 
 pytestmark = pytest.mark.anyio
 
@@ -32,8 +39,8 @@ class Known:
         self.names: set[bytes] = set()
         self._changed = asyncio.Event()
 
-    def __call__(self, changes: object) -> None:
-        apply_to(self.names, changes)  # type: ignore[arg-type]
+    def __call__(self, changes: Sequence[BlockChange]) -> None:
+        apply_to(self.names, changes)
         self._changed.set()
 
     async def until(self, holds: Callable[[set[bytes]], bool]) -> None:
@@ -152,28 +159,25 @@ async def test_a_follower_may_be_there_before_its_worker() -> None:
         await known.until(lambda names: names == worker.names)
 
 
-class Lossy:
+class Lossy(Subscription):
     """A subscription that loses a third of what is published."""
 
     def __init__(self, source: BlockSource) -> None:
-        self.subscription = Subscription(source)
+        super().__init__(source)
         self._rng = random.Random(0)
 
-    async def hear(self, patience_s: float) -> Heard:
-        while isinstance(heard := await self.subscription.hear(patience_s), Message):
+    async def hear(self, patience_s: float) -> NumberedMessage | Heard:
+        while isinstance(heard := await super().hear(patience_s), NumberedMessage):
             if self._rng.random() < 0.7:
                 break
         return heard
-
-    async def replay(self, start: int, *, patience_s: float) -> Replay:
-        return await self.subscription.replay(start, patience_s=patience_s)
 
 
 @pytest.mark.parametrize("kept", [2, 1000])
 async def test_who_loses_messages_gets_them_again(kept: int) -> None:
     async with publisher(messages_kept=kept) as published:
-        line, known = Lossy(BlockSource.ours(published.endpoint)), Known()
-        follower = asyncio.create_task(Follower(line, known, "w", silence_s=0.05).run())
+        lossy, known = Lossy(BlockSource.ours(published.endpoint)), Known()
+        follower = asyncio.create_task(Follower(lossy, known, "w", silence_s=0.05).run())
         worker = Worker(published.publish, 7)
         for _ in range(10):
             worker.steps(9)
@@ -181,7 +185,7 @@ async def test_who_loses_messages_gets_them_again(kept: int) -> None:
         follower.cancel()
         with pytest.raises(asyncio.CancelledError):
             await follower
-        line.subscription.close()
+        lossy.close()
 
 
 class DroppingPublisher:
@@ -249,7 +253,7 @@ async def test_those_who_share_a_context_have_no_threads_of_their_own_and_leave_
         others = [Subscription(BlockSource.ours(published.endpoint), shared) for _ in range(20)]
         assert process.num_threads() == with_one
         others[0].close()
-        assert isinstance(await others[1].hear(5.0), Joined), "the others are not closed with it"
+        assert await others[1].hear(5.0) is Heard.JOINED, "the others are not closed with it"
         replay = await first.replay(0, patience_s=5.0)
         assert replay.whole
         for subscription in (first, *others[1:]):
@@ -283,16 +287,66 @@ async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() 
 async def test_a_port_that_is_taken_is_told() -> None:
     async with publisher() as published:
         port = port_of(published.endpoint)
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} and the port after it cannot be listened on"):
+        with pytest.raises(ConfigError, match=f"cannot listen on tcp://127.0.0.1:{port} and the port after it"):
             BlockPublisher(PublisherOptions(block_size=SIZE, port=port))
 
 
 @pytest.mark.parametrize("endpoint", ["", "nonsense", "tcp://host", "tcp://host:port", "tcp://:5557", "http://h:80"])
 def test_an_endpoint_that_can_be_none_is_told(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="no endpoint"):
+    with pytest.raises(ConfigError, match="not an endpoint"):
         BlockSource.ours(endpoint)
 
 
 async def test_following_what_can_be_no_address_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     await follow_blocks(BlockSource("nonsense", None), Known())
-    assert len(caplog.messages) == 1 and "'nonsense' is no endpoint" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "'nonsense' is not an endpoint" in caplog.messages[0]
+
+
+def test_what_is_stored_now_is_told_in_runs_with_tokens_and_parents() -> None:
+    tokens = tuple(range(16))
+    a, b, c, d = block_names(tokens, SIZE, "")
+    other = block_names(range(50, 58), SIZE, "pepper")
+    now = StoredNow()
+    for change in (
+        Stored((a, b), None, tokens[:8]),
+        Stored((c, d), b, tokens[8:]),
+        Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
+        Stored((a,), None, tokens[:4]),
+    ):
+        now.apply(change)
+    assert now.salted_among([a, *other, b"unknown"]) == set(other)
+    assert list(now.changes()) == [
+        Stored((a, b, c, d), None, tokens),
+        Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
+    ]
+    now.apply(Removed((b, other[1])))
+    assert list(now.changes()) == [
+        Stored((a,), None, tokens[:4]),
+        Stored((c, d), b, tokens[8:]),
+        Stored((other[0],), None, (50, 51, 52, 53), salted=True),
+    ]
+    now.apply(Cleared())
+    assert list(now.changes()) == []
+
+
+async def test_a_close_that_is_cancelled_closes_and_says_so() -> None:
+    """It took the cancellation of who closed it for that of its own task."""
+    published = BlockPublisher(PublisherOptions(block_size=SIZE))
+    closing = asyncio.create_task(published.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    async with publisher(port=port_of(published.endpoint)):
+        """The ports are free."""
+
+
+async def test_a_subscription_that_gets_no_socket_gives_the_context_back() -> None:
+    """It kept it, and the context of all followers was never closed."""
+    shared = SharedContext()
+    context = shared.take()
+    context.set(zmq.MAX_SOCKETS, 1)
+    with pytest.raises(zmq.ZMQError):
+        Subscription(BlockSource("tcp://127.0.0.1:1", None), shared)
+    shared.give_back()
+    assert context.closed

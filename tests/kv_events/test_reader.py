@@ -4,18 +4,15 @@ import msgspec
 import pytest
 
 from motet.block_names import block_names, named_blocks
-from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored, apply_to
-from motet.kv_events.reader import EventReader
-from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, WireHash
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
+from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventReader, WireHash
+from tests.kv_events.names import apply_to
 
 SIZE = 4
 PROMPT = tuple(range(100, 116))
 NAMES = block_names(PROMPT, SIZE, "")
 SALTED = block_names(PROMPT, SIZE, "pepper")
-HASHES: dict[str, list[WireHash]] = {
-    "numbers": [11, 2**64 - 1, 33, 44],
-    "bytes": [bytes([i]) * 32 for i in range(4)],
-}
+HASHES: dict[str, list[WireHash]] = {"numbers": [11, 2**64 - 1, 33, 44], "bytes": [bytes([i]) * 32 for i in range(4)]}
 SALT = [[msgspec.Raw(msgspec.msgpack.encode("pepper"))]]
 
 

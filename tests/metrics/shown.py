@@ -1,7 +1,8 @@
-"""What a step shows of a choice, as little as a record needs."""
+"""A group whose steps come at given times, and what a step shows of a choice: as little as a record needs."""
 
 from dataclasses import dataclass
 
+from motet.metrics.groups import GroupMetrics
 from motet.types import FinishReason
 
 
@@ -9,3 +10,27 @@ from motet.types import FinishReason
 class ShownChoice:
     index: int
     finish: FinishReason | None
+
+
+class TimedGroup:
+    """Its `record` as the metrics of a model keep it."""
+
+    def __init__(self, metrics: GroupMetrics, num_choices: int, *, started_s: float = 0.0) -> None:
+        self._now_s = started_s
+        self._metrics = metrics
+        self.begun = 0
+        """How often it was told that the first step has come."""
+        self.record = metrics.group_opened(
+            num_choices, clock=lambda: self._now_s, prompt_tokens=7, max_tokens=9, on_first=self._begin
+        )
+
+    def step(self, choices: list[ShownChoice], now_s: float) -> None:
+        self._now_s = now_s
+        self.record.step(choices)
+
+    def end(self, now_s: float, *, status: int = 200, tokens: dict[int, int] | None = None) -> None:
+        self._now_s = now_s
+        self._metrics.group_ended(self.record, status=status, tokens=tokens or {})
+
+    def _begin(self) -> None:
+        self.begun += 1

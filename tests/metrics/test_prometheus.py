@@ -1,32 +1,31 @@
 """The exposition: every metric documented, engine figures as each engine gave them, group figures as they happened."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from motet.deploy.figures import block_size_in, figures_in
-from motet.engines.fake import fake_info
-from motet.metrics.groups import STEP_S
-from motet.metrics.names import ENGINE_COUNTS, ENGINE_FIGURES, ENGINE_HISTOGRAMS, PREFIX
-from motet.metrics.prometheus import Metrics
-from motet.metrics.record import GroupRecord
+from motet.deploy.child import block_size_in, figures_in
+from motet.metrics import prometheus
+from motet.metrics.declare import PREFIX, MetricKind, declared_in
+from motet.metrics.groups import BETWEEN_STEPS, COUNTED, OBSERVED, STEP_S
+from motet.metrics.prometheus import EngineSample, Metrics, Scrape
 from motet.metrics.routing import QUEUE_S, RoutingFigures
-from motet.metrics.routing_exposed import ROUTING_FIGURES
-from motet.metrics.scraped import EngineSample, Scrape
-from motet.transfer.base import FailureKind
+from motet.testing.engine import fake_info
 from motet.transfer.figures import SECONDS
+from motet.transfer.orders import FailureKind
 from motet.types import EngineStats, FinishReason, Role
-from tests.metrics.shown import ShownChoice
+from tests.metrics.shown import ShownChoice, TimedGroup
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \| (.+) \|$", re.MULTILINE)
-
-
-def one_worker() -> Metrics:
-    return Metrics()
+OF_ENGINES, OF_ROUTING = ([metric for _, metric in declared_in(one)] for one in (EngineStats, RoutingFigures))
+OF_GROUPS = [*OBSERVED, BETWEEN_STEPS, *COUNTED]
+OTHERS = [prometheus.CACHE_FACTS, prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN, prometheus.HTTP_REQUESTS]
+DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_GROUPS, *OTHERS]
 
 
 def saying(stats: EngineStats) -> Scrape:
@@ -58,23 +57,34 @@ def text_of(metrics: Metrics, scrape: Scrape | None = None, *, models: Sequence[
     return metrics.exposition(scrape or Scrape(), models=models, waiting=3).decode()
 
 
-def registered(metrics: Metrics) -> Iterator[tuple[str, str]]:
-    for family in metrics.registry.collect():
-        yield family.name + ("_total" if family.type == "counter" else ""), family.type
+def test_the_page_has_the_row_of_every_metric_that_is_declared() -> None:
+    """The message of a failure holds the rows to be put into docs/metrics.md, and those to be taken out."""
+    rows = [line for line in DOC.read_text().splitlines() if line.startswith(f"| `{PREFIX}")]
+    declared = [one.row for one in DECLARED]
+    missing, left_over = "\n".join(set(declared) - set(rows)), "\n".join(set(rows) - set(declared))
+    assert not missing and not left_over
+    assert len(rows) == len(declared) == len({one.name for one in DECLARED})
 
 
-def test_the_page_lists_exactly_the_metrics_there_are() -> None:
-    documented = [(name, kind) for name, kind, _, _ in ROW.findall(DOC.read_text())]
-    assert sorted(documented) == sorted(registered(one_worker()))
+def test_exactly_what_is_declared_is_exposed() -> None:
+    families = [(family.name, family.type, family.documentation) for family in Metrics().registry.collect()]
+    assert sorted(families) == sorted(
+        (PREFIX + declared.name, declared.kind, declared.meaning) for declared in DECLARED
+    )
 
 
-def test_the_page_names_every_label_that_not_all_have() -> None:
-    labels = [(counts.label, counts.name) for counts in ENGINE_COUNTS]
-    labels += [(label, figure.name) for figure in ROUTING_FIGURES for label in figure.labels]
-    labels += [("worker", "worker_state"), ("state", "worker_state")]
-    page = {name.removesuffix("_total"): meaning for name, _, _, meaning in ROW.findall(DOC.read_text())}
-    for label, name in labels:
-        assert f"`{label}`" in page[PREFIX + name]
+def test_every_meaning_is_a_sentence_and_every_label_is_in_the_row() -> None:
+    for declared in DECLARED:
+        assert re.fullmatch(r"[A-Z0-9].*\.", declared.meaning)
+        assert all(f"`{label}`" in declared.row for label in declared.labels)
+
+
+@pytest.mark.parametrize("struct", [EngineStats, RoutingFigures])
+def test_a_declaration_names_only_fields_that_there_are(struct: type) -> None:
+    names = set(get_type_hints(struct))
+    for _, declared in declared_in(struct):
+        assert {declared.share_of, declared.sum_in} <= {"", *names}
+        assert bool(declared.bounds) is bool(declared.sum_in) is (declared.kind is MetricKind.HISTOGRAM)
 
 
 def test_the_page_tells_every_way_a_pull_fails() -> None:
@@ -82,23 +92,28 @@ def test_the_page_tells_every_way_a_pull_fails() -> None:
     assert (head, told) == ("kind", [kind.value for kind in FailureKind])
 
 
-def test_every_figure_of_the_engine_is_exposed_under_its_name() -> None:
+def test_every_field_of_the_engine_is_exposed_under_its_name() -> None:
     apart = {"transfer_seconds", "transfer_seconds_sum", "transfer_failures"}
-    names = [name for name in EngineStats.__struct_fields__ if name not in apart]
-    stats = EngineStats(**{name: 2**place for place, name in enumerate(names)})  # each value stands for its field
-    samples = exposed(one_worker(), saying(stats))
-    shown = set()
-    for figure in ENGINE_FIGURES:
-        name = PREFIX + figure.name + ("_total" if figure.kind == "counter" else "")
-        assert samples[name] == figure.read(stats)
-        shown.add(samples[name])
-    assert {float(2**place) for place in range(len(names))} <= shown
+    names = [field.name for field in fields(EngineStats) if field.name not in apart]
+    values = {name: 2**place for place, name in enumerate(names)}  # each value stands for its field
+    samples = exposed(Metrics(), saying(EngineStats(**values)))
+    shown = {
+        name: samples[declared.exposed_name]
+        for name, declared in declared_in(EngineStats)
+        if name in values and not declared.share_of
+    }
+    assert shown == values
+    assert samples["motet:kv_cache_usage_perc"] == values["blocks_used"] / values["blocks_total"]
+
+
+def test_a_worker_without_blocks_uses_none_of_them() -> None:
+    assert exposed(Metrics(), saying(EngineStats()))["motet:kv_cache_usage_perc"] == 0.0
 
 
 def test_pull_seconds_are_a_histogram() -> None:
     counts = (2, 0, 1, *(0 for _ in SECONDS[3:]), 4)  # four took longer than the last bound
     stats = EngineStats(transfer_seconds=counts, transfer_seconds_sum=55.5)
-    samples = exposed(one_worker(), saying(stats))
+    samples = exposed(Metrics(), saying(stats))
     name = "motet:kv_transfer_seconds"
     assert [samples[f"{name}_bucket|le={bound}"] for bound in SECONDS] == [2, 2, *(3 for _ in SECONDS[2:])]
     assert samples[f"{name}_bucket|le=+Inf"] == samples[f"{name}_count"] == 7
@@ -106,13 +121,13 @@ def test_pull_seconds_are_a_histogram() -> None:
 
 
 def test_an_engine_that_never_pulled_has_an_empty_histogram() -> None:
-    samples = exposed(one_worker(), saying(EngineStats()))
-    (name,) = (histogram.name for histogram in ENGINE_HISTOGRAMS)
-    assert samples[f"motet:{name}_bucket|le=+Inf"] == samples[f"motet:{name}_count"] == 0
+    samples = exposed(Metrics(), saying(EngineStats()))
+    name = "motet:kv_transfer_seconds"
+    assert samples[f"{name}_bucket|le=+Inf"] == samples[f"{name}_count"] == 0
 
 
 def test_failures_are_counted_by_what_has_occurred() -> None:
-    samples = exposed(one_worker(), saying(EngineStats(transfer_failures={"stale": 2, "timeout": 1})))
+    samples = exposed(Metrics(), saying(EngineStats(transfer_failures={"stale": 2, "timeout": 1})))
     assert samples["motet:kv_transfer_failures_total|kind=stale"] == 2
     assert samples["motet:kv_transfer_failures_total|kind=timeout"] == 1
 
@@ -132,11 +147,13 @@ def test_everything_that_routing_counts_is_exposed() -> None:
         queue_seconds=(1, 0, 2, *(0 for _ in QUEUE_S[3:]), 3),
         queue_seconds_sum=99.5,
         restarts={"decode-0": 13},
+        pull_fallbacks={"late": 14},
+        tickets_unused={"left": 15},
     )
-    samples = exposed(one_worker(), Scrape(routing=figures))
+    samples = exposed(Metrics(), Scrape(routing=figures))
     assert {name: value for name, value in samples.items() if name in EXPECTED} == EXPECTED
-    unread = {field.name for field in fields(RoutingFigures)} - {"queue_seconds", "queue_seconds_sum"}
-    assert len(unread) == len(ROUTING_FIGURES)
+    undeclared = {field.name for field in fields(RoutingFigures)} - {name for name, _ in declared_in(RoutingFigures)}
+    assert undeclared == {"queue_seconds_sum"}
     bounds = [samples[f"motet:queue_seconds_bucket|le={bound}"] for bound in (*QUEUE_S, "+Inf")]
     assert bounds == [1, 1, *(3 for _ in QUEUE_S[2:]), 6]
     assert (samples["motet:queue_seconds_sum"], samples["motet:queue_seconds_count"]) == (99.5, 6)
@@ -156,24 +173,26 @@ EXPECTED = {
     "motet:worker_choices|worker=decode-0": 11,
     "motet:groups_queued": 12,
     "motet:engine_restarts_total|worker=decode-0": 13,
+    "motet:pull_fallbacks_total|reason=late": 14,
+    "motet:tickets_unused_total|end=left": 15,
 }
 
 
 def test_a_router_that_never_queued_has_an_empty_histogram() -> None:
-    samples = exposed(one_worker())
+    samples = exposed(Metrics())
     assert samples["motet:queue_seconds_bucket|le=+Inf"] == samples["motet:queue_seconds_count"] == 0
     assert samples["motet:groups_queued"] == samples["motet:choices_resumed_total"] == 0
 
 
 def test_a_worker_is_in_one_of_its_states() -> None:
     scrape = Scrape(states={("decode-0", "ready"): False, ("decode-0", "silent"): True})
-    samples = exposed(one_worker(), scrape)
+    samples = exposed(Metrics(), scrape)
     assert samples["motet:worker_state|state=ready|worker=decode-0"] == 0
     assert samples["motet:worker_state|state=silent|worker=decode-0"] == 1
 
 
 def test_each_worker_of_a_cell_has_its_own_figures() -> None:
-    samples = exposed(one_worker(), a_cell(prefill=EngineStats(prefills=3), decode=EngineStats(transfers=2)))
+    samples = exposed(Metrics(), a_cell(prefill=EngineStats(prefills=3), decode=EngineStats(transfers=2)))
     assert samples["motet:prefills_total|role=prefill|worker=prefill-0"] == 3
     assert samples["motet:prefills_total|role=decode|worker=decode-0"] == 0
     assert samples["motet:kv_transfers_total|role=decode|worker=decode-0"] == 2
@@ -183,32 +202,31 @@ def test_each_worker_of_a_cell_has_its_own_figures() -> None:
 
 def test_what_reads_the_counters_sums_them_over_the_workers() -> None:
     cell = a_cell(prefill=EngineStats(prefill_tokens=40), decode=EngineStats(prefill_tokens=2))
-    text = text_of(one_worker(), cell)
+    text = text_of(Metrics(), cell)
     assert figures_in(text).prefill_tokens == 42
     assert block_size_in(text).tokens == 16
 
 
 def test_a_worker_that_gave_no_answer_has_no_samples() -> None:
-    samples = exposed(one_worker(), a_cell(prefill=None, decode=EngineStats()))
+    samples = exposed(Metrics(), a_cell(prefill=None, decode=EngineStats()))
     assert "motet:forks_total|role=decode|worker=decode-0" in samples
     assert not any("prefill-0" in name for name in samples if not name.startswith("motet:cache_config_info"))
 
 
 def test_without_an_engine_its_figures_are_absent() -> None:
-    samples = exposed(one_worker())
+    samples = exposed(Metrics())
     assert not any(name.startswith("motet:forks") for name in samples)
     assert samples["motet:groups_without_first_token"] == 3
 
 
 def test_a_group_leaves_its_times_and_counts() -> None:
-    metrics = one_worker()
-    record = GroupRecord(num_choices=2, started_s=100.0)
-    metrics.of("m").group_opened(record, prompt_tokens=7, max_tokens=9)
-    record.step([ShownChoice(0, None)], 101.0)
-    record.step([ShownChoice(0, None), ShownChoice(1, None)], 102.0)
-    record.step([ShownChoice(0, FinishReason.STOP)], 103.0)
-    record.step([ShownChoice(1, FinishReason.LENGTH)], 106.0)
-    metrics.of("m").group_ended(record, status=200, tokens={0: 3, 1: 5}, now_s=107.0)
+    metrics = Metrics()
+    group = TimedGroup(metrics.of("m"), 2, started_s=100.0)
+    group.step([ShownChoice(0, None)], 101.0)
+    group.step([ShownChoice(0, None), ShownChoice(1, None)], 102.0)
+    group.step([ShownChoice(0, FinishReason.STOP)], 103.0)
+    group.step([ShownChoice(1, FinishReason.LENGTH)], 106.0)
+    group.end(107.0, tokens={0: 3, 1: 5})
     samples = exposed(metrics)
     assert samples["motet:time_to_first_token_seconds_sum"] == 1.0
     assert samples["motet:time_to_first_token_last_choice_seconds_sum"] == 2.0
@@ -225,9 +243,10 @@ def test_a_group_leaves_its_times_and_counts() -> None:
 
 
 def test_times_between_steps_are_a_histogram() -> None:
-    metrics = one_worker()
-    for since_s in (0.0025, 0.003, 7.0):
-        metrics.of("m").steps.add(since_s)
+    metrics = Metrics()
+    group = TimedGroup(metrics.of("m"), 1)
+    for now_s in (0.0, 0.0025, 0.0055, 7.0055):
+        group.step([], now_s)
     samples = exposed(metrics)
     name = "motet:inter_token_latency_seconds"
     assert [samples[f"{name}_bucket|le={bound}"] for bound in STEP_S] == [1, *(2 for _ in STEP_S[1:])]
@@ -236,8 +255,8 @@ def test_times_between_steps_are_a_histogram() -> None:
 
 
 def test_a_group_that_ended_early_leaves_no_times_it_does_not_have() -> None:
-    metrics = one_worker()
-    metrics.of("m").group_ended(GroupRecord(num_choices=2, started_s=0.0), status=499, tokens={}, now_s=1.0)
+    metrics = Metrics()
+    TimedGroup(metrics.of("m"), 2).end(1.0, status=499)
     samples = exposed(metrics)
     assert samples["motet:time_to_first_token_seconds_count"] == 0
     assert samples["motet:finish_spread_seconds_count"] == 0
@@ -245,7 +264,7 @@ def test_a_group_that_ended_early_leaves_no_times_it_does_not_have() -> None:
 
 
 def test_two_apps_in_one_process_share_nothing() -> None:
-    first, second = one_worker(), one_worker()
+    first, second = Metrics(), Metrics()
     first.http_request(handler="/health", method="GET", status=200)
     assert "motet:http_requests_total|handler=/health|method=GET|status=200" in exposed(first)
     assert "motet:http_requests_total|handler=/health|method=GET|status=200" not in exposed(second)
@@ -254,8 +273,10 @@ def test_two_apps_in_one_process_share_nothing() -> None:
 def test_groups_have_the_label_of_their_model_and_the_whole_server_that_of_its_only_one() -> None:
     metrics = Metrics()
     for model, status in (("m", 200), ("other", 200), ("other", 499)):
-        metrics.of(model).group_ended(GroupRecord(num_choices=1, started_s=0.0), status=status, tokens={}, now_s=1.0)
-        metrics.of(model).steps.add(0.5)
+        group = TimedGroup(metrics.of(model), 1)
+        for now_s in (0.5, 1.0):
+            group.step([], now_s)
+        group.end(1.0, status=status)
     text = text_of(metrics, saying(EngineStats()), models=("m", "other"))
     assert 'motet:groups_total{model_name="m",status="200"} 1.0' in text
     assert 'motet:groups_total{model_name="other",status="499"} 1.0' in text

@@ -1,35 +1,36 @@
 """What a group's steps add up to."""
 
-from motet.metrics.record import GroupRecord
+from motet.metrics.prometheus import Metrics
 from motet.types import FinishReason
-from tests.metrics.shown import ShownChoice
+from tests.metrics.shown import ShownChoice, TimedGroup
+
+
+def a_group(num_choices: int, *, started_s: float = 0.0) -> TimedGroup:
+    return TimedGroup(Metrics().of("m"), num_choices, started_s=started_s)
 
 
 def test_times_count_from_the_start_and_wait_for_every_choice() -> None:
-    record = GroupRecord(num_choices=3, started_s=10.0)
-    record.step([ShownChoice(1, None)], 11.0)
+    group = a_group(3, started_s=10.0)
+    record = group.record
+    group.step([ShownChoice(1, None)], 11.0)
     assert (record.first_token_s, record.last_choice_first_token_s) == (1.0, None)
-    record.step([ShownChoice(0, None), ShownChoice(1, None), ShownChoice(2, FinishReason.STOP)], 12.5)
+    group.step([ShownChoice(0, None), ShownChoice(1, None), ShownChoice(2, FinishReason.STOP)], 12.5)
     assert (record.first_token_s, record.last_choice_first_token_s) == (1.0, 2.5)
-    assert record.finish_spread_s is None
+    assert (record.finish_spread_s, record.age_s) == (None, 2.5)
 
 
 def test_spread_is_from_the_first_end_to_the_last() -> None:
-    record = GroupRecord(num_choices=2, started_s=0.0)
-    record.step([ShownChoice(0, FinishReason.STOP), ShownChoice(1, None)], 1.0)
-    record.step([ShownChoice(1, FinishReason.LENGTH)], 4.0)
-    assert record.all_finished
-    assert record.finish_spread_s == 3.0
-    assert (record.decode_s(0), record.decode_s(1)) == (0.0, 3.0)
+    group = a_group(2)
+    group.step([ShownChoice(0, FinishReason.STOP), ShownChoice(1, None)], 1.0)
+    group.step([ShownChoice(1, FinishReason.LENGTH)], 4.0)
+    assert len(group.record.finished_s) == group.record.num_choices
+    assert group.record.finish_spread_s == 3.0
+    assert (group.record.decode_s(0), group.record.decode_s(1)) == (0.0, 3.0)
 
 
-def test_step_tells_the_time_since_the_step_before() -> None:
-    record = GroupRecord(num_choices=1, started_s=0.0)
-    assert record.step([], 1.0) is None
-    assert record.step([ShownChoice(0, None)], 1.25) == 0.25
-
-
-def test_step_without_choices_is_no_first_token() -> None:
-    record = GroupRecord(num_choices=1, started_s=0.0)
-    record.step([], 1.0)
-    assert record.first_token_s is None
+def test_a_step_without_choices_begins_a_group_and_is_no_first_token() -> None:
+    group = a_group(1)
+    assert group.begun == 0
+    group.step([], 1.0)
+    assert group.begun == 1
+    assert group.record.first_token_s is None

@@ -35,7 +35,7 @@ def test_a_sharded_folder_passes_when_every_shard_is_there(tmp_path: Path) -> No
         (lambda m: (m / "config.json").unlink(), "config.json is missing"),
         (lambda m: (m / "config.json").write_text("{"), "config.json is broken"),
         (lambda m: (m / "config.json").write_text("[]"), "an object was expected"),
-        (lambda m: (m / "config.json").write_text("{}"), "names no model_type"),
+        (lambda m: (m / "config.json").write_text("{}"), "has no model_type"),
         (lambda m: (m / "config.json").write_bytes(b"\xff\xfe"), "config.json is broken"),
         (lambda m: (m / "model.safetensors").unlink(), "has no weights"),
         (lambda m: (m / "model.safetensors").write_bytes(b""), "is no safetensors file"),

@@ -5,20 +5,19 @@ from pathlib import Path
 import pytest
 
 from motet.errors import ModelLoadError
-from motet.models import resolve, resolve_tokenizer
 from motet.models.smollm2 import FOLDER
+from motet.models.source import resolve, resolve_tokenizer
 from tests.models.model_folders import write_model
 
 
 def test_a_folder_is_used_where_it_lies(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
-    source = resolve(str(folder), cache=tmp_path)
-    assert (source.path, source.name) == (folder, str(folder))
+    assert resolve(str(folder), cache=tmp_path) == folder
 
 
 def test_the_default_model_comes_from_the_cache_once_it_is_there(tmp_path: Path) -> None:
     write_model(tmp_path / FOLDER)
-    assert resolve("smollm2", cache=tmp_path).path == tmp_path / FOLDER
+    assert resolve("smollm2", cache=tmp_path) == tmp_path / FOLDER
     assert resolve_tokenizer("smollm2", cache=tmp_path) == tmp_path / FOLDER
 
 

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 from uuid import uuid4
 
 from aiohttp import web
@@ -34,8 +35,15 @@ TURNS_TO_LET_IN = 3
 would neither be answered nor broken."""
 
 
+class Named(NamedTuple):
+    """What the headers of a request call it."""
+
+    request_id: str | None
+    session_id: str | None
+
+
 @dataclass
-class FakeVLLM:
+class FakeVLLM(PlayedEngine):
     """From `async with` to its end; `kill` and `start` meanwhile, always on the same port."""
 
     model: str = MODEL
@@ -49,10 +57,12 @@ class FakeVLLM:
     port: int = 0
 
     def __post_init__(self) -> None:
-        self.books = Books(self.model, self.block_size, self.num_blocks)
-        self.engine = PlayedEngine(self.books, self.network, self.switches, self.max_model_len, stepped=self.stepped)
+        books = Books(self.model, self.block_size, self.num_blocks)
+        super().__init__(books, self.network, self.switches, self.max_model_len, stepped=self.stepped)
         self.asked: list[Asked] = []
         """All that came to it and were not refused."""
+        self.named: list[Named] = []
+        """All that came to it with a prompt, refused ones too."""
 
     async def __aenter__(self) -> "FakeVLLM":
         await self.start()
@@ -81,29 +91,6 @@ class FakeVLLM:
         assert self.network.faults == []
         assert (self.open, self.network.pulling, self.network.pinned) == (0, 0, [])
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Looks whenever something changed here; the test's time-out is the limit."""
-        await self.engine.until(holds)
-
-    def step(self, count: int = 1) -> None:
-        """Every request that is open now may write so many tokens more a choice."""
-        self.engine.step(count)
-
-    def hold(self) -> None:
-        """From now on every token waits for a step: for when a gateway has found out what this server is."""
-        self.engine.hold()
-
-    def run(self) -> None:
-        """Nobody waits for steps any more."""
-        self.engine.run()
-
-    def stop(self) -> None:
-        """As SIGSTOP does: connections stay, and nothing is answered."""
-        self.engine.stop()
-
-    def go_on(self) -> None:
-        self.engine.go_on()
-
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
@@ -123,7 +110,7 @@ class FakeVLLM:
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self.port = self._listener.getsockname()[1]
         await web.SockSite(self._runner, self._listener).start()
-        self.engine.id = str(uuid4())
+        self.id = str(uuid4())
         self.books.begin()
 
     async def kill(self) -> None:
@@ -138,14 +125,14 @@ class FakeVLLM:
             if connection.transport is not None:
                 connection.transport.abort()
         await self._runner.cleanup()
-        self.network.lose(self.engine.id)
-        self.engine.changed()
+        self.network.lose(self.id)
+        self.changed()
 
     @web.middleware
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        await self.engine.until_awake()
+        await self.until_awake()
         key = self.switches.api_key
         guarded = request.path.startswith(("/v1", "/inference"))
         if guarded and key is not None and request.headers.get("authorization") != f"Bearer {key}":
@@ -162,7 +149,7 @@ class FakeVLLM:
         return web.json_response({"version": "0.32.0"})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        pinned_blocks, tells_blocks = self.engine.pinned_blocks(), self.switches.tells_blocks
+        pinned_blocks, tells_blocks = self.pinned_blocks(), self.switches.tells_blocks
         return web.Response(text=self.books.text(pinned_blocks=pinned_blocks, tells_blocks=tells_blocks))
 
     async def _event_sources(self, _: web.Request) -> web.Response:
@@ -186,7 +173,11 @@ class FakeVLLM:
         common: Json = {"object": "model", "created": 1795305094, "owned_by": "vllm", "permission": []}
         return web.json_response({"object": "list", "data": [common | card for card in cards]})
 
+    def _note_names(self, request: web.Request) -> None:
+        self.named.append(Named(request.headers.get("x-request-id"), request.headers.get("x-session-id")))
+
     async def _completions(self, request: web.Request) -> web.StreamResponse:
+        self._note_names(request)
         body = await request.json()
         try:
             asked = completion_asked(body)
@@ -199,6 +190,7 @@ class FakeVLLM:
         return await self._answer(request, asked)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
+        self._note_names(request)
         if not self.switches.scale_out:
             raise Refused(403, "This endpoint needs --enable-scale-out.", kind="Forbidden")
         asked = generate_asked(await request.json())
@@ -217,22 +209,22 @@ class FakeVLLM:
         self.asked.append(asked)
 
     async def _answer(self, request: web.Request, asked: Asked) -> web.StreamResponse:
-        async with self.engine.booked(asked) as before:
+        async with self.booked(asked) as before:
             id = f"generate-tokens-{uuid4().hex[:16]}" if asked.scale_out else f"cmpl-{uuid4().hex[:16]}"
             shapes = Shapes(id, asked.model or self.model, asked, self.switches.token_ids)
             if asked.stream:
                 return await self._stream(request, shapes, before)
-            async for children in self.engine.write(asked, before):
+            async for children in self.write(asked, before):
                 if all(child.finish_reason for child in children):
                     break
-            return web.json_response(shapes.whole(children, self.engine.ticket(asked)))
+            return web.json_response(shapes.whole(children, self.ticket(asked)))
 
     async def _stream(self, request: web.Request, shapes: Shapes, before: int) -> web.StreamResponse:
         asked = shapes.asked
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         try:
-            async for children in self.engine.write(asked, before):
+            async for children in self.write(asked, before):
                 for child in children:
                     full = len(child.tokens) - child.told >= self.switches.tokens_a_chunk
                     if full or (child.finish_reason and child.told < len(child.tokens)):

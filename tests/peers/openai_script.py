@@ -65,6 +65,8 @@ class Manners:
     finishes_at_end: bool = False
     """All choices together, after the last piece of any."""
     never_finishes: bool = False
+    ends_with: str = "stop"
+    """The `finish_reason` of a choice that has said all its words."""
     finish_twice: bool = False
     usage: Usage = Usage.END
     no_done: bool = False
@@ -209,5 +211,5 @@ class Script:
 
 def _choice(number: int, prompt: object, seed: int, most: int, manners: Manners) -> Choice:
     words = [f"{prompt}", f" {seed}", *(f" w{i}" for i in range(abs(seed) % 4))]
-    finish = "length" if len(words) > most else "stop"
+    finish = "length" if len(words) > most else manners.ends_with
     return Choice(number, words[:most], finish, manners.breaks.get(seed))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_tickets import Held, Network
-from tests.peers.vllm_tokens import EOS, Kind, goes_on, written
+from tests.peers.vllm_tokens import EOS, goes_on, written
 
 pytestmark = pytest.mark.anyio
 
@@ -23,23 +23,9 @@ async def complete(server: FakeVLLM, **fields: object) -> httpx.Response:
         return await client.post("/v1/completions", json={"prompt": PROMPT, **TOKENS, **fields})
 
 
-async def generate(server: FakeVLLM, *, stream: bool = False, **sampling: object) -> httpx.Response:
-    body = {"token_ids": PROMPT, "stream": stream, "sampling_params": {**TOKENS, **sampling}}
-    async with httpx.AsyncClient(base_url=server.url) as client:
-        return await client.post("/inference/v1/generate", json=body)
-
-
 def tokens_of(response: httpx.Response) -> list[list[int]]:
     assert response.status_code == 200, response.text
     return [choice["token_ids"] for choice in response.json()["choices"]]
-
-
-def streamed_tokens_of(response: httpx.Response) -> list[list[int]]:
-    found: dict[int, list[int]] = {}
-    for piece in pieces_of(response):
-        for choice in piece["choices"]:
-            found.setdefault(choice["index"], []).extend(choice["token_ids"])
-    return [found[index] for index in sorted(found)]
 
 
 def pieces_of(response: httpx.Response) -> list[dict[str, Any]]:
@@ -61,20 +47,6 @@ async def test_a_choice_that_is_asked_for_again_with_what_was_written_goes_on_as
         assert all(goes_on(PROMPT, tokens) for tokens in drawn)
         assert not goes_on(PROMPT, [*drawn[0][:3], *drawn[1][3:]])
         server.check()
-
-
-async def test_both_dialects_write_the_same_streamed_and_not_and_child_i_has_seed_plus_i() -> None:
-    async with FakeVLLM() as server:
-        server.switches.scale_out = True
-        expected = [written(PROMPT, 12, Kind(seed=7 + i)) for i in range(3)]
-        assert tokens_of(await complete(server, n=3, seed=7)) == expected
-        assert tokens_of(await generate(server, n=3, seed=7)) == expected
-        assert streamed_tokens_of(await generate(server, n=3, seed=7, stream=True)) == expected
-        server.switches.tokens_a_chunk = 5
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        answer = await complete(server, n=3, seed=7, **options)
-        assert streamed_tokens_of(answer) == expected
-        assert pieces_of(answer)[-1]["usage"] == {"prompt_tokens": 40, "completion_tokens": 36, "total_tokens": 76}
 
 
 async def test_a_choice_ends_at_a_stop_token_or_the_end_of_sequence_and_not_before_min_tokens() -> None:
@@ -152,12 +124,12 @@ async def test_a_test_says_how_far_an_answer_is_written_and_a_killed_server_come
         server.step(5)
         await server.until(lambda: server.books.generated_tokens == 5)
         assert not asking.done()
-        started_s, engine_id = server.books.started_s, server.engine.id
+        started_s, engine_id = server.books.started_s, server.id
         await server.kill()
         with pytest.raises(httpx.HTTPError):
             await asking
         await server.start()
-        assert server.books.started_s > started_s and server.engine.id != engine_id
+        assert server.books.started_s > started_s and server.id != engine_id
         server.run()
         assert len(tokens_of(await complete(server))[0]) == 12
         server.check()

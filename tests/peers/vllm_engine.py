@@ -42,7 +42,7 @@ class PlayedEngine:
         self.changed()
 
     def hold(self) -> None:
-        """From now on every token waits for a step."""
+        """From now on every token waits for a step: for when a gateway has found out what this server is."""
         self._stepped = True
 
     def run(self) -> None:

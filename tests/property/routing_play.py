@@ -20,12 +20,12 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.ids import ModelName
-from tests.deploy.routers import PLACES, RoutedServer
-from tests.routing.cell import ANY_MODEL, group
-from tests.routing.moving import Heard, settle, undisturbed
-from tests.routing.spreading import Failing
+from tests.routing.scene import ANY_MODEL, Heard, Scene, Slowly, group, settle, undisturbed
 
+PLACES = 8
 LARGEST = PLACES
+MOST_ROUNDS = 500
+"""Of reading, until every group must have ended."""
 PROMPTS = (20, 200)
 """Tokens: decode computes the first by itself."""
 WHOLE = asyncio.run(undisturbed(group(n=LARGEST)))
@@ -35,9 +35,12 @@ MAY_END_A_GROUP = (EngineDiedError, WorkerLeavingError, OverloadedError, EngineC
 class Reader:
     """Of one group."""
 
-    def __init__(self, server: RoutedServer, name: str, number: int, *, model: ModelName = ANY_MODEL) -> None:
+    def __init__(
+        self, server: Scene, name: str, number: int, *, model: ModelName = ANY_MODEL, priority: int = 0
+    ) -> None:
         n, prompt_tokens = 1 + number % LARGEST, PROMPTS[number // LARGEST % 2]
-        self.request = msgspec.structs.replace(group(name, n=n, prompt_tokens=prompt_tokens), model=model)
+        request = group(name, n=n, prompt_tokens=prompt_tokens)
+        self.request = msgspec.structs.replace(request, model=model, priority=priority)
         self.heard = Heard()
         self.error: MotetError | None = None
         self.over = False
@@ -48,7 +51,7 @@ class Reader:
         self._others: list[asyncio.Task[None]] = []
         self._stream: GroupStream | None = None
         try:
-            self._stream = server.engine.generate(self.request)
+            self._stream = server.router.generate(self.request)
         except MotetError as error:
             self.over, self.error = True, error
 
@@ -65,7 +68,7 @@ class Reader:
 
     def stop(self, index: int) -> None:
         self.stopped.add(index)
-        self._others.append(asyncio.create_task(self._server.engine.stop_choice(self.request.request_id, index)))
+        self._others.append(asyncio.create_task(self._server.router.stop_choice(self.request.request_id, index)))
 
     def close(self) -> None:
         self.closed = True
@@ -104,7 +107,7 @@ class Reader:
 class Play:
     """Groups on some workers, and what happens to both."""
 
-    def __init__(self, names: Sequence[str], server: RoutedServer) -> None:
+    def __init__(self, names: Sequence[str], server: Scene) -> None:
         """`names`: of the workers of `server`."""
         self.names = names
         self.server = server
@@ -121,7 +124,11 @@ class Play:
             ACTS[act.what](self, act.number)
             for _ in range(act.turns):
                 await asyncio.sleep(0)
+            self.check_room()
         await self.finish()
+
+    def check_room(self) -> None:
+        """Raises if a worker has more than it can hold; called after each act, where this can be said."""
 
     def reader(self, number: int) -> Reader:
         if not self.readers:
@@ -149,7 +156,7 @@ class Play:
     def fail_prefill(self) -> None:
         for name, engine in self.server.engines.items():
             if name.startswith("prefill"):
-                engine.during_prefill = Failing(EngineError("sick"))
+                engine.during_prefill = Slowly(EngineError("sick"))
 
     def wait(self, seconds: int) -> None:
         self.server.clock.now_s += seconds
@@ -157,7 +164,7 @@ class Play:
 
     def close(self) -> None:
         self.closed = True
-        self.tasks.append(asyncio.create_task(self.server.engine.close()))
+        self.tasks.append(asyncio.create_task(self.server.router.close()))
 
     async def finish(self) -> None:
         """Everybody comes back, and every group that can be is read to its end; time passes meanwhile."""
@@ -166,10 +173,14 @@ class Play:
             if self.server.fleet.get(name) is None or self.server.engines[name].death is not None:
                 self.return_(name)
             self.server.fleet.mark(name, WorkerState.READY)
+        rounds = 0
         while not all(reader.over for reader in self.readers):
+            rounds += 1
+            assert rounds < MOST_ROUNDS, "a reader waits for ever"
             for reader in self.readers:
                 reader.read()
             await settle()
+            self.check_room()
             self.wait(1)
         for reader in self.readers:
             await reader.end()

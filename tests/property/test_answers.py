@@ -3,33 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.text.answers import TaggedFormat, Thought, Thoughts, Tools
+from motet.text.answers import CallRules, ThoughtRules, ThoughtState, tagged_format
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.reasoning import tags_named
 from tests.property.text_oracle import cut
 from tests.text.small_format import joined, small_format, tool_rules
 
-PIECES = st.sampled_from(
-    [
-        "<think>",
-        "</think>",
-        "<call>",
-        "</call>",
-        "<",
-        "</",
-        "<ca",
-        "</thi",
-        " ",
-        "\n",
-        "f",
-        "go",
-        "h",
-        "{",
-        "}",
-        '"',
-        "a",
-    ]
-)
+MARKS = '<think> </think> <call> </call> < </ <ca </thi f go h { } " a'
+PIECES = st.sampled_from([*MARKS.split(), " ", "\n"])
 TEXTS = st.one_of(
     st.lists(PIECES, max_size=16).map("".join),
     st.lists(
@@ -43,33 +24,31 @@ CUTS = st.lists(st.integers(0, 60), max_size=12)
 
 
 def read(
-    text: str, cuts: list[int], at_start: Thought, *, cut_off: bool, tools: bool = True, separate: bool = True
+    text: str, cuts: list[int], at_start: ThoughtState, *, cut_off: bool, tools: bool = True, separate: bool = True
 ) -> list[Part]:
-    form = Tools.of(small_format(), tool_rules("f", "go").callable, parallel=True) if tools else None
-    parser = TaggedFormat.of(
-        Thoughts.of(tags_named("think"), at_start, separate=separate), form, visible=frozenset()
-    ).parser()
+    form = CallRules(small_format(), tool_rules("f", "go").callable, parallel=True) if tools else None
+    parser = tagged_format(ThoughtRules(tags_named("think"), at_start, separate=separate), form).parser()
     parts = [part for piece in cut(text, cuts) for part in parser.feed(piece, [0])]
     return joined(parts + parser.close(cut=cut_off))
 
 
-@given(TEXTS, CUTS, st.sampled_from(Thought), st.booleans(), st.booleans(), st.booleans())
+@given(TEXTS, CUTS, st.sampled_from(ThoughtState), st.booleans(), st.booleans(), st.booleans())
 def test_parts_do_not_depend_on_where_the_text_was_cut(
-    text: str, cuts: list[int], at_start: Thought, cut_off: bool, tools: bool, separate: bool
+    text: str, cuts: list[int], at_start: ThoughtState, cut_off: bool, tools: bool, separate: bool
 ) -> None:
     whole = read(text, [], at_start, cut_off=cut_off, tools=tools, separate=separate)
     assert read(text, cuts, at_start, cut_off=cut_off, tools=tools, separate=separate) == whole
 
 
-@given(TEXTS, CUTS, st.sampled_from(Thought), st.booleans())
-def test_what_is_not_told_apart_is_the_text(text: str, cuts: list[int], at_start: Thought, cut_off: bool) -> None:
+@given(TEXTS, CUTS, st.sampled_from(ThoughtState), st.booleans())
+def test_what_is_not_told_apart_is_the_text(text: str, cuts: list[int], at_start: ThoughtState, cut_off: bool) -> None:
     parts = read(text, cuts, at_start, cut_off=cut_off, tools=False, separate=False)
     assert parts == ([Content(text)] if text else [])
 
 
-@given(TEXTS, CUTS, st.sampled_from(Thought))
+@given(TEXTS, CUTS, st.sampled_from(ThoughtState))
 def test_nothing_of_an_answer_without_calls_is_lost_but_tags_and_white_space(
-    text: str, cuts: list[int], at_start: Thought
+    text: str, cuts: list[int], at_start: ThoughtState
 ) -> None:
     parts = read(text, cuts, at_start, cut_off=False)
     if any(isinstance(part, ToolCallBegin) for part in parts):
@@ -88,7 +67,7 @@ def test_nothing_of_an_answer_without_calls_is_lost_but_tags_and_white_space(
 @given(TEXTS, CUTS, st.booleans())
 def test_calls_are_numbered_and_begin_before_their_arguments(text: str, cuts: list[int], cut_off: bool) -> None:
     begun = 0
-    for part in read(text, cuts, Thought.MAY_COME, cut_off=cut_off):
+    for part in read(text, cuts, ThoughtState.MAY_COME, cut_off=cut_off):
         if isinstance(part, ToolCallBegin):
             assert (part.number, part.id) == (begun, f"id{begun}")
             begun += 1

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.transfer.base import Failed, FailureKind, Landed, News, ReadState, Settled
-from motet.transfer.channel import Refused, SomeoneElse
+from motet.transfer.orders import FailureKind, News, PullFailed, PullLanded, PullSettled
+from motet.transfer.side_channel import Refused, SomeoneElse
+from motet.transfer.transport import ReadState
 from tests.property_settings import examples
 from tests.transfer.scene import DONE, FAILED, RUNNING, Scene
 from tests.transfer.scripted import NUM_BLOCKS
@@ -42,13 +43,13 @@ class Tale:
         self.hear([news] if (news := self.scene.pull.abandon()) else [])
 
     def ask_again(self) -> None:
-        if not self.scene.line.closed:
+        if not self.scene.dealer.closed:
             self.scene.peer.ask()
 
     def hear(self, news: list[News]) -> None:
         self.news += news
         for item in news:
-            if isinstance(item, Landed | Settled) or (isinstance(item, Failed) and item.settled):
+            if isinstance(item, PullLanded | PullSettled) or (isinstance(item, PullFailed) and item.settled):
                 assert not self.may_write()
 
     def may_write(self) -> bool:
@@ -57,9 +58,9 @@ class Tale:
 
     def check_ending(self) -> None:
         match self.news:
-            case [Landed()] | [Failed(settled=True)] | [Failed(settled=False), Settled()]:
+            case [PullLanded()] | [PullFailed(settled=True)] | [PullFailed(settled=False), PullSettled()]:
                 pass
-            case [Settled()]:
+            case [PullSettled()]:
                 assert self.abandoned
             case other:
                 raise AssertionError(f"not one ending: {other}")
@@ -67,8 +68,8 @@ class Tale:
 
 HAPPENINGS: dict[str, Callable[[Tale], object]] = {
     "welcome": lambda tale: tale.scene.welcomed(),
-    "refused": lambda tale: tale.scene.line.coming.append(Refused("no")),
-    "someone else": lambda tale: tale.scene.line.coming.append(SomeoneElse("p2")),
+    "refused": lambda tale: tale.scene.dealer.coming.append(Refused("no")),
+    "someone else": lambda tale: tale.scene.dealer.coming.append(SomeoneElse("p2")),
     "a second": lambda tale: tale.pass_time(1.0),
     "eleven seconds": lambda tale: tale.pass_time(11.0),
     "reads end": lambda tale: tale.scene.end_reads(DONE),

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.deploy.routers import RoutedServer
 from tests.property.routing_play import Act, Play, acts
 from tests.property_settings import examples
+from tests.routing.scene import Scene
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def test_what_each_reader_gets_is_what_an_undisturbed_group_begins_with(
     async def play() -> None:
         decoding = [f"{'decode' if apart else 'both'}-{number}" for number in range(workers)]
         names = (["prefill-0"] if apart else []) + decoding
-        server = RoutedServer(*names, spread_choices=spread_choices, migration_limit=limit)
+        server = Scene(*names, spread_choices=spread_choices, limit=limit)
         await Play(names, server).act(acts)
 
     asyncio.run(play())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.property.routing_play import OF_ADAPTERS, OFTEN, Act, Play, Reader
 from tests.property_settings import examples
-from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsServer
+from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsScene
 
 MODELS = (A, A, B, FRENCH)
 NAMES = (
@@ -26,7 +26,7 @@ NAMES = (
 class MixedPlay(Play):
     """Some workers of `A` have the adapter, and may lose it."""
 
-    server: KindsServer
+    server: KindsScene
 
     def come(self, number: int) -> None:
         model = MODELS[number % len(MODELS)]
@@ -62,7 +62,7 @@ def test_groups_and_tickets_only_go_where_they_can_be_used(
     acts: list[Act], names: list[str], adapted: list[bool], spread_choices: int, limit: int
 ) -> None:
     async def play() -> None:
-        server = KindsServer(*names, spread_choices=spread_choices, migration_limit=limit)
+        server = KindsScene(*names, spread_choices=spread_choices, limit=limit)
         scene = MixedPlay(names, server)
         for name, adapter in zip(names, adapted, strict=False):
             scene.offer(name, adapter=adapter)

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from motet.engines.native.kv.runs import FreeRuns
+from motet.engines.native.kv.pool import FreeRuns
 from tests.property_settings import examples
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from motet.engines.native.plan import StepPlan
-from motet.engines.native.sequence import Group, SequenceState, blocks_for
+from motet.engines.native.step.plan import StepPlan
+from motet.engines.native.step.sequence import Group, SequenceState, blocks_for
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
 from tests.property_settings import examples
@@ -106,7 +106,8 @@ class ServesEveryGroup(RuleBasedStateMachine):
 
     def _check_plan(self, plan: StepPlan, before: list[Group]) -> None:
         scheduler = self.engine.scheduler
-        assert plan.num_tokens <= self.budget
+        tail_tokens = sum(chunk.end - chunk.begin for chunk in plan.tails)
+        assert tail_tokens + sum(chunk.end - chunk.begin for chunk in plan.trunks) <= self.budget
         assert sum(len(group.sequences) for group in scheduler.running) <= self.max_num_seqs
         for group in scheduler.running:
             if group not in before and not any(sequence.written for sequence in group.sequences):
@@ -118,7 +119,7 @@ class ServesEveryGroup(RuleBasedStateMachine):
             return
         oldest = by_age[0]
         assert oldest.state is SequenceState.RUNNING
-        if not oldest.group.trunk_pending and oldest.pending == 1:
+        if oldest.group.computed == oldest.group.trunk_tokens and oldest.pending == 1:
             assert oldest in [chunk.sequence for chunk in plan.tails], "the oldest always gets on"
 
 

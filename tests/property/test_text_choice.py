@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
+from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.tokenizer import Tokenizer
-from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLogprob
+from motet.types import ChoiceDelta, Finish, FinishReason, TokenLogprob
 from tests.property.text_oracle import cut, first_stop
+from tests.text.feeding import INDEX, LENGTH, STOP, fed, stream, text_of
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, build_byte_fallback_tokenizer, build_tiny_tokenizer
 
 BYTE_LEVEL = Tokenizer(build_tiny_tokenizer())
@@ -43,24 +44,6 @@ def rules(draw: st.DrawFn, *, skip: bool = True) -> TextRules:
     )
 
 
-def run(choice: ChoiceStream, pieces: Sequence[tuple[int, ...]], finish: Finish) -> list[ChoiceEvent]:
-    """The events of tokens that come in these pieces; the last ends the choice."""
-    events = []
-    for number, ids in enumerate(pieces, 1):
-        logprobs = tuple(TokenLogprob(i, -1.0, 1) for i in ids)
-        event = choice.feed(ChoiceDelta(0, ids, logprobs, finish if number == len(pieces) else None))
-        events += [] if event is None else [event]
-    return events
-
-
-def fresh(tokenizer: Tokenizer, given: TextRules, *, written: tuple[int, ...] = ()) -> ChoiceStream:
-    return ChoiceStream(ChoiceStart(0, 0, written), (), tokenizer=tokenizer, rules=given, stops=given.stop_strings())
-
-
-def text_of(events: Sequence[ChoiceEvent]) -> str:
-    return "".join(event.text for event in events)
-
-
 @dataclass(frozen=True)
 class Answer:
     """What all events of a choice come to."""
@@ -82,15 +65,12 @@ class Answer:
         )
 
 
-LENGTH = Finish(FinishReason.LENGTH)
-
-
 @given(TOKENS, STOPS, CUTS, st.booleans(), st.booleans())
 def test_the_text_is_the_decoded_whole_up_to_its_first_stop_string(
     tokens: tuple[int, ...], stops: tuple[str, ...], cuts: list[int], include: bool, skip: bool
 ) -> None:
     given_rules = TextRules(stop=stops, include_stop_str_in_output=include, skip_special_tokens=skip)
-    answer = Answer.of(run(fresh(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()], LENGTH))
+    answer = Answer.of(fed(stream(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()]))
     whole = BYTE_LEVEL.decode(tokens, skip_special_tokens=skip)
     found = first_stop(whole, stops)
     if found is None:
@@ -101,13 +81,13 @@ def test_the_text_is_the_decoded_whole_up_to_its_first_stop_string(
         assert answer.ids == tokens[: len(answer.ids)]
 
 
-@given(TOKENS, rules(skip=False), CUTS, st.sampled_from([LENGTH, Finish(FinishReason.STOP)]))
+@given(TOKENS, rules(skip=False), CUTS, st.sampled_from([LENGTH, STOP]))
 def test_streamed_is_not_streamed(
     tokens: tuple[int, ...], given_rules: TextRules, cuts: list[int], finish: Finish
 ) -> None:
     tokens = (*tokens, EOS_ID)
-    whole, streamed = fresh(BYTE_LEVEL, given_rules), fresh(BYTE_LEVEL, given_rules)
-    assert Answer.of(run(streamed, cut(tokens, cuts), finish)) == Answer.of(run(whole, [tokens], finish))
+    whole, streamed = stream(BYTE_LEVEL, given_rules), stream(BYTE_LEVEL, given_rules)
+    assert Answer.of(fed(streamed, cut(tokens, cuts), finish)) == Answer.of(fed(whole, [tokens], finish))
     assert streamed.num_tokens == whole.num_tokens
 
 
@@ -115,30 +95,48 @@ def test_streamed_is_not_streamed(
 def test_events_tell_every_token_once_and_one_end(
     tokens: tuple[int, ...], given_rules: TextRules, cuts: list[int]
 ) -> None:
-    choice = fresh(BYTE_LEVEL, given_rules)
-    events = run(choice, cut(tokens, cuts) or [()], LENGTH)
+    choice = stream(BYTE_LEVEL, given_rules)
+    events = fed(choice, cut(tokens, cuts) or [()])
     answer = Answer.of(events)
     assert [event.finish is not None for event in events] == [False] * (len(events) - 1) + [True]
     assert all(event.text or event.finish for event in events)
     assert answer.ids == tokens[: choice.num_tokens]
     if given_rules.logprobs:
-        assert tuple(entry.token_id for entry in answer.logprobs) == tokens[: len(answer.logprobs)]
+        check_lengths(events)
         assert list(answer.offsets) == sorted(answer.offsets)
-        assert answer.end[1] is not None or len(answer.logprobs) == len(tokens)
+
+
+@given(TOKENS, st.data(), CUTS, st.booleans())
+def test_ids_log_probabilities_and_offsets_of_an_event_are_equally_long_wherever_a_stop_string_cuts(
+    tokens: tuple[int, ...], data: st.DataObject, cuts: list[int], include: bool
+) -> None:
+    """The stop string is taken out of the answer, so it is found."""
+    whole = BYTE_LEVEL.decode(tokens)
+    begin = data.draw(st.integers(0, max(0, len(whole) - 1)))
+    stop = whole[begin : begin + data.draw(st.integers(1, 4))]
+    given_rules = TextRules(stop=(stop,) if stop else (), include_stop_str_in_output=include, logprobs=True)
+    check_lengths(fed(stream(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()]))
+
+
+def check_lengths(events: Sequence[ChoiceEvent]) -> None:
+    for event in events:
+        assert event.logprobs is not None and event.offsets is not None
+        assert tuple(entry.token_id for entry in event.logprobs) == event.token_ids
+        assert len(event.offsets) == len(event.token_ids)
 
 
 @given(TOKENS, TOKENS, rules(skip=False))
 def test_a_resumed_choice_goes_on_as_the_undisturbed_one(
     before: tuple[int, ...], after: tuple[int, ...], given_rules: TextRules
 ) -> None:
-    undisturbed = fresh(BYTE_LEVEL, given_rules)
-    first = undisturbed.feed(ChoiceDelta(0, before))
-    resumed = fresh(BYTE_LEVEL, given_rules, written=before)
+    undisturbed = stream(BYTE_LEVEL, given_rules)
+    first = undisturbed.feed(ChoiceDelta(INDEX, before))
+    resumed = stream(BYTE_LEVEL, given_rules, before)
     if first is not None and first.finish is not None:
         assert resumed.ended or len(before) - undisturbed.num_tokens > FAR
         return
     steps = cut(after, range(len(after))) or [()]
-    expected, events = run(undisturbed, steps, LENGTH), run(resumed, steps, LENGTH)
+    expected, events = fed(undisturbed, steps), fed(resumed, steps)
     assert [(e.text, e.token_ids, e.finish, e.stop_reason) for e in events] == [
         (e.text, e.token_ids, e.finish, e.stop_reason) for e in expected
     ]
@@ -151,8 +149,7 @@ def test_an_answer_continues_its_prompt(prompt: str, answer: str, place: int) ->
     for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK):
         ids = tuple(tokenizer.encode(prompt + "a" + answer, add_special_tokens=False))
         place %= len(ids)
-        choice = ChoiceStream(ChoiceStart(0, 0), ids[:place], tokenizer=tokenizer, rules=TextRules(), stops=None)
-        text = text_of(run(choice, [ids[place:]], LENGTH))
+        text = text_of(fed(stream(tokenizer, prompt=ids[:place]), [ids[place:]]))
         whole, known = tokenizer.decode(ids), tokenizer.decode(ids[:place])
         assert whole.endswith(text)
         if whole.startswith(known):
@@ -163,8 +160,7 @@ def test_an_answer_continues_its_prompt(prompt: str, answer: str, place: int) ->
 
 @given(TOKENS, TOKENS)
 def test_an_answer_to_any_tokens_continues_them(prompt: tuple[int, ...], answer: tuple[int, ...]) -> None:
-    choice = ChoiceStream(ChoiceStart(0, 0), prompt, tokenizer=BYTE_LEVEL, rules=TextRules(), stops=None)
-    text = text_of(run(choice, [answer], LENGTH))
+    text = text_of(fed(stream(BYTE_LEVEL, prompt=prompt), [answer]))
     whole, known = BYTE_LEVEL.decode(prompt + answer), BYTE_LEVEL.decode(prompt)
     assert whole in (known + text, known.removesuffix("\ufffd") + text)
 
@@ -172,5 +168,5 @@ def test_an_answer_to_any_tokens_continues_them(prompt: tuple[int, ...], answer:
 @given(TEXTS, CUTS)
 def test_byte_fallback_text_survives_any_cutting(text: str, cuts: list[int]) -> None:
     ids = tuple(BYTE_FALLBACK.encode(text, add_special_tokens=False))
-    events = run(fresh(BYTE_FALLBACK, TextRules()), cut(ids, cuts) or [()], LENGTH)
+    events = fed(stream(BYTE_FALLBACK, TextRules()), cut(ids, cuts) or [()])
     assert text_of(events) == BYTE_FALLBACK.decode(ids)

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.sse import DONE, EventSplitter
+from motet.engines.openai import DONE, EventSplitter
 from motet.engines.upstream.base import TextRoute
-from motet.engines.upstream.merge import Merge
+from motet.engines.upstream.bodies import Merge
 from tests.engines.upstream.asking import Whole
 from tests.peers.openai_script import CHAT, Asked, Manners, Script, Usage
 

@@ -8,12 +8,11 @@ import asyncio
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motet.engines.vllm.wire import Piece
+from motet.engines.vllm.wire import VLLMPiece
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest
-from tests.engines.vllm.asked import GREEDY, SAMPLING, group, ticket
-from tests.engines.vllm.far import LENGTH, Call, Scene, settle
+from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, Call, Scene, group, settle, ticket
 
 LAST_STEP = 4
 """Tokens of every child at most."""
@@ -37,7 +36,7 @@ class Said:
         ends = last or len(tokens) >= min(LAST_STEP, self.call.ask.sampling.max_tokens)
         if ends:
             self.finished.add(child)
-        self.call.say(Piece(child, (tokens[-1],), None, LENGTH if ends else None))
+        self.call.say(VLLMPiece(child, (tokens[-1],), None, LENGTH if ends else None))
         if len(self.finished) == len(self.tokens):
             self.call.end()
 

@@ -6,20 +6,24 @@ file too, runs no test, and the others start when it is through.
 
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 from motet.types import Ingress
 
 if TYPE_CHECKING:
     from tests.fault.oracle import Undisturbed
+    from tests.ray.engines import Engines
     from tests.ray.running_ray import RunningRay
     from tests.ray.their_cluster import TheirCluster
+
+ENGINES = pytest.StashKey["Engines"]()
 
 
 @pytest.fixture(scope="session")
@@ -28,22 +32,38 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """The first process of pytest-xdist has them for all: they import while the others look for their tests."""
+    from tests.ray.engines import running_engines
+
+    if ENGINES not in node.config.stash:
+        stack = ExitStack()
+        node.config.stash[ENGINES] = stack.enter_context(running_engines())
+        node.config.add_cleanup(stack.close)
+    node.workerinput["engines"] = node.config.stash[ENGINES].at
+
+
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama, with a tokenizer."""
-    from tests.tiny_models import save_tiny_model
-    from tests.tiny_tokenizer import save_tiny_tokenizer
+def engines(request: pytest.FixtureRequest) -> "Iterator[Engines]":
+    from tests.ray.engines import Engines, running_engines
 
-    return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("llama")))
+    told: dict[str, str] | None = getattr(request.config, "workerinput", None)
+    with nullcontext(Engines(told["engines"])) if told else running_engines() as engines:
+        yield engines
 
 
 @pytest.fixture(scope="session")
-async def undisturbed(folder: Path) -> "AsyncIterator[Undisturbed]":
-    from motet.engines.native.spawn import spawn
+def folder(engines: "Engines") -> Path:
+    return engines.folder()
+
+
+@pytest.fixture(scope="session")
+async def undisturbed(folder: Path, engines: "Engines") -> "AsyncIterator[Undisturbed]":
     from tests.fault.oracle import Undisturbed
 
     async with AsyncExitStack() as stack:
-        one = Undisturbed(folder, spawn, stack)
+        one = Undisturbed(folder, engines.spawn, stack)
         await one.start("float32")
         yield one
 
@@ -58,31 +78,38 @@ def taken() -> Iterator[int]:
 
 
 @pytest.fixture(scope="session")
-async def theirs() -> "AsyncIterator[TheirCluster]":
-    """Cells join it one after the other: a cluster of their own would cost each of them 15 s of a core."""
+async def theirs(engines: "Engines", undisturbed: "Undisturbed") -> "AsyncIterator[TheirCluster]":
+    """Cells join it one after the other: a cluster of their own would cost each of them 15 s of a core. It ends before
+    `undisturbed`, which takes what came later for its own."""
     from tests.ray.their_cluster import TheirCluster
 
-    cluster = TheirCluster()
+    cluster = TheirCluster(engines)
     yield cluster
     await cluster.end()
 
 
 @pytest.fixture(scope="session", params=list(Ingress))
 async def shared(
-    request: pytest.FixtureRequest, folder: Path, undisturbed: "Undisturbed", taken: int, theirs: "TheirCluster"
+    request: pytest.FixtureRequest,
+    folder: Path,
+    engines: "Engines",
+    undisturbed: "Undisturbed",
+    taken: int,
+    theirs: "TheirCluster",
 ) -> "AsyncIterator[RunningRay]":
     """Tests are put in an order in which each ingress has one cell, and one at a time: behind a gateway on a cluster of
     its own, else on one that was there. Two replicas decode: one is there when the other is lost. Behind a gateway
     answers may take long, and elsewhere they are ended soon."""
-    from tests.ray.joined import ON_ONE_NODE
+    from tests.ray.joined import NEAR
     from tests.ray.running_ray import RunningRay
 
     ingress: Ingress = request.param
     gateway = ingress is Ingress.GATEWAY
     running = RunningRay(
         folder,
-        *(() if gateway else ON_ONE_NODE),
+        *(() if gateway else (f"--resources-of=decode={NEAR}:1",)),
         joined=None if gateway else await theirs.joined(),
+        engines=engines,
         prefill=1,
         decode=2,
         ingress=ingress,
@@ -102,9 +129,9 @@ async def ray(shared: "RunningRay") -> "RunningRay":
 
 
 HERE = Path(__file__).parent
-JOINED = ("direct", "test_autoscaling", "test_nodes")
-"""On somebody else's cluster, one after the other: the last of them takes a node away."""
-GROUPS = ("gateway", *JOINED, "test_ends", "test_prefix_router")
+JOINED = ("direct", "test_ends", "test_autoscaling")
+"""On somebody else's cluster, one after the other."""
+GROUPS = ("gateway", *JOINED, "test_nodes", "test_prefix_router")
 """Of tests that have a cell. Those of one cluster run in one process; in an order by which two end at the same time."""
 LAST = "test_a_cell_that_is_ended"
 """Names that begin so: the end of the cell that is shared."""

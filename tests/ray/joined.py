@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NEAR, FAR = "near", "far"
-"""Resources that one of its two nodes has."""
-ON_ONE_NODE = tuple(f"--resources-of={role}={NEAR}:1" for role in ("prefill", "decode", "gateway"))
-"""Flags: the cell stays away from the other one."""
+"""Resources: one of the node that it has, the other of the second one that it may have."""
 STRANGER, ANSWER = "/stranger", "still here"
 """Where an application of theirs is, and what it says."""
 

@@ -1,6 +1,8 @@
-"""A cluster of two nodes on this machine that is somebody else's: Serve runs on it, with an application of their own.
+"""A cluster on this machine that is somebody else's: Serve runs on it.
 
-python -m tests.ray.nodes PORT    Serve listens there; prints the cluster's address, and ends with standard input
+python -m tests.ray.nodes PORT [far]    Serve listens there; prints the cluster's address, and ends with standard input
+
+With `far` it has a second node, and an application of their own.
 """
 
 import sys
@@ -21,14 +23,16 @@ class Stranger:
         return PlainTextResponse(ANSWER)
 
 
-def main(port: int) -> None:
+def main(port: int, *, far: bool) -> None:
     head = {"num_cpus": 4, "resources": {NEAR: 10, "decoder": 1}}
     cluster = Cluster(initialize_head=True, head_node_args={**head, **WITHOUT})
-    cluster.add_node(num_cpus=4, resources={FAR: 10, "decoder": 1})
+    if far:
+        cluster.add_node(num_cpus=4, resources={FAR: 10, "decoder": 1})
     ray.init(address=cluster.address, log_to_driver=False)
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    stranger = serve.deployment(ray_actor_options={"num_cpus": 0, "resources": {NEAR: 0.1}})(Stranger)
-    serve.run(stranger.bind(), name="stranger", route_prefix=STRANGER)
+    if far:
+        stranger = serve.deployment(ray_actor_options={"num_cpus": 0, "resources": {NEAR: 0.1}})(Stranger)
+        serve.run(stranger.bind(), name="stranger", route_prefix=STRANGER)
     sys.stdout.write(f"{cluster.address}\n")
     sys.stdout.flush()
     sys.stdin.read()
@@ -37,4 +41,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), far=FAR in sys.argv)

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.patience import PATIENCE_S
+from tests.ray.engines import engines_of
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -20,7 +21,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 def engine_of(replica: psutil.Process) -> psutil.Process:
     """The process in which the replica's model runs."""
-    (engine,) = [child for child in replica.children() if "motet.engines.native" in command_of(child)]
+    (engine,) = engines_of([replica])
     return engine
 
 

@@ -25,6 +25,8 @@ from motet.deploy.child import ChildServer
 from motet.types import Ingress
 from tests.fault.asked import CHAT, chat
 from tests.patience import PATIENCE_S
+from tests.ray.engines import Engines, engines_of
+from tests.ray.hook import environ_of
 from tests.ray.joined import Joined
 from tests.ray.own_servers import OwnServers
 from tests.ray.processes import check_gone, command_of, descendants, end, folders, name_of, tcp_addresses
@@ -43,9 +45,11 @@ SETTINGS = {
     "prefill-port": "0",
     "decode-port": "0",
     "heartbeat-timeout": "60",
+    "worker-timeout": "60",
+    "migration-wait": "100",
     "lease": "600",
 }
-"""As engines of other tests have them; and ports that no other cluster wants."""
+"""As engines of other tests have them, and as patient; and ports that no other cluster wants."""
 AS_OTHERS = {"RAY_worker_niceness": "0"}
 """Ray's processes would give way to any other program, whatever starts in them."""
 API_KEY = "client-key"
@@ -59,9 +63,16 @@ CONTROLLER = "ray::ServeController"
 class RunningRay:
     """From `async with` to its end; what it leaves behind is a fault."""
 
-    def __init__(self, folder: Path, *flags: str, joined: Joined | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        joined: Joined | None = None,
+        engines: Engines | None = None,
+        **settings: object,
+    ) -> None:
         """`flags`: as on the command line. `settings`: beside those for tiny models. `joined`: in place of a cluster
-        of its own."""
+        of its own. `engines`: where that one's come from, if they are forked."""
         self.joined = joined
         self.port = joined.port if joined else free_port()
         self._serves = "decode" if settings.get("ingress") == Ingress.DIRECT else ""
@@ -82,6 +93,7 @@ class RunningRay:
             "MOTET_API_KEYS": API_KEY,
             "MOTET_CLUSTER_KEY": CLUSTER_KEY,
             **AS_OTHERS,
+            **(environ_of(engines.at) if engines else {}),
         }
         self.child = ChildServer(self.arguments, command="ray", port=self.port, environ=self.environ)
 
@@ -117,9 +129,9 @@ class RunningRay:
 
     @property
     def started(self) -> list[psutil.Process]:
-        """All of a cluster of its own, or its replicas on one that was there."""
-        replicas = self.named(f"{REPLICA}motet") if self.joined else []
-        return [*descendants(self.child.pid), *replicas, *(one for each in replicas for one in descendants(each.pid))]
+        """All of a cluster of its own, or its replicas on one that was there; and their engines."""
+        replicas = self.named(f"{REPLICA}motet")
+        return [*descendants(self.child.pid), *(replicas if self.joined else ()), *engines_of(replicas)]
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -205,12 +217,25 @@ class RunningRay:
         """Choices that each replica that serves clients itself has written."""
         return await self._own.finished(self.replicas(self._serves))
 
+    async def finished_since(self, before: Counter[psutil.Process], *, choices: int) -> Counter[psutil.Process]:
+        """Those since then, once they are so many: a client has its answer a moment before they are counted."""
+        since = Counter[psutil.Process]()
+
+        async def counted() -> bool:
+            since.clear()
+            since.update(await self.finished())
+            since.subtract(before)
+            return since.total() >= choices
+
+        await eventually_in(PATIENCE_S, counted, lambda: f"only these: {since}")
+        return +since
+
     async def home_of(self, session: str) -> psutil.Process:
         """Which of them answers it."""
         before = await self.finished()
         body = chat(session, max_tokens=4)
         (await self.http.post(CHAT, json=body, headers={"X-Session-ID": session})).raise_for_status()
-        (home,) = (await self.finished()) - before
+        (home,) = await self.finished_since(before, choices=1)
         return home
 
     async def until_whole(self, *, seconds: float = PATIENCE_S) -> Status:

@@ -7,7 +7,7 @@ import pytest
 from tests.fault.answers import Body, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
-from tests.ray.asking import LONG, streaming
+from tests.ray.asking import LONGEST, streaming
 from tests.ray.running_ray import RunningRay
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray]
@@ -49,7 +49,7 @@ async def test_an_error_found_before_the_first_byte_keeps_its_status_and_is_whol
 async def test_a_client_that_leaves_in_mid_stream_frees_everything(ray: RunningRay) -> None:
     left = partial(ray.metric, "motet:groups_total", status="499")
     before = await left()
-    async with streaming(ray, CHAT, chat("leaves", COUNTED, n=8, max_tokens=LONG)):
+    async with streaming(ray, CHAT, chat("leaves", COUNTED, n=32, max_tokens=LONGEST)):
         pass
     await ray.until_whole()
     assert await left() == before + 1, "it went on to its end"

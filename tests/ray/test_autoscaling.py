@@ -9,20 +9,22 @@ import pytest
 from tests.fault.answers import Body, ask
 from tests.fault.asked import CHAT, STREAMED, chat
 from tests.fault.oracle import Undisturbed
-from tests.ray.joined import ON_ONE_NODE
+from tests.ray.asking import LONGEST
 from tests.ray.processes import engine_of, give_way
 from tests.ray.running_ray import RunningRay
 from tests.ray.their_cluster import TheirCluster
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray, pytest.mark.long]
 
-LONG = 390
 ENOUGH = 5
 """Choices for one replica."""
-STAYING = (chat("stays", STREAMED, n=2, max_tokens=LONG), *(chat(f"stays {i}", max_tokens=LONG) for i in range(3)))
+STAYING = (
+    chat("stays", STREAMED, n=2, max_tokens=LONGEST),
+    *(chat(f"stays {i}", max_tokens=LONGEST) for i in range(3)),
+)
 """What a client each asks for, again and again: on each of two replicas there is always a choice that is written. Whole
 answers take less of the cores on which replicas start."""
-LEAVING = chat("leaves", STREAMED, n=3, max_tokens=LONG)
+LEAVING = chat("leaves", STREAMED, n=3, max_tokens=LONGEST)
 SOON_S = 150.0
 """Serve has decided, and a replica has started or ended."""
 
@@ -32,7 +34,7 @@ async def growing(folder: Path, theirs: TheirCluster) -> AsyncIterator[RunningRa
     """One replica that decodes and none that prefills; there may be two and one."""
     running = RunningRay(
         folder,
-        *("--autoscale", *ON_ONE_NODE),
+        "--autoscale",
         joined=await theirs.joined(),
         prefill=1,
         min_prefill=0,

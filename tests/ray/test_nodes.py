@@ -13,19 +13,20 @@ import pytest
 from tests.fault.asked import CHAT, COUNTED, chat
 from tests.fault.oracle import Undisturbed
 from tests.ray.asking import LONG, streaming
+from tests.ray.engines import Engines
 from tests.ray.joined import ANSWER, FAR, STRANGER, Joined
 from tests.ray.processes import check_gone, end, name_of
 from tests.ray.running_ray import REPLICA, RunningRay
 from tests.ray.their_cluster import TheirCluster
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray, pytest.mark.long]
 
 PLACES = ("decode=decoder:1", "prefill=near:1", "gateway=near:1")
 
 
 @pytest.fixture
-async def nodes(theirs: TheirCluster) -> AsyncIterator[Joined]:
-    """Nobody joins it afterwards: a node of it is gone."""
+async def nodes(engines: Engines) -> AsyncIterator[Joined]:
+    theirs = TheirCluster(engines, far=True)
     yield await theirs.joined()
     await theirs.end()
 

@@ -1,18 +1,21 @@
 """Decode replicas behind HAProxy, and the router that it asks which of them has a prompt."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from string import ascii_lowercase
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
-from motet.deploy.ray.direct_ingress import FORWARD_BODY, HAPROXY
-from tests.fault.answers import ask
+from motet.deploy.ray.options import FORWARD_BODY, HAPROXY
+from tests.fault.answers import Body, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, TEXT, chat
 from tests.fault.oracle import Undisturbed
-from tests.ray.running_ray import RunningRay
+from tests.patience import PATIENCE_S
+from tests.ray.processes import tcp_addresses
+from tests.ray.running_ray import RunningRay, eventually_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray]
 
@@ -24,35 +27,59 @@ FILES = {
     "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
 }
 """What HAProxy writes, beside the files of Ray, which are removed."""
-REPORTED_S = 1.2
-"""Once a second a replica tells the router what is open there; until then what it was given counts."""
+PORTS = range(30_000, 31_000)
+"""Of servers of replicas that HAProxy asks."""
 QUICK_END = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
 
 
 @pytest.fixture(scope="module")
 async def ray(folder: Path) -> AsyncIterator[RunningRay]:
-    running = RunningRay(folder, "--prefix-router", ingress="direct", decode=2)
+    running = RunningRay(folder, "--prefix-router", ingress="direct", decode=2, max_model_len=1024)
     running.environ.update({name: str(running.temporary / "haproxy" / file) for name, file in FILES.items()})
     running.environ.update({HAPROXY: "1", FORWARD_BODY: "1", **QUICK_END})
     async with running:
         yield running
 
 
+def asked(name: str) -> Body:
+    """The prompt has 880 tokens, as dear as nine choices that the router believes open: more than it is asked here."""
+    return {"prompt": f"{name}: {TEXT * 40}", "max_tokens": 2}
+
+
 async def cached(ray: RunningRay, name: str) -> int:
     """Prompt tokens that the replica had, when it was asked for a long prompt."""
-    body = {"prompt": f"{name}: {TEXT * 12}", "max_tokens": 2}
-    answer = await ray.http.post(COMPLETIONS, json=body)
+    answer = await ray.http.post(COMPLETIONS, json=asked(name))
     assert answer.status_code == httpx.codes.OK
     return int(msgspec.json.decode(answer.content)["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
+async def named(ray: RunningRay, name: str) -> psutil.Process:
+    """The replica that the router names for it, asked as HAProxy asks it."""
+    (router,) = ray.replicas("router")
+    (url,) = {f"http://{ip}:{port}" for ip, port in tcp_addresses(router) if port in PORTS}
+    async with httpx.AsyncClient() as http:
+        answer = await http.post(f"{url}/internal/route", json=asked(name))
+    return ray.replica_at(f":{answer.json()['port']}")
+
+
 async def test_a_prompt_goes_to_the_replica_that_has_it(ray: RunningRay) -> None:
-    """In an order that is not that of turns."""
-    had = [await cached(ray, "a") > 0]
-    for name in "bbaab":
-        await asyncio.sleep(REPORTED_S)  # the one before is over, which the router learns with the next report only
-        had.append(await cached(ray, name) > 0)
-    assert had == [False, False, True, True, True, True]
+    """In an order that is not that of turns. The router learns a moment later what a replica has, and that an answer is
+    over; until then what it named a replica for counts there, so it is asked for as little as can be."""
+    homes: dict[psutil.Process, str] = {}
+    for name in ascii_lowercase:
+        before = await ray.finished()
+        assert await cached(ray, name) == 0
+        (home,) = await ray.finished_since(before, choices=1)
+        homes.setdefault(home, name)
+        if len(homes) == 2:  # the router knew both
+            break
+    (one, a), (other, b) = homes.items()
+
+    async def learned() -> bool:
+        return await named(ray, a) == one and await named(ray, b) == other
+
+    await eventually_in(PATIENCE_S, learned, lambda: "it does not learn who has what")
+    assert all([await cached(ray, name) > 0 for name in (b, b, a, a, b)])
 
 
 async def test_eight_streamed_choices_are_those_of_one_server(ray: RunningRay, undisturbed: Undisturbed) -> None:

@@ -1,6 +1,7 @@
 """Decode replicas that serve clients themselves, and which of them Serve's proxy takes."""
 
 import asyncio
+from contextlib import ExitStack
 
 import httpx
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from motet.types import Ingress
 from tests.fault.asked import CHAT, STREAMED, chat
 from tests.patience import PATIENCE_S
-from tests.ray.asking import LONG
+from tests.ray.asking import LONGEST
 from tests.ray.processes import engine_of, stopped
 from tests.ray.running_ray import RunningRay
 
@@ -33,17 +34,18 @@ async def short(ray: RunningRay, name: str, **headers: str) -> None:
 async def test_load_is_counted_in_choices(ray: RunningRay) -> None:
     """The engine that writes many stands still: a request that went there too would not be answered. So many are they
     that what the other one told a second ago, when tests before this one had eight there, is less."""
-    many = chat("many", STREAMED, n=MANY, max_tokens=LONG)
+    many = chat("many", STREAMED, n=MANY, max_tokens=LONGEST)
     before = await ray.finished()
-    async with ray.http.stream("POST", CHAT, json=many, headers={"X-Motet_Choices": str(MANY)}) as answer:
-        lines = answer.aiter_lines()  # kept: whoever lets go of it closes the answer
-        await anext(lines)
-        (busy,) = [replica for replica in ray.replicas("decode") if await writes(ray, replica)]
-        with stopped(engine_of(busy)):
+    with ExitStack() as standing:
+        async with ray.http.stream("POST", CHAT, json=many, headers={"X-Motet_Choices": str(MANY)}) as answer:
+            lines = answer.aiter_lines()  # kept: whoever lets go of it closes the answer
+            await anext(lines)
+            (busy,) = [replica for replica in ray.replicas("decode") if await writes(ray, replica)]
+            standing.enter_context(stopped(engine_of(busy)))
             async with asyncio.timeout(PATIENCE_S):
                 await asyncio.gather(*(short(ray, f"one {number}") for number in range(7)))
-    after = await ray.finished()
-    assert [after[replica] - before[replica] for replica in after if replica != busy] == [7]
+    since = await ray.finished_since(before, choices=7)
+    assert [since[replica] for replica in since if replica != busy] == [7]
 
 
 async def writes(ray: RunningRay, replica: psutil.Process) -> bool:
@@ -55,7 +57,7 @@ async def test_a_session_stays_at_its_replica(ray: RunningRay) -> None:
     before = await ray.finished()
     for number in range(6):
         await short(ray, f"turn {number}", X_Session_ID="s")
-    assert sorted(((await ray.finished()) - before).values()) == [6]
+    assert list((await ray.finished_since(before, choices=6)).values()) == [6]
 
 
 async def test_a_header_that_says_nonsense_is_passed_over(ray: RunningRay) -> None:

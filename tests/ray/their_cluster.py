@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from bench.ports import free_port
 from motet.config import environment
-from tests.ray.joined import Joined
+from tests.ray.engines import Engines
+from tests.ray.hook import environ_of
+from tests.ray.joined import FAR, Joined
 from tests.ray.processes import descendants, end
 from tests.ray.running_ray import AS_OTHERS, temporary_folder
 
@@ -17,6 +19,9 @@ from tests.ray.running_ray import AS_OTHERS, temporary_folder
 class TheirCluster:
     """`joined` starts it when the first one joins; `end` ends it, if it was started."""
 
+    engines: Engines
+    far: bool = False
+    """With a second node, and an application of their own."""
     _process: asyncio.subprocess.Process | None = None
     _joined: Joined | None = None
 
@@ -39,8 +44,8 @@ class TheirCluster:
     async def _start(self) -> Joined:
         port, temporary = free_port(), temporary_folder()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.ray.nodes", str(port)),
-            env={**environment(), "RAY_TMPDIR": str(temporary), **AS_OTHERS},
+            *(sys.executable, "-m", "tests.ray.nodes", str(port), *([FAR] if self.far else ())),
+            env={**environment(), "RAY_TMPDIR": str(temporary), **AS_OTHERS, **environ_of(self.engines.at)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tests.status import Holdings
+from tests.status import SeenWorker
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -14,13 +14,8 @@ class Transfer(msgspec.Struct, frozen=True):
     port: int
 
 
-class Seen(Holdings, frozen=True, kw_only=True):
-    """A worker in `/status`."""
-
+class Seen(SeenWorker, frozen=True, kw_only=True):
     role: str
-    state: str
-    address: str
-    pid: int | None
     transfer: Transfer | None
 
 

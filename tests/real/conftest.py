@@ -1,4 +1,4 @@
-"""Starts vLLM from the virtual environment that `MOTET_VLLM_VENV` names; without it these tests are skipped."""
+"""Starts vLLM from the virtual environment that `VLLM_VENV` names; without it these tests are skipped."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from motet.config import cache_folder, environment
 from motet.models.smollm2 import Smollm2
 from tests.real.vllm_servers import SCALE_OUT, RealVLLM, real_vllm
 
-VENV = "MOTET_VLLM_VENV"
+VENV = "VLLM_VENV"
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +23,8 @@ def vllm_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def weights() -> Path:
-    default = Smollm2(cache_folder(environment()), say=lambda _: None)
-    if not default.is_there:
+    default = Smollm2(cache_folder(environment()))
+    if not default.folder.is_dir():
         pytest.skip("the default model is not here: motet models pull")
     return default.folder
 

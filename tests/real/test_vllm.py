@@ -57,11 +57,9 @@ def cell(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cell]:
     plain, scale_out = pair
-    prefill, decode = {
-        "together": (plain, plain),
-        "completions": (scale_out, plain),
-        "generate": (plain, scale_out),
-    }[request.param]
+    prefill, decode = {"together": (plain, plain), "completions": (scale_out, plain), "generate": (plain, scale_out)}[
+        request.param
+    ]
     workers = (
         ["--worker", decode.url]
         if prefill is decode
@@ -76,8 +74,7 @@ def cell(
 
 
 @pytest.mark.parametrize(
-    ("n", "route", "stream"),
-    [(1, ROUTES[0], False), (3, ROUTES[1], True), (8, ROUTES[0], True), (8, ROUTES[1], False)],
+    ("n", "route", "stream"), [(1, ROUTES[0], False), (3, ROUTES[1], True), (8, ROUTES[0], True), (8, ROUTES[1], False)]
 )
 def test_n_choices_are_written_finished_and_counted_once_with_one_transfer(
     cell: Cell, n: int, route: str, stream: bool

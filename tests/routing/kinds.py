@@ -5,17 +5,15 @@ from collections import Counter
 
 import msgspec
 
-from motet.engines.base import Worker
-from motet.engines.fake import FakeEngine, FakeGroup, fake_info
-from motet.engines.fake_leases import FakeLeases
 from motet.ids import ModelName
-from motet.routing.pairs import PairKey, pair_key
+from motet.routing.member import PairKey, pair_key
+from motet.testing.engine import FakeGroup, FakeLeases, fake_info
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineKind, GenerateRequest, ModelCard, Role
-from tests.deploy.routers import PLACES, RoutedServer
-from tests.routing.moving import script
+from tests.routing.scene import Scene, WatchedEngine, script
 
 A, B = ModelName("a"), ModelName("b")
+PLACES = 8
 FRENCH = ModelName("french")
 """An adapter of `A`."""
 ADAPTER = ModelCard(name=FRENCH, root="adapters/french", parent=A, max_model_len=2048)
@@ -45,7 +43,7 @@ class Makers:
         self.wrong: list[str] = []
 
 
-class KindEngine(FakeEngine):
+class KindEngine(WatchedEngine):
     """Writes down what it should not have been given."""
 
     def __init__(self, info: EngineInfo, leases: FakeLeases, makers: Makers) -> None:
@@ -70,11 +68,11 @@ class KindEngine(FakeEngine):
         ticket = await super().prefill(request, readers=readers)
         return ticket if self.info.kind is EngineKind.MOTET else msgspec.structs.replace(ticket, foreign="{}")
 
-    async def release(self, ticket: Ticket) -> None:
+    async def release(self, ticket: Ticket, *, trace: str = "") -> None:
         if bool(ticket.foreign) is (self.info.kind is EngineKind.MOTET):
             self._makers.wrong.append(f"{self._address.engine_id} was to release a ticket of another kind")
         self._makers.released[ticket.lease_id] += 1
-        await super().release(ticket)
+        await super().release(ticket, trace=trace)
 
     def _check_model(self, request: GenerateRequest) -> None:
         if request.model not in (self.info.model, *(card.name for card in self.cards)):
@@ -93,24 +91,21 @@ class Dropped(logging.Handler):
             self.groups.add(str(record.args[0]))
 
 
-class KindsServer(RoutedServer):
+class KindsScene(Scene):
     """Workers by names such as `prefill-a-vllm-0`."""
 
-    def __init__(self, *names: str, spread_choices: int = 0, migration_limit: int = 3) -> None:
+    def __init__(self, *names: str, spread_choices: int = 0, limit: int = 3) -> None:
         self.makers = Makers()
         self.dropped = Dropped()
-        super().__init__(*names, spread_choices=spread_choices, migration_limit=migration_limit)
-        routed = logging.getLogger("motet.routing.routed")
-        routed.setLevel(logging.INFO)
-        routed.addHandler(self.dropped)
+        super().__init__(*names, spread_choices=spread_choices, limit=limit, places=PLACES)
+        router = logging.getLogger("motet.routing.dispatch")
+        router.setLevel(logging.INFO)
+        router.addHandler(self.dropped)
 
-    def start(self, name: str) -> FakeEngine:
+    def make_engine(self, name: str) -> KindEngine:
         engine = KindEngine(info_of(name, life=len(self.all)), self.leases, self.makers)
-        self.engines[name] = engine
-        self.all.append(engine)
         if member := self.fleet.get(name):
             engine.cards = member.models
-        self.fleet.put(Worker(name, engine, "127.0.0.1:1"))
         return engine
 
     def offer(self, name: str, *cards: ModelCard) -> None:
@@ -123,7 +118,7 @@ class KindsServer(RoutedServer):
         for ticket in list(self.leases.held.values()):
             if ticket.remote_request_id in self.dropped.groups:
                 self.leases.end(ticket)
-        logging.getLogger("motet.routing.routed").removeHandler(self.dropped)
+        logging.getLogger("motet.routing.dispatch").removeHandler(self.dropped)
         assert self.makers.wrong == []
         assert set(self.makers.released.values()) <= {1}, "a ticket is given back once"
         super().check()

@@ -1,6 +1,6 @@
 """On which worker a session was last."""
 
-from motet.routing.affinity import Affinity
+from motet.routing.affinity import MAX_SESSIONS, Affinity
 
 
 class Clock:
@@ -16,7 +16,7 @@ def test_a_session_is_where_it_was_given_to_last() -> None:
     affinity.keep("s", "a")
     affinity.keep("s", "b")
     affinity.keep("t", "a")
-    assert (affinity.worker_of("s"), affinity.worker_of("t"), len(affinity)) == ("b", "a", 2)
+    assert (affinity.worker_of("s"), affinity.worker_of("t")) == ("b", "a")
 
 
 def test_a_silent_session_is_forgotten_when_its_time_is_over_and_not_before() -> None:
@@ -29,7 +29,7 @@ def test_a_silent_session_is_forgotten_when_its_time_is_over_and_not_before() ->
     clock.now_s = 15.9
     assert (affinity.worker_of("s"), affinity.worker_of("t")) == ("a", "a")
     clock.now_s = 16
-    assert len(affinity) == 0
+    assert (affinity.worker_of("s"), affinity.worker_of("t")) == (None, None)
 
 
 def test_asking_does_not_lengthen_a_stay() -> None:
@@ -43,11 +43,9 @@ def test_asking_does_not_lengthen_a_stay() -> None:
 
 
 def test_of_too_many_the_one_silent_longest_is_forgotten() -> None:
-    affinity = Affinity(clock=Clock(), max_sessions=2)
-    affinity.keep("s", "a")
-    affinity.keep("t", "b")
-    affinity.keep("s", "a")
-    affinity.keep("u", "c")
+    affinity = Affinity(clock=Clock())
+    for session in ("s", "t", *map(str, range(MAX_SESSIONS - 2)), "s", "u"):
+        affinity.keep(session, {"s": "a", "u": "c"}.get(session, "b"))
     assert [affinity.worker_of(session) for session in "stu"] == ["a", None, "c"]
 
 
@@ -58,3 +56,9 @@ def test_a_worker_that_leaves_takes_its_sessions_with_it() -> None:
     affinity.keep("u", "a")
     affinity.forget_worker("a")
     assert [affinity.worker_of(session) for session in "stu"] == [None, "b", None]
+
+
+def test_requests_without_a_session_stay_nowhere() -> None:
+    affinity = Affinity(clock=Clock())
+    affinity.keep("", "a")
+    assert affinity.worker_of("") is None

@@ -3,78 +3,67 @@
 import pytest
 
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError
-from motet.routing.bypass import (
-    BypassReason,
-    BypassRules,
-    Facts,
-    bypass_reason,
-    reason_of,
-    waiting_takes_longer,
-)
-from motet.routing.load import Load
+from motet.routing.member import Load
+from motet.routing.plan import BypassReason, bypass_reason, reason_of, waiting_takes_longer
+
+IDLE = Load(1000)
+BUSY = Load(1000, waiting_tokens=5000, tokens_per_s=100.0)
 
 
-def facts(
+def reason(
+    bypass_tokens: int = 128,
     *,
     prompt_tokens: int = 1000,
     cached_tokens: int = 0,
     prompt_logprobs: bool = False,
-    prefill: Load | None = None,
-    prefill_up: bool = True,
-) -> Facts:
-    return Facts(
-        prompt_tokens=prompt_tokens,
-        prompt_logprobs=prompt_logprobs,
-        prefill=(prefill or Load(prompt_tokens)) if prefill_up else None,
-        decode=Load(prompt_tokens - cached_tokens),
+    prefill: Load | None = IDLE,
+) -> BypassReason | None:
+    decode = Load(prompt_tokens - cached_tokens)
+    return bypass_reason(
+        bypass_tokens, prompt_tokens=prompt_tokens, prompt_logprobs=prompt_logprobs, prefill=prefill, decode=decode
     )
-
-
-BUSY = Load(1000, waiting_tokens=5000, tokens_per_s=100.0)
 
 
 @pytest.mark.parametrize("bypass_tokens", [0, 1, 128])
 def test_a_single_token_never_goes_to_prefill(bypass_tokens: int) -> None:
-    assert bypass_reason(facts(prompt_tokens=1), BypassRules(bypass_tokens)) is BypassReason.ONE_TOKEN
+    assert reason(bypass_tokens, prompt_tokens=1) is BypassReason.ONE_TOKEN
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "cached_tokens", "reason"),
+    ("prompt_tokens", "cached_tokens", "expected"),
     [(127, 0, BypassReason.SHORT), (128, 0, None), (1000, 873, BypassReason.SHORT), (1000, 872, None)],
 )
 def test_what_is_left_to_compute_beside_the_cache_decides(
-    prompt_tokens: int, cached_tokens: int, reason: BypassReason | None
+    prompt_tokens: int, cached_tokens: int, expected: BypassReason | None
 ) -> None:
-    assert bypass_reason(facts(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens), BypassRules(128)) is reason
+    assert reason(128, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens) is expected
 
 
 def test_prompt_logprobs_need_every_row_on_decode() -> None:
-    assert bypass_reason(facts(prompt_logprobs=True), BypassRules(0)) is BypassReason.PROMPT_LOGPROBS
+    assert reason(0, prompt_logprobs=True) is BypassReason.PROMPT_LOGPROBS
 
 
 def test_a_busy_prefill_is_passed_by() -> None:
-    assert bypass_reason(facts(prefill=BUSY), BypassRules()) is BypassReason.PREFILL_BUSY
+    assert reason(prefill=BUSY) is BypassReason.PREFILL_BUSY
 
 
 @pytest.mark.parametrize("bypass_tokens", [0, 128])
 def test_prefill_that_is_down_is_passed_by_and_what_it_could_not_have_done_has_its_own_reason(
     bypass_tokens: int,
 ) -> None:
-    rules = BypassRules(bypass_tokens)
-    assert bypass_reason(facts(prefill_up=False), rules) is BypassReason.PREFILL_DOWN
-    assert bypass_reason(facts(prefill_up=False, prompt_logprobs=True), rules) is BypassReason.PROMPT_LOGPROBS
-    assert bypass_reason(facts(prefill_up=False, prompt_tokens=1), rules) is BypassReason.ONE_TOKEN
+    assert reason(bypass_tokens, prefill=None) is BypassReason.PREFILL_DOWN
+    assert reason(bypass_tokens, prefill=None, prompt_logprobs=True) is BypassReason.PROMPT_LOGPROBS
+    assert reason(bypass_tokens, prefill=None, prompt_tokens=1) is BypassReason.ONE_TOKEN
 
 
 def test_prefill_that_is_down_is_missed_only_where_it_would_have_paid() -> None:
-    down = facts(prefill_up=False, cached_tokens=900)
-    assert bypass_reason(down, BypassRules(128)) is BypassReason.SHORT
-    assert bypass_reason(down, BypassRules(0)) is BypassReason.PREFILL_DOWN
+    assert reason(128, prefill=None, cached_tokens=900) is BypassReason.SHORT
+    assert reason(0, prefill=None, cached_tokens=900) is BypassReason.PREFILL_DOWN
 
 
 def test_bypass_tokens_0_lets_decode_compute_nothing_by_choice() -> None:
-    assert bypass_reason(facts(prompt_tokens=2), BypassRules(0)) is None
-    assert bypass_reason(facts(prefill=BUSY), BypassRules(0)) is None
+    assert reason(0, prompt_tokens=2) is None
+    assert reason(0, prefill=BUSY) is None
 
 
 @pytest.mark.parametrize(

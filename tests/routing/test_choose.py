@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.errors import ConfigError
-from motet.routing.candidate import has_room
-from motet.routing.choose import Candidate, Policy, Reason, Wanted, Work, choose, policy_named
-from motet.routing.cost import WEIGHTS, cost
+from motet.routing.choose import Reason, choose
+from motet.routing.cost import WEIGHTS, Candidate, GroupNeeds, Work, cost, has_room
+from motet.types import Policy
 
-GROUP = Wanted(work=Work.GENERATE, choices=8, prompt_tokens=1600, needs_prompt=True)
+GROUP = GroupNeeds(work=Work.GENERATE, choices=8, prompt_tokens=1600, needs_prompt=True)
 IDLE = Candidate(
     id="w",
     cached_tokens=0,
@@ -26,7 +25,7 @@ IDLE = Candidate(
 
 
 def chosen(
-    *candidates: Candidate, wanted: Wanted = GROUP, policy: Policy = Policy.KV, turn: int = 0
+    *candidates: Candidate, wanted: GroupNeeds = GROUP, policy: Policy = Policy.KV, turn: int = 0
 ) -> tuple[int, str]:
     decision = choose(candidates, wanted, policy, turn=turn)
     assert decision is not None
@@ -168,12 +167,6 @@ def test_why_names_a_handful_of_a_thousand() -> None:
     decision = choose([IDLE] * 1000, GROUP, Policy.KV, turn=0)
     assert decision is not None
     assert decision.why.count("own") == 4
-
-
-def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
-    assert policy_named("least-loaded") is Policy.LEAST_LOADED
-    with pytest.raises(ConfigError, match="'fastest': it is one of kv, least-loaded, round-robin, session"):
-        policy_named("fastest")
 
 
 CANDIDATES = st.builds(

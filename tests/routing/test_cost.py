@@ -5,11 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.routing.candidate import Candidate, Wanted, Work
-from motet.routing.cost import Weights, cost, explained, own_cost
+from motet.routing.cost import Candidate, GroupNeeds, Weights, Work, cost, explained, own_cost
 
 WEIGHTS = Weights(choice=100.0, trunk_block=10.0, tail_block=2.0, pulled_token=0.25)
-GROUP = Wanted(work=Work.GENERATE, choices=4, prompt_tokens=400, needs_prompt=True)
+GROUP = GroupNeeds(work=Work.GENERATE, choices=4, prompt_tokens=400, needs_prompt=True)
 WORKER = Candidate(
     id="w3",
     cached_tokens=80,
@@ -24,23 +23,31 @@ WORKER = Candidate(
 
 
 def test_cost_is_own_and_queued_tokens_and_each_choice_trunk_block_and_tail_block() -> None:
-    own = (400 - 80) * (1 + 3 / 4)  # four choices wait for the prompt, and three others stand still meanwhile
-    assert cost(WORKER, GROUP, WEIGHTS) == own + 1000 + 3 * 100 + 7 * 10 + 5 * 2
+    # own: 320 tokens are not cached. Four choices wait for them, and three others stand still meanwhile, which is 240
+    # more for each of the four together: 560. queued: 1000. load: 3 choices of 100, 7 trunk blocks of 10, 5 tail blocks
+    # of 2: 380.
+    assert cost(WORKER, GROUP, WEIGHTS) == 1940.0
 
 
 def test_the_delay_of_others_weighs_more_for_a_small_group_and_nothing_on_an_idle_worker() -> None:
     alone = replace(WORKER, open_choices=0)
     single = replace(GROUP, choices=1)
-    assert own_cost(WORKER, single) == 4 * (400 - 80)
-    assert own_cost(alone, single) == own_cost(alone, GROUP) == 400 - 80
+    assert own_cost(WORKER, single) == 1280.0  # 320 tokens: one choice waits, and three others beside it
+    assert own_cost(alone, single) == own_cost(alone, GROUP) == 320.0
 
 
 def test_with_a_ticket_only_a_pull_is_left_of_the_own_tokens() -> None:
-    assert cost(WORKER, replace(GROUP, needs_prompt=False), WEIGHTS) == (400 - 80) / 4 + 1000 + 380
+    # 320 tokens to pull at a quarter of a token each: 80. Nobody stands still for them.
+    assert cost(WORKER, replace(GROUP, needs_prompt=False), WEIGHTS) == 1460.0
+
+
+def test_a_block_weighs_by_its_tokens() -> None:
+    # Half as many tokens a block as the weights are for: 80 / 2 = 40 in the place of 80 for the blocks.
+    assert cost(replace(WORKER, block_size=8), GROUP, WEIGHTS) == 1900.0
 
 
 def test_no_worker_has_more_of_a_prompt_than_there_is() -> None:
-    assert cost(replace(WORKER, cached_tokens=999), GROUP, WEIGHTS) == 1000 + 380
+    assert cost(replace(WORKER, cached_tokens=999), GROUP, WEIGHTS) == 1380.0
 
 
 def test_the_explanation_names_the_worker_and_the_parts() -> None:

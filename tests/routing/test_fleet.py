@@ -7,12 +7,13 @@ import pytest
 from motet.engines.base import WorkerState
 from motet.errors import EngineDiedError, NoWorkerError, WorkerLeavingError
 from motet.ids import RequestId
-from motet.routing.candidate import Work
+from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import REFUSAL_S
-from motet.routing.routed import Routed
+from motet.routing.router import Router
 from motet.types import Role
-from tests.routing.cell import Clock, Pair, Tasks, answer, answers_of, group, tokens_of, worker
+from tests.routing.cells import Pair
+from tests.routing.scene import ONE_LIFE, Clock, Tasks, answer, answers, answers_of, group, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -64,13 +65,13 @@ def test_only_who_is_ready_gets_work() -> None:
 def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
     fleet = Fleet([worker("prefill-0")[0]])
     assert ready(fleet, Work.GENERATE) == ready(fleet, Work.PREFILL) == ["prefill-0"]
-    assert (fleet.serving().has_decode, fleet.has_prefill()) == (False, False)
+    assert (fleet.serving().has_decode, fleet.serving().has_prefill) == (False, False)
     fleet.expect("decode-0", "-", Role.DECODE)
     assert ready(fleet, Work.GENERATE) == []
     assert ready(fleet, Work.PREFILL) == ["prefill-0"]
     fleet.put(worker("decode-0")[0])
     assert ready(fleet, Work.GENERATE) == ["decode-0"]
-    assert (fleet.serving().has_decode, fleet.has_prefill()) == (True, True)
+    assert (fleet.serving().has_decode, fleet.serving().has_prefill) == (True, True)
     fleet.mark("decode-0", WorkerState.DEAD)
     assert ready(fleet, Work.GENERATE) == []  # it will come back; until then its groups wait
     fleet.remove("decode-0")
@@ -87,14 +88,14 @@ def test_workers_that_do_both_are_not_asked_to_prefill() -> None:
 def test_there_is_hope_until_all_who_could_generate_are_given_up(role: str) -> None:
     fleet = Fleet([worker(f"{role}-0")[0], worker(f"{role}-1")[0]])
     for number in range(2):
-        assert fleet.hopeful()
+        assert fleet.serving().hopeful
         fleet.mark(f"{role}-{number}", WorkerState.DEAD)
-        assert fleet.hopeful()
+        assert fleet.serving().hopeful
         fleet.give_up(f"{role}-{number}")
-    assert not fleet.hopeful()
+    assert not fleet.serving().hopeful
     fleet.give_up("unknown")
     fleet.put(worker(f"{role}-1")[0])
-    assert fleet.hopeful()
+    assert fleet.serving().hopeful
 
 
 def test_who_refused_is_passed_over_for_a_while_and_a_new_start_of_it_is_not() -> None:
@@ -148,22 +149,22 @@ async def test_a_change_after_the_call_is_not_missed_though_nobody_awaits_yet() 
 async def test_a_worker_that_returns_has_new_books_and_groups_of_its_former_life_close_the_old_ones() -> None:
     one, engine = worker("decode-0")
     fleet = Fleet([one])
-    routed, member = Routed(fleet), fleet.members[0]
-    former = routed.generate(group("former", n=3))
+    router, member = Router(fleet, ONE_LIFE), fleet.members[0]
+    former = router.generate(group("former", n=3))
     old = member.books
     again, _ = worker("decode-0")
     fleet.put(again)
     assert member.books is not old
     assert (old.open_choices, member.books.open_choices) == (3, 0)
-    present = routed.generate(group("present", n=2))
+    present = router.generate(group("present", n=2))
     engine.die()
     with pytest.raises(EngineDiedError):
         await tokens_of(former)
     old.check()
     assert member.books.open_choices == 2
     assert len(member.groups) == 1
-    assert await tokens_of(present) == {0: answer(0), 1: answer(1)}
-    routed.check()
+    assert await tokens_of(present) == answers(2)
+    router.check()
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -172,8 +173,8 @@ async def test_a_death_that_a_slow_reader_learns_of_late_says_nothing_of_the_wor
 ) -> None:
     one, engine = worker("decode-0")
     fleet = Fleet([one])
-    routed = Routed(fleet)
-    former = routed.generate(group())
+    router = Router(fleet, ONE_LIFE)
+    former = router.generate(group())
     engine.die()
     if removed:
         fleet.remove("decode-0")
@@ -183,8 +184,8 @@ async def test_a_death_that_a_slow_reader_learns_of_late_says_nothing_of_the_wor
     with pytest.raises(EngineDiedError):
         await anext(former)
     assert states(fleet) == {"decode-0": WorkerState.READY}
-    assert await answers_of(routed, group("next")) == {0: answer(0), 1: answer(1)}
-    routed.check()
+    assert await answers_of(router, group("next")) == answers(2)
+    router.check()
 
 
 async def test_evicted_groups_end_with_the_error_that_says_so_wherever_they_are() -> None:
@@ -192,8 +193,8 @@ async def test_evicted_groups_end_with_the_error_that_says_so_wherever_they_are(
     gate = asyncio.Semaphore(0)
     one, engine = worker("decode-0", gate=gate)
     fleet = Fleet([one, worker("prefill-0")[0]])
-    routed = Routed(fleet)
-    begun, waiting, unread = (routed.generate(group(name)) for name in ("begun", "waiting", "unread"))
+    router = Router(fleet, ONE_LIFE)
+    begun, waiting, unread = (router.generate(group(name)) for name in ("begun", "waiting", "unread"))
     gate.release()
     await anext(begun)
     reader = asyncio.ensure_future(anext(waiting))
@@ -209,55 +210,54 @@ async def test_evicted_groups_end_with_the_error_that_says_so_wherever_they_are(
     assert states(fleet)["decode-0"] is WorkerState.READY  # whoever evicts says what becomes of the worker
     await fleet.evict("decode-0", LEAVING)
     await fleet.evict("unknown", LEAVING)
-    routed.check()
+    router.check()
     tasks.check()
 
 
 async def test_groups_that_have_ended_are_not_evicted() -> None:
     one, engine = worker("decode-0")
     fleet = Fleet([one])
-    routed = Routed(fleet)
-    finished, stopped, closed = (routed.generate(group(name, n=1)) for name in ("finished", "stopped", "closed"))
+    router = Router(fleet, ONE_LIFE)
+    finished, stopped, closed = (router.generate(group(name, n=1)) for name in ("finished", "stopped", "closed"))
     for _ in answer(0):
         await anext(finished)
-    await routed.stop_choice(RequestId("stopped"), 0)
+    await router.stop_choice(RequestId("stopped"), 0)
     await closed.aclose()
     await fleet.evict("decode-0", LEAVING)
     for stream in (finished, stopped, closed):
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
     engine.check()
-    routed.check()
+    router.check()
 
 
 async def test_when_the_last_worker_leaves_there_is_nobody() -> None:
     fleet = Fleet([worker("decode-0")[0]])
-    routed = Routed(fleet)
+    router = Router(fleet, ONE_LIFE)
     fleet.remove("decode-0")
     with pytest.raises(NoWorkerError, match="there is none"):
-        routed.generate(group())
+        router.generate(group())
     fleet.put(worker("decode-1")[0])
-    assert await answers_of(routed, group()) == {0: answer(0), 1: answer(1)}
+    assert await answers_of(router, group()) == answers(2)
 
 
 async def test_the_report_tells_why_a_worker_got_its_last_group() -> None:
     fleet = Fleet([worker("decode-0")[0]])
-    await answers_of(Routed(fleet), group())
+    await answers_of(Router(fleet, ONE_LIFE), group())
     assert [report.last_decision for report in fleet.reports()] == ["only decode-0 is there"]
 
 
 async def test_choices_that_others_gave_a_worker_count_and_ours_do_not_count_twice() -> None:
     pair = Pair("decode")
     first, second = pair.fleet.members
-    stream = pair.engine.generate(group("ours", n=4))
+    stream = pair.router.generate(group("ours", n=4))
     assert (first.open_choices, second.open_choices) == (4, 0)
     for member, told in ((first, 4), (second, 30)):
         member.reported(told)
     assert (first.open_choices, second.open_choices) == (4, 30)
-    other = pair.engine.generate(group("other", n=4))
+    other = pair.router.generate(group("other", n=4))
     assert pair.groups == (2, 0)
     first.reported(3)  # it has not seen all of ours yet
     assert first.open_choices == 8
     await stream.aclose()
     await other.aclose()
-    pair.check()

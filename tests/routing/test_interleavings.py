@@ -1,4 +1,8 @@
-"""Ends of a group at every moment and in every order: afterwards no ticket, no group and no task is left."""
+"""One life of a group, ended at every moment and in every way: afterwards no ticket, no group, no task is left of it.
+
+The states of a journey are walked through by scenes (it waits for room, is prefilled, is written whole or in parts, and
+moves), and each scene is ended after every number of turns of the loop (in `make check`: of every fourth).
+"""
 
 import asyncio
 import contextlib
@@ -9,74 +13,205 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.base import GroupStream
-from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, RequestError
-from motet.types import GenerateRequest
-from tests.property_settings import examples
-from tests.routing.cell import Cell, Hold, answer, group, tokens_of
+from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
+from motet.routing.part import NEXT, GroupState, moved
+from motet.testing.engine import GONE
+from tests.property_settings import examples, some
+from tests.routing.cells import Cell
+from tests.routing.scene import APART, Given, Hold, Scene, Slowly, group, read, tokens_of, turn, undisturbed
 
-N = 2
-EVERYTHING = {index: answer(index) for index in range(N)}
-PREFILL_TICKS = 3
-MOST_TICKS = 24
-"""More turns of the loop than an undisturbed group takes."""
+pytestmark = pytest.mark.anyio
 
-
-async def tick(times: int = 1) -> None:
-    """Lets everything that can run take one step."""
-    for _ in range(times):
-        await asyncio.sleep(0)
+N = 4
+MOST_TURNS = 48
+"""More turns of the loop than a group takes that waits, is prefilled and moves."""
+FULL: dict[int, MotetError] = {0: OverloadedError("full")}
 
 
-def prefill_that(error: MotetError | None) -> Callable[[GenerateRequest], Awaitable[None]]:
-    async def during_prefill(_: GenerateRequest) -> None:
-        await tick(PREFILL_TICKS)
-        if error is not None:
-            raise error
+def losing(
+    first: dict[int, MotetError],
+    second: dict[int, MotetError] | None = None,
+    *,
+    prefill: MotetError | None = None,
+    spread_choices: int = 0,
+    places: int = 1024,
+) -> Scene:
+    """A slow prefill worker and two decode workers that fail so; a whole group goes to the first one."""
+    scene = Scene(*APART, spread_choices=spread_choices, places=places)
+    scene.engines["prefill-0"].during_prefill = Slowly(prefill)
+    scene.engines["decode-0"].fail_after = first
+    scene.engines["decode-1"].fail_after = second or {}
+    return scene
 
-    return during_prefill
+
+def crowded(first: dict[int, MotetError], second: dict[int, MotetError] | None = None) -> Scene:
+    """The group has to wait for two others to end."""
+    scene = losing(first, second, places=N)
+    for name in ("before", "beside"):
+        given = scene.come(name, N)
+        scene.others.append(asyncio.ensure_future(read(given.stream, given.request, given.heard)))
+    return scene
 
 
-async def read(stream: GroupStream) -> dict[int, list[int]]:
-    with contextlib.suppress(MotetError):
-        return await tokens_of(stream)
-    return {}
-
-
-ENDS: dict[str, tuple[MotetError | None, dict[int, MotetError]]] = {
-    "all is well": (None, {}),
-    "prefill fails": (EngineError("sick"), {}),
-    "prefill refuses": (RequestError("never"), {}),
-    "decode dies before it read": (None, {0: EngineDiedError("gone")}),
-    "decode dies after it read": (None, {1: EngineDiedError("gone")}),
-    "both fail": (EngineDiedError("gone"), {0: EngineClosedError("closed")}),
+SCENES: dict[str, Callable[[], Scene]] = {
+    "all is well": lambda: losing({}),
+    "prefill fails": lambda: losing({}, prefill=EngineError("sick")),
+    "prefill refuses": lambda: losing({}, prefill=RequestError("never")),
+    "dies before it read": lambda: losing({0: GONE}),
+    "dies in the midst": lambda: losing({2: GONE}),
+    "both die": lambda: losing({1: GONE}, {1: GONE}),
+    "dies, the other refuses for ever": lambda: losing({1: GONE}, FULL),
+    "dies, the other is sick": lambda: losing({1: GONE}, {0: EngineError("sick")}),
+    "waits for room": lambda: crowded({}),
+    "waits, then its worker dies": lambda: crowded({1: GONE}),
+    "in parts": lambda: losing({}, spread_choices=2),
+    "in parts, prefill fails": lambda: losing({}, prefill=EngineError("sick"), spread_choices=2),
+    "in parts, one dies before it read": lambda: losing({0: GONE}, spread_choices=2),
+    "in parts, one dies in the midst": lambda: losing({2: GONE}, spread_choices=2),
+    "in parts, one dies, the other refuses": lambda: losing({1: GONE}, FULL, spread_choices=2),
+    "in parts, one is sick": lambda: losing({1: EngineError("sick")}, spread_choices=2),
 }
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("ticks", range(MOST_TICKS))
-@pytest.mark.parametrize("is_read", [True, False])
+async def twice(_: Scene, given: Given) -> None:
+    await asyncio.gather(given.stream.aclose(), given.stream.aclose())
+
+
+async def evict_all(scene: Scene, given: Given) -> None:
+    await asyncio.gather(*(scene.evict(name) for name in APART))
+    await given.stream.aclose()
+
+
+async def stop_all(scene: Scene, given: Given) -> None:
+    for start in given.request.choices:
+        await scene.router.stop_choice(given.request.request_id, start.index)
+
+
+async def refuse(scene: Scene, given: Given) -> None:
+    await scene.pass_time(60.0)
+    await given.stream.aclose()
+
+
+ENDS: dict[str, Callable[[Scene, Given], Awaitable[None]]] = {
+    "closed": lambda _, given: given.stream.aclose(),
+    "closed twice at once": twice,
+    "server closed": lambda scene, _: scene.router.close(),
+    "evicted, then closed": evict_all,
+    "stopped": stop_all,
+    "refused for want of room": refuse,
+}
+
+
+async def leave_all(scene: Scene, given: Given) -> None:
+    """Whatever else was in the scene goes too."""
+    await given.stream.aclose()
+    await scene.router.close()
+    await asyncio.gather(*scene.others)
+
+
 @pytest.mark.parametrize("end", ENDS)
-async def test_closed_after_any_number_of_turns_of_the_loop(end: str, is_read: bool, ticks: int) -> None:
-    prefill_error, fail_after = ENDS[end]
-    cell = Cell(during_prefill=prefill_that(prefill_error), fail_after=fail_after)
-    stream = cell.engine.generate(group(n=N))
-    reader = asyncio.ensure_future(read(stream)) if is_read else None
-    await tick(ticks)
-    await stream.aclose()
-    if reader is not None:
+@pytest.mark.parametrize("name", SCENES)
+async def test_ended_after_any_number_of_turns_of_the_loop(name: str, end: str) -> None:
+    whole = await undisturbed(group(n=N))
+    for turns in some(range(MOST_TURNS), name + end):
+        scene = SCENES[name]()
+        given = scene.come("g", N)
+        reader = asyncio.ensure_future(read(given.stream, given.request, given.heard))
+        await turn(turns)
+        was_over = reader.done()
+        await ENDS[end](scene, given)
+        await leave_all(scene, given)
         await reader
-    cell.check()
+        scene.check()
+        assert given.heard.begins(whole)
+        if was_over:  # then nothing happens in later turns
+            break
 
 
-@pytest.mark.anyio
-async def test_so_many_turns_are_enough_for_an_undisturbed_group() -> None:
-    """Else the test above would never see the last of them."""
-    cell = Cell(during_prefill=prefill_that(None))
-    reader = asyncio.ensure_future(read(cell.engine.generate(group(n=N))))
-    await tick(MOST_TICKS)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", SCENES)
+async def test_ended_unread(name: str, end: str) -> None:
+    for turns in some((0, 1, 2, 4, 8, 16, 32), name + end):
+        scene = SCENES[name]()
+        given = scene.come("g", N)
+        await turn(turns)
+        await ENDS[end](scene, given)
+        await leave_all(scene, given)
+        scene.check()
+
+
+@pytest.mark.parametrize("name", SCENES)
+async def test_who_closes_it_is_cancelled(name: str) -> None:
+    for turns in some(range(0, MOST_TURNS, 3), name):
+        for more in (0, 1, 2):
+            scene = SCENES[name]()
+            given = scene.come("g", N)
+            reader = asyncio.ensure_future(read(given.stream, given.request, given.heard))
+            await turn(turns)
+            closing = asyncio.ensure_future(given.stream.aclose())
+            await turn(more)
+            closing.cancel()
+            await asyncio.wait([closing])
+            if more == 0:  # it never began
+                reader.cancel()
+                await asyncio.wait([reader])
+            else:
+                await reader
+            await leave_all(scene, given)
+            await turn(2)
+            scene.check()
+
+
+@pytest.mark.parametrize("name", SCENES)
+async def test_a_reader_cancelled_after_any_number_of_turns_leaves_the_group_to_the_next_one(name: str) -> None:
+    whole = await undisturbed(group(n=N))
+    for turns in some(range(0, MOST_TURNS, 2), name):
+        scene = SCENES[name]()
+        given = scene.come("g", N)
+        reader = asyncio.ensure_future(read(given.stream, given.request, given.heard))
+        await turn(turns)
+        reader.cancel()
+        await asyncio.wait([reader])
+        for worker in ("decode-0", "decode-1"):
+            scene.engines[worker].fail_after = {}
+            scene.start(worker)
+        second = asyncio.ensure_future(read(given.stream, given.request, given.heard))
+        while not second.done():
+            await turn()
+            scene.fleet.notify()
+        assert given.heard.begins(whole)
+        if "sick" not in name and name != "prefill refuses" and "parts," not in name:
+            assert given.heard == whole
+        await leave_all(scene, given)
+        scene.check()
+
+
+async def test_so_many_turns_are_enough_for_a_group_that_waits_and_moves() -> None:
+    """Else the tests above would never see the last of them."""
+    scene = SCENES["waits, then its worker dies"]()
+    given = scene.come("g", N)
+    reader = asyncio.ensure_future(read(given.stream, given.request, given.heard))
+    await turn(MOST_TURNS)
     assert reader.done()
-    assert reader.result() == EVERYTHING
-    cell.check()
+    assert given.heard == await undisturbed(given.request)
+    await leave_all(scene, given)
+
+
+def test_a_group_moves_only_where_the_table_leads() -> None:
+    for old in GroupState:
+        for new in GroupState:
+            if new is old or new in NEXT[old]:
+                assert moved(old, new) is new
+            else:
+                with pytest.raises(AssertionError, match=f"from {old.name} to {new.name}"):
+                    moved(old, new)
+    assert not NEXT[GroupState.OVER]
+
+
+async def tokens(stream: GroupStream) -> dict[int, list[int]]:
+    with contextlib.suppress(MotetError):
+        return await tokens_of(stream)
+    return {}
 
 
 class Play:
@@ -87,21 +222,21 @@ class Play:
         self.gate = asyncio.Semaphore(0)
         self.cell = Cell(during_prefill=self.hold, gate=self.gate, fail_after=fail_after)
         self.cell.prefill.may_release.clear()
-        self.request = group(n=N)
-        self.stream = self.cell.engine.generate(self.request)
+        self.request = group(n=2)
+        self.stream = self.cell.router.generate(self.request)
         self.reader: asyncio.Future[dict[int, list[int]]] | None = None
         self.others: list[asyncio.Future[None]] = []
 
     def read(self) -> None:
         if self.reader is None:
-            self.reader = asyncio.ensure_future(read(self.stream))
+            self.reader = asyncio.ensure_future(tokens(self.stream))
 
     def stop_reading(self) -> None:
         if self.reader is not None:
             self.reader.cancel()
 
     def stop(self, index: int) -> None:
-        self.begin(self.cell.engine.stop_choice(self.request.request_id, index))
+        self.begin(self.cell.router.stop_choice(self.request.request_id, index))
 
     def begin(self, what: Coroutine[None, None, None]) -> None:
         self.others.append(asyncio.ensure_future(what))
@@ -114,11 +249,11 @@ class Play:
         """Lets go of everything that was held, and leaves."""
         self.hold.go.set()
         self.cell.prefill.may_release.set()
-        for _ in range(MOST_TICKS):
+        for _ in range(MOST_TURNS):
             self.gate.release()
         await self.stream.aclose()
         with contextlib.suppress(asyncio.CancelledError):
-            await (self.reader or tick())
+            await (self.reader or turn())
         for task in self.others:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -136,7 +271,7 @@ ACTS: dict[str, Callable[[Play], None]] = {
     "client leaves": lambda play: play.begin(play.stream.aclose()),
     "who acted last is cancelled": Play.cancel_last,
     "decode is closed": lambda play: play.begin(play.cell.decode.close()),
-    "cell is closed": lambda play: play.begin(play.cell.engine.close()),
+    "cell is closed": lambda play: play.begin(play.cell.router.close()),
 }
 TURN = "a turn of the loop"
 
@@ -154,7 +289,7 @@ def test_any_order_of_events_leaves_nothing(
         scene = Play(prefill_error, {} if fail_at is None else {fail_at: EngineDiedError("gone")})
         for act in acts:
             if act == TURN:
-                await tick()
+                await turn()
             else:
                 ACTS[act](scene)
         await scene.finish()

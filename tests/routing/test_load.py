@@ -2,8 +2,8 @@
 
 import pytest
 
-from motet.routing.load import KEPT, Load, WorkerLoad
-from tests.routing.cell import Clock
+from motet.routing.member import KEPT, Load, WorkerLoad
+from tests.routing.scene import Clock
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 from motet.errors import EngineSilentError
 from motet.transfer.ticket import TransferAddress
-from tests.routing.moving import Heard, Scene, length, settle, undisturbed, wish
+from tests.routing.scene import Heard, Scene, group, length, settle, undisturbed
 
 pytestmark = pytest.mark.anyio
 
@@ -20,8 +20,8 @@ FLEETS = [("both-0", "both-1", "both-2"), ("prefill-0", "decode-0", "decode-1")]
 async def test_a_worker_that_dies_after_any_step_is_not_noticed_in_any_choice(
     steps: int, names: tuple[str, ...]
 ) -> None:
-    scene, request, heard = Scene(*names), wish(n=N, logprobs=2), Heard()
-    stream = scene.engine.generate(request)
+    scene, request, heard = Scene(*names), group(n=N, logprobs=2), Heard()
+    stream = scene.router.generate(request)
     await settle()
     for _ in range(steps):
         heard.take(await anext(stream), request)
@@ -30,32 +30,30 @@ async def test_a_worker_that_dies_after_any_step_is_not_noticed_in_any_choice(
     assert await heard.read(stream, request) == await undisturbed(request)
     moves = 1 if steps < STEPS else 0
     assert len(scene.asked) == 1 + moves
-    assert scene.engine.figures.moves == ({("died", "resumed"): 1} if moves else {})
+    assert scene.moves == ({("died", "resumed"): 1} if moves else {})
     open_choices = [index for index in range(N) if length(index) > steps]
-    assert scene.engine.figures.choices_resumed == len(open_choices)
-    assert scene.engine.figures.tokens_replayed == steps * len(open_choices)
-    scene.check()
+    assert scene.router.counts.choices_resumed == len(open_choices)
+    assert scene.router.counts.tokens_replayed == steps * len(open_choices)
 
 
 @pytest.mark.parametrize("steps", range(STEPS))
 async def test_a_group_may_lose_a_worker_at_every_step(steps: int) -> None:
     names = [f"both-{number}" for number in range(STEPS + 1)]
-    scene, request, heard = Scene(*names, limit=STEPS), wish(n=N, logprobs=1), Heard()
-    stream = scene.engine.generate(request)
+    scene, request, heard = Scene(*names, limit=STEPS), group(n=N, logprobs=1), Heard()
+    stream = scene.router.generate(request)
     for step in range(STEPS):
         if step >= steps:
             for name in scene.writers():
                 scene.kill(name)
         heard.take(await anext(stream), request)
     assert await heard.read(stream, request) == await undisturbed(request)
-    assert scene.engine.figures.moves == {("died", "resumed"): STEPS - steps}
-    scene.check()
+    assert scene.moves == {("died", "resumed"): STEPS - steps}
 
 
 async def test_a_resumed_group_says_what_is_written_under_a_name_of_its_own() -> None:
-    scene, request, heard = Scene("both-0", "both-1", "both-2"), wish(n=N), Heard()
+    scene, request, heard = Scene("both-0", "both-1", "both-2"), group(n=N), Heard()
     whole = await undisturbed(request)
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     for _ in range(length(0)):
         heard.take(await anext(stream), request)
     scene.writer().die()
@@ -71,14 +69,13 @@ async def test_a_resumed_group_says_what_is_written_under_a_name_of_its_own() ->
     assert written == {index: whole.tokens[index][: length(0) + 1] for index in (1, 2)}
     assert [start.seed for start in third.choices] == [start.seed for start in request.choices[1:]]
     assert (third.prompt, third.sampling, third.trace) == (request.prompt, request.sampling, request.trace)
-    scene.check()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 async def test_the_prompt_is_reported_once(steps: int) -> None:
-    scene, request, heard = Scene("both-0", "both-1"), wish(prompt_logprobs=0), Heard()
+    scene, request, heard = Scene("both-0", "both-1"), group(prompt_logprobs=0), Heard()
     whole = await undisturbed(request)
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     for _ in range(steps):
         heard.take(await anext(stream), request)
     scene.writer().die()
@@ -89,37 +86,34 @@ async def test_the_prompt_is_reported_once(steps: int) -> None:
     assert len(report.logprobs) == len(request.prompt)
     # Nobody computes every row of the prompt once more for what has been told.
     assert scene.asked[1].sampling.prompt_logprobs == (0 if steps == 0 else None)
-    scene.check()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
 async def test_a_worker_that_leaves_hands_its_groups_on(steps: int) -> None:
-    scene, request, heard = Scene("both-0", "both-1"), wish(), Heard()
-    stream = scene.engine.generate(request)
+    scene, request, heard = Scene("both-0", "both-1"), group(), Heard()
+    stream = scene.router.generate(request)
     for _ in range(steps):
         heard.take(await anext(stream), request)
     (leaving,) = scene.writers()
     await scene.evict(leaving)
     assert scene.writers() == []
     assert await heard.read(stream, request) == await undisturbed(request)
-    assert scene.engine.figures.moves == {("leaving", "resumed"): 1}
-    scene.check()
+    assert scene.moves == {("leaving", "resumed"): 1}
 
 
 async def test_a_group_whose_worker_falls_silent_goes_on() -> None:
-    scene, request, heard = Scene("both-0", "both-1"), wish(), Heard()
-    stream = scene.engine.generate(request)
+    scene, request, heard = Scene("both-0", "both-1"), group(), Heard()
+    stream = scene.router.generate(request)
     heard.take(await anext(stream), request)
     scene.writer().die(EngineSilentError("no sign of life"))
     assert await heard.read(stream, request) == await undisturbed(request)
-    assert scene.engine.figures.moves == {("silent", "resumed"): 1}
-    scene.check()
+    assert scene.moves == {("silent", "resumed"): 1}
 
 
 async def test_many_groups_of_one_worker_all_go_on() -> None:
     scene = Scene("both-0", "both-1", "both-2")
-    requests = [wish(f"g{number}", n=2) for number in range(12)]
-    streams = [scene.engine.generate(request) for request in requests]
+    requests = [group(f"g{number}", n=2) for number in range(12)]
+    streams = [scene.router.generate(request) for request in requests]
     heards = [Heard() for _ in requests]
     for steps, (stream, heard, request) in enumerate(zip(streams, heards, requests, strict=True)):
         for _ in range(steps % 3):
@@ -129,35 +123,50 @@ async def test_many_groups_of_one_worker_all_go_on() -> None:
     for stream, heard, request in zip(streams, heards, requests, strict=True):
         assert await heard.read(stream, request) == await undisturbed(request)
     assert lost > 1
-    assert scene.engine.figures.moves == {("died", "resumed"): lost}
-    scene.check()
+    assert scene.moves == {("died", "resumed"): lost}
 
 
 async def test_a_resumed_group_asks_prefill_once_more_and_its_first_ticket_is_not_used_again() -> None:
-    scene, request, heard = Scene("prefill-0", "decode-0", "decode-1"), wish(), Heard()
-    stream = scene.engine.generate(request)
+    scene, request, heard = Scene("prefill-0", "decode-0", "decode-1"), group(), Heard()
+    stream = scene.router.generate(request)
     heard.take(await anext(stream), request)
     scene.writer().die()
     assert await heard.read(stream, request) == await undisturbed(request)
     assert [one.request_id for one in scene.engines["prefill-0"].prefills] == ["g", "g.1"]
     tickets = [one.ticket and one.ticket.remote_request_id for one in scene.asked]
     assert tickets == ["g", "g.1"]
-    assert set(scene.apart.bypasses.values()) == {0}
-    scene.check()
+    assert set(scene.router.counts.bypasses.values()) == {0}
 
 
 @pytest.mark.parametrize(("steps", "leases_left"), [(0, 1), (1, 0)])
 async def test_a_ticket_of_the_client_is_dropped_when_its_group_moves(steps: int, leases_left: int) -> None:
     scene, heard = Scene("decode-0", "decode-1"), Heard()
     elsewhere = TransferAddress("elsewhere", "127.0.0.1", 1)
-    ticket = scene.leases.grant(wish(), elsewhere, readers=1, block_size=16)
-    request = msgspec.structs.replace(wish(), ticket=ticket)
-    stream = scene.engine.generate(request)
+    ticket = scene.leases.grant(group(), elsewhere, readers=1, block_size=16)
+    request = msgspec.structs.replace(group(), ticket=ticket)
+    stream = scene.router.generate(request)
     for _ in range(steps):
         heard.take(await anext(stream), request)
     scene.writer().die()
-    assert await heard.read(stream, request) == await undisturbed(wish())
+    assert await heard.read(stream, request) == await undisturbed(group())
     assert [one.ticket for one in scene.asked] == [ticket, None]
     assert len(scene.leases.held) == leases_left  # of the dead no lease is told: it ends by itself
     scene.leases.held.clear()
-    scene.check()
+
+
+@pytest.mark.parametrize(("other", "told"), [("fake-same", "equal"), ("other-same", "other")])
+async def test_the_log_says_when_a_group_goes_on_where_the_text_may_differ(
+    other: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It went on with other weights without a word."""
+    scene, request, heard = Scene("both-0", "both-1"), group(n=N), Heard()
+    stream = scene.router.generate(request)
+    heard.take(await anext(stream), request)
+    (writer,) = scene.writers()
+    (rest,) = {"both-0", "both-1"} - {writer}
+    scene.engines[rest].info = msgspec.structs.replace(scene.engines[rest].info, fingerprint=other)
+    scene.kill(writer)
+    await heard.read(stream, request)
+    assert [record.__dict__["fields"]["fingerprint"] for record in caplog.records if "goes on" in record.message] == [
+        told
+    ]

@@ -16,8 +16,8 @@ from motet.errors import (
     OverloadedError,
     RequestError,
 )
-from motet.routing.moves import ASK_AGAIN_S, REFUSALS
-from tests.routing.moving import Heard, Scene, error_of, settle, undisturbed, wish
+from motet.routing.migration import ASK_AGAIN_S, REFUSALS
+from tests.routing.scene import Heard, Scene, error_of, group, settle, undisturbed
 
 pytestmark = pytest.mark.anyio
 
@@ -31,8 +31,8 @@ def always(error: MotetError) -> dict[int, MotetError]:
 @pytest.mark.parametrize("limit", [0, 1, 3])
 async def test_a_group_moves_so_often_and_then_ends_with_its_worker(limit: int) -> None:
     names = [f"both-{number}" for number in range(limit + 2)]
-    scene, request, heard = Scene(*names, limit=limit), wish(), Heard()
-    stream = scene.engine.generate(request)
+    scene, request, heard = Scene(*names, limit=limit), group(), Heard()
+    stream = scene.router.generate(request)
     for life in range(limit + 1):
         heard.take(await anext(stream), request)
         scene.writer().die(EngineDiedError(f"life {life} is over"))
@@ -41,23 +41,21 @@ async def test_a_group_moves_so_often_and_then_ends_with_its_worker(limit: int) 
             await anext(stream)
     assert heard.begins(await undisturbed(request))
     resumed = {("died", "resumed"): limit} if limit else {}
-    assert scene.engine.figures.moves == {**resumed, ("died", "limit"): 1}
+    assert scene.moves == {**resumed, ("died", "limit"): 1}
     assert len(scene.asked) == 1 + limit
-    scene.check()
 
 
 async def test_deaths_before_the_first_delta_after_one_are_one_move_and_count_against_the_limit() -> None:
-    scene, request = Scene("both-0", "both-1", "both-2", "both-3", limit=2), wish()
+    scene, request = Scene("both-0", "both-1", "both-2", "both-3", limit=2), group()
     for name in ("both-1", "both-2", "both-3"):
         scene.engines[name].fail_after = always(EngineDiedError("gone"))
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     await anext(stream)
     scene.kill("both-0")
     assert isinstance(await error_of(stream), EngineDiedError)
-    assert scene.engine.figures.moves == {("died", "limit"): 1}
-    assert (scene.engine.figures.choices_resumed, scene.engine.figures.tokens_replayed) == (0, 0)
+    assert scene.moves == {("died", "limit"): 1}
+    assert (scene.router.counts.choices_resumed, scene.router.counts.tokens_replayed) == (0, 0)
     assert len(scene.asked) == 3
-    scene.check()
 
 
 @pytest.mark.parametrize(
@@ -65,44 +63,41 @@ async def test_deaths_before_the_first_delta_after_one_are_one_move_and_count_ag
 )
 @pytest.mark.parametrize("step", [0, 2])
 async def test_what_would_come_again_and_what_we_did_ourselves_is_not_tried_again(step: int, error: MotetError) -> None:
-    scene, request = Scene("both-0", "both-1"), wish()
+    scene, request = Scene("both-0", "both-1"), group()
     scene.engines["both-0"].fail_after = {step: error}
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     for _ in range(2):
         assert await error_of(stream) is error
     assert len(scene.asked) == 1
-    assert scene.engine.figures.moves == {}
-    scene.check()
+    assert scene.moves == {}
 
 
 async def test_a_move_that_ends_with_such_an_error_has_failed() -> None:
-    scene, request = Scene("both-0", "both-1"), wish()
+    scene, request = Scene("both-0", "both-1"), group()
     scene.engines["both-1"].fail_after = always(EngineError("sick"))
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     await anext(stream)
     scene.kill("both-0")
     assert isinstance(await error_of(stream), EngineError)
-    assert scene.engine.figures.moves == {("died", "failed"): 1}
-    scene.check()
+    assert scene.moves == {("died", "failed"): 1}
 
 
 async def test_a_group_that_is_refused_is_given_to_another_worker_at_once() -> None:
-    scene, request = Scene("both-0", "both-1"), wish()
+    scene, request = Scene("both-0", "both-1"), group(n=3)
     scene.engines["both-0"].fail_after = always(FULL)
-    reading = asyncio.ensure_future(Heard().read(scene.engine.generate(request), request))
+    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
     await settle()
     assert reading.done()  # no time has passed
     assert reading.result() == await undisturbed(request)
-    assert scene.engine.figures.moves == {("refused", "resumed"): 1}
-    assert (scene.engine.figures.choices_resumed, scene.engine.figures.tokens_replayed) == (3, 0)
-    scene.check()
+    assert scene.moves == {("refused", "resumed"): 1}
+    assert (scene.router.counts.choices_resumed, scene.router.counts.tokens_replayed) == (3, 0)
 
 
 async def test_a_group_that_has_shown_nothing_is_refused_after_so_many_refusals() -> None:
-    scene, request = Scene("both-0", "both-1", limit=0), wish()
+    scene, request = Scene("both-0", "both-1", limit=0), group()
     for engine in scene.all:
         engine.fail_after = always(FULL)
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     ending = asyncio.ensure_future(error_of(stream))
     while not ending.done():
         await settle()
@@ -110,15 +105,14 @@ async def test_a_group_that_has_shown_nothing_is_refused_after_so_many_refusals(
     assert ending.result() is FULL
     assert len(scene.asked) == REFUSALS
     assert [len(engine.requests) for engine in scene.all] == [REFUSALS // 2] * 2
-    assert scene.engine.figures.moves == {("refused", "refused"): 1}
-    scene.check()
+    assert scene.moves == {("refused", "refused"): 1}
 
 
 @pytest.mark.parametrize("error", [FULL, DrainingError("going")])
 async def test_a_group_that_has_shown_something_waits_for_room_as_for_a_worker(error: MotetError) -> None:
-    scene, request, heard = Scene("both-0", "both-1", wait_s=5.0), wish(), Heard()
+    scene, request, heard = Scene("both-0", "both-1", wait_s=5.0), group(), Heard()
     scene.engines["both-1"].fail_after = always(error)
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     heard.take(await anext(stream), request)
     scene.kill("both-0")
     reading = asyncio.ensure_future(heard.read(stream, request))
@@ -130,14 +124,13 @@ async def test_a_group_that_has_shown_something_waits_for_room_as_for_a_worker(e
     scene.engines["both-1"].fail_after = {}
     scene.fleet.notify()
     assert await reading == await undisturbed(request)
-    assert scene.engine.figures.moves == {("died", "resumed"): 1}
-    scene.check()
+    assert scene.moves == {("died", "resumed"): 1}
 
 
 async def test_and_is_refused_when_none_came_in_time() -> None:
-    scene, request = Scene("both-0", "both-1", wait_s=5.0), wish()
+    scene, request = Scene("both-0", "both-1", wait_s=5.0), group()
     scene.engines["both-1"].fail_after = always(FULL)
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     await anext(stream)
     scene.kill("both-0")
     ending = asyncio.ensure_future(error_of(stream))
@@ -146,28 +139,26 @@ async def test_and_is_refused_when_none_came_in_time() -> None:
     scene.fleet.notify()
     await settle()
     assert isinstance(await ending, OverloadedError)
-    assert scene.engine.figures.moves == {("died", "refused"): 1}
-    scene.check()
+    assert scene.moves == {("died", "refused"): 1}
 
 
 async def test_who_has_shown_something_asks_again_although_nobody_says_that_there_is_room() -> None:
-    scene, request, heard = Scene("both-0", "both-1"), wish(), Heard()
+    scene, request, heard = Scene("both-0", "both-1"), group(), Heard()
     scene.engines["both-1"].fail_after = always(FULL)
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     heard.take(await anext(stream), request)
     scene.kill("both-0")
     reading = asyncio.ensure_future(heard.read(stream, request))
     await settle()
     scene.engines["both-1"].fail_after = {}
     assert await asyncio.wait_for(reading, 20 * ASK_AGAIN_S) == await undisturbed(request)
-    scene.check()
 
 
 @pytest.mark.parametrize("names", [("both-0", "both-1"), ("prefill-0", "decode-0")], ids=["alike", "apart"])
 @pytest.mark.parametrize("steps", [0, 2])
 async def test_with_all_workers_dead_a_group_waits_for_one_to_return(steps: int, names: tuple[str, ...]) -> None:
-    scene, request, heard = Scene(*names), wish(), Heard()
-    stream = scene.engine.generate(request)
+    scene, request, heard = Scene(*names), group(), Heard()
+    stream = scene.router.generate(request)
     await settle()
     for _ in range(steps):
         heard.take(await anext(stream), request)
@@ -180,14 +171,13 @@ async def test_with_all_workers_dead_a_group_waits_for_one_to_return(steps: int,
     assert not reading.done()
     scene.start(names[-1])
     assert await reading == await undisturbed(request)
-    assert scene.engine.figures.moves == {("died", "resumed"): 1}
-    scene.check()
+    assert scene.moves == {("died", "resumed"): 1}
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 15.0])
 async def test_beyond_its_wait_it_ends_with_what_it_lost_its_worker_by(wait_s: float) -> None:
-    scene, request = Scene("both-0", "both-1", wait_s=wait_s), wish()
-    stream = scene.engine.generate(request)
+    scene, request = Scene("both-0", "both-1", wait_s=wait_s), group()
+    stream = scene.router.generate(request)
     await anext(stream)
     scene.kill_all()
     ending = asyncio.ensure_future(error_of(stream))
@@ -197,13 +187,12 @@ async def test_beyond_its_wait_it_ends_with_what_it_lost_its_worker_by(wait_s: f
     error = await ending
     assert isinstance(error, EngineDiedError)
     assert not isinstance(error, NoWorkerError)
-    assert scene.engine.figures.moves == {("died", "no-worker"): 1}
-    scene.check()
+    assert scene.moves == {("died", "no-worker"): 1}
 
 
 async def test_where_nobody_will_come_back_it_does_not_wait() -> None:
-    scene, request = Scene("both-0"), wish()
-    stream = scene.engine.generate(request)
+    scene, request = Scene("both-0"), group()
+    stream = scene.router.generate(request)
     await anext(stream)
     scene.kill_all()
     ending = asyncio.ensure_future(error_of(stream))
@@ -211,17 +200,16 @@ async def test_where_nobody_will_come_back_it_does_not_wait() -> None:
     assert not ending.done()
     scene.fleet.give_up("both-0")
     assert isinstance(await ending, EngineDiedError)
-    assert scene.engine.figures.moves == {("died", "no-worker"): 1}
-    scene.check()
+    assert scene.moves == {("died", "no-worker"): 1}
 
 
 @pytest.mark.parametrize(("steps", "moves"), [(1, 3), (0, 1)])
 async def test_the_wait_begins_anew_with_each_loss(steps: int, moves: int) -> None:
     """`steps`: of each worker that returns before it dies too."""
-    scene, request, heard = Scene("both-0", wait_s=10.0), wish(), Heard()
+    scene, request, heard = Scene("both-0", wait_s=10.0), group(), Heard()
     short_life: dict[int, MotetError] = {steps: EngineDiedError("gone")}
     scene.engines["both-0"].fail_after = {1: EngineDiedError("gone")}
-    reading = asyncio.ensure_future(heard.read(scene.engine.generate(request), request))
+    reading = asyncio.ensure_future(heard.read(scene.router.generate(request), request))
     for fail_after in (short_life, short_life, {}):
         await settle()
         scene.clock.now_s += 9.0
@@ -230,8 +218,7 @@ async def test_the_wait_begins_anew_with_each_loss(steps: int, moves: int) -> No
         assert not reading.done()
         scene.start("both-0").fail_after = fail_after
     assert await reading == await undisturbed(request)
-    assert scene.engine.figures.moves == {("died", "resumed"): moves}
-    scene.check()
+    assert scene.moves == {("died", "resumed"): moves}
 
 
 @pytest.mark.parametrize("names", [("both-0",), ("prefill-0", "decode-0")], ids=["alike", "apart"])
@@ -239,21 +226,20 @@ async def test_a_group_that_begins_while_nobody_is_there_is_told_so(names: tuple
     scene = Scene(*names)
     scene.kill_all()
     with pytest.raises(NoWorkerError) as raised:
-        scene.engine.generate(wish())
+        scene.router.generate(group())
     assert raised.value.retry_after_s == 2
-    assert scene.engine.figures.moves == {}
-    scene.check()
+    assert scene.moves == {}
 
 
 async def test_one_whose_last_decode_worker_dies_while_it_is_prefilled_waits_too() -> None:
-    scene, request = Scene("prefill-0", "decode-0"), wish()
+    scene, request = Scene("prefill-0", "decode-0"), group()
     go = asyncio.Event()
 
     async def held(_: object) -> None:
         await go.wait()
 
     scene.engines["prefill-0"].during_prefill = held
-    stream = scene.engine.generate(request)
+    stream = scene.router.generate(request)
     reading = asyncio.ensure_future(Heard().read(stream, request))
     await settle()
     scene.kill("decode-0")
@@ -263,6 +249,5 @@ async def test_one_whose_last_decode_worker_dies_while_it_is_prefilled_waits_too
     assert not reading.done()
     scene.start("decode-0")
     assert await reading == await undisturbed(request)
-    assert scene.engine.figures.moves == {("no-worker", "resumed"): 1}
+    assert scene.moves == {("no-worker", "resumed"): 1}
     assert scene.engines["prefill-0"].released  # the first ticket, which nobody has read
-    scene.check()

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from motet.engines.base import WorkerState
-from motet.engines.fake import fake_info
 from motet.ids import ModelName
-from motet.routing.pairs import pair_key
-from motet.routing.routed import Routed
+from motet.metrics.routing import TicketBook
+from motet.routing.member import pair_key
+from motet.routing.router import Router
+from motet.testing.engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
-from tests.routing.cell import Hold, group
-from tests.routing.kinds import ADAPTER, FRENCH, A, KindsServer
-from tests.routing.moving import Heard, settle, undisturbed
+from tests.routing.kinds import ADAPTER, FRENCH, A, KindsScene
+from tests.routing.scene import Heard, Hold, group, settle, undisturbed
 
 pytestmark = pytest.mark.anyio
 
@@ -26,19 +26,19 @@ def of_a(name: str = "g", *, n: int = 2, model: ModelName = A) -> GenerateReques
     return msgspec.structs.replace(group(name, n=n), model=model)
 
 
-async def answered(server: KindsServer, request: GenerateRequest) -> Heard:
-    return await Heard().read(server.engine.generate(request), request)
+async def answered(server: KindsScene, request: GenerateRequest) -> Heard:
+    return await Heard().read(server.router.generate(request), request)
 
 
-def prefilled(server: KindsServer) -> list[str]:
+def prefilled(server: KindsScene) -> list[str]:
     return [name for name, engine in server.engines.items() if engine.prefills]
 
 
-def wrote(server: KindsServer) -> list[str]:
+def wrote(server: KindsScene) -> list[str]:
     return [name for name, engine in server.engines.items() if engine.requests]
 
 
-async def ticket_of(server: KindsServer, name: str) -> Ticket:
+async def ticket_of(server: KindsScene, name: str) -> Ticket:
     return await server.engines[name].prefill(of_a("t"))
 
 
@@ -47,6 +47,7 @@ async def ticket_of(server: KindsServer, name: str) -> Ticket:
     [
         {"kind": EngineKind.VLLM},
         {"model": ModelName("other")},
+        {"model_digest": "5e0c"},
         {"dtype": "bfloat16"},
         {"fingerprint": "motet-1_kernels-1f-int8_x86_64-AVX512_none-same"},
         {"block_size": 128},
@@ -60,41 +61,38 @@ async def test_kv_is_alike_if_kind_model_numbers_and_blocks_are(other: dict[str,
 
 
 async def test_a_group_is_prefilled_and_written_by_workers_of_one_kind() -> None:
-    server = KindsServer(*MIXED)
+    server = KindsScene(*MIXED)
     whole = await undisturbed(of_a())
     for number in range(6):
         assert await answered(server, of_a(f"g{number}")) == whole
     assert sum(len(engine.prefills) for engine in server.engines.values()) == 6
     assert sum(engine.pulls for engine in server.engines.values()) == 6
-    server.check()
 
 
 async def test_prefill_is_asked_only_if_a_ready_worker_could_read_its_ticket() -> None:
-    server = KindsServer("prefill-a-vllm-0", "decode-a-vllm-0", "both-a-motet-0")
+    server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0", "both-a-motet-0")
     await answered(server, of_a("paired"))
     assert prefilled(server) == ["prefill-a-vllm-0"]
     server.fleet.mark("decode-a-vllm-0", WorkerState.DRAINING)
     await answered(server, of_a("alone"))
     assert len(server.engines["prefill-a-vllm-0"].prefills) == 1
     assert server.router.figures().bypasses["prefill-down"] == 1
-    server.check()
 
 
 async def test_for_an_adapter_both_workers_of_a_pair_must_have_it() -> None:
-    server = KindsServer("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-vllm-1")
+    server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-vllm-1")
     server.offer("decode-a-vllm-1", ADAPTER)
     await answered(server, of_a("one side", model=FRENCH))
     assert (prefilled(server), wrote(server)) == ([], ["decode-a-vllm-1"])
     server.offer("prefill-a-vllm-0", ADAPTER)
     await answered(server, of_a("both", model=FRENCH))
     assert (prefilled(server), wrote(server)) == (["prefill-a-vllm-0"], ["decode-a-vllm-1"])
-    server.check()
 
 
 @pytest.mark.parametrize("n", [2, 6])
 async def test_a_ticket_whose_readers_are_gone_is_given_back_at_once_and_the_group_goes_without(n: int) -> None:
     """Also where the group was to be split: then its parts go without."""
-    server = KindsServer("prefill-a-motet-0", "decode-a-motet-0", "both-a-vllm-0", spread_choices=4)
+    server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "both-a-vllm-0", spread_choices=4)
     server.engines["both-a-vllm-0"].fail_after = {}
     hold = Hold()
     server.engines["prefill-a-motet-0"].during_prefill = hold
@@ -106,93 +104,86 @@ async def test_a_ticket_whose_readers_are_gone_is_given_back_at_once_and_the_gro
     assert await reading == await undisturbed(request)
     assert wrote(server) == ["both-a-vllm-0"]
     assert sum(server.makers.released.values()) == 1
-    server.check()
 
 
 async def test_a_clients_ticket_that_nobody_reads_is_given_back_by_routing() -> None:
-    server = KindsServer("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-motet-0")
+    server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-motet-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.fleet.mark("decode-a-vllm-0", WorkerState.DRAINING)
     request = msgspec.structs.replace(of_a(), ticket=ticket)
     assert await answered(server, request) == await undisturbed(of_a())
     await settle()
     assert [len(server.engines[name].released) for name in server.engines] == [0, 1, 0]
-    server.check()
 
 
 async def test_a_foreign_ticket_of_a_maker_that_was_started_again_is_not_read() -> None:
-    server = KindsServer("prefill-a-vllm-0", "decode-a-vllm-0")
+    server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.start("prefill-a-vllm-0")
     await answered(server, msgspec.structs.replace(of_a(), ticket=ticket))
     await settle()
     assert server.engines["decode-a-vllm-0"].pulls == 0
     assert server.engines["decode-a-vllm-0"].released == [ticket]
-    server.check()
 
 
 async def test_a_foreign_ticket_is_given_back_by_a_reader_then_by_any_of_its_kind_then_by_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    server = KindsServer("decode-a-motet-0", "both-b-vllm-0", "prefill-a-vllm-0", "decode-a-vllm-0")
+    server = KindsScene("decode-a-motet-0", "both-b-vllm-0", "prefill-a-vllm-0", "decode-a-vllm-0")
     fleet, engines = server.fleet, server.engines
     tickets = [await ticket_of(server, "prefill-a-vllm-0") for _ in range(3)]
     fleet.mark("decode-a-vllm-0", WorkerState.DRAINING)
-    await server.engine.release(tickets[0])
+    await server.router.release(tickets[0])
     assert engines["decode-a-vllm-0"].released == tickets[:1]
     fleet.mark("decode-a-vllm-0", WorkerState.DEAD)
-    await server.engine.release(tickets[1])
+    await server.router.release(tickets[1])
     assert engines["both-b-vllm-0"].released == tickets[1:2]
     fleet.mark("both-b-vllm-0", WorkerState.DEAD)
     fleet.mark("prefill-a-vllm-0", WorkerState.SILENT)
-    await server.engine.release(tickets[2])
+    await server.router.release(tickets[2])
     assert caplog.messages[-1] == "nobody can give back the ticket of t: its lease ends by itself"
-    server.check()
 
 
 async def test_a_ticket_that_nobody_is_there_to_give_back_is_told_of() -> None:
-    server = KindsServer("prefill-a-vllm-0")
+    server = KindsScene("prefill-a-vllm-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.fleet.mark("prefill-a-vllm-0", WorkerState.DEAD)
-    left: list[Ticket] = []
-    await Routed(server.fleet, left=left.append).release(ticket)
-    assert left == [ticket]
+    tickets = TicketBook()
+    await Router(server.fleet, tickets=tickets).release(ticket)
+    assert tickets.tickets_unused == {"released": 0, "left": 1}
 
 
 async def test_a_ticket_of_ours_is_given_back_by_its_maker_and_never_by_another_kind() -> None:
-    server = KindsServer("decode-a-vllm-0", "decode-a-motet-0", "prefill-a-motet-0")
+    server = KindsScene("decode-a-vllm-0", "decode-a-motet-0", "prefill-a-motet-0")
     first, second = [await ticket_of(server, "prefill-a-motet-0") for _ in range(2)]
-    await server.engine.release(first)
+    await server.router.release(first)
     assert server.engines["prefill-a-motet-0"].released == [first]
     server.fleet.mark("prefill-a-motet-0", WorkerState.SILENT)
-    await server.engine.release(second)
+    await server.router.release(second)
     assert server.engines["decode-a-motet-0"].released == [second]
-    server.check()
 
 
 @pytest.mark.parametrize(("kind", "parts", "spreads"), [("motet", 2, 1), ("vllm", 1, 0)])
 async def test_a_group_whose_ticket_may_have_one_reader_stays_whole(kind: str, parts: int, spreads: int) -> None:
     names = (f"prefill-a-{kind}-0", f"decode-a-{kind}-0", f"decode-a-{kind}-1")
-    server = KindsServer(*names, spread_choices=4)
+    server = KindsScene(*names, spread_choices=4)
     request = of_a(n=8)
     assert await answered(server, request) == await undisturbed(request)
     assert sum(len(engine.requests) for engine in server.engines.values()) == parts
     assert server.router.figures().spreads == spreads
-    server.check()
 
 
 async def test_a_group_that_is_not_prefilled_is_split_whatever_tickets_may_have() -> None:
-    server = KindsServer("decode-a-vllm-0", "decode-a-vllm-1", spread_choices=4)
+    server = KindsScene("decode-a-vllm-0", "decode-a-vllm-1", spread_choices=4)
     request = msgspec.structs.replace(of_a(n=8), prompt=(1, 2, 3, 4))
     await answered(server, request)
     assert wrote(server) == ["decode-a-vllm-0", "decode-a-vllm-1"]
-    server.check()
 
 
 async def test_a_group_that_was_planned_in_parts_stays_whole_if_its_ticket_has_fewer_readers() -> None:
     """A prefill worker of ours was to make it, died, and one of another kind made it."""
-    server = KindsServer("prefill-a-motet-0", "decode-a-motet-0", "decode-a-motet-1", spread_choices=4)
+    server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "decode-a-motet-1", spread_choices=4)
     hold = Hold()
     server.engines["prefill-a-motet-0"].during_prefill = hold
     request = of_a(n=8)
@@ -206,4 +197,3 @@ async def test_a_group_that_was_planned_in_parts_stays_whole_if_its_ticket_has_f
     assert await reading == await undisturbed(request)
     assert (prefilled(server), len(server.engines)) == (["prefill-a-motet-0", "prefill-a-vllm-0"], 6)
     assert [len(server.engines[name].requests[0].choices) for name in wrote(server)] == [8]
-    server.check()

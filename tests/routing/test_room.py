@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.base import Worker
-from motet.engines.fake import FakeEngine, fake_info
-from motet.routing.fleet import Fleet, Member
-from motet.routing.room import Look, has_room
-from tests.routing.cell import Clock, script
+from motet.routing.fleet import Fleet
+from motet.routing.member import Member
+from motet.routing.waiting import Look, has_room
+from motet.testing.engine import FakeEngine, fake_info
+from tests.routing.scene import Clock, script
 
 PLACES = 8
 BLOCKS = 20

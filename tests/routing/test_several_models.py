@@ -7,28 +7,28 @@ from motet.block_names import block_names, named_blocks
 from motet.engines.base import WorkerState
 from motet.errors import NoWorkerError
 from motet.ids import ModelName
-from motet.routing.candidate import Work
-from motet.routing.of_model import OfModel
+from motet.routing.cost import Work
+from motet.routing.router import Router
 from motet.routing.survey import survey
 from motet.types import ModelCard, Role
-from tests.routing.cell import group
-from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsServer
+from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsScene
+from tests.routing.scene import group
 
 pytestmark = pytest.mark.anyio
 
 TEXT = ModelCard(name=ModelName("t"), root="somewhere/t", max_model_len=99)
 
 
-def ready(server: KindsServer, model: str, work: Work = Work.GENERATE) -> list[str]:
+def ready(server: KindsScene, model: str, work: Work = Work.GENERATE) -> list[str]:
     return [member.id for member in server.fleet.ready(work, model)]
 
 
-def names(server: KindsServer) -> list[str]:
+def names(server: KindsScene) -> list[str]:
     return list(server.fleet.models())
 
 
 async def test_a_model_is_known_in_its_place_until_its_last_worker_is_removed() -> None:
-    server = KindsServer("decode-b-vllm-0", "decode-a-motet-0", "decode-b-motet-0")
+    server = KindsScene("decode-b-vllm-0", "decode-a-motet-0", "decode-b-motet-0")
     server.offer("decode-a-motet-0", ADAPTER)
     assert names(server) == [B, A, FRENCH]
     server.fleet.mark("decode-a-motet-0", WorkerState.DEAD)
@@ -41,7 +41,7 @@ async def test_a_model_is_known_in_its_place_until_its_last_worker_is_removed() 
 
 
 async def test_an_adapter_that_a_worker_has_no_more_is_not_known_and_gets_nothing() -> None:
-    server = KindsServer("decode-a-motet-0", "decode-a-motet-1")
+    server = KindsScene("decode-a-motet-0", "decode-a-motet-1")
     assert ready(server, FRENCH) == []
     server.offer("decode-a-motet-1", ADAPTER)
     assert ready(server, FRENCH) == ["decode-a-motet-1"]
@@ -51,7 +51,7 @@ async def test_an_adapter_that_a_worker_has_no_more_is_not_known_and_gets_nothin
 
 
 async def test_what_a_worker_offers_is_told_to_who_waits_and_is_there_when_it_returns() -> None:
-    server = KindsServer("decode-a-motet-0")
+    server = KindsScene("decode-a-motet-0")
     changed = server.fleet.changed()
     server.fleet.offer("decode-a-motet-0", [ADAPTER])
     assert changed.done()
@@ -65,26 +65,30 @@ async def test_what_a_worker_offers_is_told_to_who_waits_and_is_there_when_it_re
 
 
 async def test_prefill_workers_generate_only_where_nobody_else_with_the_model_could() -> None:
-    server = KindsServer("prefill-a-motet-0", "prefill-b-motet-0", "decode-b-motet-0")
+    server = KindsScene("prefill-a-motet-0", "prefill-b-motet-0", "decode-b-motet-0")
     fleet = server.fleet
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], ["decode-b-motet-0"])
-    assert (fleet.serving(A).has_decode, fleet.has_prefill(A)) == (False, False)
-    assert (fleet.serving(B).has_decode, fleet.has_prefill(B)) == (True, True)
+    assert (fleet.serving(A).has_decode, fleet.serving(A).has_prefill) == (False, False)
+    assert (fleet.serving(B).has_decode, fleet.serving(B).has_prefill) == (True, True)
     fleet.mark("decode-b-motet-0", WorkerState.DEAD)
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], [])
 
 
 async def test_hope_is_for_workers_of_the_model_and_for_those_that_have_not_told_theirs() -> None:
-    fleet = KindsServer("decode-a-motet-0", "decode-b-motet-0").fleet
+    fleet = KindsScene("decode-a-motet-0", "decode-b-motet-0").fleet
     fleet.give_up("decode-a-motet-0")
-    assert (fleet.hopeful(A), fleet.hopeful(B), fleet.hopeful("never heard of")) == (False, True, False)
+    assert (fleet.serving(A).hopeful, fleet.serving(B).hopeful, fleet.serving("never heard of").hopeful) == (
+        False,
+        True,
+        False,
+    )
     fleet.expect("to-come", "somewhere", Role.DECODE)
-    assert (fleet.hopeful(A), fleet.hopeful("never heard of")) == (True, True)
+    assert (fleet.serving(A).hopeful, fleet.serving("never heard of").hopeful) == (True, True)
     assert fleet.ready(Work.GENERATE, "never heard of") == ()
 
 
 async def test_workers_that_take_texts_are_members_and_get_no_groups() -> None:
-    server = KindsServer("decode-a-motet-0")
+    server = KindsScene("decode-a-motet-0")
     fleet = server.fleet
     fleet.expect("upstream", "https://there", text=True)
     assert fleet.texts("t") == []
@@ -94,7 +98,7 @@ async def test_workers_that_take_texts_are_members_and_get_no_groups() -> None:
     assert fleet.texts("t") == [member]
     assert [report.id for report in fleet.reports()] == ["decode-a-motet-0", "upstream"]
     assert ready(server, "") == ["decode-a-motet-0"]
-    assert (ready(server, "t"), fleet.serving("t").has_decode, fleet.hopeful("t")) == ([], False, False)
+    assert (ready(server, "t"), fleet.serving("t").has_decode, fleet.serving("t").hopeful) == ([], False, False)
     assert (fleet.only_text("t"), fleet.only_text(A), fleet.only_text("unknown")) == (True, False, False)
     assert fleet.models()[TEXT.name] == TEXT
     fleet.mark("upstream", WorkerState.SILENT)
@@ -102,7 +106,7 @@ async def test_workers_that_take_texts_are_members_and_get_no_groups() -> None:
 
 
 async def test_open_choices_of_texts_are_in_the_books_that_are_checked() -> None:
-    fleet = KindsServer().fleet
+    fleet = KindsScene().fleet
     fleet.expect("upstream", "https://there", text=True)
     member = fleet.put_text("upstream", [TEXT])
     assert member is not None
@@ -117,14 +121,14 @@ async def test_open_choices_of_texts_are_in_the_books_that_are_checked() -> None
 
 
 async def test_the_info_of_a_model_is_that_of_its_workers_and_what_held_last_while_none_is_up() -> None:
-    server = KindsServer("decode-a-motet-0", "decode-b-vllm-0")
+    server = KindsScene("decode-a-motet-0", "decode-b-vllm-0")
     server.offer("decode-a-motet-0", ADAPTER)
-    of = {model: OfModel(server.engine, server.fleet, model) for model in (A, B, FRENCH, ModelName("unknown"))}
+    of = {model: server.router.of(model) for model in (A, B, FRENCH, ModelName("unknown"))}
     assert (of[A].info.model, of[A].info.block_size) == (A, 16)
     assert (of[B].info.model, of[B].info.block_size) == (B, 128)
     assert (of[FRENCH].info.model, of[FRENCH].info.max_model_len) == (FRENCH, 2048)
     assert (of[A].info.role, of[A].info.transfer) == (Role.BOTH, None)
-    assert OfModel(server.engine, server.fleet, A, role=Role.DECODE).info.transfer is not None
+    assert Router(server.fleet, role=Role.DECODE).of(A).info.transfer is not None
     server.fleet.remove("decode-a-motet-0")
     assert (of[A].info.model, of[A].info.block_size) == (A, 16)
     with pytest.raises(NoWorkerError, match="no worker serves unknown now"):
@@ -132,8 +136,8 @@ async def test_the_info_of_a_model_is_that_of_its_workers_and_what_held_last_whi
 
 
 async def test_the_figures_of_a_model_are_those_of_its_workers() -> None:
-    server = KindsServer("decode-a-motet-0", "decode-a-motet-1", "decode-b-vllm-0")
-    of_a, of_b = (OfModel(server.engine, server.fleet, model) for model in (A, B))
+    server = KindsScene("decode-a-motet-0", "decode-a-motet-1", "decode-b-vllm-0")
+    of_a, of_b = (server.router.of(model) for model in (A, B))
     stream = of_a.generate(group())
     assert (await of_a.stats()).choices_waiting == 2
     assert (await of_b.stats()).choices_waiting == 0
@@ -142,23 +146,21 @@ async def test_the_figures_of_a_model_are_those_of_its_workers() -> None:
     with pytest.raises(NoWorkerError):
         await of_b.stats()
     await server.fleet.evict("decode-b-vllm-0", NoWorkerError("gone"))
-    server.check()
 
 
 async def test_groups_of_a_model_go_to_its_workers_and_end_without_one() -> None:
-    server = KindsServer("decode-a-motet-0", "decode-b-vllm-0")
-    of = {model: OfModel(server.engine, server.fleet, model) for model in (A, B, FRENCH)}
+    server = KindsScene("decode-a-motet-0", "decode-b-vllm-0")
+    of = {model: server.router.of(model) for model in (A, B, FRENCH)}
     streams = [of[model].generate(group(f"of {model}")) for model in (A, A, B)]
     assert [len(server.engines[name].requests) for name in server.engines] == [2, 1]
     with pytest.raises(NoWorkerError):
         of[FRENCH].generate(group("of nobody"))
     for stream in streams:
         await stream.aclose()
-    server.check()
 
 
 async def test_blocks_are_looked_for_in_each_worker_by_its_own_size() -> None:
-    server = KindsServer("decode-a-motet-0", "decode-a-vllm-0", "decode-a-vllm-1")
+    server = KindsScene("decode-a-motet-0", "decode-a-vllm-0", "decode-a-vllm-1")
     request = msgspec.structs.replace(group(prompt_tokens=400), model=A)
     server.fleet.index.stored("decode-a-motet-0", block_names(request.prompt[:160], 16, ""))
     server.fleet.index.stored("decode-a-vllm-0", block_names(request.prompt, 128, ""))
@@ -168,7 +170,7 @@ async def test_blocks_are_looked_for_in_each_worker_by_its_own_size() -> None:
 
 
 async def test_blocks_of_an_adapter_are_not_those_of_its_base_model() -> None:
-    server = KindsServer("decode-a-vllm-0")
+    server = KindsScene("decode-a-vllm-0")
     server.offer("decode-a-vllm-0", ADAPTER, ModelCard(name=ModelName("alias"), max_model_len=4096))
     request = msgspec.structs.replace(group(prompt_tokens=400), model=FRENCH)
     plain, alias = (msgspec.structs.replace(request, model=ModelName(name)) for name in (A, "alias"))

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.routing.spread_plan import PART_MS, Group, filled, plan_parts, time_ms
+from motet.routing.plan import PART_MS, SplitFacts, filled, plan_parts, time_ms
 
 LEVELS = st.lists(st.integers(0, 200), min_size=1, max_size=12).map(sorted)
 
 
-def large(choices: int = 32, *, prompt_tokens: int = 1000, max_tokens: int = 256, ticket: bool = True) -> Group:
-    return Group(choices, prompt_tokens, max_tokens, ticket)
+def large(choices: int = 32, *, prompt_tokens: int = 1000, max_tokens: int = 256, ticket: bool = True) -> SplitFacts:
+    return SplitFacts(choices, prompt_tokens, max_tokens, ticket)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_nothing_is_lost_nothing_is_negative_and_no_other_filling_is_more_level(
 )
 def test_a_plan_has_every_choice_once_and_no_part_that_is_too_small(
     choices: int, prompt_tokens: int, max_tokens: int, ticket: bool, open_choices: list[int], spread_choices: int
-) -> None:  # sizes: all that a plan is made from
-    group = Group(choices, prompt_tokens, max_tokens, ticket)
+) -> None:
+    group = SplitFacts(choices, prompt_tokens, max_tokens, ticket)
     plan = plan_parts(group, open_choices, spread_choices=spread_choices)
     assert sum(plan) == choices
     assert 1 <= len(plan) <= max(1, len(open_choices))
@@ -133,6 +133,6 @@ def test_an_answer_of_unknown_length_is_not_taken_to_be_endless() -> None:
 
 def test_of_equal_times_the_fewer_parts() -> None:
     """One token a choice: what splitting saves is what a part costs."""
-    group = Group(choices=8, prompt_tokens=0, max_tokens=1, ticket=True)
+    group = SplitFacts(choices=8, prompt_tokens=0, max_tokens=1, ticket=True)
     assert time_ms(group, [8], [0, 0]) == time_ms(group, [4, 4], [0, 0]) == PART_MS + 4.0
     assert plan_parts(group, [0, 0], spread_choices=4) == [8]

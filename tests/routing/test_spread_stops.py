@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.routing.cell import Hold
-from tests.routing.moving import Heard, settle, undisturbed, wish
-from tests.routing.spreading import APART, Spreading
+from tests.routing.scene import APART, Heard, Hold, Scene, group, settle, undisturbed
 
 pytestmark = pytest.mark.anyio
 
@@ -15,27 +13,26 @@ HALF = N // 2
 
 
 async def test_choices_stopped_before_the_parts_are_made_are_left_out() -> None:
-    scene, request, hold, heard = Spreading(*APART), wish(n=N), Hold(), Heard()
+    scene, request, hold, heard = Scene(*APART, spread_choices=4), group(n=N), Hold(), Heard()
     whole = await undisturbed(request)
     scene.engines["prefill-0"].during_prefill = hold
-    stream = scene.spread.generate(request)
+    stream = scene.router.generate(request)
     await hold.entered.wait()
     for index in (0, 5):
-        await scene.spread.stop_choice(request.request_id, index)
+        await scene.router.stop_choice(request.request_id, index)
     hold.go.set()
     await heard.read(stream, request)
     assert [[start.index for start in one.choices] for one in scene.asked] == [[1, 2, 3, 4], [6, 7]]
     assert heard.tokens == {index: whole.tokens[index] for index in range(N) if index not in (0, 5)}
-    scene.check()
 
 
 async def test_when_stopped_choices_leave_one_part_the_lease_waits_for_nobody() -> None:
-    scene, request, hold = Spreading(*APART), wish(n=N), Hold()
+    scene, request, hold = Scene(*APART, spread_choices=4), group(n=N), Hold()
     scene.engines["prefill-0"].during_prefill = hold
-    reading = asyncio.ensure_future(Heard().read(scene.spread.generate(request), request))
+    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
     await hold.entered.wait()
     for index in range(HALF):
-        await scene.spread.stop_choice(request.request_id, index)
+        await scene.router.stop_choice(request.request_id, index)
     gate = scene.gate(1)
     hold.go.set()
     await settle()
@@ -44,45 +41,42 @@ async def test_when_stopped_choices_leave_one_part_the_lease_waits_for_nobody() 
     for _ in range(100):
         gate.release()
     assert sorted((await reading).finished) == [4, 5, 6, 7]
-    scene.check()
 
 
 async def test_when_all_choices_are_stopped_during_prefill_it_is_cancelled() -> None:
-    scene, request, hold = Spreading(*APART), wish(n=N), Hold()
+    scene, request, hold = Scene(*APART, spread_choices=4), group(n=N), Hold()
     scene.engines["prefill-0"].during_prefill = hold
-    reading = asyncio.ensure_future(Heard().read(scene.spread.generate(request), request))
+    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
     await hold.entered.wait()
     for index in range(N):
-        await scene.spread.stop_choice(request.request_id, index)
+        await scene.router.stop_choice(request.request_id, index)
     assert scene.engines["prefill-0"].prefilling == 0
     assert (await reading).tokens == {}
     assert scene.asked == []
-    scene.check()
 
 
 async def test_a_choice_stopped_later_is_stopped_where_its_part_is() -> None:
-    scene, request, heard = Spreading(*APART), wish(n=N), Heard()
+    scene, request, heard = Scene(*APART, spread_choices=4), group(n=N), Heard()
     gate = scene.gate(2)
-    stream = scene.spread.generate(request)
+    stream = scene.router.generate(request)
     for _ in range(2):
         heard.take(await anext(stream), request)
     for index in (1, 6):
-        await scene.spread.stop_choice(request.request_id, index)
+        await scene.router.stop_choice(request.request_id, index)
     for _ in range(100):
         gate.release()
     await heard.read(stream, request)
     assert sorted(heard.finished) == [0, 2, 3, 4, 5, 7]
     assert [len(heard.tokens[index]) for index in (1, 6)] == [1, 1]
-    scene.check()
 
 
 async def test_a_part_whose_choices_are_all_stopped_before_it_read_the_ticket_holds_no_lease() -> None:
-    scene, request = Spreading(*APART), wish(n=N)
+    scene, request = Scene(*APART, spread_choices=4), group(n=N)
     gate = scene.gate(0)
-    reading = asyncio.ensure_future(Heard().read(scene.spread.generate(request), request))
+    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
     await settle()
     for index in range(HALF):
-        await scene.spread.stop_choice(request.request_id, index)
+        await scene.router.stop_choice(request.request_id, index)
     await settle()
     gate.release()
     await settle()
@@ -90,38 +84,35 @@ async def test_a_part_whose_choices_are_all_stopped_before_it_read_the_ticket_ho
     for _ in range(100):
         gate.release()
     assert sorted((await reading).finished) == [4, 5, 6, 7]
-    scene.check()
 
 
 async def test_a_part_that_is_stopped_after_its_worker_died_holds_no_lease() -> None:
     """The dead tell no lease, and this reader of it will not come: it lasted until the other part had ended."""
-    scene, request = Spreading(*APART), wish(n=N)
+    scene, request = Scene(*APART, spread_choices=4), group(n=N)
     gate = scene.gate(0)
-    reading = asyncio.ensure_future(Heard().read(scene.spread.generate(request), request))
+    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
     await settle()
     scene.engines["prefill-0"].during_prefill = Hold()
     scene.kill("decode-0")
     await settle()
     for index in range(HALF):
-        await scene.spread.stop_choice(request.request_id, index)
+        await scene.router.stop_choice(request.request_id, index)
     gate.release()
     await settle()
     assert scene.leases.held == {}
     for _ in range(100):
         gate.release()
     assert sorted((await reading).finished) == [4, 5, 6, 7]
-    scene.check()
 
 
 async def test_when_all_choices_are_stopped_the_group_is_over() -> None:
-    scene, request, heard = Spreading(*APART), wish(n=N), Heard()
+    scene, request, heard = Scene(*APART, spread_choices=4), group(n=N), Heard()
     scene.gate(4)
-    stream = scene.spread.generate(request)
+    stream = scene.router.generate(request)
     for _ in range(4):
         heard.take(await anext(stream), request)
     for index in (*range(N), 99):
-        await scene.spread.stop_choice(request.request_id, index)
+        await scene.router.stop_choice(request.request_id, index)
     assert scene.writers() == []
     await heard.read(stream, request)
     assert heard.finished == {}
-    scene.check()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from motet.engines.base import WorkerState
-from motet.engines.upstream.base import Piece, TextRequest, TextRoute, TextStep, TextUsage
+from motet.engines.upstream.base import TextPiece, TextRequest, TextRoute, TextStep
 from motet.errors import (
     EngineDiedError,
     EngineError,
@@ -22,8 +22,8 @@ from motet.ids import ModelName
 from motet.routing.fleet import Fleet
 from motet.routing.member import REFUSAL_S
 from motet.routing.text_routed import STAY_CHOICES, TextRouted
-from motet.types import ModelCard
-from tests.routing.cell import Clock
+from motet.types import FinishReason, ModelCard, Usage
+from tests.routing.scene import Clock
 
 pytestmark = pytest.mark.anyio
 
@@ -35,18 +35,18 @@ Read = Sequence[TextStep] | MotetError
 
 
 def ended(index: int) -> TextStep:
-    return TextStep((Piece(index, {}, "stop"),))
+    return TextStep((TextPiece(index, {}, FinishReason.STOP),))
 
 
 def part(index: int) -> TextStep:
-    return TextStep((Piece(index, {}),))
+    return TextStep((TextPiece(index, {}),))
 
 
 class ScriptedGroup:
     """Brings one read after another, then its end; waits for ever where it is told to `hang`."""
 
     worker = ""
-    usage: TextUsage | None = None
+    usage: Usage | None = None
 
     def __init__(self, reads: Sequence[Read], *, hangs: bool) -> None:
         self._reads = list(reads)
@@ -93,10 +93,10 @@ class Texts:
     def __init__(self, *sources: ScriptedSource) -> None:
         self.clock = Clock()
         self.fleet = Fleet(clock=self.clock)
-        self.routed = TextRouted(self.fleet)
+        self.router = TextRouted(self.fleet)
         for id, source in zip("abc", sources, strict=False):
             self.fleet.expect(id, f"http://{id}", text=True)
-            self.routed.put(id, source)
+            self.router.put(id, source)
             self.fleet.put_text(id, [ModelCard(name=ModelName("m"), max_model_len=10)])
 
     def open_choices(self) -> list[int]:
@@ -104,7 +104,7 @@ class Texts:
 
     async def all_of(self, request: TextRequest) -> str:
         """Reads it to its end, and tells who had it."""
-        group = self.routed.generate(request)
+        group = self.router.generate(request)
         try:
             while await group.read():
                 pass
@@ -126,7 +126,7 @@ async def test_the_server_with_the_fewest_open_choices_gets_a_request() -> None:
     texts = Texts(ScriptedSource([[[part(0)], [ended(0)]]]), ScriptedSource([[[part(0)]]]))
     open_groups = []
     for n, who in ((3, "a"), (1, "b"), (1, "b"), (2, "b"), (1, "a")):
-        group = texts.routed.generate(asking(n))
+        group = texts.router.generate(asking(n))
         await group.read()
         assert group.worker == who
         open_groups.append(group)
@@ -147,13 +147,13 @@ async def test_servers_take_turns_where_they_are_equally_busy() -> None:
 async def test_a_session_stays_unless_its_server_is_busier_by_more_than_a_little() -> None:
     texts = Texts(ScriptedSource([[[part(0)]]]), ScriptedSource())
     assert await texts.all_of(asking(session="s")) == "a"
-    busy = texts.routed.generate(asking(STAY_CHOICES - 1, session="s"))
+    busy = texts.router.generate(asking(STAY_CHOICES - 1, session="s"))
     await busy.read()
     assert busy.worker == "a"
     assert texts.decision("a") == "its session was here, 0 open choices"
     assert await texts.all_of(asking()) == "b"
     assert await texts.all_of(asking(session="s")) == "a"
-    busier = texts.routed.generate(asking(2, session="s"))
+    busier = texts.router.generate(asking(2, session="s"))
     await busier.read()
     assert await texts.all_of(asking(session="s")) == "b"
     await busy.aclose()
@@ -224,7 +224,7 @@ async def test_a_server_that_leaves_gives_its_waiting_requests_to_others() -> No
 
 async def test_leaving_empties_the_books_and_tells_the_fleet() -> None:
     texts = Texts(source := ScriptedSource([[[part(0)]]], hangs=True))
-    group = texts.routed.generate(asking(3))
+    group = texts.router.generate(asking(3))
     await group.read()
     assert texts.open_choices() == [3]
     changed = texts.fleet.changed()
@@ -236,7 +236,7 @@ async def test_leaving_empties_the_books_and_tells_the_fleet() -> None:
 
 async def test_clients_may_have_a_name_of_their_own_for_a_model() -> None:
     texts = Texts(ScriptedSource())
-    group = texts.routed.of("m").generate(asking(model="their name"))
+    group = texts.router.of("m").generate(asking(model="their name"))
     assert await group.read() == [ended(0)]
     await group.aclose()
 
@@ -249,6 +249,6 @@ async def test_without_a_server_that_has_the_model_it_is_said_so() -> None:
     with pytest.raises(NoWorkerError, match="the model `m`"):
         await texts.all_of(asking())
     texts.fleet.mark("a", WorkerState.READY)
-    texts.routed.remove("a")
+    texts.router.remove("a")
     with pytest.raises(NoWorkerError):
         await texts.all_of(asking())

@@ -1,17 +1,22 @@
 """Figures of several workers as one."""
 
+from dataclasses import fields
+
 import msgspec
 
-from motet.engines.fake import fake_info
-from motet.routing.totals import MIXED, SUMMED, common_info, total_stats
+from motet.routing.router import MIXED, common_info, total_stats
+from motet.testing.engine import fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import UNKNOWN_VOCABULARY, EngineKind, EngineStats
 
-NOT_SUMMED = {"oldest_lease_s", "transfer_seconds", "transfer_failures"}
+PLAIN = [field.name for field in fields(EngineStats) if type(field.default) in (int, float)]
 
 
-def test_every_figure_is_either_summed_or_treated_by_itself() -> None:
-    assert {field.name for field in msgspec.structs.fields(EngineStats)} == {*SUMMED} | NOT_SUMMED
+def test_every_plain_figure_is_summed() -> None:
+    one = EngineStats(**{name: 2**place for place, name in enumerate(PLAIN)})
+    two = EngineStats(**{name: 3**place for place, name in enumerate(PLAIN)})
+    total = total_stats([one, two])
+    assert [getattr(total, name) for name in PLAIN] == [2**place + 3**place for place in range(len(PLAIN))]
 
 
 def test_sums_of_numbers_counts_and_kinds_and_the_age_of_the_oldest() -> None:
@@ -23,14 +28,14 @@ def test_sums_of_numbers_counts_and_kinds_and_the_age_of_the_oldest() -> None:
         transfer_seconds_sum=0.25,
         oldest_lease_s=3.0,
         transfer_seconds=(10, 20, 30),
-        transfer_failures={"stale": 2, "timeout": 1},
+        transfer_failures={"stale": 2, "timeout": 1, "closed": 0},
     )
     assert total_stats([one, EngineStats(), two]) == EngineStats(
         steps=3,
         transfer_seconds_sum=0.75,
         oldest_lease_s=3.0,
         transfer_seconds=(11, 22, 30),
-        transfer_failures={"stale": 3, "timeout": 1},
+        transfer_failures={"stale": 3, "timeout": 1, "closed": 0},
     )
 
 
@@ -52,6 +57,9 @@ def test_where_one_differs_nothing_is_promised_of_what_they_write() -> None:
     other = msgspec.structs.replace(one, fingerprint="other-same")
     assert common_info([one, one]).fingerprint == "fake-same"
     assert common_info([one, other]).fingerprint == MIXED
+    trained = msgspec.structs.replace(one, model_digest="5e0c")
+    assert common_info([trained, trained]).model_digest == "5e0c"
+    assert common_info([trained, one]).model_digest == ""
 
 
 def test_the_smallest_room_is_that_for_the_fewest_tokens() -> None:

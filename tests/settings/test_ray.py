@@ -1,20 +1,21 @@
 """The settings of a cell on Ray Serve."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from motet.config import RayConfig
+from motet.config import SETTINGS, RayConfig
 from motet.errors import ConfigError
-from motet.settings import Settings, resolve_settings
-from motet.settings.ray_rules import bases_apart, resources_by_role
-from motet.settings.record import RAY, SECRETS, SERVE, setting_fields
-from motet.settings.rule import Proposal
+from motet.settings.declaration import ServerCommand
+from motet.settings.named_worker import resources_by_role
+from motet.settings.record import Settings
+from motet.settings.resolve import names_of, resolve_settings
 from motet.types import Ingress
 
 
 def resolved(flags: dict[str, object], environ: dict[str, str] | None = None, file: Path | None = None) -> Settings:
-    return resolve_settings(flags, environ=environ or {}, file=file, names=RAY)
+    return resolve_settings(flags, environ=environ or {}, file=file, command=ServerCommand.RAY)
 
 
 def test_ray_has_settings_of_its_own_and_shares_those_of_a_server() -> None:
@@ -22,9 +23,9 @@ def test_ray_has_settings_of_its_own_and_shares_those_of_a_server() -> None:
     assert (settings.ray.ingress, settings.ray.gateways) == (Ingress.DIRECT, 2)
     assert (settings.cell.prefill, settings.cell.decode) == (1, 3)
     assert settings.server(served_model_name="m").max_n == 64
-    assert settings.rows.keys() == set(RAY)
-    assert not {"role", "side_channel_port", "prefill_urls", "workers"} & set(RAY)
-    assert not {"ingress", "gateways"} & set(SERVE)
+    assert settings.rows.keys() == set(names_of(ServerCommand.RAY))
+    assert not {"role", "side_channel_port", "prefill_urls", "workers"} & set(names_of(ServerCommand.RAY))
+    assert not {"ingress", "gateways"} & set(names_of(ServerCommand.SERVE))
 
 
 def test_they_come_from_flags_the_environment_and_a_file(tmp_path: Path) -> None:
@@ -43,37 +44,17 @@ def test_they_come_from_flags_the_environment_and_a_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"ingress": "both"}, "--ingress both: must be one of gateway, direct"),
-        ({"gateways": 0}, "--gateways 0: must be at least 1"),
-        ({"min_prefill": -1}, "--min-prefill -1: must be 0 or more"),
-        ({"min_prefill": 1}, "--min-prefill 1 with prefill 0 (default): --prefill is the most"),
-        ({"min_decode": 0}, "--min-decode 0: must be at least 1"),
-        ({"min_decode": 3, "decode": 2}, "--min-decode 3 with --decode 2: --decode is the most"),
+        ({"min_prefill": 1}, "--min-prefill 1 with prefill 0 (default): --prefill is the greatest number"),
+        ({"min_decode": 3, "decode": 2}, "--min-decode 3 with --decode 2: --decode is the greatest number"),
         ({"prefill": 1}, "--decode at least 1"),
-        ({"choices_per_decode": 0}, "--choices-per-decode 0: must be at least 1"),
-        ({"prompts_per_prefill": 0}, "--prompts-per-prefill 0: must be at least 1"),
-        ({"scale_up_delay_s": -1.0}, "--scale-up-delay -1.0: must be 0 or more"),
-        ({"scale_down_delay_s": -1.0}, "--scale-down-delay -1.0: must be 0 or more"),
-        ({"cpus_per_worker": 0.0}, "--cpus-per-worker 0.0: must be above 0"),
-        ({"cpus_per_worker": float("nan")}, "--cpus-per-worker nan: must be above 0"),
-        ({"gpus_per_worker": -1.0}, "--gpus-per-worker -1.0: must be 0 or more"),
-        ({"gpus_per_worker": float("inf")}, "--gpus-per-worker inf: must be 0 or more"),
-        ({"resources_of": ["decode:h100"]}, "--resources-of decode:h100: must be ROLE=NAME:AMOUNT, such as"),
-        ({"resources_of": ["both=h100:1"]}, "a role is one of prefill, decode, gateway"),
-        ({"prefill_port": 70000}, "--prefill-port 70000: must be 0 (free ports) to 65535"),
-        ({"decode_port": -1}, "--decode-port -1: must be 0 (free ports) to 65535"),
         (
             {"prefill": 4, "decode": 1, "decode_port": 20003},
             "prefill_port 20000 (default) with --decode-port 20003: each replica's port",
         ),
         ({"decode": 37, "decode_port": 65500}, "--decode-port 65500 with --decode 37: each replica's port"),
-        (
-            {"prefill": 2, "decode": 1, "prefill_port": 65534, "gpus_per_worker": 2.0},
-            "--prefill-port 65534 with --prefill 2",
-        ),
-        ({"port": 0}, "--port 0 with ingress gateway (default): clients could not know"),
-        ({"app_name": " "}, "--app-name  : must be not empty"),
-        ({"prefix_router": True}, "--prefix-router yes with ingress gateway (default): a gateway chooses by prefix"),
+        ({"prefill": 2, "decode": 1, "prefill_port": 65535}, "--prefill-port 65535 with --prefill 2"),
+        ({"port": 0}, "--port 0 with ingress gateway (default): clients must know"),
+        ({"prefix_router": True}, "--prefix-router with ingress gateway (default): a gateway chooses by prefix"),
     ],
 )
 def test_what_cannot_be_is_refused_and_the_flag_is_named(flags: dict[str, object], says: str) -> None:
@@ -103,32 +84,15 @@ def test_replicas_that_share_a_gpu_cannot_each_fill_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefill_port", "decode_port", "gpus", "apart"),
-    [
-        (20000, 20003, 1.0, True),
-        (20000, 20002, 1.0, False),
-        (20000, 20003, 2.0, False),
-        (20003, 20000, 0.5, True),
-        (20003, 20001, 1.0, False),
-        (0, 0, 1.0, True),
-    ],
+    ("prefill_port", "decode_port", "apart"),
+    [(20000, 20003, True), (20000, 20002, False), (20003, 20000, True), (20003, 20001, False), (0, 0, True)],
 )
 def test_first_ports_are_apart_by_the_replicas_of_the_lower_one(
-    prefill_port: int, decode_port: int, gpus: float, apart: bool
+    prefill_port: int, decode_port: int, apart: bool
 ) -> None:
-    settings = resolved({"prefill": 3, "decode": 3})
-    ray = RayConfig(prefill_port=prefill_port, decode_port=decode_port, gpus_per_worker=gpus)
-    proposal = Proposal(
-        settings.model,
-        settings.engine(model_path=Path(), model_name=""),
-        settings.cell,
-        settings.routing,
-        settings.kv_events,
-        settings.gateway,
-        ray,
-        settings.server(served_model_name=""),
-    )
-    assert bases_apart(proposal) is apart
+    flags: dict[str, object] = {"prefill": 3, "decode": 3, "prefill_port": prefill_port, "decode_port": decode_port}
+    with nullcontext() if apart else pytest.raises(ConfigError, match="must be further apart"):
+        resolved(flags)
 
 
 def test_resources_are_told_by_role() -> None:
@@ -183,12 +147,8 @@ def test_what_the_environment_says_of_this_machine_is_not_chosen_for_others() ->
 
 def test_every_setting_of_ray_can_be_chosen() -> None:
     """A value of each kind comes through: what is no JSON does not."""
-    defaults = {name: field.default for name, field in setting_fields().items() if name in RAY}
+    defaults = {name: SETTINGS[name].default for name in names_of(ServerCommand.RAY)}
     flags = {name: value for name, value in defaults.items() if value not in (None, ())}
     settings = resolved(flags)
     assert settings.chosen().keys() == flags.keys()
     assert resolved(settings.chosen()).chosen() == settings.chosen()
-
-
-def test_keys_are_secrets() -> None:
-    assert {name for name in RAY if name.endswith(("_key", "_keys"))} <= SECRETS

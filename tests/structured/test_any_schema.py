@@ -12,8 +12,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motet.constraint import Grammar, GrammarKind
 from motet.errors import GrammarError
+from motet.types import Grammar, GrammarKind
 from tests.grammar.models import grammars_of
 from tests.property_settings import examples
 from tests.structured.any_schema import schemas

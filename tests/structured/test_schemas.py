@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from motet.constraint import Grammar, GrammarKind
 from motet.grammar.compiled import CompiledGrammar
+from motet.types import Grammar, GrammarKind
 from tests.grammar.models import grammars_of
 from tests.structured.judge import Judge
 from tests.structured.schemas.case import Schema, SchemaCase

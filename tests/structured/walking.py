@@ -3,13 +3,9 @@
 from random import Random
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from motet.errors import GrammarError
 from motet.grammar.compiled import CompiledGrammar, Matcher
-from motet.grammar.masks import fill_masks, mask_words
-from tests.grammar.models import TOKENIZER, VOCAB_SIZE
+from tests.grammar.models import TOKENIZER, allowed
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID
 
 FREE_TOKENS: Final = 40
@@ -28,28 +24,28 @@ digits."""
 
 def accepts(compiled: CompiledGrammar, text: str) -> bool:
     """Whether a whole answer may be this text."""
-    try:
-        return compiled.matcher(TOKENIZER.encode(text, add_special_tokens=False)).accepting
-    except GrammarError:
-        return False
+    matcher = _behind(compiled, text)
+    return matcher is not None and matcher.inner.is_accepting()
 
 
 def begins(compiled: CompiledGrammar, text: str) -> bool:
     """Whether an answer may begin with this text."""
+    return _behind(compiled, text) is not None
+
+
+def _behind(compiled: CompiledGrammar, text: str) -> Matcher | None:
     try:
-        compiled.matcher(TOKENIZER.encode(text, add_special_tokens=False))
+        return compiled.matcher(TOKENIZER.encode(text, add_special_tokens=False))
     except GrammarError:
-        return False
-    return True
+        return None
 
 
 def walk(compiled: CompiledGrammar, random: Random) -> str:
     """A whole text."""
-    matcher, out = compiled.matcher(), np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
+    matcher = compiled.matcher()
     written: list[int] = []
     while len(written) < MAX_TOKENS:
-        allowed = _allowed(matcher, out)
-        token = _drawn(allowed, random) if len(written) < FREE_TOKENS else _ending(allowed, random)
+        token = (_drawn if len(written) < FREE_TOKENS else _ending)(allowed(matcher), random)
         if token == EOS_ID:
             return TOKENIZER.decode(written)
         matcher.consume(token)
@@ -57,19 +53,13 @@ def walk(compiled: CompiledGrammar, random: Random) -> str:
     raise AssertionError(f"no end in sight: {TOKENIZER.decode(written)}")
 
 
-def _allowed(matcher: Matcher, out: NDArray[np.int32]) -> list[int]:
-    assert fill_masks([matcher], out) == {}
-    bits = np.unpackbits(out.view(np.uint8)[0], bitorder="little")[:VOCAB_SIZE]
-    return [int(token) for token in np.flatnonzero(bits)]
+def _drawn(may_come: list[int], random: Random) -> int:
+    plain = [token for token in may_come if FIRST_BYTE_ID + 0x20 < token < FIRST_BYTE_ID + 0x7F]
+    return random.choice(plain if plain and random.random() < PLAIN_SHARE else may_come)
 
 
-def _drawn(allowed: list[int], random: Random) -> int:
-    plain = [token for token in allowed if FIRST_BYTE_ID + 0x20 < token < FIRST_BYTE_ID + 0x7F]
-    return random.choice(plain if plain and random.random() < PLAIN_SHARE else allowed)
-
-
-def _ending(allowed: list[int], random: Random) -> int:
-    if QUOTE in allowed and LETTER in allowed:
+def _ending(may_come: list[int], random: Random) -> int:
+    if QUOTE in may_come and LETTER in may_come:
         return QUOTE
-    found = [token for token in ENDING if token in allowed]
-    return found[0] if found else _drawn(allowed, random)
+    found = [token for token in ENDING if token in may_come]
+    return found[0] if found else _drawn(may_come, random)

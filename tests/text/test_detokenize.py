@@ -4,7 +4,7 @@ import pytest
 
 from motet.text.detokenize import Detokenizer
 from motet.text.tokenizer import Tokenizer
-from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, IM_END_ID
+from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, IM_END_ID, build_tiny_tokenizer
 
 
 def byte_ids(raw: bytes) -> list[int]:
@@ -15,61 +15,55 @@ def pieces(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
     return [*map(detokenizer.feed, ids), detokenizer.close()]
 
 
-def test_a_character_of_several_tokens_comes_whole(tokenizer: Tokenizer) -> None:
-    assert pieces(Detokenizer(tokenizer), byte_ids("a日🎼".encode())) == ["a", "", "", "日", "", "", "", "🎼", ""]
+A, B, E = byte_ids(b"a"), byte_ids(b"b"), byte_ids("é".encode())
+SUN, NOTE = byte_ids("日".encode()), byte_ids("🎼".encode())
+PAST = build_tiny_tokenizer().get_vocab_size()
+"""An id that the vocabulary has not."""
+PIECES: dict[str, tuple[list[int], list[str]]] = {
+    "a character of several tokens comes whole": ([*A, *SUN, *NOTE], ["a", "", "", "日", "", "", "", "🎼", ""]),
+    "what did not become one comes with the end": ([*A, *SUN[:2]], ["a", "", "", "\ufffd"]),
+    "special tokens are skipped": ([*A, IM_END_ID, EOS_ID, *B], ["a", "", "", "b", ""]),
+    "a character goes on behind one": ([*SUN[:2], EOS_ID, *SUN[2:]], ["", "", "", "日", ""]),
+}
 
 
-def test_closing_gives_what_did_not_become_a_character(tokenizer: Tokenizer) -> None:
-    assert pieces(Detokenizer(tokenizer), byte_ids(b"a\xe6\x97")) == ["a", "", "", "\ufffd"]
+@pytest.mark.parametrize("name", PIECES)
+def test_text_comes_when_it_is_whole(tokenizer: Tokenizer, name: str) -> None:
+    ids, texts = PIECES[name]
+    assert pieces(Detokenizer(tokenizer), ids) == texts
+    assert "".join(texts) == tokenizer.decode(ids)
+
+
+def test_special_tokens_are_shown_on_request(tokenizer: Tokenizer) -> None:
+    shown = pieces(Detokenizer(tokenizer, skip_special_tokens=False), [*A, IM_END_ID, EOS_ID, *B])
+    assert shown == ["a", "<|im_end|>", "<|eos|>", "b", ""]
 
 
 def test_a_replacement_character_that_was_meant_is_not_lost(tokenizer: Tokenizer) -> None:
     assert "".join(pieces(Detokenizer(tokenizer), tokenizer.encode("a\ufffdb\ufffd"))) == "a\ufffdb\ufffd"
 
 
-def test_bad_bytes_are_replaced_as_in_the_whole_text(tokenizer: Tokenizer) -> None:
-    raw = b"a\xff\xfeb\xe6\x97c"
-    assert "".join(pieces(Detokenizer(tokenizer), byte_ids(raw))) == raw.decode(errors="replace")
+AFTER: dict[str, tuple[list[int], list[int], str]] = {
+    "text": (byte_ids(b"hello"), byte_ids(b"!"), "!"),
+    # A `DecodeStream` primed with a cut character gives all of the text before once more.
+    "a byte of a character": ([*A, *NOTE[:1]], [*NOTE[1:], *B], "🎼b"),
+    "two bytes of it": ([*A, *NOTE[:2]], [*NOTE[2:], *B], "🎼b"),
+    "three bytes of it": ([*A, *NOTE[:3]], [*NOTE[3:], *B], "🎼b"),
+    # Bad bytes at the end of the past are not told again.
+    "a bad byte behind text": ([*A, *SUN[:1]], B, "b"),
+    "bad bytes, and another": (SUN[:2], byte_ids(b"\xff"), "\ufffd"),
+    "a bad byte, and a character begun": ([*E[1:], *E[:1]], E[1:], "é"),
+    "bad bytes, and nothing": (SUN[:2], [], ""),
+    "special tokens only": ([EOS_ID, IM_END_ID], A, "a"),
+    "more bad bytes than are looked at": (byte_ids(b"\xff" * 70), A, "a"),
+    "ids past the vocabulary": ([PAST], [*A, *[PAST] * 40, *B], "ab"),
+}
 
 
-def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer) -> None:
-    ids = [*byte_ids(b"a"), IM_END_ID, EOS_ID, *byte_ids(b"b")]
-    assert pieces(Detokenizer(tokenizer), ids) == ["a", "", "", "b", ""]
-    assert pieces(Detokenizer(tokenizer, skip_special_tokens=False), ids) == ["a", "<|im_end|>", "<|eos|>", "b", ""]
-
-
-def test_a_character_goes_on_behind_a_special_token_that_is_skipped(tokenizer: Tokenizer) -> None:
-    ids = [*byte_ids("日".encode()[:2]), EOS_ID, *byte_ids("日".encode()[2:])]
-    assert pieces(Detokenizer(tokenizer), ids) == ["", "", "", "日", ""]
-    assert tokenizer.decode(ids) == "日"
-
-
-def test_ids_past_the_vocabulary_have_no_text_and_do_no_harm(tokenizer: Tokenizer) -> None:
-    past = tokenizer.vocab_size
-    assert "".join(pieces(Detokenizer(tokenizer), [past, *byte_ids(b"a"), *[past] * 40, *byte_ids(b"b")])) == "ab"
-
-
-def test_text_continues_after_what_came_before(tokenizer: Tokenizer) -> None:
-    assert pieces(Detokenizer(tokenizer, after=tokenizer.encode("hello")), byte_ids(b"!")) == ["!", ""]
-
-
-@pytest.mark.parametrize("cut", range(1, 4))
-def test_a_character_begun_before_is_completed(tokenizer: Tokenizer, cut: int) -> None:
-    """A `DecodeStream` primed with a cut character gives all of the text before once more."""
-    before, rest = byte_ids("ab🎼".encode()[: 2 + cut]), byte_ids("🎼!".encode()[cut:])
-    assert "".join(pieces(Detokenizer(tokenizer, after=before), rest)) == "🎼!"
-
-
-def test_bad_bytes_at_the_end_of_the_past_are_not_told_again(tokenizer: Tokenizer) -> None:
-    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"a\xe6")), byte_ids(b"b"))) == "b"
-    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xe6\x97")), byte_ids(b"\xff"))) == "\ufffd"
-    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xa9\xc3")), byte_ids(b"\xa9"))) == "é"
-    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xe6\x97")), [])) == ""
-
-
-def test_a_past_without_any_text_is_no_past(tokenizer: Tokenizer) -> None:
-    assert pieces(Detokenizer(tokenizer, after=[EOS_ID, IM_END_ID]), byte_ids(b"a")) == ["a", ""]
-    assert "".join(pieces(Detokenizer(tokenizer, after=byte_ids(b"\xff" * 70)), byte_ids(b"a"))) == "a"
+@pytest.mark.parametrize("name", AFTER)
+def test_an_answer_continues_what_came_before(tokenizer: Tokenizer, name: str) -> None:
+    before, ids, text = AFTER[name]
+    assert "".join(pieces(Detokenizer(tokenizer, after=before), ids)) == text
 
 
 def test_the_space_between_prompt_and_answer_is_kept(fallback_tokenizer: Tokenizer) -> None:

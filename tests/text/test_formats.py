@@ -3,15 +3,13 @@
 import pytest
 from tokenizers import AddedToken
 
-from motet.constraint import Thinking
 from motet.errors import ConfigError
-from motet.text.answers import TaggedFormat
-from motet.text.formats import ModelFormats, ParserNames
-from motet.text.harmony import HarmonyFormat
+from motet.text.formats import FORMATS, OTHER_NAMES, ModelFormats, ParserNames, format_known_by, format_named
 from motet.text.parts import Content, Part, Reasoning
 from motet.text.reasoning import FAMILIES, tags_known_by
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.base import ToolRules
+from motet.types import Thinking
 from tests.text.small_format import joined, tool_rules
 from tests.tiny_tokenizer import build_tiny_tokenizer
 
@@ -40,6 +38,24 @@ TEMPLATES = {
 }
 
 
+DEEPSEEK_CALLS, DEEPSEEK_CALL = FORMATS["deepseek_v3"].begins[0], FORMATS["deepseek_v3"].inner[0]
+CALL_TEMPLATES = {
+    "hermes": r"""\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>""",
+    "qwen3_coder": r"""<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</p""",
+    "glm45": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>",
+    "llama3_json": """{{- '<|start_header_id|>assistant<|end_header_id|>' }} {{- '"parameters": ' }}""",
+    "llama4_json": """{{- '<|header_start|>assistant<|header_end|>' -}} {{- '"parameters": ' }}""",
+    "mistral": """{{- "[TOOL_CALLS] [" }}""",
+    "deepseek_v3": f"'{DEEPSEEK_CALLS}{DEEPSEEK_CALL}' + tool['type'] + '\\n' + '```json' + '\\n'",
+    "deepseek_v31": f"{DEEPSEEK_CALLS}{DEEPSEEK_CALL}tool_call_name",
+    "kimi_k2": "<|tool_calls_section_begin|>{%- for tool_call in message['tool_calls'] -%}<|tool_call_begin|>",
+    "minimax_m2": """{%- set toolcall_begin_token = '<minimax:tool_call>' -%}{{- '<invoke name="' + tool_call""",
+    "olmo3": """{{ '<function_calls>' }}{{ message['function_calls'] }}""",
+    "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
+}
+"""What the published templates of each say of calls."""
+
+
 def formats(tokenizer: Tokenizer, template: str = QWEN3, **names: str) -> ModelFormats:
     return ModelFormats.of(tokenizer, template, ParserNames(**names))
 
@@ -55,17 +71,11 @@ def read(
     return joined(parser.feed(answer, [1]) + parser.close(cut=False))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_family_is_known_by_its_template(name: str) -> None:
-    tags = tags_known_by(TEMPLATES[name])
-    assert tags is not None
-    assert name in tags.names
-
-
 def test_every_family_has_names_of_its_own_and_a_template_it_is_known_by() -> None:
     names = [name for tags in FAMILIES for name in tags.names]
     assert len(set(names)) == len(names)
     assert [tags_known_by(template) for template in TEMPLATES.values()] == list(FAMILIES)
+    assert all(name in tags.names for name, tags in zip(TEMPLATES, FAMILIES, strict=True))
     assert tags_known_by("{{ messages }}") is None
 
 
@@ -88,14 +98,16 @@ def test_a_model_calls_as_hermes_does_unless_its_template_tells_of_tools_otherwi
         assert found.name == "hermes"
 
 
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [
-        ({"reasoning": "qwen"}, "--reasoning-parser qwen is unknown; there are auto, none, .*openai_gptoss, .*qwen3"),
-        ({"tools": "qwen"}, "--tool-parser qwen is unknown; there are auto, none, .*hermes"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_those_there_are(names: dict[str, str], says: str) -> None:
+NAMES_REFUSED = [
+    ({"reasoning": "qwen"}, "--reasoning-parser qwen is unknown; there are auto, none, .*openai_gptoss, .*qwen3"),
+    ({"tools": "qwen"}, "--tool-parser qwen is unknown; there are auto, none, deepseek_v3, .*hermes"),
+    ({"tools": "openai", "reasoning": "qwen3"}, "are for different models"),
+    ({"tools": "hermes", "reasoning": "openai_gptoss"}, "are for different models"),
+]
+
+
+@pytest.mark.parametrize(("names", "says"), NAMES_REFUSED)
+def test_unknown_names_and_half_of_harmony_are_refused(names: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ParserNames(**names)
 
@@ -104,7 +116,7 @@ def test_there_is_nothing_to_read_without_tools_and_thoughts(tokenizer: Tokenize
     prompt = tokenizer.encode("<|im_start|>assistant\n")
     plain = formats(tokenizer, "{{ messages }}")
     assert plain.for_request(prompt) is None
-    assert isinstance(plain.for_request(prompt, tools=TOOLS), TaggedFormat)
+    assert plain.for_request(prompt, tools=TOOLS) is not None
     assert formats(tokenizer, tools="none").for_request(tokenizer.encode("</think>"), tools=TOOLS) is None
 
 
@@ -172,14 +184,6 @@ def test_a_name_that_the_operator_gives_wins_over_a_template_of_gpt_oss(
     assert not formats(tokenizer, GPT_OSS, **names).harmony
 
 
-@pytest.mark.parametrize(
-    "names", [{"tools": "openai", "reasoning": "qwen3"}, {"tools": "hermes", "reasoning": "openai_gptoss"}]
-)
-def test_half_of_harmony_is_refused(names: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="cannot be of one model"):
-        ParserNames(**names)
-
-
 def test_gpt_oss_answers_in_harmony(tokenizer: Tokenizer) -> None:
     answer = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
     for made in (
@@ -188,7 +192,30 @@ def test_gpt_oss_answers_in_harmony(tokenizer: Tokenizer) -> None:
         formats(tokenizer, reasoning="openai_gptoss"),
         formats(tokenizer, tools="openai"),
     ):
-        assert isinstance(made.for_request((), tools=TOOLS), HarmonyFormat)
-        assert read(made, "assistant", answer) == [Reasoning("a"), Content("b")]
+        assert read(made, "assistant", answer, tools=TOOLS) == [Reasoning("a"), Content("b")]
         assert made.thinking((), calls=True) is None
     assert formats(tokenizer, GPT_OSS, tools="none", reasoning="none").for_request((), tools=TOOLS) is None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_template_is_known_by_what_it_says_of_calls(name: str) -> None:
+    known = format_known_by(f"{{% for message in messages %}} {CALL_TEMPLATES[name]} {{% endfor %}}")
+    assert known is FORMATS[name]
+
+
+def test_a_template_that_says_nothing_of_calls_is_for_no_format() -> None:
+    assert format_known_by("{% for message in messages %}<|start_header_id|>{{ message.content }}{% endfor %}") is None
+
+
+@pytest.mark.parametrize(("said", "name"), [*zip(FORMATS, FORMATS, strict=True), *OTHER_NAMES.items()])
+def test_a_format_is_found_by_its_name_and_by_other_names_of_vllm(said: str, name: str) -> None:
+    assert format_named(said) is FORMATS[name]
+    assert FORMATS[name].name == name
+
+
+def test_no_two_ids_are_equal_and_mistrals_are_9_letters_and_digits() -> None:
+    ids = {FORMATS["mistral"].new_call_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(len(one) == 9 and one.isascii() and one.isalnum() for one in ids)
+    assert len({FORMATS["hermes"].new_call_id() for _ in range(100)}) == 100
+    assert FORMATS["hermes"].new_call_id().startswith("call_")

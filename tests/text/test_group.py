@@ -5,14 +5,14 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.fake import FakeEngine, FakeGroup, Script
 from motet.errors import EngineDiedError, EngineError
 from motet.ids import RequestId
+from motet.testing.engine import FakeEngine, FakeGroup, Script
 from motet.text.choice import ChoiceEvent, TextRules
-from motet.text.group import GroupEvents, TextGroup
+from motet.text.group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
-from motet.text.usage import Usage
-from motet.types import ChoiceStart, FinishReason, GenerateRequest, PromptReport, SamplingParams, choice_starts
+from motet.types import ChoiceStart, FinishReason, GenerateRequest, PromptReport, Usage
+from tests.text.feeding import request
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -20,26 +20,24 @@ pytestmark = pytest.mark.anyio
 ANSWERS = ["one", "two END three", "four five six"]
 
 
-def request(n: int = 3, max_tokens: int = 50) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=RequestId("r"),
-        prompt=(5, 6, 7),
-        choices=choice_starts(n, 1),
-        sampling=SamplingParams(max_tokens=max_tokens),
-    )
-
-
 def script(*answers: str) -> Script:
     return lambda _request, start: fake_answer(answers[start.index])
 
 
-def text_of(index: int, steps: list[GroupEvents]) -> str:
+async def rest_of(group: TextGroup) -> list[GroupStep]:
+    steps: list[GroupStep] = []
+    while (read := await group.read()) is not None:
+        steps += read
+    return steps
+
+
+def text_of(index: int, steps: list[GroupStep]) -> str:
     return "".join(event.text for step in steps for event in step.events if event.index == index)
 
 
 async def test_choices_of_a_group_stream_side_by_side(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script(*ANSWERS))
-    steps = [step async for step in TextGroup(engine, request(), tokenizer, TextRules())]
+    steps = await rest_of(TextGroup(engine, request(), tokenizer, TextRules()))
     assert [text_of(index, steps) for index in range(3)] == ANSWERS
     assert [event.index for event in steps[0].events] == [0, 1, 2]
     engine.check()
@@ -57,9 +55,9 @@ async def test_a_group_is_submitted_before_it_is_iterated(tokenizer: Tokenizer) 
 async def test_a_stop_string_ends_one_choice_in_the_engine_too(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script(*ANSWERS))
     group = TextGroup(engine, request(), tokenizer, TextRules(stop=("END",)))
-    steps = []
-    async for step in group:
-        steps.append(step)
+    steps: list[GroupStep] = []
+    while (read := await group.read()) is not None:
+        steps += read
         ended = {event.index for s in steps for event in s.events if event.finish}
         if r := engine.open.get(RequestId("r")):
             assert set(r.unfinished) == {0, 1, 2} - ended
@@ -74,7 +72,7 @@ async def test_a_stop_string_ends_one_choice_in_the_engine_too(tokenizer: Tokeni
 async def test_the_group_ends_when_stop_strings_ended_all_its_choices(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("a" * 9, "aab" + "a" * 9))
     group = TextGroup(engine, request(2), tokenizer, TextRules(stop=("aaa", "b")))
-    steps = [step async for step in group]
+    steps = await rest_of(group)
     assert len(steps) == 2  # the first for its prompt report; "aa" is held back until the end
     assert (text_of(0, steps), text_of(1, steps)) == ("", "aa")
     engine.check()
@@ -82,21 +80,20 @@ async def test_the_group_ends_when_stop_strings_ended_all_its_choices(tokenizer:
 
 async def test_steps_with_nothing_to_show_are_passed_over(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("日"))
-    steps = [step async for step in TextGroup(engine, request(1), tokenizer, TextRules())]
+    steps = await rest_of(TextGroup(engine, request(1), tokenizer, TextRules()))
     assert steps == [
-        GroupEvents((), PromptReport(cached_tokens=0)),
-        GroupEvents((ChoiceEvent(0, "日", tuple(fake_answer("日", eos=False))),)),
-        GroupEvents((ChoiceEvent(0, "", (EOS_ID,), finish=FinishReason.STOP),)),
+        GroupStep([], PromptReport(cached_tokens=0)),
+        GroupStep([ChoiceEvent(0, "日", tuple(fake_answer("日", eos=False)))]),
+        GroupStep([ChoiceEvent(0, "", (EOS_ID,), finish=FinishReason.STOP)]),
     ]
 
 
 async def test_the_prompt_is_counted_once_and_answers_are_summed(tokenizer: Tokenizer) -> None:
     group = TextGroup(FakeEngine(script("a", "abc", "ab")), request(), tokenizer, TextRules())
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=0)
-    await anext(group)
+    await group.read()
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=3)
-    async for _ in group:
-        pass
+    await rest_of(group)
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=2 + 4 + 3)
     assert group.usage.total_tokens == 12
     assert group.usage_of(1) == Usage(prompt_tokens=3, completion_tokens=4)
@@ -110,26 +107,22 @@ async def test_usage_of_several_groups_adds_up() -> None:
 async def test_the_engines_error_reaches_the_reader(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc"), fail_after={1: EngineDiedError("gone")})
     group = TextGroup(engine, request(1), tokenizer, TextRules())
-    await anext(group)
+    await group.read()
     with pytest.raises(EngineDiedError):
-        await anext(group)
+        await group.read()
     engine.check()
 
 
-async def test_closing_in_mid_answer_frees_the_group(tokenizer: Tokenizer) -> None:
-    gate = asyncio.Semaphore(1)
-    engine = FakeEngine(script("abc"), gate=gate)
+@pytest.mark.parametrize("steps", [0, 1])
+async def test_a_reader_that_is_cancelled_can_still_close_and_that_frees_the_group(
+    tokenizer: Tokenizer, steps: int
+) -> None:
+    engine = FakeEngine(script("abc"), gate=asyncio.Semaphore(steps))
     group = TextGroup(engine, request(1), tokenizer, TextRules())
-    await anext(group)
-    await group.aclose()
-    engine.check()
-
-
-async def test_a_reader_that_is_cancelled_can_still_close(tokenizer: Tokenizer) -> None:
-    engine = FakeEngine(script("abc"), gate=asyncio.Semaphore(0))
-    group = TextGroup(engine, request(1), tokenizer, TextRules())
+    for _ in range(steps):
+        await group.read()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(anext(group), timeout=0)
+        await asyncio.wait_for(group.read(), timeout=0)
     await group.aclose()
     engine.check()
 
@@ -137,10 +130,10 @@ async def test_a_reader_that_is_cancelled_can_still_close(tokenizer: Tokenizer) 
 async def test_an_engine_that_breaks_off_is_an_error_and_not_a_short_answer(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc"))
     group = TextGroup(engine, request(1), tokenizer, TextRules())
-    await anext(group)
+    await group.read()
     await engine.stop_choice(RequestId("r"), 0)  # nobody asked for this
     with pytest.raises(EngineError, match=r"before its choices \[0\] had ended"):
-        await anext(group)
+        await group.read()
 
 
 class WatchedEngine(FakeEngine):
@@ -173,11 +166,10 @@ async def test_the_last_event_comes_when_the_engines_stream_is_closed(
 ) -> None:
     engine = WatchedEngine(script("abcd"))
     group = TextGroup(engine, request(1), tokenizer, TextRules(stop=stop))
-    while not any(event.finish for event in (await anext(group)).events):
+    while not any(event.finish for step in await group.read() or () for event in step.events):
         assert engine.closed_groups == []
     assert "r" in engine.closed_groups
-    with pytest.raises(StopAsyncIteration):
-        await anext(group)
+    assert await group.read() is None
 
 
 async def test_a_resumed_choice_that_had_ended_is_stopped_and_tells_nothing(tokenizer: Tokenizer) -> None:
@@ -185,9 +177,9 @@ async def test_a_resumed_choice_that_had_ended_is_stopped_and_tells_nothing(toke
     written = tuple(fake_answer("ab", eos=False))
     starts = (ChoiceStart(0, 1, written), ChoiceStart(1, 2, tuple(fake_answer("x", eos=False))))
     group = TextGroup(engine, msgspec.structs.replace(request(), choices=starts), tokenizer, TextRules(stop=("b",)))
-    first = await anext(group)
+    first = await group.read() or ()
     assert set(engine.open[RequestId("r")].unfinished) == {1}
-    steps = [first] + [step async for step in group]
+    steps = [*first, *await rest_of(group)]
     assert (text_of(0, steps), text_of(1, steps)) == ("", "yz")
     assert group.usage.completion_tokens == 2 + 4
     engine.check()

@@ -6,9 +6,11 @@ import pytest
 from msgspec.structs import replace
 from openai_harmony import HarmonyEncodingName, Message, Role, load_harmony_encoding
 
-from motet.text.harmony import HarmonyFormat
+from motet.text.answers import CallRules
+from motet.text.harmony import HARMONY, harmony_format
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.tools.base import Tool
+from tests.property_settings import some
 from tests.text.small_format import joined
 
 WEATHER = Tool(name="get_weather", parameters={"type": "object"}, strict=False)
@@ -34,7 +36,7 @@ def written(*messages: Message) -> str:
 
 
 def read(text: str, *, size: int | None = None, cut: bool = False, parallel: bool = True) -> list[Part]:
-    parser = HarmonyFormat(visible=frozenset(), callable=(WEATHER,), parallel=parallel).parser()
+    parser = harmony_format(CallRules(HARMONY, (WEATHER,), parallel)).parser()
     parts: list[Part] = []
     for start in range(0, len(text), size or len(text) or 1):
         parts += parser.feed(text[start : start + (size or len(text))], [0])
@@ -64,43 +66,47 @@ def test_messages_are_told_as_what_they_are_wherever_the_text_is_cut(name: str) 
     messages, told = TOLD[name]
     text = written(*messages)
     assert read(text) == told
-    assert all(read(text, size=size) == told for size in range(1, len(text)))
+    assert all(read(text, size=size) == told for size in (1, *some(range(2, len(text)), name)))
 
 
-def test_the_recipient_may_stand_before_the_channel() -> None:
-    text = ' to=functions.get_weather<|channel|>commentary json<|message|>{"a": 1}<|call|>'
-    assert read(text) == [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, '{"a": 1}')]
+BEGIN = ToolCallBegin(0, "", "get_weather")
+CALLING = "<|channel|>commentary to=functions.get_weather json<|message|>"
+UNKNOWN = '<|channel|>commentary to=functions.fly <|constrain|>json<|message|>{"a": 1}'
+OTHER = "<|channel|>commentary to=browser.search json<|message|>{}"
+ODD: dict[str, tuple[str, bool, list[Part]]] = {
+    "a recipient before the channel": (
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+        False,
+        [BEGIN, ToolCallArguments(0, '{"a": 1}')],
+    ),
+    "no header": ("Hello", False, [Content("Hello")]),
+    "no channel": ("<|message|>Hello", False, [Content("Hello")]),
+    "an unknown tool": (f"{UNKNOWN}<|call|>", False, [Content(UNKNOWN)]),
+    "a tool that no request brings": (f"{OTHER}<|call|>", False, [Content(OTHER)]),
+    "no JSON": (
+        CALLING + '{"a": ]}<|call|>',
+        False,
+        [BEGIN, ToolCallArguments(0, '{"a":'), Content(CALLING + '{"a": ]}')],
+    ),
+    "a call cut off": (CALLING + '{"city": "Par', True, [BEGIN, ToolCallArguments(0, '{"city": "Par')]),
+    "a call that the model did not finish": (
+        CALLING + '{"city": "Par',
+        False,
+        [BEGIN, ToolCallArguments(0, '{"city": "Par'), Content(CALLING + '{"city": "Par')],
+    ),
+    "a header cut off": (
+        written(THOUGHT) + "<|start|>assistant<|channel|>fin",
+        True,
+        [Reasoning("Look at ⛅ 10 < 20.")],
+    ),
+}
+"""What was written, whether it was cut off, and what is told of it."""
 
 
-def test_an_answer_without_header_is_content() -> None:
-    assert read("Hello", size=1) == [Content("Hello")]
-    assert read("<|message|>Hello") == [Content("Hello")]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        '<|channel|>commentary to=functions.fly <|constrain|>json<|message|>{"a": 1}',
-        '<|channel|>commentary to=functions.get_weather json<|message|>{"a": ]}',
-        "<|channel|>commentary to=browser.search json<|message|>{}",
-    ],
-)
-def test_a_call_that_is_none_is_content_with_its_header(call: str) -> None:
-    parts = read(call + "<|call|>", size=1)
-    assert parts[-1] == Content(call)
-    whole = [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, '{"a":')]
-    assert parts[:-1] == (whole if "]" in call else [])
-
-
-def test_a_call_that_is_cut_off_is_told_as_far_as_it_came() -> None:
-    text = '<|channel|>commentary to=functions.get_weather json<|message|>{"city": "Par'
-    assert read(text, cut=True) == [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, '{"city": "Par')]
-    assert read(text)[-1] == Content(text)
-
-
-def test_a_header_that_is_cut_off_shows_nothing() -> None:
-    text = written(THOUGHT) + "<|start|>assistant<|channel|>fin"
-    assert read(text, cut=True) == [Reasoning("Look at ⛅ 10 < 20.")]
+@pytest.mark.parametrize("name", ODD)
+def test_odd_answers_are_told_as_far_as_they_can_be_understood(name: str) -> None:
+    text, cut, told = ODD[name]
+    assert read(text, cut=cut) == read(text, size=1, cut=cut) == told
 
 
 def test_without_parallel_calls_only_the_first_is_told() -> None:
@@ -112,7 +118,7 @@ def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:
     plain = Message.from_role_and_content(Role.ASSISTANT, "Ten is less than twenty.").with_channel("analysis")
     thought = ENCODING.encode(written(plain), allowed_special="all")
     answer = ENCODING.encode(f"{BEGUN}<|channel|>final<|message|>It is.", allowed_special="all")
-    parser = HarmonyFormat(visible=frozenset()).parser()
+    parser = harmony_format(None).parser()
     for token_id in (*thought, *answer):
         parser.feed(ENCODING.decode_utf8([token_id]), [token_id])
     assert parser.reasoning_tokens == len(thought)

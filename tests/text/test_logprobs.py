@@ -2,7 +2,7 @@
 
 import math
 
-from motet.text.logprobs import chat_logprobs, completion_logprobs, echo, joined, prompt_logprobs
+from motet.text.logprobs import chat_logprobs, completion_logprobs, echo, joined
 from motet.text.tokenizer import Tokenizer
 from motet.types import TokenLogprob
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, fake_answer
@@ -11,27 +11,15 @@ A, B, C = (FIRST_BYTE_ID + byte for byte in b"abc")
 CUT = fake_answer("é", eos=False)  # two tokens, neither of them a character
 
 
+def shown(token: str, logprob: float, code: int) -> dict[str, object]:
+    return {"token": token, "logprob": logprob, "bytes": [code]}
+
+
 def test_chat_form_has_text_and_exact_bytes(tokenizer: Tokenizer) -> None:
     entries = [TokenLogprob(A, -0.5, 1, ((A, -0.5), (B, -1.5))), TokenLogprob(CUT[0], -3.0, 7, ((C, -0.1), (A, -2.0)))]
     assert chat_logprobs(tokenizer, entries, num_top=2) == [
-        {
-            "token": "a",
-            "logprob": -0.5,
-            "bytes": [97],
-            "top_logprobs": [
-                {"token": "a", "logprob": -0.5, "bytes": [97]},
-                {"token": "b", "logprob": -1.5, "bytes": [98]},
-            ],
-        },
-        {
-            "token": "\ufffd",
-            "logprob": -3.0,
-            "bytes": [0xC3],
-            "top_logprobs": [
-                {"token": "c", "logprob": -0.1, "bytes": [99]},
-                {"token": "a", "logprob": -2.0, "bytes": [97]},
-            ],
-        },
+        {**shown("a", -0.5, 97), "top_logprobs": [shown("a", -0.5, 97), shown("b", -1.5, 98)]},
+        {**shown("\ufffd", -3.0, 0xC3), "top_logprobs": [shown("c", -0.1, 99), shown("a", -2.0, 97)]},
     ]
 
 
@@ -40,14 +28,9 @@ def test_chat_form_gives_as_many_top_tokens_as_asked_for(tokenizer: Tokenizer) -
     assert [e["top_logprobs"] for e in chat_logprobs(tokenizer, [entry], num_top=0)] == [[]]
 
 
-def test_special_tokens_are_visible(tokenizer: Tokenizer) -> None:
-    (entry,) = chat_logprobs(tokenizer, [TokenLogprob(EOS_ID, -1.0, 1)], num_top=0)
-    assert (entry["token"], bytes(entry["bytes"])) == ("<|eos|>", b"<|eos|>")
-
-
 def test_completions_form_has_one_entry_a_token_in_every_list(tokenizer: Tokenizer) -> None:
     entries = [TokenLogprob(A, -0.5, 1, ((A, -0.5), (B, -1.5))), TokenLogprob(C, -4.0, 9, ((A, -0.5), (B, -1.5)))]
-    assert completion_logprobs(tokenizer, entries, (0, 1), num_top=2, base=10) == {
+    assert completion_logprobs(tokenizer, [A, C], entries, (10, 11), num_top=2) == {
         "tokens": ["a", "c"],
         "token_logprobs": [-0.5, -4.0],
         "top_logprobs": [{"a": -0.5, "b": -1.5}, {"a": -0.5, "b": -1.5, "c": -4.0}],
@@ -57,31 +40,29 @@ def test_completions_form_has_one_entry_a_token_in_every_list(tokenizer: Tokeniz
 
 def test_of_top_tokens_that_look_alike_the_likeliest_stays(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -9.0, 5, ((CUT[0], -0.5), (CUT[1], -1.5)))
-    form = completion_logprobs(tokenizer, [entry], (0,), num_top=2)
+    form = completion_logprobs(tokenizer, [A], [entry], (0,), num_top=2)
     assert form["top_logprobs"] == [{"\ufffd": -0.5, "a": -9.0}]
 
 
 def test_minus_infinity_becomes_a_number_json_has(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -math.inf, 9, ((B, -math.inf),))
     assert chat_logprobs(tokenizer, [entry], num_top=1)[0]["logprob"] == -9999.0
-    form = completion_logprobs(tokenizer, [entry], (0,), num_top=1)
+    form = completion_logprobs(tokenizer, [A], [entry], (0,), num_top=1)
     assert (form["token_logprobs"], form["top_logprobs"]) == ([-9999.0], [{"b": -9999.0, "a": -9999.0}])
 
 
 def test_an_echo_says_where_the_text_of_each_prompt_token_begins(tokenizer: Tokenizer) -> None:
-    shown = echo(tokenizer, [EOS_ID, *fake_answer("aé hello", eos=False)])
-    assert (shown.text, shown.offsets) == ("aé hello", (0, 0, 1, 1, 2, 3))
-
-
-def test_an_echo_ends_as_the_prompt_does(tokenizer: Tokenizer) -> None:
+    repeated = echo(tokenizer, [EOS_ID, *fake_answer("aé hello", eos=False)])
+    assert (repeated.text, repeated.offsets) == ("aé hello", (0, 0, 1, 1, 2, 3))
     assert echo(tokenizer, [A, CUT[0]]).text == "a\ufffd"
 
 
 def test_prompt_and_answer_join_into_one_form(tokenizer: Tokenizer) -> None:
     prompt = [A, B]
-    shown = echo(tokenizer, prompt)
-    first = prompt_logprobs(tokenizer, prompt, [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))], shown.offsets, num_top=1)
-    second = completion_logprobs(tokenizer, [TokenLogprob(C, -2.0, 1)], (0,), num_top=0, base=len(shown.text))
+    repeated = echo(tokenizer, prompt)
+    told = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
+    first = completion_logprobs(tokenizer, prompt, told, repeated.offsets, num_top=1)
+    second = completion_logprobs(tokenizer, [C], [TokenLogprob(C, -2.0, 1)], (len(repeated.text),), num_top=0)
     assert joined(first, second) == {
         "tokens": ["a", "b", "c"],
         "token_logprobs": [None, -1.0, -2.0],

@@ -1,36 +1,26 @@
 """A choice whose text is read as parts, from deltas to events; and groups of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
 from tokenizers import AddedToken
 
-from motet.engines.fake import FakeEngine
 from motet.errors import AnswerParserError
-from motet.ids import RequestId
-from motet.text.choice import ChoiceEvent, TextRules
+from motet.testing.engine import FakeEngine
+from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
 from motet.text.formats import ModelFormats
 from motet.text.group import TextGroup
-from motet.text.parsed import ParsedChoice
 from motet.text.parts import AnswerFormat, Content, Part, Reasoning
 from motet.text.reasoning import tags_named
 from motet.text.tokenizer import Tokenizer
-from motet.text.tools.base import Reading, ToolFormat
-from motet.types import (
-    ChoiceDelta,
-    ChoiceStart,
-    Finish,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    TokenLogprob,
-    choice_starts,
-)
+from motet.text.tools.base import ParsedRegion, ToolFormat
+from motet.types import ChoiceDelta, FinishReason
+from tests.text.feeding import INDEX, LENGTH, STOP, events, ids_of, request, stream, text_of
 from tests.text.small_format import call, joined, small_format, tool_rules
+from tests.text.test_group import rest_of
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, build_tiny_tokenizer, fake_answer
-
-LENGTH, STOP = Finish(FinishReason.LENGTH), Finish(FinishReason.STOP)
 
 
 def answer_format(tokenizer: Tokenizer, *, form: ToolFormat | None = None) -> AnswerFormat:
@@ -40,27 +30,9 @@ def answer_format(tokenizer: Tokenizer, *, form: ToolFormat | None = None) -> An
     return made
 
 
-def parsed(tokenizer: Tokenizer, rules: TextRules | None = None, written: tuple[int, ...] = ()) -> ParsedChoice:
+def parsed(tokenizer: Tokenizer, rules: TextRules | None = None, written: tuple[int, ...] = ()) -> ChoiceStream:
     rules = msgspec.structs.replace(rules or TextRules(), format=answer_format(tokenizer))
-    return ParsedChoice(ChoiceStart(1, 7, written), (), tokenizer=tokenizer, rules=rules, stops=rules.stop_strings())
-
-
-def ids_of(text: str) -> tuple[int, ...]:
-    """One token a byte."""
-    return tuple(FIRST_BYTE_ID + byte for byte in text.encode())
-
-
-def deltas(ids: Sequence[int], size: int, finish: Finish | None) -> list[ChoiceDelta]:
-    """So many tokens each, the last with `finish`."""
-    pieces = [tuple(ids[start : start + size]) for start in range(0, len(ids), size)]
-    return [
-        ChoiceDelta(1, piece, tuple(TokenLogprob(i, -1.0, 1) for i in piece), finish if n == len(pieces) else None)
-        for n, piece in enumerate(pieces, 1)
-    ]
-
-
-def events(choice: ParsedChoice, steps: Sequence[ChoiceDelta]) -> list[ChoiceEvent]:
-    return [event for step in steps if (event := choice.feed(step)) is not None]
+    return stream(tokenizer, rules, written)
 
 
 def parts_of(shown: Sequence[ChoiceEvent]) -> list[Part]:
@@ -75,9 +47,9 @@ PARTS = [Reasoning("é🎼"), Content("so"), *call(0, "f", '{"a": 1}'), *call(1,
 def test_parts_tokens_and_text_do_not_depend_on_how_the_engine_bundles_tokens(tokenizer: Tokenizer, size: int) -> None:
     choice = parsed(tokenizer, TextRules(logprobs=True))
     ids = (*ids_of(ANSWER), EOS_ID)
-    shown = events(choice, deltas(ids, size, STOP))
+    shown = events(choice, ids, STOP, size=size)
     assert parts_of(shown) == PARTS
-    assert "".join(event.text for event in shown) == ANSWER
+    assert text_of(shown) == ANSWER
     assert tuple(i for event in shown for i in event.token_ids) == ids
     assert [entry.token_id for event in shown for entry in event.logprobs or ()] == list(ids)
     starts = [*range(9), 8]  # "é" is two tokens
@@ -87,41 +59,41 @@ def test_parts_tokens_and_text_do_not_depend_on_how_the_engine_bundles_tokens(to
 
 
 def test_a_choice_that_is_cut_off_is_no_choice_that_calls(tokenizer: Tokenizer) -> None:
-    shown = events(parsed(tokenizer), deltas(ids_of('<call>f{"a'), 1, LENGTH))
+    shown = events(parsed(tokenizer), ids_of('<call>f{"a'), LENGTH)
     assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.LENGTH)
 
 
 def test_the_end_without_a_token_and_without_text_ends_the_parts_too(tokenizer: Tokenizer) -> None:
     choice = parsed(tokenizer)
-    events(choice, deltas(ids_of("a <cal"), 1, None))
-    last = choice.feed(ChoiceDelta(1, (), None, STOP))
+    events(choice, ids_of("a <cal"), None)
+    last = choice.feed(ChoiceDelta(INDEX, (), None, STOP))
     assert last is not None
     assert (last.parts, last.finish, last.token_ids) == ((Content(" <cal"),), FinishReason.STOP, ())
-    assert choice.feed(ChoiceDelta(1, ids_of("b"))) is None
+    assert choice.feed(ChoiceDelta(INDEX, ids_of("b"))) is None
 
 
 def test_a_stop_string_ends_a_thought_or_a_call_where_it_stands(tokenizer: Tokenizer) -> None:
     stop = TextRules(stop=("X",))
-    shown = events(parsed(tokenizer, stop), deltas(ids_of("<think>a bXc</think>"), 3, STOP))
+    shown = events(parsed(tokenizer, stop), ids_of("<think>a bXc</think>"), STOP, size=3)
     assert (parts_of(shown), shown[-1].finish, shown[-1].stop_reason) == ([Reasoning("a b")], FinishReason.STOP, "X")
-    shown = events(parsed(tokenizer, stop), deltas(ids_of('<call>f{"aXb"}</call>'), 3, STOP))
+    shown = events(parsed(tokenizer, stop), ids_of('<call>f{"aXb"}</call>'), STOP, size=3)
     assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.STOP), "no call to be made"
 
 
 def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer) -> None:
     for keep in (False, True):
         rules = TextRules(stop=("</call>",), include_stop_str_in_output=keep)
-        shown = events(parsed(tokenizer, rules), deltas(ids_of("<call>f{}</call><call>go{}</call>"), 2, STOP))
+        shown = events(parsed(tokenizer, rules), ids_of("<call>f{}</call><call>go{}</call>"), STOP, size=2)
         assert (parts_of(shown), shown[-1].finish) == (call(0, "f", "{}"), FinishReason.TOOL_CALLS)
-        assert "".join(event.text for event in shown).endswith("</call>") is keep
+        assert text_of(shown).endswith("</call>") is keep
 
 
 @pytest.mark.parametrize("place", range(0, len(ids_of(ANSWER)), 3))
 def test_a_resumed_choice_goes_on_in_the_middle_of_anything(tokenizer: Tokenizer, place: int) -> None:
     ids = ids_of(ANSWER)
     undisturbed, resumed = parsed(tokenizer), parsed(tokenizer, written=ids[:place])
-    before = parts_of(events(undisturbed, deltas(ids[:place], 1, None)))
-    after = [events(choice, deltas((*ids[place:], EOS_ID), 2, STOP)) for choice in (undisturbed, resumed)]
+    before = parts_of(events(undisturbed, ids[:place], None))
+    after = [events(choice, (*ids[place:], EOS_ID), STOP, size=2) for choice in (undisturbed, resumed)]
     assert parts_of(after[0]) == parts_of(after[1])
     assert joined([*before, *parts_of(after[1])]) == PARTS
     assert undisturbed.reasoning_tokens == resumed.reasoning_tokens
@@ -137,32 +109,19 @@ def test_tags_that_are_special_tokens_are_seen(skip: bool) -> None:
     ids = tokenizer.encode("<think>é</think> so <call>f{}</call>")
     assert tokenizer.special_ids & set(ids) == {backend.token_to_id(tag) for tag in tags}
     choice = parsed(tokenizer, TextRules(skip_special_tokens=skip, logprobs=True))
-    shown = events(choice, deltas((*ids, EOS_ID), 1, STOP))
+    shown = events(choice, (*ids, EOS_ID), STOP)
     assert parts_of(shown) == [Reasoning("é"), Content("so"), *call(0, "f", "{}")]
     assert choice.reasoning_tokens == 4  # two tags and the two bytes between them
     offsets = [offset for event in shown for offset in event.offsets or ()]
     assert offsets[:5] == [0, 7, 7, 8, 16]
 
 
-class FailingFormat:
-    """The parser of the second choice fails at its third token."""
-
-    visible: frozenset[int] = frozenset()
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def parser(self) -> "FailingParser":
-        self.made += 1
-        return FailingParser(fails=self.made == 2)
-
-
 class FailingParser:
     reasoning_tokens = 0
     called = False
 
-    def __init__(self, *, fails: bool) -> None:
-        self._left = 3 if fails else 1000
+    def __init__(self, tokens: int) -> None:
+        self._left = tokens
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Part]:
         self._left -= 1
@@ -174,29 +133,22 @@ class FailingParser:
         return []
 
 
-def request(name: str, n: int) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=RequestId(name),
-        prompt=(FIRST_BYTE_ID,),
-        choices=choice_starts(n, 1),
-        sampling=SamplingParams(max_tokens=200),
-    )
-
-
 @pytest.mark.anyio
 async def test_a_parser_that_fails_ends_its_group_and_no_other(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = FakeEngine(lambda _, start: fake_answer("abcdef"))
-    failing = TextGroup(engine, request("one", 3), tokenizer, TextRules(format=FailingFormat()))
-    other = TextGroup(engine, request("two", 3), tokenizer, TextRules(format=answer_format(tokenizer)))
-    await anext(failing)
-    await anext(failing)
+    parsers = map(FailingParser, (1000, 3, 1000))  # the second choice's fails at its third token
+    form = AnswerFormat(lambda: next(parsers), frozenset())
+    failing = TextGroup(engine, request(3, "one"), tokenizer, TextRules(format=form))
+    other = TextGroup(engine, request(3, "two"), tokenizer, TextRules(format=answer_format(tokenizer)))
+    await failing.read()
+    await failing.read()
     with pytest.raises(AnswerParserError, match=r"the answer of choice 1 could not be read: KeyError\('name'\)"):
-        await anext(failing)
+        await failing.read()
     assert "Traceback" in caplog.text and "KeyError: 'name'" in caplog.text
     assert engine.open.keys() == {"two"}
-    steps = [step async for step in other]
+    steps = await rest_of(other)
     assert [parts_of([e for s in steps for e in s.events if e.index == i]) for i in range(3)] == [
         [Content("abcdef")]
     ] * 3
@@ -216,14 +168,16 @@ async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer
         "<call>go{}</call>",
     ]
 
+    form = replace(small_format(), new_call_id=lambda: "id")  # ids say nothing of what other choices did
+
     async def read(indices: Sequence[int]) -> list[tuple[list[Part], FinishReason | None]]:
         engine = FakeEngine(lambda _, start: fake_answer(answers[indices[start.index]]))
         group = TextGroup(
-            engine, request("r", len(indices)), tokenizer, TextRules(format=answer_format(tokenizer, form=named()))
+            engine, request(len(indices)), tokenizer, TextRules(format=answer_format(tokenizer, form=form))
         )
-        shown = [event for step in [step async for step in group] for event in step.events]
+        shown = [event for step in await rest_of(group) for event in step.events]
         mine = [[event for event in shown if event.index == i] for i in range(len(indices))]
-        assert group.usage.reasoning_tokens == sum(group.usage_of(i).reasoning_tokens for i in range(len(indices)))
+        assert group.usage.reasoning_tokens == sum(group.usage_of(i).reasoning_tokens or 0 for i in range(len(indices)))
         return [(parts_of(one), one[-1].finish) for one in mine]
 
     together = await read(range(len(answers)))
@@ -231,16 +185,10 @@ async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer
     assert [finish for _, finish in together].count(FinishReason.TOOL_CALLS) == 3
 
 
-def named() -> ToolFormat:
-    """Ids say nothing of what other choices did."""
-    return ToolFormat(**{**vars(small_format()), "new_call_id": lambda: "id"})
-
-
 def test_a_reader_of_calls_that_raises_is_told_with_its_choice(tokenizer: Tokenizer) -> None:
-    def fails(text: str, final: bool, tools: object) -> Reading:
+    def fails(text: str, final: bool, tools: object) -> ParsedRegion:
         raise RecursionError("too deep")
 
-    rules = TextRules(format=answer_format(tokenizer, form=ToolFormat(**{**vars(small_format()), "read": fails})))
-    choice = ParsedChoice(ChoiceStart(5, 7), (), tokenizer=tokenizer, rules=rules, stops=None)
-    with pytest.raises(AnswerParserError, match=r"choice 5 .*too deep"):
-        choice.feed(ChoiceDelta(5, ids_of("<call>f{ab}")))
+    rules = TextRules(format=answer_format(tokenizer, form=replace(small_format(), read=fails)))
+    with pytest.raises(AnswerParserError, match=r"choice 2 .*too deep"):
+        events(stream(tokenizer, rules), ids_of("<call>f{ab}"))

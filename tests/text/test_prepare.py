@@ -3,12 +3,14 @@
 import pytest
 import tokenizers
 
-from motet.engines.fake import fake_info
+from motet.api.plan import chat_prompt
+from motet.api.schemas.chat import ChatPrompt
 from motet.errors import ContextLengthError, RequestError
+from motet.testing.engine import fake_info
 from motet.text.prepare import Preparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
-from tests.tiny_tokenizer import CHAT_TEMPLATE, IM_END_ID, IM_START_ID
+from tests.tiny_tokenizer import CHAT_TEMPLATE
 
 
 @pytest.fixture
@@ -16,18 +18,12 @@ def preparer(tokenizer: Tokenizer) -> Preparer:
     return Preparer(tokenizer, ChatTemplate(CHAT_TEMPLATE), fake_info(vocab_size=300, max_model_len=100))
 
 
-def test_a_chat_prompt_is_the_rendered_template(preparer: Preparer, tokenizer: Tokenizer) -> None:
-    ids = preparer.chat_prompt([{"role": "user", "content": "hi"}])
-    assert tokenizer.decode(ids, skip_special_tokens=False) == (
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert (ids.count(IM_START_ID), ids.count(IM_END_ID)) == (2, 1)
-
-
-def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_tokenizer: Tokenizer) -> None:
+@pytest.mark.anyio
+async def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", named_tokens={"bos_token": "<s>"})
-    preparer = Preparer(fallback_tokenizer, template, fake_info())
-    assert preparer.chat_prompt([{"role": "user", "content": "a"}]).count(1) == 1
+    chat = ChatPrompt.model_validate({"messages": [{"role": "user", "content": "a"}]})
+    ids = await chat_prompt(Preparer(fallback_tokenizer, template, fake_info()), chat)
+    assert fallback_tokenizer.decode(ids, skip_special_tokens=False).count("<s>") == 1
 
 
 def test_a_text_prompt_gets_special_tokens_unless_told_otherwise(fallback_tokenizer: Tokenizer) -> None:
@@ -67,9 +63,6 @@ def test_prompt_ids_must_be_in_the_vocabulary(preparer: Preparer) -> None:
         with pytest.raises(RequestError, match=f"token id {wrong}; this model's ids are 0 to 299") as raised:
             preparer.check_prompt(ids, param="prompt")
         assert raised.value.param == "prompt"
-
-
-def test_an_empty_prompt_is_refused(preparer: Preparer) -> None:
     with pytest.raises(RequestError, match="prompt is empty"):
         preparer.check_prompt([], param="prompt")
 
@@ -84,21 +77,25 @@ def test_max_tokens_is_what_was_asked_or_what_fits(
     assert preparer.max_tokens(prompt_len, asked, default=default, param="prompt") == expected
 
 
-def test_more_tokens_than_fit_are_refused_in_openais_words(preparer: Preparer) -> None:
-    with pytest.raises(ContextLengthError) as raised:
-        preparer.max_tokens(60, 41, default=None, param="messages")
-    assert raised.value.message == (
-        "This model's maximum context length is 100 tokens. However, you requested 101 tokens (60 in the messages, 41 "
-        "in the completion). Please reduce the length of the messages or completion."
-    )
-    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "messages")
+NO_ROOM = "However, your prompt resulted in 100 tokens. Please reduce the length of the prompt."
+TOO_MUCH = (
+    "However, you requested 101 tokens (60 in the messages, 41 in the completion). Please reduce the length of the "
+    "messages or completion."
+)
 
 
-@pytest.mark.parametrize("default", [None, 16])
-def test_a_prompt_that_leaves_no_room_is_refused_in_openais_words(preparer: Preparer, default: int | None) -> None:
+@pytest.mark.parametrize(
+    ("prompt_len", "asked", "default", "param", "said"),
+    [
+        (60, 41, None, "messages", TOO_MUCH),
+        (100, None, None, "prompt", NO_ROOM),
+        (100, None, 16, "prompt", NO_ROOM),
+    ],
+)
+def test_more_tokens_than_fit_are_refused_in_openais_words(
+    preparer: Preparer, prompt_len: int, asked: int | None, default: int | None, param: str, said: str
+) -> None:
     with pytest.raises(ContextLengthError) as raised:
-        preparer.max_tokens(100, None, default=default, param="prompt")
-    assert raised.value.message == (
-        "This model's maximum context length is 100 tokens. However, your prompt resulted in 100 tokens. Please reduce "
-        "the length of the prompt."
-    )
+        preparer.max_tokens(prompt_len, asked, default=default, param=param)
+    assert raised.value.message == f"This model's maximum context length is 100 tokens. {said}"
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", param)

@@ -4,71 +4,65 @@ import pytest
 
 from motet.text.stop import Released, StopMatcher, StopStrings
 
-
-def matcher(*strings: str) -> StopMatcher:
-    return StopMatcher(StopStrings(strings))
-
-
-def test_text_without_a_stop_string_passes_at_once() -> None:
-    m = matcher("END", "###")
-    assert m.feed("hello ") == Released("hello ")
-    assert m.num_held == 0
-
-
-def test_a_stop_string_is_found_and_what_follows_is_dropped() -> None:
-    assert matcher("END").feed("one END two") == Released("one END", "END", 4)
-
-
-def test_a_stop_string_across_pieces_is_held_back() -> None:
-    m = matcher("END")
-    assert [m.feed("oneE"), m.feed("N"), m.feed("D!")] == [Released("one"), Released(""), Released("END", "END", 0)]
-
-
-def test_what_was_held_back_is_shown_as_soon_as_it_cannot_match() -> None:
-    m = matcher("abcd", "bx")
-    assert m.feed("zab") == Released("z")  # "ab" of "abcd", "b" of "bx"
-    assert m.feed("c") == Released("")
-    assert m.feed("x") == Released("abcx")
-    assert m.num_held == 0
+FOUND: dict[str, tuple[str, list[str], list[Released]]] = {
+    "text without one passes at once": ("END ###", ["hello "], [Released("hello ")]),
+    "what follows is no part of the answer": ("END", ["1 END 2"], [Released("1 ", "END", " 2")]),
+    "across pieces it is held back": (
+        "END",
+        ["oneE", "N", "D!"],
+        [Released("one"), Released(""), Released("", "END", "!")],
+    ),
+    "what cannot match any more is shown": (
+        "abcd bx",
+        ["zab", "c", "x"],  # "ab" of "abcd", "b" of "bx"
+        [Released("z"), Released(""), Released("abcx")],
+    ),
+    "only the suffix that may match stays held": (
+        "aab",
+        ["aa", "a", "b"],
+        [Released(""), Released("a"), Released("", "aab")],
+    ),
+    "the first to be complete wins": ("abcd bc", ["abcd"], [Released("a", "bc", "d")]),
+    "whichever is named first": ("two one", ["one two"], [Released("", "one", " two")]),
+    "of two complete together the longer wins": ("c abc bc", ["abc"], [Released("", "abc")]),
+    "but no longer than what came": ("c abc bc", ["xbc"], [Released("x", "bc")]),
+}
+"""Stop strings, the pieces of a text, and what is released of each."""
 
 
-def test_only_the_suffix_that_may_match_stays_held() -> None:
-    m = matcher("aab")
-    assert m.feed("aa") == Released("")
-    assert m.feed("a") == Released("a")
-    assert m.feed("b") == Released("aab", "aab", 0)
+@pytest.mark.parametrize("name", FOUND)
+def test_stop_strings_are_found_and_what_may_become_one_is_held(name: str) -> None:
+    strings, pieces, released = FOUND[name]
+    matcher = StopMatcher(StopStrings(strings.split()))
+    assert list(map(matcher.feed, pieces)) == released
+    assert (matcher.num_held, matcher.close()) == (0, "")
 
 
 def test_closing_gives_what_was_held_back() -> None:
-    m = matcher("END")
-    assert m.feed("the EN") == Released("the ")
-    assert m.close() == "EN"
-    assert m.close() == ""
+    matcher = StopMatcher(StopStrings(["END"]))
+    assert matcher.feed("the EN") == Released("the ")
+    assert (matcher.num_held, matcher.close(), matcher.close()) == (2, "EN", "")
 
 
-def test_the_first_to_be_complete_wins() -> None:
-    assert matcher("abcd", "bc").feed("abcd") == Released("abc", "bc", 1)
-    assert matcher("second", "first").feed("first second") == Released("first", "first", 0)
-
-
-def test_of_two_that_are_complete_together_the_longer_wins() -> None:
-    assert matcher("c", "abc", "bc").feed("abc") == Released("abc", "abc", 0)
-    assert matcher("c", "abc", "bc").feed("xbc") == Released("xbc", "bc", 1)
+def test_the_search_begins_anew_behind_what_was_found() -> None:
+    matcher = StopMatcher(StopStrings(["aa"]))
+    assert matcher.feed("aaa") == Released("", "aa", "a")
+    assert matcher.feed("ab") == Released("ab")
 
 
 def test_a_piece_that_may_not_stop_is_plain_text() -> None:
-    m = matcher("ab")
-    assert m.feed("ab", may_stop=False) == Released("ab")
-    assert m.feed("xab") == Released("xab", "ab", 1)
+    matcher = StopMatcher(StopStrings(["ab"]))
+    assert matcher.feed("ab", may_stop=False) == Released("ab")
+    assert matcher.feed("xab") == Released("x", "ab")
 
 
 def test_a_stop_string_that_begins_where_none_may_and_ends_where_it_may_counts() -> None:
-    m = matcher("aa")
-    assert m.feed("aa", may_stop=False) == Released("a")
-    assert m.feed("a") == Released("aa", "aa", 0)
+    matcher = StopMatcher(StopStrings(["aa"]))
+    assert matcher.feed("aa", may_stop=False) == Released("a")
+    assert matcher.feed("a") == Released("", "aa")
 
 
-@pytest.mark.parametrize("strings", [(), ("",), ("a", "")])
+@pytest.mark.parametrize("strings", [("",), ("a", "")])
 def test_stop_strings_must_not_be_empty(strings: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="stop strings"):
         StopStrings(strings)

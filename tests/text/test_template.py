@@ -1,22 +1,40 @@
 """Chat messages rendered by Jinja templates, and what clients are told when that does not work."""
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from motet.errors import ModelLoadError, RequestError
-from motet.text.template import ChatTemplate
+from motet.text.template import ChatTemplate, Message, plain_messages, with_tools_in_words
 from motet.text.tokenizer import Tokenizer
+from motet.text.tools.base import Tool
+from motet.text.tools.json_formats import HERMES, HERMES_BEGIN, HERMES_END
 from tests.tiny_tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
 
 USER = {"role": "user", "content": "hi"}
-CALLED = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [{"id": "1", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}],
-}
-LAST_CONTENT = "{{ messages[-1]['content'] }}"
+
+
+def calling(arguments: object) -> Message:
+    function = {"name": "get_weather", "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
+CALLED, THINKING = calling('{"city": "Rome"}'), {"role": "assistant", "content": "4", "reasoning_content": "2"}
+DEVELOPER = {"role": "developer", "content": "be brief"}
+TOOLS_AND_MORE = "{{ tools | length if tools else 'none' }} {{ more }}"
+TOLD = "[system:# Too][user:How i][assistant:Let m][user:<tool][user:Thank]"
 CONTENTS = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
+TURNS: list[Message] = [
+    {"role": "user", "content": "How is the weather?"},
+    {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    {"role": "tool", "tool_call_id": "call_1", "content": "sun"},
+    {"role": "user", "content": "Thanks!"},
+]
 
 
 def render(source: str, *messages: Mapping[str, object]) -> str:
@@ -62,75 +80,43 @@ def test_what_a_template_raises_is_the_clients_error(source: str, message: str) 
     assert raised.value.param == "messages"
 
 
-def test_templates_know_the_models_special_tokens() -> None:
-    template = ChatTemplate("{{ bos_token }}{{ pad_token is defined }}", named_tokens={"bos_token": "<s>"})
-    assert template.render([USER]) == "<s>False"
+RENDERED: dict[str, tuple[str, dict[str, object], str]] = {
+    "the model's special tokens": ("{{ bos_token }}{{ pad_token is defined }}", {}, "<s>False"),
+    "tojson": (
+        "{{ messages[0] | tojson }}",
+        {"messages": [{"role": "<é>", "content": ""}]},
+        '{"role": "<é>", "content": ""}',
+    ),
+    "strftime_now": ("{{ strftime_now('%Y') | length }}", {}, "4"),
+    "break": ("{% for m in [1, 2] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", {}, "1"),
+    "generation": ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", {}, "hi!"),
+    "variables of the request": (TOOLS_AND_MORE, {"template_kwargs": {"more": False}}, "none False"),
+    "tools": (TOOLS_AND_MORE, {"tools": [{"type": "function"}], "template_kwargs": {"more": 1}}, "1 1"),
+    "no other messages": (CONTENTS, {"template_kwargs": {"messages": []}}, "[user:hi]"),
+    "developer as system": (CONTENTS, {"messages": [DEVELOPER, USER]}, "[system:be brief][user:hi]"),
+    "developer where it is known": (CONTENTS + "{# developer #}", {"messages": [DEVELOPER]}, "[developer:be brief]"),
+    "reasoning under both names": (
+        "{{ messages[0].reasoning }}{{ messages[0].reasoning_content }}",
+        {"messages": [THINKING]},
+        "22",
+    ),
+    "calls as objects": (
+        "{{ tools or messages[0].tool_calls[0].function.arguments.city }}",
+        {"messages": [CALLED]},
+        "Rome",
+    ),
+    "tools as messages": (CONTENTS.replace("m.content", "m.content[:5]"), {"messages": TURNS, "tools": [TOOL]}, TOLD),
+}
+"""A template, what it is given beside or in place of one message of the user, and the text."""
 
 
-def test_templates_have_the_functions_that_transformers_gives_them() -> None:
-    assert render("{{ messages[0] | tojson }}", {"role": "user", "content": "<é>"}) == (
-        '{"role": "user", "content": "<é>"}'
-    )
-    assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
-    assert render("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}") == "1"
-    assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}!") == "hi!"
-
-
-def test_tools_and_extra_variables_reach_the_template() -> None:
-    template = ChatTemplate("{{ tools | length if tools else 'none' }} {{ thinking }}")
-    assert template.render([USER], template_kwargs={"thinking": False}) == "none False"
-    assert template.render([USER], tools=[{"type": "function"}], template_kwargs={"thinking": 1}) == "1 1"
-
-
-def test_extra_variables_cannot_replace_the_messages() -> None:
-    assert ChatTemplate(CONTENTS).render([USER], template_kwargs={"messages": []}) == "[user:hi]"
-
-
-def test_developer_is_system_for_a_template_that_does_not_know_it() -> None:
-    messages = [{"role": "developer", "content": "be brief"}, USER]
-    assert render(CONTENTS, *messages) == "[system:be brief][user:hi]"
-    assert render(CONTENTS + "{# developer #}", *messages) == "[developer:be brief][user:hi]"
-    assert messages[0]["role"] == "developer"
-
-
-def test_text_parts_are_joined_by_a_newline() -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert render(LAST_CONTENT, {"role": "user", "content": parts}) == "one\ntwo"
-
-
-@pytest.mark.parametrize(
-    ("content", "param"),
-    [
-        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}], "messages[0].content[1]"),
-        ([{"type": "text"}], "messages[0].content[0]"),
-        (["a"], "messages[0].content[0]"),
-        (7, "messages[0].content"),
-    ],
-)
-def test_content_that_is_not_text_is_refused_by_name(content: object, param: str) -> None:
-    with pytest.raises(RequestError) as raised:
-        render(CONTENTS, {"role": "user", "content": content})
-    assert raised.value.param == param
-    assert param in raised.value.message
-
-
-def test_no_content_is_empty_text_except_beside_tool_calls() -> None:
-    assert render(CONTENTS, {"role": "assistant", "content": None}, {"role": "user"}) == "[assistant:][user:]"
-    assert render("{% if tools %}{% endif %}{{ messages[0].content is none }}", CALLED) == "True"
-
-
-def test_a_template_that_knows_tools_gets_calls_with_their_arguments_as_objects() -> None:
-    assert render("{% if tools %}{% endif %}{{ messages[0].tool_calls[0].function.arguments.city }}", CALLED) == "Paris"
-
-
-def test_a_template_that_knows_no_tools_gets_them_in_messages() -> None:
-    tool = {"type": "function", "function": {"name": "get_weather"}}
-    result = {"role": "tool", "tool_call_id": "1", "content": "rain"}
-    told = ChatTemplate(CONTENTS).render([USER, CALLED, result], tools=[tool])
-    assert told.startswith("[system:# Tools")
-    assert '{"name": "get_weather", "arguments": {"city": "Paris"}}' in told
-    assert told.endswith("[user:<tool_response>\nrain\n</tool_response>]")
-    assert ChatTemplate(CONTENTS).render([USER]) == "[user:hi]"
+@pytest.mark.parametrize("name", RENDERED)
+def test_templates_are_given(name: str) -> None:
+    source, given, text = RENDERED[name]
+    before = json.dumps(given)
+    arguments: dict[str, Any] = {"messages": [USER], **given}
+    assert ChatTemplate(source, named_tokens={"bos_token": "<s>"}).render(**arguments) == text
+    assert json.dumps(given) == before
 
 
 def test_no_messages_are_refused() -> None:
@@ -160,3 +146,79 @@ def test_continuing_and_a_generation_prompt_exclude_each_other() -> None:
     with pytest.raises(RequestError) as raised:
         ChatTemplate(CHAT_TEMPLATE).render([USER], continue_final_message=True)
     assert raised.value.param == "continue_final_message"
+
+
+WRITTEN = "{{ tools or '' }}{% for c in messages[0].tool_calls %}EACH{% endfor %}"
+
+
+@pytest.mark.parametrize("sent", ['{"city": "Köln", "days": [1, null]}', {"city": "Köln", "days": [1, None]}])
+@pytest.mark.parametrize(
+    ("each", "text"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"city": "Köln", "days": [1, null]}'),
+        ("{{ '<' + c.function.arguments + '>' }}", '<{"city": "Köln", "days": [1, null]}>'),
+        ("{{ c.function.arguments + '>' }}", '{"city": "Köln", "days": [1, null]}>'),
+        ("{{ '<' ~ c.function.arguments }}", '<{"city": "Köln", "days": [1, null]}'),
+        ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }} {% endfor %}", "city=Köln days=[1, None] "),
+        ("{{ c.function.arguments is mapping }}", "True"),
+    ],
+)
+def test_arguments_may_be_written_as_json_as_a_string_and_one_by_one(sent: object, each: str, text: str) -> None:
+    assert render(WRITTEN.replace("EACH", each), calling(sent)) == text
+
+
+@pytest.mark.parametrize("sent", ["", "  ", "{}", {}])
+def test_no_arguments_are_an_empty_object(sent: object) -> None:
+    assert render(WRITTEN.replace("EACH", "{{ c.function.arguments | tojson }}"), calling(sent)) == "{}"
+
+
+@pytest.mark.parametrize("wrong", ['{"city": ', "Köln", "[1]", '"{}"', "[" * 100_000])
+def test_arguments_that_are_no_object_are_refused_by_the_place_they_stand_at(wrong: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        plain_messages([USER, calling(wrong)])
+    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
+
+
+# A template without tools is told of them, of earlier calls and of their results as plain text.
+def test_tools_are_told_in_a_system_message_of_their_own() -> None:
+    first, second = with_tools_in_words([{"role": "user", "content": "Hi"}], [TOOL])
+    assert second == {"role": "user", "content": "Hi"}
+    assert first["role"] == "system"
+    assert str(first["content"]).startswith("# Tools\n")
+    assert (
+        '<tools>\n{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}\n</tools>'
+        in str(first["content"])
+    )
+    assert str(first["content"]).endswith("</tool_call>")
+
+
+def test_a_system_message_that_is_there_says_its_own_words_first() -> None:
+    told = with_tools_in_words([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], [TOOL])
+    assert [message["role"] for message in told] == ["system", "user"]
+    assert str(told[0]["content"]).startswith("Be brief.\n\n# Tools\n")
+
+
+def test_calls_are_written_as_the_model_would_and_results_that_follow_each_other_are_one_message() -> None:
+    _, question, call, results, thanks = with_tools_in_words(plain_messages(TURNS), [TOOL])
+    assert question == {"role": "user", "content": "How is the weather?"}
+    written = f'{HERMES_BEGIN}\n{{"name": "get_weather", "arguments": {{"city": "Köln"}}}}\n{HERMES_END}'
+    assert call == {"role": "assistant", "content": f"Let me see.\n{written}\n{written}"}
+    assert results == {
+        "role": "user",
+        "content": "<tool_response>\nrain\n</tool_response>\n<tool_response>\nsun\n</tool_response>",
+    }
+    assert thanks == {"role": "user", "content": "Thanks!"}
+
+
+def test_a_call_without_words_is_all_that_its_message_says() -> None:
+    quiet: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    [message] = with_tools_in_words(plain_messages([quiet]), [])
+    assert str(message["content"]).startswith(HERMES_BEGIN)
+
+
+def test_what_is_written_of_a_call_is_read_as_that_call() -> None:
+    [message] = with_tools_in_words(plain_messages([{"role": "assistant", "content": "", "tool_calls": [CALL]}]), [])
+    region = str(message["content"]).removeprefix(HERMES_BEGIN).removesuffix(HERMES_END)
+    tool = Tool(name="get_weather", parameters={}, strict=False)
+    [call] = HERMES.read(region, True, [tool]).calls
+    assert (call.name, call.arguments, call.whole) == ("get_weather", '{"city": "Köln"}', True)

@@ -1,15 +1,17 @@
 """Pretend workers for tests of transports: KV memory with guards around it, and one end of a connection."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
-from motet.transfer.base import Read, ReadState, Transport
-from motet.transfer.layout import Memory, Run, merged
+from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.proof import Proof
+from motet.transfer.transport import Memory, PostedRead, ReadState, Transport, merged
 from tests.patience import PATIENCE_S
 
 
@@ -29,7 +31,8 @@ class KVMemory:
         )
 
     def fill(self, seed: int) -> None:
-        self._all[:] = np.random.default_rng(seed).integers(0, 256, self._all.shape, np.uint8)
+        words = self._all.view(np.uint64)
+        words[:] = np.random.default_rng(seed).integers(0, 2**64, words.shape, np.uint64)
 
     @property
     def blocks(self) -> npt.NDArray[np.uint8]:
@@ -45,7 +48,7 @@ class KVMemory:
         wanted = before.copy()
         for remote, local in pairs:
             wanted[:, 1 + local] = source.blocks[:, remote]
-        np.testing.assert_array_equal(self._all, wanted)
+        assert np.array_equal(self._all.view(np.uint64), wanted.view(np.uint64))  # 50 times as fast as `np.testing`
 
 
 class Side:
@@ -59,7 +62,7 @@ class Side:
     def meet(self, other: Self) -> str:
         return self.transport.connect(other.transport.describe(), other.kv.memory)
 
-    def read(self, peer: str, pairs: Sequence[tuple[int, int]]) -> Read:
+    def read(self, peer: str, pairs: Sequence[tuple[int, int]]) -> PostedRead:
         return self.transport.read_blocks(peer, merged(pairs))
 
     def attend(self) -> None:
@@ -75,7 +78,7 @@ def attend_until(done: Callable[[], bool], *sides: Side) -> None:
             side.attend()
 
 
-def finish(read: Read, *sides: Side) -> ReadState:
+def finish(read: PostedRead, *sides: Side) -> ReadState:
     """Waits for a read, and closes it."""
     attend_until(lambda: read.poll() is not ReadState.RUNNING, *sides)
     state = read.poll()
@@ -89,5 +92,9 @@ def read_proof(side: Side, peer: str, entries: list[int], *sides: Side) -> list[
     return values
 
 
-def runs_of(*runs: tuple[int, int, int]) -> list[Run]:
-    return [Run(*run) for run in runs]
+@contextmanager
+def failing(kind: FailureKind) -> Iterator[None]:
+    """What is done in here raises a TransferError of this kind."""
+    with pytest.raises(TransferError) as failed:
+        yield
+    assert failed.value.kind is kind

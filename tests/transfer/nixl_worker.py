@@ -12,17 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 
-from motet.transfer.base import Read
-from motet.transfer.layout import Memory
 from motet.transfer.nixl import LOOPBACK, NixlTransport
+from motet.transfer.transport import Memory, PostedRead
+from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.transfer.memory import KVMemory, Side
 
-ROOT = Path(__file__).parents[2]
 TCP = LOOPBACK | {"TLS": "tcp"}
 SHARED_MEMORY = LOOPBACK
 
@@ -46,9 +44,9 @@ class Introduction(msgspec.Struct):
 class WorkerProcess:
     """A worker as its test sees it."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, forking: ForkingProcess, order: Order) -> None:
         command = [sys.executable, "-m", "tests.transfer.nixl_worker", msgspec.json.encode(order).decode()]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = forking.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.introduction = msgspec.json.decode(self.line(), type=Introduction)
 
     def line(self) -> str:
@@ -78,19 +76,20 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker_process(order: Order) -> Iterator[WorkerProcess]:
-    process = WorkerProcess(order)
+def worker_process(forking: ForkingProcess, order: Order) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(forking, order)
     try:
         yield process
     finally:
         process.end()
 
 
-def main(order: Order) -> None:
+def main() -> None:
+    order = msgspec.json.decode(sys.argv[1], type=Order)
     kv = KVMemory(block_bytes=order.block_bytes, seed=order.seed)
     side = Side(NixlTransport(order.name, kv.memory, ucx=order.ucx), kv)
     say(msgspec.json.encode(Introduction(side.transport.describe(), kv.memory)).decode())
-    reads: list[Read] = []
+    reads: list[PostedRead] = []
     before = kv.blocks[0, 0].copy()
     while True:
         side.attend()
@@ -112,7 +111,3 @@ def main(order: Order) -> None:
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Order))

@@ -1,15 +1,14 @@
 """One pull between a scripted owner and a scripted reader, under a clock of the test's."""
 
 from collections import deque
-from dataclasses import dataclass, field
 
-from motet.transfer.base import News, ReadState
-from motet.transfer.channel import Answer, Hello, Question, Release, Welcome
-from motet.transfer.peer import Caller, Peer
-from motet.transfer.pull import Pull, PullTerms
-from motet.transfer.ticket import TransferAddress
-from tests.transfer.clock import Clock
-from tests.transfer.scripted import FACTS, MEMORY, NUM_BLOCKS, ScriptedRead, ScriptedTransport, Wires
+from motet.transfer.orders import News, ReaderDone
+from motet.transfer.peer import Peer, ReaderTerms
+from motet.transfer.pull import Pull
+from motet.transfer.side_channel import ChannelReply, ChannelRequest, Dealer, Hello, Welcome
+from motet.transfer.ticket import Ticket, TransferAddress
+from motet.transfer.transport import ReadState
+from tests.transfer.scripted import FACTS, MEMORY, NUM_BLOCKS, Clock, ScriptedRead, ScriptedTransport, Wires
 from tests.transfer.worker import LEASE_ID, LEASE_SLOT, order, ticket_at
 
 ANSWER_S = 2.0
@@ -19,26 +18,26 @@ TICKET = ticket_at(ADDRESS, (3, 4, 7))
 RUNNING, DONE, FAILED = ReadState.RUNNING, ReadState.DONE, ReadState.FAILED
 
 
-@dataclass
-class ScriptedLine:
-    """The other worker says what the test puts here."""
+class ScriptedDealer(Dealer):
+    """A dealer without a socket: the other worker says what the test puts here."""
 
-    said: list[Question] = field(default_factory=list)
-    coming: deque[Answer] = field(default_factory=deque)
-    nonce: bytes = b""
-    """Of the last Hello."""
-    closed: bool = False
+    def __init__(self) -> None:
+        self.sent: list[ChannelRequest] = []
+        self.coming: deque[ChannelReply] = deque()
+        self.nonce = b""
+        """The nonce of the last Hello."""
+        self.closed = False
 
-    def say(self, question: Question, nonce: bytes) -> None:
+    def send(self, request: ChannelRequest, nonce: bytes) -> None:
         assert not self.closed
-        self.said.append(question)
-        if isinstance(question, Hello):
+        self.sent.append(request)
+        if isinstance(request, Hello):
             self.nonce = nonce
 
-    def answers(self) -> list[tuple[bytes, Answer]]:
-        answers = [(self.nonce, answer) for answer in self.coming]
+    def replies(self) -> list[tuple[bytes, ChannelReply]]:
+        replies = [(self.nonce, reply) for reply in self.coming]
         self.coming.clear()
-        return answers
+        return replies
 
     def close(self) -> None:
         assert not self.closed
@@ -53,20 +52,26 @@ class Scene:
         self.clock = Clock()
         self.owner = ScriptedTransport("p", wires)
         self.reader = ScriptedTransport("d", wires)
-        self.line = ScriptedLine()
+        self.dealer = ScriptedDealer()
         self.owner.shows[NUM_BLOCKS + LEASE_SLOT] = TICKET.digest
         for block, generation in zip(TICKET.remote_block_ids, TICKET.generations, strict=True):
             self.owner.shows[block] = generation
-        self.peer = Peer(ADDRESS, Caller(FACTS, ANSWER_S, self.clock), self.reader, self.line)
+        self.peer = Peer(ADDRESS, ReaderTerms(FACTS, ANSWER_S, self.clock), self.reader, self.dealer)
         self.peer.ask()
         self.pull = self.pulled()
 
-    def pulled(self, number: int = 1) -> Pull:
-        terms = PullTerms(f"d:{number}", self.clock.now_s, TIMEOUT_S)
-        return Pull(order(TICKET, number), self.peer, terms, self.clock)
+    def pulled(self, number: int = 1, *, ticket: Ticket = TICKET, timeout_s: float = TIMEOUT_S) -> Pull:
+        return Pull(
+            order=order(ticket, number),
+            peer=self.peer,
+            clock=self.clock,
+            reader=f"d:{number}",
+            ordered_s=self.clock.now_s,
+            timeout_s=timeout_s,
+        )
 
     def welcomed(self) -> "Scene":
-        self.line.coming.append(Welcome("p", b"p", MEMORY))
+        self.dealer.coming.append(Welcome("p", b"p", MEMORY))
         return self
 
     def reading(self) -> "Scene":
@@ -98,8 +103,8 @@ class Scene:
 
     @property
     def released(self) -> bool:
-        """Whether the lease was told over the side channel."""
-        return Release(LEASE_ID, "d:1") in self.line.said
+        """True if the lease was told over the side channel."""
+        return ReaderDone(LEASE_ID, "d:1") in self.dealer.sent
 
     def check_over(self) -> None:
         assert self.pull.over

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from motet.transfer.base import FailureKind, Read, ReadState, TransferError
-from motet.transfer.layout import KVFacts, Memory, Run
+from motet.transfer.orders import FailureKind, TransferError
+from motet.transfer.transport import BlockRun, KVFacts, Memory, PostedRead, ReadState
 
 NUM_BLOCKS = 16
 NUM_SLOTS = 4
@@ -12,6 +12,16 @@ FACTS = KVFacts(model_digest="m", dtype="float32", block_size=16, num_layers=1, 
 MEMORY = Memory(
     regions=(0,), region_block_bytes=BLOCK_BYTES, num_blocks=NUM_BLOCKS, proof=0, proof_entries=NUM_BLOCKS + NUM_SLOTS
 )
+
+
+class Clock:
+    """A clock that goes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class ScriptedRead:
@@ -51,7 +61,7 @@ class ScriptedTransport:
         self.posts = True
         """Whether reads can be posted."""
         self.reads: list[ScriptedRead] = []
-        self.runs: list[Run] = []
+        self.runs: list[BlockRun] = []
         self.inbox: list[bytes] = []
         self.loses_notifications = False
         self.polls = 0
@@ -73,12 +83,12 @@ class ScriptedTransport:
     def disconnect(self, peer: str) -> None:
         self.connected.remove(peer)
 
-    def read_blocks(self, peer: str, runs: list[Run]) -> Read:
+    def read_blocks(self, peer: str, runs: list[BlockRun]) -> PostedRead:
         self._other_end(peer)
         self.runs += runs
         return self._read(sum(run.count for run in runs) * BLOCK_BYTES, len(runs), self.blocks)
 
-    def read_proof(self, peer: str, entries: list[int]) -> tuple[Read, list[int]]:
+    def read_proof(self, peer: str, entries: list[int]) -> tuple[PostedRead, list[int]]:
         other = self._other_end(peer)
         state = self.wiring if entries == [0] else self.proof
         return self._read(8 * len(entries), len(entries), state), [other.shows[entry] for entry in entries]

@@ -1,25 +1,20 @@
-"""How long the transfer thread may sleep: the clock goes when the test says so."""
+"""How long the transfer thread may sleep, and what an order costs that raises: the clock goes when the test says so."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NoReturn
 
+import msgspec
 import pytest
 import zmq
 
-from motet.transfer import channel
-from motet.transfer.base import News, ReaderDone
-from motet.transfer.channel import Hello, Waits, Welcome
-from motet.transfer.cluster_key import ClusterKey
-from motet.transfer.door import Door, endpoint, listen
-from motet.transfer.exchange import ATTEND_FOR_S, BRISK_MS, Exchange, ExchangeTerms
-from motet.transfer.line import Lines
-from motet.transfer.orders import Abandon, Expect, Fetch, GiveBack, Hold
-from motet.transfer.peer import Caller
-from motet.transfer.peers import Peers
-from motet.transfer.ticket import TransferAddress
-from tests.transfer.clock import Clock
-from tests.transfer.scripted import FACTS, MEMORY, ScriptedTransport, Wires
+from motet.transfer import orders, side_channel
+from motet.transfer.orders import FailureKind
+from motet.transfer.peer import Peer, Peers, ReaderTerms
+from motet.transfer.thread import ATTEND_FOR_S, BRISK_MS, Exchange
+from motet.transfer.ticket import ClusterKey, TransferAddress
+from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wires
 from tests.transfer.worker import order, ticket_at
 
 PATIENCE_MS = 10_000
@@ -31,15 +26,19 @@ class Desk:
     """An exchange that the test turns by hand."""
 
     exchange: Exchange
+    peers: Peers
     transport: ScriptedTransport
     clock: Clock
     listening: "zmq.Socket[bytes]"
-    visitor: "zmq.Socket[bytes]"
-    news: list[News] = field(default_factory=list)
+    reader: "zmq.Socket[bytes]"
+    news: list[orders.News] = field(default_factory=list)
 
-    def comes(self, question: channel.Question, key: str = "") -> None:
-        """Somebody says this at the door."""
-        self.visitor.send(channel.written(question, ClusterKey(key), channel.new_nonce()))
+    def order(self, order: orders.Order) -> None:
+        self.exchange.obey(order, self.clock.now_s)
+
+    def comes(self, message: side_channel.ChannelRequest, key: str = "") -> None:
+        """Somebody sends this to the listener."""
+        self.reader.send(side_channel.encode(message, ClusterKey(key), side_channel.new_nonce()))
         assert self.listening.poll(PATIENCE_MS)
 
 
@@ -48,19 +47,27 @@ def desk() -> Iterator[Desk]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     clock, key = Clock(), ClusterKey("secret")
     transport = ScriptedTransport("p", Wires())
-    listening, _, port = listen(context, "127.0.0.1", 0)
-    visitor = context.socket(zmq.DEALER)
-    visitor.connect(endpoint("127.0.0.1", port))
-    news: list[News] = []
-    exchange = Exchange(
-        ExchangeTerms("p", pull_timeout_s=10.0, answer_s=2.0),
-        Door(listening, key, FACTS, Welcome("p", b"p", MEMORY)),
-        Peers(Lines(context, zmq.Poller(), key), Caller(FACTS, 2.0, clock), transport),
+    listening, _, port = side_channel.listen(context, "127.0.0.1", 0)
+    reader = context.socket(zmq.DEALER)
+    reader.connect(side_channel.endpoint("127.0.0.1", port))
+    news: list[orders.News] = []
+    poller = zmq.Poller()
+    peers = Peers(
+        lambda address: side_channel.Dealer(address, context, poller=poller, key=key),
+        ReaderTerms(FACTS, 2.0, clock),
         transport,
+    )
+    exchange = Exchange(
+        engine_id="p",
+        listener=side_channel.SideChannelListener(listening, key, FACTS, side_channel.Welcome("p", b"p", MEMORY)),
+        peers=peers,
+        transport=transport,
+        pull_timeout_s=10.0,
+        answer_s=2.0,
         tell=news.append,
         clock=clock,
     )
-    yield Desk(exchange, transport, clock, listening, visitor, news)
+    yield Desk(exchange, peers, transport, clock, listening, reader, news)
     exchange.close()
     context.destroy(linger=0)
 
@@ -74,16 +81,18 @@ def test_with_nothing_to_do_it_may_sleep_for_ever_and_leaves_the_transport_alone
 
 
 def test_while_it_holds_leases_it_polls_every_millisecond(desk: Desk) -> None:
-    desk.exchange.obey(Hold(2))
+    desk.order(orders.LeasesHeld(2))
     assert desk.exchange.round() == BRISK_MS
     assert desk.transport.polls == 1
-    desk.exchange.obey(Hold(0))
+    desk.order(orders.LeasesHeld(0))
     assert desk.exchange.round() is FOR_EVER
 
 
-@pytest.mark.parametrize("question", [Hello("p", FACTS), Waits(5)])
-def test_who_comes_to_the_door_is_attended_to_for_two_seconds(desk: Desk, question: channel.Question) -> None:
-    desk.comes(question, key="secret")
+@pytest.mark.parametrize("message", [side_channel.Hello("p", FACTS), orders.ReaderWaits(5)])
+def test_a_reader_that_sends_a_message_is_attended_to_for_two_seconds(
+    desk: Desk, message: side_channel.ChannelRequest
+) -> None:
+    desk.comes(message, key="secret")
     assert desk.exchange.round() == BRISK_MS
     desk.clock.now_s += ATTEND_FOR_S - 0.1
     assert desk.exchange.round() == BRISK_MS
@@ -92,15 +101,15 @@ def test_who_comes_to_the_door_is_attended_to_for_two_seconds(desk: Desk, questi
     assert desk.exchange.round() is FOR_EVER
 
 
-def test_who_has_not_the_cluster_key_is_not_attended_to(desk: Desk) -> None:
-    desk.comes(Hello("p", FACTS), key="other")
+def test_a_reader_without_the_cluster_key_is_not_attended_to(desk: Desk) -> None:
+    desk.comes(side_channel.Hello("p", FACTS), key="other")
     assert desk.exchange.round() is FOR_EVER
 
 
 def test_a_pull_is_looked_at_every_millisecond_until_it_has_ended(desk: Desk) -> None:
-    desk.exchange.obey(Fetch(order(ticket_at(NOBODY)), desk.clock.now_s))
+    desk.order(order(ticket_at(NOBODY)))
     assert desk.exchange.round() == BRISK_MS
-    desk.exchange.obey(Abandon(1))
+    desk.order(orders.AbandonPull(1))
     assert desk.exchange.round() == BRISK_MS  # the worker may still answer
     desk.clock.now_s += 2.0
     assert desk.exchange.round() is FOR_EVER
@@ -108,7 +117,7 @@ def test_a_pull_is_looked_at_every_millisecond_until_it_has_ended(desk: Desk) ->
 
 def test_between_two_heartbeats_it_sleeps(desk: Desk) -> None:
     ticket = ticket_at(NOBODY, lease_s=60.0)
-    desk.exchange.obey(Expect(ticket))
+    desk.order(orders.KeepAlive(ticket))
     assert desk.exchange.round() == BRISK_MS  # the worker is asked
     desk.clock.now_s += 2.0
     assert desk.exchange.round() == 18_000
@@ -116,13 +125,107 @@ def test_between_two_heartbeats_it_sleeps(desk: Desk) -> None:
     assert desk.exchange.round() == 1
     desk.clock.now_s = math.ceil(desk.clock.now_s)
     assert desk.exchange.round() == BRISK_MS  # it is asked again
-    desk.exchange.obey(GiveBack(ticket))
+    desk.order(orders.ReleaseTicket(ticket))
     desk.clock.now_s += 2.0
     assert desk.exchange.round() is FOR_EVER
 
 
 def test_a_notification_that_is_junk_is_dropped(desk: Desk) -> None:
-    desk.transport.inbox = [b"junk", channel.notification(channel.Release(5, "r"))]
-    desk.exchange.obey(Hold(1))
+    desk.transport.inbox = [b"junk", msgspec.msgpack.encode(orders.ReaderDone(5, "r"))]
+    desk.order(orders.LeasesHeld(1))
     desk.exchange.round()
-    assert desk.news == [ReaderDone(5, "r")]
+    assert desk.news == [orders.ReaderDone(5, "r")]
+
+
+def bug(*_: object) -> NoReturn:
+    """Stands for whatever raises what nobody expects."""
+    raise ZeroDivisionError("a bug")
+
+
+def test_an_order_that_raises_ends_by_itself_and_the_next_one_is_followed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(desk.peers, "at", bug)
+    desk.order(order(ticket_at(NOBODY), 7))
+    desk.order(orders.MeetWorker(8, NOBODY))
+    desk.order(orders.ReleaseTicket(ticket_at(NOBODY)))
+    desk.order(orders.KeepAlive(ticket_at(NOBODY)))
+    desk.exchange.round()  # a heartbeat is due
+    pulled, met = desk.news
+    assert isinstance(pulled, orders.PullFailed) and (pulled.number, pulled.settled) == (7, True)
+    assert isinstance(met, orders.Met) and met.number == 8 and met.error is not None
+    assert "ZeroDivisionError('a bug')" in pulled.message and "ZeroDivisionError('a bug')" in met.error.message
+    assert len([record for record in caplog.records if record.exc_info]) == 4, "each with its traceback"
+    monkeypatch.undo()
+    desk.order(order(ticket_at(NOBODY), 9))
+    desk.order(orders.AbandonPull(9))
+    assert desk.news[2:] == [orders.PullSettled(9)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine_id": "\ud800"},
+        {"engine_id": b"bytes"},
+        {"host": 5},
+        {"host": "\ud800"},
+        {"host": "h" * 10_000},
+        {"port": "text"},
+        {"port": 2**80},
+        {"port": None},
+    ],
+    ids=ascii,
+)
+def test_whatever_an_order_holds_it_ends_that_order_alone(desk: Desk, changes: dict[str, object]) -> None:
+    wrong = msgspec.structs.replace(NOBODY, **changes)
+    ticket = msgspec.structs.replace(
+        ticket_at(NOBODY), remote_engine_id=wrong.engine_id, remote_host=wrong.host, remote_port=wrong.port
+    )
+    for one in (orders.KeepAlive(ticket), order(ticket, 7), orders.MeetWorker(8, wrong), orders.ReleaseTicket(ticket)):
+        desk.order(one)
+        desk.exchange.round()
+    desk.clock.now_s += 60.0
+    desk.exchange.round()
+    assert {type(news) for news in desk.news} == {orders.PullFailed, orders.Met}
+    desk.order(order(ticket_at(NOBODY), 9))
+    desk.order(orders.AbandonPull(9))
+    assert desk.news[2:] == [orders.PullSettled(9)]
+
+
+def test_a_pull_that_raises_fails_alone_and_its_blocks_are_free_only_when_the_transport_is_closed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Peer, "waits", bug)
+    desk.order(order(ticket_at(NOBODY), 7))
+    desk.exchange.round()
+    (failed,) = desk.news
+    assert isinstance(failed, orders.PullFailed) and (failed.number, failed.settled) == (7, False)
+    desk.order(orders.AbandonPull(7))
+    desk.exchange.round()
+    assert desk.news == [failed]
+    desk.exchange.close()
+    assert desk.transport.closed
+    assert desk.news == [failed, orders.PullSettled(7)]
+
+
+def test_a_message_that_raises_is_dropped_and_the_next_one_is_heard(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ClusterKey, "complaint", bug)
+    desk.comes(orders.ReaderDone(5, "r"), key="secret")
+    desk.exchange.round()
+    assert desk.news == []
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    monkeypatch.undo()
+    desk.comes(orders.ReaderWaits(5), key="secret")
+    desk.exchange.round()
+    assert desk.news == [orders.ReaderWaits(5)]
+
+
+def test_a_worker_whose_answer_raises_is_gone_and_its_pull_fails(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peer, "_look_at_wiring", bug)
+    desk.order(order(ticket_at(NOBODY), 7))
+    desk.exchange.round()
+    (failed,) = desk.news
+    assert isinstance(failed, orders.PullFailed) and (failed.kind, failed.settled) == (FailureKind.REFUSED, True)
+    assert "ZeroDivisionError('a bug')" in failed.message

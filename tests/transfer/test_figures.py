@@ -1,17 +1,14 @@
 """What is told about pulls: the histogram of the metrics and the line of log."""
 
-import subprocess
-import sys
-
 import pytest
 
-from motet.transfer.base import Landed
 from motet.transfer.figures import LINE_EVERY_S, SECONDS, TransferFigures, line_of
-from tests.transfer.clock import Clock
+from motet.transfer.orders import PullLanded
+from tests.transfer.scripted import Clock
 
 
-def landed(seconds: float, *, post_seconds: float = 0.001, megabytes: int = 1, descriptors: int = 1) -> Landed:
-    return Landed(0, megabytes * 2**20, descriptors, seconds, post_seconds)
+def landed(seconds: float, *, post_seconds: float = 0.001, megabytes: int = 1, descriptors: int = 1) -> PullLanded:
+    return PullLanded(0, megabytes * 2**20, descriptors, seconds, post_seconds)
 
 
 def test_a_pull_is_counted_under_the_least_bound_it_does_not_exceed() -> None:
@@ -70,9 +67,3 @@ def test_without_pulls_there_is_no_line() -> None:
     clock.now_s += 1000
     assert figures.line_due_s is None
     assert figures.take_line() is None
-
-
-def test_the_metrics_may_import_the_bounds_without_loading_torch_or_zmq() -> None:
-    code = "import sys, motet.transfer.figures; print([n for n in ('torch', 'zmq', 'nixl') if n in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"

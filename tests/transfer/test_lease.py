@@ -1,4 +1,4 @@
-"""The lease table against a list of promises: blocks are kept as long as was promised, and given back exactly once."""
+"""Leases from both ends: blocks are kept as long as was promised and given back once; leases of others hear of us."""
 
 from dataclasses import dataclass, field
 
@@ -6,10 +6,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from motet.ids import RequestId
-from motet.transfer.lease import Lease, LeaseTable
+from motet.transfer.lease import LONGEST_S, SHORTEST_S, Heartbeats, Lease, LeaseTable
 from motet.transfer.proof import Proof
 from tests.property_settings import examples
+from tests.transfer.scripted import Clock
+from tests.transfer.worker import NOWHERE, granted, ticket_at
 
 SECONDS = 60.0
 READERS = ["decode-0", "decode-1", "decode-2"]
@@ -45,11 +46,11 @@ class TableAgainstPromises(RuleBasedStateMachine):
 
     @rule(blocks=st.lists(st.integers(0, 99), unique=True, min_size=1), readers=st.integers(1, 3))
     def grant(self, blocks: list[int], readers: int) -> None:
-        request_id = RequestId(f"group-{len(self.held) + len(self.over)}")
-        lease = self.table.grant(request_id, blocks, readers=readers, now_s=self.now_s)
-        assert (lease.request_id, lease.blocks, lease.readers) == (request_id, tuple(blocks), readers)
-        assert lease.lease_id not in self.held and lease.lease_id not in self.over
-        self.held[lease.lease_id] = Promise(lease, readers, self.now_s + SECONDS)
+        name = f"group-{len(self.held) + len(self.over)}"
+        lease = granted(self.table, self.proof, blocks, now_s=self.now_s, readers=readers, remote_request_id=name)
+        lease_id = lease.ticket.lease_id
+        assert lease_id not in self.held and lease_id not in self.over
+        self.held[lease_id] = Promise(lease, readers, self.now_s + SECONDS)
 
     @rule(data=st.data(), reader=st.sampled_from(READERS))
     def a_reader_is_done(self, data: st.DataObject, reader: str) -> None:
@@ -85,8 +86,9 @@ class TableAgainstPromises(RuleBasedStateMachine):
     @rule(data=st.data())
     def the_group_goes(self, data: st.DataObject) -> None:
         promise = data.draw(st.sampled_from(list(self.held.values())))
-        self.ends(promise.lease.lease_id, self.table.end_of_request(promise.lease.request_id))
-        assert self.table.end_of_request(promise.lease.request_id) is None
+        ticket = promise.lease.ticket
+        self.ends(ticket.lease_id, self.table.end_of_request(ticket.remote_request_id))
+        assert self.table.end_of_request(ticket.remote_request_id) is None
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 30.0, 59.0, 60.0, 61.0]))
     def time_passes(self, seconds: float) -> None:
@@ -95,16 +97,17 @@ class TableAgainstPromises(RuleBasedStateMachine):
         next_s = self.table.next_end_s()
         assert next_s == min((promise.ends_s for promise in self.held.values()), default=None)
         expired = self.table.expired(self.now_s)
-        assert {lease.lease_id for lease in expired} == due
+        assert {lease.ticket.lease_id for lease in expired} == due
         for lease in expired:
-            self.ends(lease.lease_id, lease)
+            self.ends(lease.ticket.lease_id, lease)
 
     @invariant()
     def books_and_proof_say_the_same(self) -> None:
         self.table.check()
         assert len(self.table) == len(self.held)
-        assert sorted(self.table.tables()) == sorted(promise.lease.blocks for promise in self.held.values())
-        self.proof.check({promise.lease.slot: lease_id for lease_id, promise in self.held.items()})
+        tickets = [promise.lease.ticket for promise in self.held.values()]
+        assert sorted(self.table.tables()) == sorted(ticket.remote_block_ids for ticket in tickets)
+        self.proof.check({ticket.lease_slot: ticket.digest for ticket in tickets})
         oldest_s = max((self.now_s - promise.lease.granted_s for promise in self.held.values()), default=None)
         assert self.table.oldest_s(self.now_s) == oldest_s
 
@@ -113,51 +116,90 @@ TableAgainstPromises.TestCase.settings = examples(60, steps=30)
 TestTableAgainstPromises = TableAgainstPromises.TestCase
 
 
-def test_a_reader_that_says_so_twice_does_not_stand_for_another() -> None:
-    table = LeaseTable(Proof(4), seconds=SECONDS)
-    lease = table.grant(RequestId("group"), [1, 2], readers=2, now_s=0.0)
-    assert table.reader_done(lease.lease_id, "decode-0") is None
-    assert table.reader_done(lease.lease_id, "decode-0") is None
-    assert table.reader_done(lease.lease_id, "decode-1") is lease
-    assert table.reader_done(lease.lease_id, "decode-1") is None
+@pytest.fixture
+def proof() -> Proof:
+    return Proof(4)
 
 
-def test_the_slot_of_a_lease_that_is_over_no_longer_shows_it() -> None:
-    proof = Proof(4)
-    table = LeaseTable(proof, seconds=SECONDS)
-    first = table.grant(RequestId("first"), [1], readers=1, now_s=0.0)
-    assert proof.generations([proof.lease_entry(first.slot)]) == (first.lease_id,)
+@pytest.fixture
+def table(proof: Proof) -> LeaseTable:
+    return LeaseTable(proof, seconds=SECONDS)
+
+
+def test_a_reader_that_says_so_twice_does_not_stand_for_another(table: LeaseTable, proof: Proof) -> None:
+    lease = granted(table, proof, readers=2)
+    said = [table.reader_done(lease.ticket.lease_id, f"decode-{reader}") for reader in (0, 0, 1, 1)]
+    assert said == [None, None, lease, None]
+
+
+def test_a_slot_shows_the_digest_of_its_ticket_until_the_lease_is_over(table: LeaseTable, proof: Proof) -> None:
+    first = granted(table, proof).ticket
+    entry = proof.num_blocks + first.lease_slot
+    assert proof.generations([entry]) == (first.digest,)
     table.end(first.lease_id)
-    assert proof.generations([proof.lease_entry(first.slot)]) == (0,)
-    second = table.grant(RequestId("second"), [1], readers=1, now_s=0.0)
-    assert (second.slot, second.lease_id == first.lease_id) == (first.slot, False)
+    assert proof.generations([entry]) == (0,)
+    second = granted(table, proof).ticket
+    assert (second.lease_slot, second.lease_id == first.lease_id) == (first.lease_slot, False)
 
 
-def test_a_lease_is_shown_by_the_digest_of_its_ticket_once_there_is_one() -> None:
-    proof = Proof(4)
-    table = LeaseTable(proof, seconds=SECONDS)
-    lease = table.grant(RequestId("group"), [1], readers=1, now_s=0.0)
-    table.bind(lease, 2**63 - 1)
-    table.check()
-    assert proof.generations([proof.lease_entry(lease.slot)]) == (2**63 - 1,)
-    table.end(lease.lease_id)
-    table.check()
-    assert proof.generations([proof.lease_entry(lease.slot)]) == (0,)
-
-
-def test_a_request_granted_again_holds_its_latest_lease_and_the_earlier_one_expires() -> None:
-    table = LeaseTable(Proof(4), seconds=SECONDS)
-    first = table.grant(RequestId("group"), [1], readers=1, now_s=0.0)
-    second = table.grant(RequestId("group"), [2], readers=1, now_s=10.0)
-    assert table.end_of_request(RequestId("group")) is second
-    assert table.end_of_request(RequestId("group")) is None
+def test_a_request_granted_again_holds_its_latest_lease_and_the_earlier_one_expires(
+    table: LeaseTable, proof: Proof
+) -> None:
+    first, second = granted(table, proof), granted(table, proof, [2], now_s=10.0)
+    assert table.end_of_request("group") is second
+    assert table.end_of_request("group") is None
     assert table.expired(60.0) == [first]
     table.check()
 
 
-def test_a_lease_kept_past_its_last_reader_is_found() -> None:
-    table = LeaseTable(Proof(4), seconds=SECONDS)
-    lease = table.grant(RequestId("group"), [1], readers=1, now_s=0.0)
-    lease.done.add("decode-0")  # behind the table's back
+def test_a_lease_kept_past_its_last_reader_is_found(table: LeaseTable, proof: Proof) -> None:
+    granted(table, proof).done.add("decode-0")  # behind the table's back
     with pytest.raises(AssertionError, match="over is still held"):
         table.check()
+
+
+TICKET = ticket_at(NOWHERE)
+
+
+def test_three_beats_a_lease_the_first_at_once_until_nobody_holds_the_ticket() -> None:
+    clock = Clock()
+    beats = Heartbeats(clock)
+    assert (beats.due(), beats.next_s) == ([], None)
+
+    beats.begin(TICKET)
+    assert beats.due() == [TICKET]
+    assert beats.due() == []
+    assert beats.next_s == clock.now_s + 20.0
+
+    clock.now_s += 20.0
+    assert beats.due() == [TICKET]
+
+    beats.end(TICKET)
+    clock.now_s += 20.0
+    assert beats.due() == []
+    assert beats.next_s is None
+
+
+def test_two_groups_with_one_ticket_keep_the_lease_until_both_are_done() -> None:
+    beats = Heartbeats(Clock())
+    beats.begin(TICKET)
+    beats.begin(TICKET)
+    beats.end(TICKET)
+    assert beats.due() == [TICKET]
+    assert beats.end_all() == [TICKET]
+    assert beats.next_s is None
+
+
+def test_the_end_of_a_ticket_that_never_began_changes_nothing() -> None:
+    beats = Heartbeats(Clock())
+    beats.end(TICKET)
+    assert beats.end_all() == []
+
+
+def test_a_ticket_cannot_ask_for_a_flood_nor_for_silence() -> None:
+    for asked_s, every_s in ((0.0, SHORTEST_S), (-5.0, SHORTEST_S), (float("nan"), SHORTEST_S), (1e12, LONGEST_S)):
+        clock = Clock()
+        beats = Heartbeats(clock)
+        beats.begin(ticket_at(NOWHERE, lease_s=asked_s))
+        beats.due()
+        assert beats.next_s == clock.now_s + every_s, asked_s

@@ -2,9 +2,10 @@
 
 import pytest
 
-from motet.transfer.base import FailureKind, ReadState, TransferError
-from motet.transfer.local import LocalNetwork
-from tests.transfer.memory import KVMemory, Side
+from motet.transfer.orders import FailureKind
+from motet.transfer.transport import ReadState
+from tests.transfer.local import LocalNetwork
+from tests.transfer.memory import KVMemory, Side, failing
 
 
 @pytest.fixture
@@ -64,9 +65,8 @@ def test_a_read_from_a_worker_that_dies_fails_and_never_lands(
     network.go_on("owner")
     assert read.poll() is ReadState.FAILED
     reader.kv.expect(before, owner.kv, [])
-    with pytest.raises(TransferError) as lost:
+    with failing(FailureKind.PEER_LOST):
         reader.read("owner", [(0, 5)])
-    assert lost.value.kind is FailureKind.PEER_LOST
 
 
 def test_as_many_messages_are_lost_as_was_said(network: LocalNetwork, reader: Side, owner: Side) -> None:

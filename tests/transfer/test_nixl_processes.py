@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from motet.transfer.base import FailureKind, Read, ReadState, TransferError
 from motet.transfer.nixl import NixlTransport
-from tests.transfer.memory import KVMemory, Side, attend_until, finish
+from motet.transfer.orders import FailureKind, TransferError
+from motet.transfer.transport import PostedRead, ReadState
+from tests.forked import ForkingProcess
+from tests.transfer.memory import KVMemory, Side, attend_until, failing, finish
 from tests.transfer.nixl_worker import SHARED_MEMORY, TCP, Order, WorkerProcess, worker_process
 
 pytestmark = pytest.mark.slow
@@ -31,9 +33,9 @@ def theirs() -> KVMemory:
 
 
 @pytest.fixture
-def owner() -> Iterator[WorkerProcess]:
+def owner(forking: ForkingProcess) -> Iterator[WorkerProcess]:
     """Reached over TCP."""
-    with worker_process(order(TCP)) as process:
+    with worker_process(forking, order(TCP)) as process:
         yield process
 
 
@@ -57,7 +59,7 @@ def met(reader: Side, owner: WorkerProcess) -> str:
     return name
 
 
-def half_read(reader: Side, owner: WorkerProcess, name: str) -> Read:
+def half_read(reader: Side, owner: WorkerProcess, name: str) -> PostedRead:
     """A read of which something has landed and the rest cannot, as the owner is stopped.
 
     72 MB may all come before we notice the first of them; then it is read again.
@@ -83,37 +85,34 @@ def attend_for(seconds: float, side: Side) -> None:
 
 
 @pytest.mark.parametrize("ucx", [SHARED_MEMORY, TCP], ids=["shared memory", "tcp"])
-def test_blocks_come_from_another_process(ucx: dict[str, str], theirs: KVMemory) -> None:
+def test_blocks_come_from_another_process(forking: ForkingProcess, ucx: dict[str, str], theirs: KVMemory) -> None:
     reader = side(ucx)
     before = reader.kv.copy()
-    with worker_process(order(ucx)) as owner:
+    with worker_process(forking, order(ucx)) as owner:
         read = reader.read(met(reader, owner), ALL[3:20])
         assert finish(read, reader) is ReadState.DONE
         reader.transport.close()
     reader.kv.expect(before, theirs, ALL[3:20])
 
 
-def test_a_read_from_a_worker_that_is_killed_fails_at_once_and_nothing_is_written_after(
+def test_a_read_from_a_worker_that_is_killed_fails_and_nothing_is_written_after(
     owner: WorkerProcess, reader: Side
 ) -> None:
     name = met(reader, owner)
     read = half_read(reader, owner, name)
     owner.signal(signal.SIGKILL)
-    killed_s = time.monotonic()
     assert finish(read, reader) is ReadState.FAILED
-    assert time.monotonic() - killed_s < 5
     then = reader.kv.copy()
     attend_for(0.5, reader)
     reader.kv.expect(then, reader.kv, [])
-    with pytest.raises(TransferError) as lost:
+    with failing(FailureKind.PEER_LOST):
         reader.read(name, ALL)
-    assert lost.value.kind is FailureKind.PEER_LOST
 
 
 @pytest.mark.parametrize("ucx", [SHARED_MEMORY, TCP], ids=["shared memory", "tcp"])
-def test_a_worker_that_was_killed_before_the_read_is_lost(ucx: dict[str, str]) -> None:
+def test_a_worker_that_was_killed_before_the_read_is_lost(forking: ForkingProcess, ucx: dict[str, str]) -> None:
     reader = side(ucx)
-    with worker_process(order(ucx)) as owner:
+    with worker_process(forking, order(ucx)) as owner:
         name = met(reader, owner)
         owner.signal(signal.SIGKILL)
         owner.wait()
@@ -159,10 +158,10 @@ def test_after_close_nothing_is_written_even_if_a_stopped_worker_goes_on(owner: 
 
 
 def test_a_worker_outlives_a_reader_that_is_killed_while_bytes_land(
-    owner: WorkerProcess, reader: Side, theirs: KVMemory
+    forking: ForkingProcess, owner: WorkerProcess, reader: Side, theirs: KVMemory
 ) -> None:
     name, before = met(reader, owner), reader.kv.copy()
-    with worker_process(Order("victim", TCP, BLOCK_BYTES, seed=3)) as victim:
+    with worker_process(forking, Order("victim", TCP, BLOCK_BYTES, seed=3)) as victim:
         victim.tell(owner.introduction)
         assert victim.line() == "landing"
         victim.signal(signal.SIGKILL)
@@ -173,14 +172,16 @@ def test_a_worker_outlives_a_reader_that_is_killed_while_bytes_land(
     assert owner.line() == "still there"
 
 
-def test_a_worker_that_comes_back_is_read_under_its_new_name(reader: Side, theirs: KVMemory) -> None:
-    with worker_process(order(TCP)) as first:
+def test_a_worker_that_comes_back_is_read_under_its_new_name(
+    forking: ForkingProcess, reader: Side, theirs: KVMemory
+) -> None:
+    with worker_process(forking, order(TCP)) as first:
         old_name = met(reader, first)
         read = half_read(reader, first, old_name)
         first.signal(signal.SIGKILL)
         assert finish(read, reader) is ReadState.FAILED
     before = reader.kv.copy()
-    with worker_process(order(TCP)) as second:
+    with worker_process(forking, order(TCP)) as second:
         new_name = met(reader, second)
         reader.transport.disconnect(old_name)
         assert finish(reader.read(new_name, ALL), reader) is ReadState.DONE

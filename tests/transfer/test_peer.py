@@ -1,37 +1,44 @@
-"""What a peer hears from its reader, and how it is found lost."""
+"""What a peer hears from its reader, how it is found lost, and which workers are known."""
 
-from motet.transfer.base import FailureKind, Landed
-from motet.transfer.channel import Attend, Waits
-from motet.transfer.peer import PeerState
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from motet.transfer.orders import FailureKind, PullLanded, ReaderWaits, TransferError
+from motet.transfer.peer import SILENT_S, Peer, Peers, ReaderTerms
 from motet.transfer.pull import WAITS_EVERY_S
+from motet.transfer.side_channel import Attend, Dealer, SideChannelListener, Welcome, listen
+from motet.transfer.ticket import ClusterKey, TransferAddress
 from tests.transfer.scene import ANSWER_S, FAILED, RUNNING, TIMEOUT_S, Scene
+from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wires
 from tests.transfer.worker import LEASE_ID
 
 
 def test_the_lease_hears_of_a_pull_every_second_until_it_has_failed() -> None:
     scene = Scene().reading()
-    assert scene.line.said.count(Waits(LEASE_ID)) == 1
+    assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == 1
     scene.step(after_s=WAITS_EVERY_S - 0.1)
-    assert scene.line.said.count(Waits(LEASE_ID)) == 1
+    assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == 1
     scene.step(after_s=0.1)
-    assert scene.line.said.count(Waits(LEASE_ID)) == 2
+    assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == 2
     scene.step(after_s=TIMEOUT_S)
-    before = scene.line.said.count(Waits(LEASE_ID))
+    before = scene.dealer.sent.count(ReaderWaits(LEASE_ID))
     scene.step(after_s=WAITS_EVERY_S)
-    assert scene.line.said.count(Waits(LEASE_ID)) == before
+    assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == before
 
 
 def test_a_worker_is_told_to_poll_as_long_as_a_read_of_it_is_open() -> None:
     scene = Scene().reading()
     scene.step(after_s=TIMEOUT_S)
-    before = scene.line.said.count(Attend())
+    before = scene.dealer.sent.count(Attend())
     scene.step(after_s=1.0)
     scene.step(after_s=1.0)
-    assert scene.line.said.count(Attend()) == before + 2
+    assert scene.dealer.sent.count(Attend()) == before + 2
     scene.end_reads()
     scene.step()
     scene.step(after_s=5.0)
-    assert scene.line.said.count(Attend()) == before + 2
+    assert scene.dealer.sent.count(Attend()) == before + 2
 
 
 def test_a_lost_peer_stays_connected_until_no_read_of_it_can_write() -> None:
@@ -41,7 +48,7 @@ def test_a_lost_peer_stays_connected_until_no_read_of_it_can_write() -> None:
     assert scene.reader.connected == ["p"]
     scene.end_reads()
     [landed] = scene.step()  # it has come all the same, and proves true
-    assert isinstance(landed, Landed)
+    assert isinstance(landed, PullLanded)
     assert scene.reader.connected == []
 
 
@@ -56,7 +63,7 @@ def test_asked_again_a_peer_that_is_silent_is_lost_and_one_that_answers_stays() 
     assert ready == [True, False, True]
     scene.peer.ask()
     scene.step(after_s=ANSWER_S)
-    assert scene.peer.state is PeerState.GONE
+    assert scene.peer.error is not None
 
 
 def test_the_first_read_is_made_when_the_worker_is_met_so_that_the_connection_is_wired() -> None:
@@ -80,3 +87,103 @@ def test_a_first_read_that_breaks_loses_the_peer() -> None:
     assert scene.peer.error is not None
     assert scene.peer.error.kind is FailureKind.PEER_LOST
     assert scene.peer.closed
+
+
+PATIENCE_MS = 10_000
+KEY = ClusterKey("")
+
+
+class Owner:
+    """The listener of a worker."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", name: str, wires: Wires) -> None:
+        ScriptedTransport(name, wires)
+        self.listening, _, port = listen(context, "127.0.0.1", 0)
+        self.address = TransferAddress(name, "127.0.0.1", port)
+        self.listener = SideChannelListener(self.listening, KEY, FACTS, Welcome(name, name.encode(), MEMORY))
+
+
+class Reader:
+    """The peers of a worker, and the others that there are."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.clock = Clock()
+        self.poller = zmq.Poller()
+        self.wires = Wires()
+        self.transport = ScriptedTransport("d", self.wires)
+        self.peers = Peers(
+            lambda address: Dealer(address, self.context, poller=self.poller, key=KEY),
+            ReaderTerms(FACTS, ANSWER_S, self.clock),
+            self.transport,
+        )
+        self.owners = [Owner(self.context, name, self.wires) for name in ("p1", "p2", "p3")]
+
+    def meet(self, owner: Owner) -> Peer:
+        peer = self.peers.at(owner.address)
+        self.answer(owner)
+        return peer
+
+    def answer(self, owner: Owner) -> None:
+        assert owner.listening.poll(PATIENCE_MS)
+        owner.listener.receive(lambda news: None)
+        assert self.poller.poll(PATIENCE_MS)
+        self.peers.advance()
+
+    def close(self) -> None:
+        self.peers.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader()
+    yield reader
+    reader.close()
+
+
+def test_a_worker_is_one_peer_however_often_it_is_wanted(reader: Reader) -> None:
+    owner = reader.owners[0]
+    peer = reader.meet(owner)
+    assert reader.peers.at(owner.address) is peer
+    assert reader.transport.connected == ["p1"]
+
+
+def test_one_that_is_gone_is_asked_anew(reader: Reader) -> None:
+    owner = reader.owners[0]
+    peer = reader.meet(owner)
+    peer.lose("lost", FailureKind.PEER_LOST)
+    again = reader.meet(owner)
+    assert again is not peer
+    assert again.memory == MEMORY
+    assert reader.transport.connected == ["p1"]
+
+
+def test_a_worker_that_went_is_noticed_when_another_one_comes(reader: Reader) -> None:
+    gone, alive, new = reader.owners
+    gone_peer, alive_peer = reader.meet(gone), reader.meet(alive)
+    reader.clock.now_s += SILENT_S
+    reader.meet(new)
+    assert gone.listening.poll(PATIENCE_MS)  # it is asked, and does not answer
+    reader.answer(alive)
+    reader.clock.now_s += ANSWER_S
+    reader.peers.advance()
+    assert gone_peer.error is not None and alive_peer.error is None
+    assert reader.transport.connected == ["p2", "p3"]
+
+
+def test_workers_heard_of_lately_are_not_asked_when_another_one_comes(reader: Reader) -> None:
+    first, second, _ = reader.owners
+    reader.meet(first)
+    reader.clock.now_s += SILENT_S - 1.0
+    reader.meet(second)
+    reader.clock.now_s += ANSWER_S
+    reader.peers.advance()
+    assert reader.transport.connected == ["p1", "p2"]
+
+
+def test_what_can_be_no_address_leaves_nothing_behind(reader: Reader) -> None:
+    with pytest.raises(TransferError):
+        reader.peers.at(TransferAddress("p", "no host", 1))
+    assert reader.poller.sockets == []
+    assert not reader.peers.busy

@@ -16,11 +16,11 @@ def in_memory(proof: Proof) -> list[int]:
 
 
 class ProofAgainstLists(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(1, 5), first=st.integers(0, 2**51))
-    def make(self, num_blocks: int, first: int) -> None:
-        self.proof = Proof(num_blocks, first_generation=first)
+    @initialize(num_blocks=st.integers(1, 5))
+    def make(self, num_blocks: int) -> None:
+        self.proof = Proof(num_blocks)
         self.address = self.proof.address
-        self.generations = [first] * num_blocks
+        self.generations = [*self.proof.generations(range(num_blocks))]
         self.shown: dict[int, int] = {}
 
     @rule(data=st.data())
@@ -32,12 +32,12 @@ class ProofAgainstLists(RuleBasedStateMachine):
             self.generations[block] += 1
         assert all(now > then for now, then in zip(self.proof.generations(blocks), before, strict=True))
 
-    @rule(lease_id=st.integers(1, 2**52 - 1))
-    def show(self, lease_id: int) -> None:
-        slot = self.proof.show(lease_id)
+    @rule(digest=st.integers(1, 2**63 - 1))
+    def show(self, digest: int) -> None:
+        slot = self.proof.take_slot()
         assert slot not in self.shown
-        assert self.proof.lease_entry(slot) == len(self.generations) + slot
-        self.shown[slot] = lease_id
+        self.proof.show(slot, digest)
+        self.shown[slot] = digest
 
     @precondition(lambda self: self.shown)
     @rule(data=st.data())
@@ -60,11 +60,11 @@ TestProofAgainstLists = ProofAgainstLists.TestCase
 
 def test_a_proof_has_room_for_as_many_leases_as_slots() -> None:
     proof = Proof(1)
-    slots = [proof.show(lease_id) for lease_id in range(1, LEASE_SLOTS + 1)]
+    slots = [proof.take_slot() for _ in range(LEASE_SLOTS)]
     assert sorted(slots) == list(range(LEASE_SLOTS))
     assert not proof.has_room
     with pytest.raises(IndexError):
-        proof.show(1)
+        proof.take_slot()
     proof.hide(slots[0])
     assert proof.has_room
 
@@ -76,7 +76,8 @@ def test_two_starts_do_not_have_the_same_generations() -> None:
 
 def test_a_slot_that_is_lost_or_shown_by_nobody_is_found() -> None:
     proof = Proof(1)
-    slot = proof.show(7)
+    slot = proof.take_slot()
+    proof.show(slot, 7)
     for shown in ({}, {slot: 8}, {slot: 7, slot + 1: 9}):
         with pytest.raises(AssertionError):
             proof.check(shown)

@@ -1,26 +1,23 @@
-"""A pull until it lands or fails by what the other side does."""
+"""A pull from its order to its end: by the other side, by its deadline, abandoned, or with everything else."""
 
 import msgspec
 import pytest
 
-from motet.transfer import channel
-from motet.transfer.base import Failed, FailureKind, Landed
-from motet.transfer.channel import Answer, Refused, Release, SomeoneElse, Welcome
-from motet.transfer.layout import Run
-from motet.transfer.peer import PeerState
-from motet.transfer.pull import Pull, PullTerms
-from tests.transfer.scene import ANSWER_S, FAILED, RUNNING, TICKET, TIMEOUT_S, Scene
+from motet.transfer.orders import FailureKind, PullFailed, PullLanded, PullSettled, ReaderDone
+from motet.transfer.side_channel import ChannelReply, Refused, SomeoneElse, Welcome
+from motet.transfer.transport import BlockRun
+from tests.transfer.scene import ANSWER_S, DONE, FAILED, RUNNING, TICKET, TIMEOUT_S, Scene
 from tests.transfer.scripted import MEMORY, NUM_BLOCKS, NUM_SLOTS
-from tests.transfer.worker import LEASE_ID, LEASE_SLOT, order
+from tests.transfer.worker import LEASE_ID, LEASE_SLOT, ending
 
 
 def test_a_pull_that_finds_its_peer_reads_proves_acknowledges_and_lands() -> None:
     scene = Scene()
     assert scene.step() == []  # nobody answered yet
     [landed] = scene.welcomed().step(after_s=0.5)
-    assert landed == Landed(1, num_bytes=3 * 64, num_descriptors=2, seconds=0.5, post_seconds=0.0)
-    assert scene.reader.runs == [Run(3, 0, 2), Run(7, 2, 1)]
-    assert scene.owner.inbox == [channel.notification(Release(LEASE_ID, "d:1"))]
+    assert landed == PullLanded(1, num_bytes=3 * 64, num_descriptors=2, seconds=0.5, post_seconds=0.0)
+    assert scene.reader.runs == [BlockRun(3, 0, 2), BlockRun(7, 2, 1)]
+    assert scene.owner.inbox == [msgspec.msgpack.encode(ReaderDone(LEASE_ID, "d:1"))]
     assert not scene.released
     scene.check_over()
 
@@ -35,8 +32,8 @@ def test_the_proof_is_read_after_the_data_and_not_before() -> None:
     scene.owner.shows[4] += 1  # the block is given to someone else while its data is read
     scene.end_reads()
     [failed] = scene.step()
-    assert failed == Failed(
-        1, FailureKind.STALE, "blocks at the worker at 127.0.0.1:5 had been given to someone else", True
+    assert failed == PullFailed(
+        1, FailureKind.STALE, "blocks at the worker at 127.0.0.1:5 had another owner when the data was read", True
     )
     assert scene.released
     assert scene.owner.inbox == []
@@ -46,27 +43,21 @@ def test_the_proof_is_read_after_the_data_and_not_before() -> None:
 def test_a_lease_that_is_over_fails_the_pull_even_if_the_blocks_are_untouched() -> None:
     scene = Scene().welcomed()
     scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = 0
-    [failed] = scene.step()
-    assert isinstance(failed, Failed)
-    assert (failed.kind, failed.settled) == (FailureKind.LEASE_ENDED, True)
+    assert ending(*scene.step()) == (FailureKind.LEASE_ENDED, True)
     scene.check_over()
 
 
 def test_a_lease_slot_that_another_lease_has_fails_the_pull() -> None:
     scene = Scene().welcomed()
     scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = TICKET.digest + 1
-    [failed] = scene.step()
-    assert isinstance(failed, Failed)
-    assert failed.kind is FailureKind.LEASE_ENDED
+    assert ending(*scene.step()) == (FailureKind.LEASE_ENDED, True)
 
 
 def test_a_ticket_that_says_something_else_than_the_one_that_was_granted_fails_the_pull() -> None:
     scene = Scene()
     altered = msgspec.structs.replace(TICKET, prompt_digest="of a prompt of somebody else's")
-    scene.pull = Pull(order(altered), scene.peer, PullTerms("d:1", scene.clock.now_s, TIMEOUT_S), scene.clock)
-    [failed] = scene.welcomed().step()
-    assert isinstance(failed, Failed)
-    assert (failed.kind, failed.settled) == (FailureKind.LEASE_ENDED, True)
+    scene.pull = scene.pulled(ticket=altered)
+    assert ending(*scene.welcomed().step()) == (FailureKind.LEASE_ENDED, True)
     scene.check_over()
 
 
@@ -74,60 +65,56 @@ def test_a_peer_that_does_not_answer_is_unreachable() -> None:
     scene = Scene()
     assert scene.step(after_s=ANSWER_S - 0.1) == []
     [failed] = scene.step(after_s=0.1)
-    assert failed == Failed(1, FailureKind.UNREACHABLE, "the worker at 127.0.0.1:5 does not answer", True)
-    assert scene.line.closed
+    assert failed == PullFailed(1, FailureKind.UNREACHABLE, "the worker at 127.0.0.1:5 does not answer", True)
+    assert scene.dealer.closed
 
 
 @pytest.mark.parametrize("answer", [SomeoneElse("p2"), Welcome("p2", b"p", MEMORY)])
-def test_another_start_of_the_worker_is_restarted(answer: Answer) -> None:
+def test_another_start_of_the_worker_is_restarted(answer: ChannelReply) -> None:
     scene = Scene()
-    scene.line.coming.append(answer)
-    [failed] = scene.step()
-    assert isinstance(failed, Failed)
-    assert (failed.kind, failed.settled) == (FailureKind.RESTARTED, True)
+    scene.dealer.coming.append(answer)
+    assert ending(*scene.step()) == (FailureKind.RESTARTED, True)
     assert scene.reader.connected == []
 
 
 def test_a_refusal_fails_at_once_with_its_reason() -> None:
     scene = Scene()
-    scene.line.coming.append(Refused("dtype is bfloat16 here and float32 there"))
+    scene.dealer.coming.append(Refused("dtype is bfloat16 here and float32 there"))
     [failed] = scene.step()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert failed.kind is FailureKind.REFUSED
     assert "dtype is bfloat16 here and float32 there" in failed.message
 
 
 def test_a_peer_that_the_transport_cannot_connect_to_fails_the_pull() -> None:
     scene = Scene()
-    scene.line.coming.append(Welcome("p", b"nobody", MEMORY))
+    scene.dealer.coming.append(Welcome("p", b"nobody", MEMORY))
     [failed] = scene.step()
-    assert failed == Failed(1, FailureKind.PEER_LOST, "no such end", True)
-    assert scene.line.closed
+    assert failed == PullFailed(1, FailureKind.PEER_LOST, "no such end", True)
+    assert scene.dealer.closed
 
 
 def test_an_answer_to_an_earlier_question_is_ignored() -> None:
     scene = Scene()
-    scene.line.coming.append(Welcome("p", b"p", MEMORY))
-    scene.line.nonce = b"of another question"
+    scene.dealer.coming.append(Welcome("p", b"p", MEMORY))
+    scene.dealer.nonce = b"of another question"
     assert scene.step() == []
-    assert scene.peer.state is PeerState.ASKING
+    assert (scene.peer.memory, scene.peer.error) == (None, None)
 
 
 def test_a_read_that_breaks_loses_the_peer() -> None:
     scene = Scene().reading()
     scene.end_reads(FAILED)
     [failed] = scene.step()
-    assert failed == Failed(1, FailureKind.PEER_LOST, "the connection to the worker at 127.0.0.1:5 broke", True)
-    assert (scene.peer.state, scene.peer.closed, scene.reader.connected) == (PeerState.GONE, True, [])
+    assert failed == PullFailed(1, FailureKind.PEER_LOST, "the connection to the worker at 127.0.0.1:5 broke", True)
+    assert (scene.peer.closed, scene.reader.connected) == (True, [])
     scene.check_over()
 
 
 def test_a_proof_that_breaks_loses_the_peer() -> None:
     scene = Scene().proving()
     scene.end_reads(FAILED)
-    [failed] = scene.step()
-    assert isinstance(failed, Failed)
-    assert (failed.kind, failed.settled) == (FailureKind.PEER_LOST, True)
+    assert ending(*scene.step()) == (FailureKind.PEER_LOST, True)
     scene.check_over()
 
 
@@ -137,8 +124,8 @@ def test_a_read_that_cannot_be_posted_loses_the_peer() -> None:
     scene.peer.advance()
     scene.reader.posts = False
     [failed] = scene.step()
-    assert failed == Failed(1, FailureKind.PEER_LOST, "cannot be posted", True)
-    assert (scene.peer.state, scene.peer.closed) == (PeerState.GONE, False)  # the wiring read still runs
+    assert failed == PullFailed(1, FailureKind.PEER_LOST, "cannot be posted", True)
+    assert (scene.peer.error is None, scene.peer.closed) == (False, False)  # the wiring read still runs
     scene.end_reads()
     scene.step()
     assert scene.peer.closed
@@ -150,7 +137,7 @@ def test_a_proof_that_cannot_be_posted_fails_settled_because_the_data_is_no_long
     scene.reader.posts = False
     scene.end_reads()
     [failed] = scene.step()
-    assert failed == Failed(1, FailureKind.PEER_LOST, "cannot be posted", True)
+    assert failed == PullFailed(1, FailureKind.PEER_LOST, "cannot be posted", True)
     scene.check_over()
 
 
@@ -163,8 +150,133 @@ def test_a_ticket_that_names_what_the_worker_does_not_have_is_refused_before_any
 ) -> None:
     scene = Scene()
     wrong = msgspec.structs.replace(TICKET, **changes)
-    scene.pull = Pull(order(wrong), scene.peer, PullTerms("d:1", scene.clock.now_s, TIMEOUT_S), scene.clock)
-    [failed] = scene.welcomed().step()
-    assert isinstance(failed, Failed)
-    assert failed.kind is FailureKind.REFUSED
+    scene.pull = scene.pulled(ticket=wrong)
+    assert ending(*scene.welcomed().step()) == (FailureKind.REFUSED, True)
     assert scene.reader.runs == []
+
+
+def test_a_read_that_outlasts_the_deadline_fails_at_once_and_settles_when_it_ends() -> None:
+    scene = Scene().reading()
+    assert scene.step(after_s=TIMEOUT_S - 0.1) == []
+    [failed] = scene.step(after_s=0.1)
+    assert failed == PullFailed(
+        1, FailureKind.TIMEOUT, "the worker at 127.0.0.1:5 took longer than 10 s", settled=False
+    )
+    assert scene.released
+    assert scene.step(after_s=1000.0) == []
+    scene.end_reads()
+    assert scene.step() == [PullSettled(1)]
+    scene.check_over()
+
+
+def test_no_pull_waits_behind_one_that_was_too_late() -> None:
+    """After a link was cut and mended, each prompt waited for a deadline of its own until TCP had sent again what was
+    lost."""
+    scene = Scene().reading()
+    late = scene.pull
+    scene.step(after_s=TIMEOUT_S)
+    scene.pull = scene.pulled(2)
+    [failed] = scene.step()
+    owes = "an earlier read from the worker at 127.0.0.1:5 has not ended"
+    assert failed == PullFailed(2, FailureKind.TIMEOUT, owes, settled=True)
+    assert ReaderDone(LEASE_ID, "d:2") in scene.dealer.sent
+    scene.end_reads()
+    scene.reader.blocks = DONE
+    assert late.advance() == PullSettled(1)
+    scene.pull = scene.pulled(3)
+    assert [type(news) for news in scene.step()] == [PullLanded]
+    scene.check_over()
+
+
+def test_nor_behind_one_whose_proof_was_too_late() -> None:
+    scene = Scene().proving()
+    scene.step(after_s=TIMEOUT_S)
+    scene.pull = scene.pulled(2)
+    assert ending(*scene.step()) == (FailureKind.TIMEOUT, True)
+    scene.end_reads()
+    scene.reader.proof = DONE
+    scene.step()
+    scene.pull = scene.pulled(3)
+    assert [type(news) for news in scene.step()] == [PullLanded]
+    scene.check_over()
+
+
+def test_a_read_that_breaks_after_the_deadline_settles_too_and_loses_the_peer() -> None:
+    scene = Scene().reading()
+    scene.step(after_s=TIMEOUT_S)
+    scene.end_reads(FAILED)
+    assert scene.step() == [PullSettled(1)]
+    assert scene.peer.error is not None
+    scene.check_over()
+
+
+def test_a_worker_that_is_not_met_by_the_deadline_is_unreachable() -> None:
+    scene = Scene()
+    scene.pull = scene.pulled(timeout_s=0.5)
+    [failed] = scene.step(after_s=0.5)
+    assert failed == PullFailed(1, FailureKind.UNREACHABLE, "the worker at 127.0.0.1:5 does not answer", settled=True)
+    assert scene.released
+    scene.check_over()
+
+
+def test_data_that_comes_in_the_round_of_the_deadline_is_not_thrown_away() -> None:
+    scene = Scene().reading()
+    scene.end_reads()
+    assert [type(news) for news in scene.step(after_s=TIMEOUT_S)] == [PullLanded]
+
+
+def test_a_proof_that_outlasts_the_deadline_fails_settled_and_is_closed_when_it_ends() -> None:
+    scene = Scene().proving()
+    assert ending(*scene.step(after_s=TIMEOUT_S)) == (FailureKind.TIMEOUT, True)
+    assert scene.released
+    busy = [scene.peer.busy]
+    scene.end_reads()
+    scene.step()
+    busy.append(scene.peer.busy)
+    assert busy == [True, False]
+    scene.check_over()
+
+
+def test_abandoned_before_anything_was_posted_it_settles_at_once_and_tells_the_lease() -> None:
+    scene = Scene()
+    assert scene.pull.abandon() == PullSettled(1)
+    assert scene.released
+    assert scene.pull.abandon() is None
+    scene.check_over()
+
+
+def test_abandoned_while_it_reads_it_settles_once_the_read_has_ended() -> None:
+    scene = Scene().reading()
+    assert scene.pull.abandon() is None
+    assert scene.released
+    assert scene.pull.abandon() is None
+    assert scene.step(after_s=TIMEOUT_S) == []  # no second ending by the deadline
+    scene.end_reads()
+    assert scene.step() == [PullSettled(1)]
+    assert scene.pull.abandon() is None
+    scene.check_over()
+
+
+def test_abandoned_while_it_proves_it_settles_at_once() -> None:
+    scene = Scene().proving()
+    assert scene.pull.abandon() == PullSettled(1)
+    assert scene.released
+    scene.end_reads()
+    scene.step()
+    scene.check_over()
+
+
+def test_abandoned_after_the_deadline_it_settles_once() -> None:
+    scene = Scene().reading()
+    assert len(scene.step(after_s=TIMEOUT_S)) == 1
+    assert scene.pull.abandon() is None
+    scene.end_reads()
+    assert scene.step() == [PullSettled(1)]
+    assert scene.dealer.sent.count(ReaderDone(LEASE_ID, "d:1")) == 1
+
+
+def test_closed_before_it_reads_or_while_it_proves_it_is_settled_and_while_it_reads_it_is_not() -> None:
+    for scene, settled in ((Scene(), True), (Scene().reading(), False), (Scene().proving(), True)):
+        assert scene.pull.close() == PullFailed(1, FailureKind.CLOSED, "this worker stops", settled)
+        assert scene.released
+        assert scene.pull.close() is None

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from motet.errors import ConfigError, EngineError, StartupError
-from motet.transfer.base import Failed, FailureKind, Landed, Met, ReaderDone, ReadState, Settled, Transport
-from motet.transfer.layout import Memory
+from motet.transfer import orders
+from motet.transfer.orders import FailureKind
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import TransferAddress
+from motet.transfer.transport import Memory, ReadState, Transport
 from tests.patience import PATIENCE_S
 from tests.transfer.scripted import FACTS, MEMORY, ScriptedTransport, Wires
-from tests.transfer.worker import LEASE_ID, dead_port, order, ticket_at, worker
+from tests.transfer.worker import LEASE_ID, Worker, dead_port, order, ticket_at, worker
 
 pytestmark = pytest.mark.slow  # looking for what was left costs half a second a test
 
@@ -49,76 +50,55 @@ def test_closed_with_nothing_to_do() -> None:
     d.thread.close()
 
 
-def test_closed_with_a_lease_and_a_reader_who_has_come() -> None:
-    wires = Wires()
-    with worker("d", wires) as d, worker("p", wires) as p:
-        p.thread.holding(1)
-        d.thread.pull(order(p.ticket()))
-        assert isinstance(d.news(), Landed)
+def test_closed_with_a_lease_and_a_reader_who_has_come(p: Worker, d: Worker) -> None:
+    p.thread.order(orders.LeasesHeld(1))
+    d.thread.order(order(p.ticket()))
+    assert isinstance(d.news(), orders.PullLanded)
 
 
 def test_closed_while_a_worker_is_asked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, worker("d", Wires()) as d:
         address = TransferAddress("p", "127.0.0.1", silent.getsockname()[1])
-        d.thread.pull(order(ticket_at(address), 1))
-        d.thread.meet(2, address)
+        d.thread.order(order(ticket_at(address), 1))
+        d.thread.order(orders.MeetWorker(2, address))
         d.thread.close()
         failed, met = d.thread.news()
-        assert failed == Failed(1, FailureKind.CLOSED, "this worker stops", settled=True)
-        assert isinstance(met, Met)
+        assert failed == orders.PullFailed(1, FailureKind.CLOSED, "this worker stops", settled=True)
+        assert isinstance(met, orders.Met)
         assert met.error is not None
         assert met.error.kind is FailureKind.CLOSED
 
 
-def test_closed_while_a_read_runs_which_is_settled_once_the_transport_is_closed() -> None:
-    wires = Wires()
-    with worker("p", wires) as p, worker("d", wires) as d:
-        d.transport.blocks = ReadState.RUNNING
-        d.thread.pull(order(p.ticket()))
-        while not d.transport.runs:
-            assert d.thread.news() == []
-        d.thread.close()
-        failed = Failed(1, FailureKind.CLOSED, "this worker stops", settled=False)
-        assert d.thread.news() == [failed, Settled(1)]
+@pytest.mark.parametrize(
+    ("open_read", "abandoned", "settled"), [("blocks", False, False), ("blocks", True, None), ("proof", False, True)]
+)
+def test_closed_while_a_read_runs_it_is_settled_once_the_transport_is_closed(
+    p: Worker, d: Worker, open_read: str, abandoned: bool, settled: bool | None
+) -> None:
+    setattr(d.transport, open_read, ReadState.RUNNING)
+    d.thread.order(order(p.ticket()))
+    while not d.transport.runs:
+        assert d.thread.news() == []
+    if abandoned:
+        d.thread.order(orders.AbandonPull(1))
+    d.thread.close()
+    failed = [orders.PullFailed(1, FailureKind.CLOSED, "this worker stops", settled)] if settled is not None else []
+    assert d.thread.news() == failed + [orders.PullSettled(1)] * (not settled)
 
 
-def test_closed_while_an_abandoned_read_runs() -> None:
-    wires = Wires()
-    with worker("p", wires) as p, worker("d", wires) as d:
-        d.transport.blocks = ReadState.RUNNING
-        d.thread.pull(order(p.ticket()))
-        while not d.transport.runs:
-            assert d.thread.news() == []
-        d.thread.abandon(1)
-        d.thread.close()
-        assert d.thread.news() == [Settled(1)]
-
-
-def test_closed_while_the_proof_is_read() -> None:
-    wires = Wires()
-    with worker("p", wires) as p, worker("d", wires) as d:
-        d.transport.proof = ReadState.RUNNING
-        d.thread.pull(order(p.ticket()))
-        while not d.transport.runs:
-            assert d.thread.news() == []
-        d.thread.close()
-        assert d.thread.news() == [Failed(1, FailureKind.CLOSED, "this worker stops", settled=True)]
-
-
-def test_closed_with_an_expected_ticket_whose_lease_is_told() -> None:
-    wires = Wires()
+def test_closed_with_an_expected_ticket_whose_lease_is_told(wires: Wires) -> None:
     with worker("p", wires) as p:
         with worker("d", wires) as d:
-            d.thread.expect(p.ticket())
+            d.thread.order(orders.KeepAlive(p.ticket()))
             p.news()
-        assert p.news() == ReaderDone(LEASE_ID, "d:without-1")
+        assert p.news() == orders.ReaderDone(LEASE_ID, "d:without-1")
 
 
 def test_closed_right_after_it_was_ordered_to_pull() -> None:
     with dead_port() as port, worker("d", Wires()) as d:
-        d.thread.pull(order(ticket_at(TransferAddress("p", "127.0.0.1", port))))
+        d.thread.order(order(ticket_at(TransferAddress("p", "127.0.0.1", port))))
         d.thread.close()
-        assert d.thread.news() == [Failed(1, FailureKind.CLOSED, "this worker stops", settled=True)]
+        assert d.thread.news() == [orders.PullFailed(1, FailureKind.CLOSED, "this worker stops", settled=True)]
 
 
 def test_a_transport_that_cannot_start_is_the_constructors_error() -> None:
@@ -142,7 +122,7 @@ class BrokenTransport(ScriptedTransport):
 def test_a_crash_of_the_thread_is_told_to_who_asks_for_news(caplog: pytest.LogCaptureFixture) -> None:
     thread = start(lambda: BrokenTransport("d", Wires()))
     with caplog.at_level(logging.CRITICAL, logger="motet.transfer.thread"):
-        thread.holding(1)
+        thread.order(orders.LeasesHeld(1))
         readable, _, _ = select.select([thread.fileno()], [], [], PATIENCE_S)
         assert readable
         with pytest.raises(EngineError, match="ZeroDivisionError"):

@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from motet.ids import RequestId
-from motet.transfer.base import Failed, FailureKind, Landed, Met, News, ReaderDone, ReaderWaits, Settled, Transport
-from motet.transfer.layout import Memory
+from motet.transfer import orders
 from motet.transfer.lease import LeaseTable
-from motet.transfer.local import LocalNetwork
 from motet.transfer.nixl import LOOPBACK, NixlTransport
+from motet.transfer.orders import FailureKind
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import Ticket
+from motet.transfer.transport import Memory, Transport
+from tests.transfer.local import LocalNetwork
 from tests.transfer.memory import KVMemory
 from tests.transfer.scripted import FACTS
-from tests.transfer.worker import NewsStand, order, ticket_at
+from tests.transfer.worker import NewsStand, ending, granted, order
 
 MakeTransport = Callable[[str, Memory], Transport]
 BLOCKS = (3, 4, 7)
@@ -36,18 +36,14 @@ class KVWorker:
 
     def ticket(self) -> Ticket:
         """Of these blocks, under a new lease."""
-        lease = self.leases.grant(RequestId("group"), BLOCKS, readers=1, now_s=0.0)
-        self.thread.holding(1)
-        generations = self.kv.proof.generations(BLOCKS)
-        ticket = ticket_at(
-            self.thread.address, BLOCKS, generations=generations, lease_id=lease.lease_id, lease_slot=lease.slot
-        )
-        self.leases.bind(lease, ticket.digest)
-        return ticket
+        at = self.thread.address
+        lease = granted(self.leases, self.kv.proof, BLOCKS, remote_engine_id=at.engine_id, remote_port=at.port)
+        self.thread.order(orders.LeasesHeld(1))
+        return lease.ticket
 
     def end_lease(self, ticket: Ticket) -> None:
         self.leases.end(ticket.lease_id)
-        self.thread.holding(0)
+        self.thread.order(orders.LeasesHeld(0))
 
 
 class Pair:
@@ -55,8 +51,8 @@ class Pair:
         self.owner = KVWorker(make, seed=1)
         self.reader = KVWorker(make, seed=2, pull_timeout_s=pull_timeout_s)
 
-    def pull(self, ticket: Ticket) -> News:
-        self.reader.thread.pull(order(ticket))
+    def pull(self, ticket: Ticket) -> orders.News:
+        self.reader.thread.order(order(ticket))
         return self.reader.news()
 
     def close(self) -> None:
@@ -98,41 +94,35 @@ def test_the_bytes_land_where_they_should_and_nowhere_else_and_the_lease_is_told
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     landed = pair.pull(ticket)
-    assert isinstance(landed, Landed)
-    assert landed.num_bytes == len(BLOCKS) * pair.owner.kv.memory.block_bytes
+    assert isinstance(landed, orders.PullLanded)
+    assert landed.num_bytes == pair.owner.kv.blocks[:, BLOCKS].size
     pair.reader.kv.expect(before, pair.owner.kv, [(3, 0), (4, 1), (7, 2)])
-    assert pair.owner.news() == ReaderWaits(ticket.lease_id)
-    assert pair.owner.news() == ReaderDone(ticket.lease_id, f"{pair.reader.name}:1")
+    done = orders.ReaderDone(ticket.lease_id, f"{pair.reader.name}:1")
+    assert {pair.owner.news(), pair.owner.news()} == {orders.ReaderWaits(ticket.lease_id), done}  # by two ways
 
 
 def test_a_block_that_was_given_away_makes_the_pull_stale(pair: Pair) -> None:
     ticket = pair.owner.ticket()
     pair.owner.kv.proof.raise_generations([4])
-    failed = pair.pull(ticket)
-    assert isinstance(failed, Failed)
-    assert (failed.kind, failed.settled) == (FailureKind.STALE, True)
+    assert ending(pair.pull(ticket)) == (FailureKind.STALE, True)
 
 
 def test_a_lease_that_is_over_is_found_out_at_an_idle_owner_too(pair: Pair) -> None:
     ticket = pair.owner.ticket()
     pair.owner.end_lease(ticket)
-    failed = pair.pull(ticket)
-    assert isinstance(failed, Failed)
-    assert (failed.kind, failed.settled) == (FailureKind.LEASE_ENDED, True)
+    assert ending(pair.pull(ticket)) == (FailureKind.LEASE_ENDED, True)
 
 
 def test_an_idle_worker_is_met(pair: Pair) -> None:
-    pair.reader.thread.meet(1, pair.owner.thread.address)
-    assert pair.reader.news() == Met(1, None)
+    pair.reader.thread.order(orders.MeetWorker(1, pair.owner.thread.address))
+    assert pair.reader.news() == orders.Met(1, None)
 
 
 def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
-    assert isinstance(pair.pull(pair.owner.ticket()), Landed)
+    assert isinstance(pair.pull(pair.owner.ticket()), orders.PullLanded)
     ticket = pair.owner.ticket()
     pair.owner.thread.close()
-    failed = pair.pull(ticket)
-    assert isinstance(failed, Failed)
-    assert (failed.kind, failed.settled) == (FailureKind.PEER_LOST, True)
+    assert ending(pair.pull(ticket)) == (FailureKind.PEER_LOST, True)
 
 
 def test_a_stopped_owner_times_the_pull_out_and_what_lands_later_lands_before_it_is_settled() -> None:
@@ -144,14 +134,12 @@ def test_a_stopped_owner_times_the_pull_out_and_what_lands_later_lands_before_it
     pair = Pair(join, pull_timeout_s=0.3)
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
-    pair.reader.thread.meet(5, pair.owner.thread.address)
-    assert pair.reader.news() == Met(5, None)
+    pair.reader.thread.order(orders.MeetWorker(5, pair.owner.thread.address))
+    assert pair.reader.news() == orders.Met(5, None)
     network.stop(pair.owner.name)
-    failed = pair.pull(ticket)
-    assert isinstance(failed, Failed)
-    assert (failed.kind, failed.settled) == (FailureKind.TIMEOUT, False)
+    assert ending(pair.pull(ticket)) == (FailureKind.TIMEOUT, False)
     pair.reader.kv.expect(before, pair.owner.kv, [])
     network.go_on(pair.owner.name)
-    assert pair.reader.news() == Settled(1)
+    assert pair.reader.news() == orders.PullSettled(1)
     pair.reader.kv.expect(before, pair.owner.kv, [(3, 0), (4, 1), (7, 2)])
     pair.close()

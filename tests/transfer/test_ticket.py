@@ -1,4 +1,5 @@
-"""A ticket comes from outside: what cannot be is refused by name, what goes out comes back."""
+"""A ticket comes from outside: what cannot be is refused by name, what goes out comes back, and no ticket that a client
+has made or changed is believed."""
 
 import json
 
@@ -6,7 +7,7 @@ import msgspec
 import pytest
 
 from motet.errors import RequestError
-from motet.transfer.ticket import Ticket, TransferAddress, params_of, prompt_digest, ticket_of
+from motet.transfer.ticket import ClusterKey, Ticket, TransferAddress, params_of, prompt_digest, ticket_of
 
 TICKET = Ticket(
     remote_engine_id="prefill-0-a1b2",
@@ -41,6 +42,32 @@ def test_numbers_of_a_ticket_survive_a_json_reader_that_knows_only_doubles() -> 
     assert ticket_of(as_doubles) == ticket_of(largest)
     with pytest.raises(RequestError, match="lease_id"):
         ticket_of(changed(lease_id=2**53))
+
+
+RECORDED = bytes.fromhex(
+    "de0013b1646f5f72656d6f74655f70726566696c6cc3b0646f5f72656d6f74655f6465636f6465c2b072656d6f74655f656e67696e655f6964ae"
+    "70726566696c6c2d302d61316232b172656d6f74655f726571756573745f6964aa63686174636d706c2d31ab72656d6f74655f686f7374a93132"
+    "372e302e302e31ab72656d6f74655f706f7274cd4e20b072656d6f74655f626c6f636b5f69647393040509a774705f73697a6501a77665727369"
+    "6f6e01aa6e756d5f746f6b656e7328ad70726f6d70745f646967657374d920326138633937623235363330643532366639323361313035353563"
+    "3639666634ab67656e65726174696f6e7393070708a86c656173655f6964cd3039aa6c656173655f736c6f7403a76c656173655f73cb404e0000"
+    "00000000a77265616465727301ad6361636865645f746f6b656e7300a47365616ca0a7666f726569676ea0"
+)
+"""TICKET as version 1 has always written it between processes; its seal covers these bytes."""
+
+
+def test_a_ticket_looks_as_it_always_did_in_this_version() -> None:
+    assert TICKET.version == 1, "record the bytes of the new version"
+    assert msgspec.msgpack.encode(TICKET) == RECORDED
+    assert TICKET.digest == 7565912581432629895
+    seal = "87f7d2cdc4922ac9d24bf78a603907cb32bdd267adad4154212f7868f37aa756"
+    assert ClusterKey("secret").sealed(TICKET).seal == seal
+
+
+@pytest.mark.parametrize("field", ["remote_engine_id", "remote_request_id", "prompt_digest", "seal"])
+def test_half_a_surrogate_pair_in_a_ticket_is_refused(field: str) -> None:
+    """JSON can write it, and no message between workers can carry it."""
+    with pytest.raises(RequestError, match="not a character"):
+        ticket_of(json.loads(json.dumps(changed(**{field: "\ud800"}))))
 
 
 def test_field_names_are_those_that_gateways_know() -> None:
@@ -121,3 +148,33 @@ def test_a_prompt_digest_tells_prompts_apart() -> None:
     digests = [prompt_digest(tokens) for tokens in ([1, 2], [2, 1], [1, 2, 0], [0x201], [])]
     assert len(set(digests)) == len(digests)
     assert prompt_digest((1, 2)) == digests[0]
+
+
+OURS, OTHERS, NONE = ClusterKey("ours"), ClusterKey("theirs"), ClusterKey("")
+
+
+def test_a_sealed_ticket_is_believed_after_its_way_through_a_gateway() -> None:
+    sealed = OURS.sealed(TICKET)
+    assert OURS.believes(ticket_of(json.loads(json.dumps(params_of(sealed)))))
+    assert not OTHERS.believes(sealed)
+    assert not OURS.believes(TICKET)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"remote_host": "10.0.0.9"}, {"remote_port": 1}, {"lease_s": 1e6}, {"remote_engine_id": "x"}, {"readers": 2}],
+)
+def test_a_ticket_that_points_elsewhere_is_not_believed(change: dict[str, object]) -> None:
+    assert not OURS.believes(msgspec.structs.replace(OURS.sealed(TICKET), **change))
+
+
+@pytest.mark.parametrize("seal", ["é", "", "\x00", "日本"], ids=ascii)
+def test_a_seal_that_no_worker_writes_is_not_believed(seal: str) -> None:
+    """`hmac.compare_digest` raises for texts that are not ASCII, and nothing caught it: the engine process ended."""
+    assert not OURS.believes(msgspec.structs.replace(TICKET, seal=seal))
+
+
+def test_without_a_key_nothing_is_sealed_and_everything_believed() -> None:
+    assert NONE.sealed(TICKET) == TICKET
+    assert NONE.believes(TICKET)
+    assert NONE.believes(OURS.sealed(TICKET))

@@ -2,18 +2,23 @@
 
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from motet.transfer.base import News, PullOrder
-from motet.transfer.layout import KVFacts
+import msgspec
+
+from motet.transfer.lease import Lease, LeaseTable, new_lease_id
+from motet.transfer.orders import FailureKind, News, PullFailed, PullOrder
+from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import Ticket, TransferAddress
+from motet.transfer.transport import KVFacts
 from tests.patience import PATIENCE_S
 from tests.transfer.scripted import FACTS, MEMORY, NUM_BLOCKS, ScriptedTransport, Wires
 
 LEASE_ID = 77
 LEASE_SLOT = 2
+NOWHERE = TransferAddress("p", "127.0.0.1", 1)
 
 
 class NewsStand:
@@ -47,28 +52,31 @@ class Worker:
         return ticket
 
 
-def ticket_at(
-    address: TransferAddress,
-    blocks: tuple[int, ...] = (3, 4, 7),
-    *,
-    generations: tuple[int, ...] | None = None,
-    lease_id: int = LEASE_ID,
-    lease_slot: int = LEASE_SLOT,
-    lease_s: float = 60.0,
-) -> Ticket:
-    return Ticket(
+def ticket_at(address: TransferAddress, blocks: Sequence[int] = (3, 4, 7), **changes: object) -> Ticket:
+    """`changes` are fields of the ticket."""
+    ticket = Ticket(
         remote_engine_id=address.engine_id,
         remote_request_id="group",
         remote_host=address.host,
         remote_port=address.port,
-        remote_block_ids=blocks,
+        remote_block_ids=tuple(blocks),
         num_tokens=16 * len(blocks),
         prompt_digest="",
-        generations=generations or tuple(1000 + block for block in blocks),
-        lease_id=lease_id,
-        lease_slot=lease_slot,
-        lease_s=lease_s,
+        generations=tuple(1000 + block for block in blocks),
+        lease_id=LEASE_ID,
+        lease_slot=LEASE_SLOT,
+        lease_s=60.0,
     )
+    return msgspec.structs.replace(ticket, **changes)
+
+
+def granted(
+    leases: LeaseTable, proof: Proof, blocks: Sequence[int] = (1,), *, now_s: float = 0.0, **changes: object
+) -> Lease:
+    """A new lease of the worker that has this proof."""
+    generations, slot = proof.generations(blocks), proof.take_slot()
+    ticket = ticket_at(NOWHERE, blocks, generations=generations, lease_id=new_lease_id(), lease_slot=slot, **changes)
+    return leases.grant(ticket, now_s=now_s)
 
 
 def order(ticket: Ticket, number: int = 1) -> PullOrder:
@@ -77,6 +85,12 @@ def order(ticket: Ticket, number: int = 1) -> PullOrder:
     return PullOrder(
         number, ticket, tuple((r, g, local) for local, (r, g) in enumerate(pairs)), label=f"group {number}"
     )
+
+
+def ending(news: News) -> tuple[FailureKind, bool]:
+    """Why a pull has failed, and whether nothing of it may write any more."""
+    assert isinstance(news, PullFailed), news
+    return news.kind, news.settled
 
 
 @contextmanager

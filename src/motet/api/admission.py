@@ -1,15 +1,21 @@
-"""Who may come in: groups without a first token are counted, and one too many is refused before its first byte."""
+"""What a server takes in, decided before the first byte of an answer.
+
+KeyLimits      how many requests and choices one API key may have under way, until each has been answered
+Admission      how many groups may wait for their first token, and whether the server takes new ones at all
+"""
 
 import asyncio
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from motet.errors import DrainingError, OverloadedError
+from motet.errors import DrainingError, OverloadedError, RateLimitedError
 
 
 class Admission:
-    """Counts groups that are open and groups that still wait for their first token. Owned by the service."""
+    """Counts the groups that are open, and those of them that still wait for their first token."""
 
     def __init__(self, max_waiting: int) -> None:
-        self.max_waiting = max_waiting
+        self._max_waiting = max_waiting
         self.draining = False
         self.waiting = 0
         self.open = 0
@@ -21,31 +27,28 @@ class Admission:
         await self._empty.wait()
 
     def check_room(self, num_groups: int) -> None:
-        """Raises if so many groups would not be admitted now."""
+        """Raises if this number of groups would not be admitted now."""
         if self.draining:
             raise DrainingError("The server is draining and takes no new requests; try another one.")
-        if self.waiting + num_groups > self.max_waiting:
+        if self.waiting + num_groups > self._max_waiting:
             raise OverloadedError(
                 f"The server is overloaded: {self.waiting} groups wait for their first token and this request has "
-                f"{num_groups}, while at most {self.max_waiting} may wait. Try again later."
+                f"{num_groups}, while at most {self._max_waiting} may wait. Try again later."
             )
 
-    def admit(self, num_groups: int) -> list["Place"]:
-        """A place for each group of a request, or an error and none of them."""
-        self.check_room(num_groups)
-        return [Place(self) for _ in range(num_groups)]
+    def admit(self, *sizes: int) -> list["Place"]:
+        """Returns a place for each of `sizes`, numbers of groups. Raises, and admits none, unless all have room."""
+        self.check_room(sum(sizes))
+        return [Place(self, size) for size in sizes]
 
-    def entered(self) -> None:
-        self.waiting += 1
-        self.open += 1
+    def entered(self, num_groups: int) -> None:
+        self.waiting += num_groups
+        self.open += num_groups
         self._empty.clear()
 
-    def started(self) -> None:
-        self.waiting -= 1
-
-    def left(self) -> None:
-        self.open -= 1
-        if self.open == 0:
+    def left(self, num_groups: int) -> None:
+        self.open -= num_groups
+        if not self.open:
             self._empty.set()
 
     def check(self) -> None:
@@ -55,22 +58,78 @@ class Admission:
 
 
 class Place:
-    """One group's place, from admission to its end; each move may come more than once."""
+    """The place of one group, or of several that share it, from admission to the end. Both methods may come twice."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, num_groups: int) -> None:
         self._admission = admission
-        self._waits = True
-        self._open = True
-        admission.entered()
+        self._waiting = self._open = num_groups
+        admission.entered(num_groups)
 
     def started(self) -> None:
-        """The group has its first token."""
-        if self._waits:
-            self._waits = False
-            self._admission.started()
+        """The first token has come."""
+        self._admission.waiting -= self._waiting
+        self._waiting = 0
 
     def leave(self) -> None:
         self.started()
-        if self._open:
-            self._open = False
-            self._admission.left()
+        self._admission.left(self._open)
+        self._open = 0
+
+
+ANONYMOUS = "anonymous"
+"""All requests without an API key count as one client of this name."""
+
+
+class ClientLoad(NamedTuple):
+    """What one client has under way."""
+
+    requests: int = 0
+    choices: int = 0
+
+
+class KeyLimits:
+    """Counts what each client has under way. A limit of 0 means that there is no limit."""
+
+    def __init__(self, *, max_requests: int, max_choices: int) -> None:
+        self._max_requests = max_requests
+        self._max_choices = max_choices
+        self._clients: dict[str, ClientLoad] = {}
+
+    @property
+    def clients(self) -> Mapping[str, ClientLoad]:
+        """The clients that have something under way."""
+        return self._clients
+
+    @property
+    def num_choices(self) -> int:
+        """Number of choices that all clients have under way."""
+        return sum(has.choices for has in self._clients.values())
+
+    def check(self, client: str, num_choices: int) -> None:
+        """Raises `RateLimitedError` if a request with this many choices would not be let in now."""
+        has = self._clients.get(client, ClientLoad())
+        for what, now, more, most in (
+            ("requests", has.requests, 1, self._max_requests),
+            ("choices", has.choices, num_choices, self._max_choices),
+        ):
+            if most and now + more > most:
+                whose = "without an API key" if client == ANONYMOUS else "of your API key"
+                raise RateLimitedError(
+                    f"Rate limit reached for {what} {whose}: {now} under way and {more} more asked for, while at most "
+                    f"{most} may be under way at a time. Try again when some have ended."
+                )
+
+    def enter(self, client: str, num_choices: int) -> None:
+        """Counts a request with its choices until `leave`. Raises and counts nothing if that is too much."""
+        self.check(client, num_choices)
+        has = self._clients.get(client, ClientLoad())
+        self._clients[client] = ClientLoad(has.requests + 1, has.choices + num_choices)
+
+    def leave(self, client: str, num_choices: int) -> None:
+        """Takes off what `enter` has counted, once."""
+        has = self._clients.pop(client, ClientLoad())
+        left = ClientLoad(has.requests - 1, has.choices - num_choices)
+        if min(left) < 0:
+            raise AssertionError(f"{client} has {left} after a request left")
+        if left != ClientLoad():
+            self._clients[client] = left

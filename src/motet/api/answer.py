@@ -1,159 +1,252 @@
 """The response of a request that generates, streamed or whole: it owns the groups from the first to the last moment.
 
-    1. open the groups                 an error here, or at the first step, still has its HTTP status
+    1. open the groups                 all or none; an error here, or at the first step, still has its HTTP status
     2. wait for the first step         and meanwhile, as all along, for the client to leave
-    3. send headers, then what the writer makes of each step, in one message a step and straight to the server
-    4. close the groups                whatever happened: end, error, client gone, server stopping
+    3. send headers, then what the writer makes of each step, in one message a step and past all layers of the app
+    4. close the groups                in any case: end, error, client gone, server stopping
 
 It is an object and not a generator, since a generator that was never started never cleans up.
 """
 
 import logging
+import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from contextlib import AsyncExitStack
+from functools import reduce
+from typing import Generic
 
 import anyio
-from anyio.abc import TaskGroup
+import msgspec
+import orjson
+from fastapi import Response as ResponseJsonBody
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.event_bytes import failure_events
-from motet.api.request_id import straight_send
-from motet.api.while_client_stays import while_client_stays
+from motet.api.admission import Place
+from motet.api.caller import CLIENT_GONE, body_send, while_client_stays
+from motet.api.failure import error_json
+from motet.api.groups import SENT, AnswerGroup, MergedGroups, Reader, StepT, TokenGroup, UsedT
+from motet.api.plan import Head, Plan
+from motet.api.service import Service
 from motet.errors import MotetError
+from motet.text.group import GroupStep
+from motet.transfer.ticket import Ticket
+from motet.types import Usage
 
 log = logging.getLogger("motet.api")
 
-Step = TypeVar("Step")
-"""What came in one go."""
-StepOut = TypeVar("StepOut", covariant=True)
-StepIn = TypeVar("StepIn", contravariant=True)
-Used = TypeVar("Used")
-"""How what was used is told."""
-UsedOut = TypeVar("UsedOut", covariant=True)
-UsedIn = TypeVar("UsedIn", contravariant=True)
-
 WORKER_HEADER = "x-motet-worker"
-SENT = 200
-"""The status of a request whose whole answer has been sent."""
-CLIENT_GONE = 499
-"""Logged and counted as nginx does; nobody is there to receive it."""
+DONE = b"data: [DONE]\n\n"
+END = b"}\n\n"
 
 
-class Steps(Protocol[StepOut]):
-    async def read(self) -> Sequence[StepOut] | None:
-        """What is there to show, at least one step; None after the end."""
-        ...
-
-
-class Groups(Protocol[StepOut, UsedOut]):
-    """The groups of one request while they run (`OpenGroups`, `UpstreamGroups`)."""
-
-    @property
-    def workers(self) -> Sequence[str]:
-        """Who writes them, as far as is known by now, each once."""
-        ...
-
-    def open(self) -> None:
-        """Raises before anything runs if they are not to be let in."""
-        ...
-
-    def usage(self) -> UsedOut:
-        """Of the whole request, up to now."""
-        ...
-
-    def steps(self, tasks: TaskGroup) -> Steps[StepOut]:
-        """To be read once; `tasks` is where readers of several groups run."""
-        ...
-
-    async def aclose(self, *, status: int) -> None:
-        """Must follow, also when `open` failed half way or never came. `status`: how the request went."""
-        ...
-
-
-class Writer(Protocol[StepIn, UsedIn]):
+class AnswerWriter(ABC, Generic[StepT, UsedT]):
     """Turns the steps of one request into bytes. Pure: one writer an answer, fed in order."""
 
+    content_type = "text/event-stream; charset=utf-8"
+    streams = True
+    """True if there are bytes before the end; if not, an error at any time still has its HTTP status."""
+    starts_at_once = False
+    """True if the headers go out as soon as the groups are open, and later all that has come since the last send."""
+
+    @abstractmethod
+    def feed(self, steps: Sequence[StepT], usage: Callable[[], UsedT]) -> bytes:
+        """`usage`: returns the usage of the request so far; called only for a chunk with it, since it adds up all
+        choices."""
+
+    @abstractmethod
+    def close(self, usage: UsedT) -> bytes:
+        """Returns what ends a stream, or the whole answer."""
+
+    def fail(self, error: Exception) -> bytes:
+        """Returns how a stream that has begun ends when it cannot go on."""
+        return b"data: " + error_json(error) + b"\n\n" + DONE
+
     @property
-    def streams(self) -> bool:
-        """Whether there are bytes before the end; if not, an error at any time still has its HTTP status."""
-        ...
-
-    def feed(self, steps: Sequence[StepIn], usage: Callable[[], UsedIn]) -> bytes:
-        """`usage`: of the request up to now; asked only where a chunk tells it, since it is summed over all choices."""
-        ...
-
-    def close(self, usage: UsedIn) -> bytes: ...
+    def complete(self) -> bool:
+        """True if a client that leaves now has its whole answer, though not the end of the body."""
+        return False
 
 
-class Answer(Response, Generic[Step, Used]):
-    """Runs the groups of a request and sends what its writer makes of them."""
+class GeneratedResponse(Response, Generic[StepT, UsedT]):
+    """Runs the groups of a request and sends the bytes of its writer."""
 
     def __init__(
         self,
-        groups: Groups[Step, Used],
-        writer: Writer[Step, Used],
+        service: Service,
+        groups: Sequence[AnswerGroup[StepT, UsedT]],
+        writer: AnswerWriter[StepT, UsedT],
         *,
-        break_off: Callable[[Exception], bytes] = failure_events,
+        client: str | None,
+        num_choices: int,
     ) -> None:
-        """`break_off`: how a stream that has begun ends when it cannot go on."""
+        """`client`: the client whose limits count; None if another server of ours has counted the choices."""
         self.status_code = 200
         self.background = None
         self.init_headers(
-            {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
-            if writer.streams
-            else {"content-type": "application/json"}
+            {"content-type": writer.content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
+            if writer.content_type == AnswerWriter.content_type
+            else {"content-type": writer.content_type}
         )
+        self._service = service
         self._groups = groups
         self._writer = writer
-        self._last_words = break_off
+        self._client = client
+        self._num_choices = num_choices
+        self._counted = False
+        """True from when the choices count against the client's limits."""
+        self._places: list[Place] = []
         self._started = False
         self._status = CLIENT_GONE
+        self._merged: MergedGroups[StepT] | None = None
         self._failure: Exception | None = None
-        """What went wrong before anything was sent: to be answered with its own status."""
+        """An error before anything was sent, which is answered with its own status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send_start, self._send = send, straight_send(scope)
+        self._send_start, self._send_body = send, body_send(scope)
         try:
-            await while_client_stays(receive, self._answer)
+            await while_client_stays(receive, self._answer())
             if self._failure is not None:
                 raise self._failure
         finally:
             with anyio.CancelScope(shield=True):
-                await self._groups.aclose(status=self._status)
+                await self._close()
 
-    async def _answer(self, tasks: TaskGroup) -> None:
+    async def _answer(self) -> None:
         try:
-            self._groups.open()
-            await self._write(self._groups.steps(tasks))
-            self._status = SENT
+            self._open()
+            if self._writer.starts_at_once:
+                await self._start()
+            # Each step of the answer passes here: a call more between it and the loop is paid for every token.
+            read, feed, usage, send = self._reader(), self._writer.feed, self._usage, self._send_body
+            while (steps := await read()) is not None:
+                if data := feed(steps, usage):
+                    if not self._started:
+                        await self._start()
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._finish()
         except Exception as error:
-            self._status = error.status if isinstance(error, MotetError) else 500
-            if self._started and self._writer.streams:
-                await self._break_off(error)
-            else:
-                self._failure = error
+            await self._fail(error)
 
-    async def _write(self, steps: Steps[Step]) -> None:
-        feed, usage, send = self._writer.feed, self._groups.usage, self._send
-        while (batch := await steps.read()) is not None:
-            if data := feed(batch, usage):
-                if not self._started:
-                    await self._start()
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        data = self._writer.close(usage())
+    def _open(self) -> None:
+        """Admits and submits all groups; raises `OverloadedError` and the like before the engine has seen any."""
+        if self._client is not None:
+            self._service.key_limits.enter(self._client, self._num_choices)
+            self._counted = True
+        self._places = self._service.admission.admit(*(group.num_prompts for group in self._groups))
+        for group, place in zip(self._groups, self._places, strict=True):
+            group.open(place)
+
+    def _reader(self) -> Reader[StepT]:
+        """Returns what reads the groups: the only one of a request is read without a task and a queue between."""
+        if len(self._groups) == 1 and not self._writer.starts_at_once:
+            return self._groups[0].reader()
+        self._merged = MergedGroups(self._groups)
+        return self._merged.read
+
+    async def _finish(self) -> None:
+        data = self._writer.close(self._usage())
         if not self._started:
             self.headers["content-length"] = str(len(data))
             await self._start()
-        await send({"type": "http.response.body", "body": data, "more_body": False})
+        await self._send_last(data)
+        self._status = SENT
+
+    async def _fail(self, error: Exception) -> None:
+        self._status = error.status if isinstance(error, MotetError) else 500
+        if not (self._started and self._writer.streams):
+            self._failure = error
+            return
+        if not isinstance(error, MotetError):
+            log.error("a stream failed", exc_info=error)
+        await self._send_last(self._writer.fail(error))
+
+    def _usage(self) -> UsedT:
+        """Returns the usage of the whole request so far."""
+        return reduce(operator.add, [group.usage for group in self._groups])
 
     async def _start(self) -> None:
         self._started = True
-        if workers := self._groups.workers:
+        if workers := dict.fromkeys(group.worker for group in self._groups if group.worker):
             self.headers[WORKER_HEADER] = ", ".join(workers)
         await self._send_start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
-    async def _break_off(self, error: Exception) -> None:
-        if not isinstance(error, MotetError):
-            log.error("a stream failed", exc_info=error)
-        await self._send({"type": "http.response.body", "body": self._last_words(error), "more_body": False})
+    async def _send_last(self, data: bytes) -> None:
+        await self._send_body({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _close(self) -> None:
+        """Ends all groups, also if opening failed half way or never came."""
+        if self._status == CLIENT_GONE and self._writer.complete:
+            self._status = SENT
+        if self._merged is not None:
+            await self._merged.aclose()
+        async with AsyncExitStack() as closing:  # one that fails does not keep the others open
+            if self._counted:
+                closing.callback(self._service.key_limits.leave, self._client or "", self._num_choices)
+            for place in self._places:
+                closing.callback(place.leave)
+            for group in reversed(self._groups):
+                closing.push_async_callback(group.close, status=self._status)
+
+
+GroupsWriter = AnswerWriter[GroupStep, Usage]
+
+
+def answer_plan(service: Service, plan: Plan, writer: GroupsWriter) -> GeneratedResponse[GroupStep, Usage]:
+    """Returns the answer to a checked request for tokens: one group for each of its prompts."""
+    groups = [TokenGroup(service, plan, number) for number in range(len(plan.groups))]
+    return GeneratedResponse(service, groups, writer, client=plan.client, num_choices=plan.num_choices)
+
+
+def head_json(head: Head, kind: str) -> bytes:
+    """Returns the beginning of every object of one answer, without the closing brace."""
+    fields: dict[str, str | int] = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+    if head.fingerprint:
+        fields["system_fingerprint"] = head.fingerprint
+    return orjson.dumps(fields)[:-1]
+
+
+class EventWriter(AnswerWriter[StepT, UsedT]):
+    """Server-sent events from prepared bytes: what is the same in every chunk of an answer is written as JSON once.
+
+        data: {"id":"chatcmpl-1","object":"chat.completion.chunk", ... ,"choices":[{"index":  2 ... }]  }\\n\\n
+        └─────────────────────────────── opening, once an answer ───────────────────────────┘         └ closing
+
+    Only strings that change go through a JSON encoder. The order of the keys is that of OpenAI's own chunks."""
+
+    def __init__(
+        self,
+        head: bytes,
+        *,
+        usage_json: Callable[[UsedT], bytes],
+        include_usage: bool,
+        continuous_usage: bool = False,
+    ) -> None:
+        """`head`: what every chunk begins with, less its closing brace. `include_usage`: one chunk at the end tells it;
+        `continuous_usage`: every chunk tells it so far."""
+        self._constant = b"data: " + head
+        self._opening = self._constant + b',"choices":[{"index":'
+        self._usage_json = usage_json
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+        self._without_usage = b',"usage":null' + END if include_usage else END
+
+    def _closing(self, usage: Callable[[], UsedT]) -> bytes:
+        """Returns the end of a chunk after its choices. `usage` is null there if it comes once at the end."""
+        return b',"usage":' + self._usage_json(usage()) + END if self._continuous_usage else self._without_usage
+
+    def close(self, usage: UsedT) -> bytes:
+        """Returns the chunk without choices that carries the usage, if asked for, and the end of the stream."""
+        if not self._include_usage:
+            return DONE
+        return self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE
+
+
+def ticket_before(closing: bytes, ticket: Ticket) -> bytes:
+    """Returns the end of a chunk after its choices, with a ticket."""
+    return b',"kv_transfer_params":' + msgspec.json.encode(ticket) + closing
+
+
+def json_response(body: object, status: int = 200) -> ResponseJsonBody:
+    return ResponseJsonBody(msgspec.json.encode(body), status, media_type="application/json")

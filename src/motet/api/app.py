@@ -5,30 +5,53 @@ id, last      browsers  401        413          chat, completions, responses, ge
 resort 500                                     admin, membership, engine
 """
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from motet.api.admin import admin_router
 from motet.api.answer import WORKER_HEADER
-from motet.api.auth import ApiKeys
-from motet.api.body_limit import BodyLimit
+from motet.api.caller import HEADER, ApiKeys, RequestIds, new_router
 from motet.api.chat import chat_router
-from motet.api.completion import completion_router
+from motet.api.completions import completion_router
 from motet.api.engine_routes import engine_router
-from motet.api.failure import add_error_handlers
+from motet.api.failure import add_error_handlers, body_too_large, error_response
 from motet.api.generate import generate_router
-from motet.api.membership_routes import membership_router
-from motet.api.models import models_router
-from motet.api.request_id import HEADER, RequestIds
+from motet.api.models import models_router, token_router
+from motet.api.operators import admin_router, membership_router
 from motet.api.responses import responses_router
 from motet.api.service import Service
-from motet.api.tokens import token_router
+
+ROUTERS = (
+    chat_router,
+    completion_router,
+    responses_router,
+    generate_router,
+    token_router,
+    models_router,
+    admin_router,
+    membership_router,
+    engine_router,
+)
 
 
-def create_app(service: Service) -> FastAPI:
-    """An app of its own for each service; two in one process share nothing."""
-    app = FastAPI(
+class App(FastAPI):
+    """Keeps the server's own `send`, so that tokens need not pass the layers (`caller.body_send`). The layers see only
+    HTTP requests; whoever mounts the app, as Ray Serve does, may run its lifespan too."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.router(scope, receive, send)
+            return
+        scope.setdefault("state", {})["send"] = send
+        await super().__call__(scope, receive, send)
+
+
+def create_app(service: Service, router: APIRouter | None = None) -> FastAPI:
+    """Returns an app of its own for each service; two in one process share nothing. `router`: from `create_router`."""
+    app = App(
         title="Motet",
         openapi_url=None,
         middleware=_middleware(service),
@@ -36,23 +59,20 @@ def create_app(service: Service) -> FastAPI:
         strict_content_type=False,
     )
     add_error_handlers(app)
-    for make_router in (
-        chat_router,
-        completion_router,
-        responses_router,
-        generate_router,
-        token_router,
-        models_router,
-        admin_router,
-        membership_router,
-        engine_router,
-    ):
-        app.include_router(make_router(service))
+    app.router.routes.extend((router or create_router(service)).routes)
     return app
 
 
+def create_router(service: Service) -> APIRouter:
+    """Returns all routes of a service. Making them takes longer than answering a request, so tests reuse them."""
+    every = new_router()
+    for make_router in ROUTERS:
+        every.routes.extend(make_router(service).routes)
+    return every
+
+
 def _middleware(service: Service) -> list[Middleware]:
-    """Outermost first."""
+    """Returns the layers around the routes, the outermost first."""
     config = service.config
     layers = [Middleware(RequestIds, metrics=service.metrics)]
     if config.cors_origins:
@@ -69,3 +89,29 @@ def _middleware(service: Service) -> list[Middleware]:
         layers.append(Middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_key))
     layers.append(Middleware(BodyLimit, max_bytes=config.max_body_bytes))
     return layers
+
+
+class BodyLimit:
+    """ASGI middleware. Refuses a body that is too large: before a byte is read if its length is announced."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        announced = Headers(scope=scope).get("content-length", "0")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            await error_response(body_too_large(self._max_bytes))(scope, receive, send)
+            return
+        num_read = 0
+
+        async def receive_counted() -> Message:
+            """Raises HTTPException to whoever reads the body: the framework turns any other error into a 400."""
+            nonlocal num_read
+            message = await receive()
+            num_read += len(message.get("body", b""))
+            if num_read > self._max_bytes:
+                raise HTTPException(413, body_too_large(self._max_bytes).message)
+            return message
+
+        await self._app(scope, receive_counted, send)

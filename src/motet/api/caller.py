@@ -1,14 +1,49 @@
-"""Whose request it is: the ids that go along with a group to its engine, to other servers and into the log."""
+"""The edge of the app: it finds out whose request it is, gives it an id, and decides if it may come in.
 
-from collections.abc import Iterable
+RequestIds   every request has an id, in its answer and in its log lines; a bug is answered as any error. A client's
+             own `x-request-id` is kept if it is short and printable. HTTP figures are counted here, where the
+             status of every response passes by
+ApiKeys      with keys set, all but the open routes need one of them, and operators' routes the operators' key
+new_router   what the routes of this server are hung on
+caller_of    the ids that go along with a group to its engine, to other servers and into the log
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
-from fastapi import Request
+import anyio
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from motet.api.auth import client_of
-from motet.api.request_id import HEADER, is_id, trace_of
+from motet.api.admission import ANONYMOUS
+from motet.api.failure import error_response
+from motet.errors import RequestError, UnauthorizedError
+from motet.ids import new_request_id
+from motet.metrics.prometheus import Metrics
 
+log = logging.getLogger("motet.api")
+
+HEADER = "x-request-id"
 SESSION_HEADER = "x-session-id"
+CLIENT_GONE = 499
+"""nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
+OPEN_ROUTES = frozenset({"/health", "/ready", "/version"})
+NO_KEY = (
+    "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
+    "(i.e. Authorization: Bearer YOUR_KEY)."
+)
+WRONG_KEY = "Incorrect API key provided."
+NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
+
+_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -18,18 +53,127 @@ class Caller:
     session_id: str
     """The client's `x-session-id`, or nothing."""
     client: str
-    """Whose limits the request counts against."""
+    """The client whose limits count, named by its key's number in the server's list: the key itself goes no further."""
+
+
+def new_router(prefix: str = "", *, route_class: type[APIRoute] = APIRoute) -> APIRouter:
+    """Returns a router without routes. JSON is read whatever content type a client gives it, or none."""
+    return APIRouter(prefix=prefix, route_class=route_class, redirect_slashes=False, strict_content_type=False)
 
 
 def caller_of(request: Request, *, named: str | None = None) -> Caller:
-    """`named`: what the body calls the request; it counts where there is no `x-request-id`."""
-    trace = trace_of(request)
+    """`named`: the request id in the body, used if there is no `x-request-id` header."""
+    trace: str = request.state.trace
     if named is not None and is_id(named) and request.headers.get(HEADER) != trace:
         trace = named
-    return Caller(trace, session_id_of(request.headers.items()), client_of(request))
+    return Caller(trace, session_id_of(request.headers.items()), getattr(request.state, "client", ANONYMOUS))
 
 
 def session_id_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Any case, `-` or `_`, as clients and proxies have it. What is no id counts as not given."""
+    """Returns the session id, empty without a valid one. Clients and proxies differ in the case and in `-` and `_`."""
     given = (value for name, value in headers if name.lower().replace("_", "-") == SESSION_HEADER)
     return next(filter(is_id, given), "")
+
+
+def is_id(text: str) -> bool:
+    """Returns True if the text may be used as an id in a header and in a log line."""
+    return _ID.fullmatch(text) is not None
+
+
+async def body_of(request: Request) -> bytes:
+    """Returns the body, which the request keeps for whoever reads it next."""
+    try:
+        return await request.body()
+    except ClientDisconnect as error:
+        raise RequestError("The client left before the body was complete.") from error
+
+
+def body_send(scope: Scope) -> Send:
+    """Returns the server's own `send`, for bodies: the layers between look at the start of a response only."""
+    send: Send = scope["state"]["send"]
+    return send
+
+
+async def while_client_stays(receive: Receive, work: Coroutine[None, None, None]) -> None:
+    """Runs `work` until it ends, or cancels it when the client leaves."""
+    # In a task of its own: each time a task wakes, Python goes through all calls that await in it, which here would be
+    # the framework's too.
+    working = asyncio.create_task(work)
+    with anyio.CancelScope() as listening:
+        working.add_done_callback(lambda _: listening.cancel())
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            if working.cancel():
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait((working,))
+    if not working.cancelled():
+        working.result()
+
+
+class RequestIds:
+    """ASGI middleware, the outermost one."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get(HEADER, "")
+        trace = given if is_id(given) else new_request_id("req")
+        scope["state"]["trace"] = trace
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = trace
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            log.exception("a request failed", extra={"fields": {"request_id": trace}})
+            if status is None:
+                await error_response(error)(scope, receive, send_with_id)
+        finally:
+            route = scope.get("route")
+            handler = route.path if isinstance(route, Route) else "none"
+            self._metrics.http_request(handler=handler, method=scope["method"], status=status or CLIENT_GONE)
+
+
+class ApiKeys:
+    """ASGI middleware. Compares a key with all of the server's in constant time, so timing reveals nothing of them.
+
+    `admin_key`: operators' routes need it in place of an API key; if it is empty, they are like the other routes."""
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str], admin_key: str) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._admin_keys = [admin_key.encode()] if admin_key else []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(scope)
+        except UnauthorizedError as error:
+            await error_response(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        """Raises UnauthorizedError, or notes which key it was."""
+        path = scope["path"]
+        admin = bool(self._admin_keys) and (path in ("/drain", "/workers") or path.startswith("/workers/"))
+        keys = self._admin_keys if admin else self._keys
+        if not keys or path in OPEN_ROUTES:
+            return
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not given:
+            raise UnauthorizedError(NO_ADMIN_KEY if admin else NO_KEY)
+        # Compares with all of them, so that the time reveals nothing.
+        matches = [secrets.compare_digest(given.strip().encode("latin-1"), key) for key in keys]
+        if not any(matches):
+            raise UnauthorizedError(NO_ADMIN_KEY if admin else WRONG_KEY)
+        scope["state"]["client"] = "admin" if admin else f"key-{matches.index(True)}"

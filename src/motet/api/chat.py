@@ -1,68 +1,215 @@
 """`POST /v1/chat/completions`: one prompt, n choices."""
 
+from collections.abc import Callable, Sequence
+
+import orjson
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer_rules import check_reading, with_answer_rules
-from motet.api.caller import Caller, caller_of
-from motet.api.chat_body import ChatBody
-from motet.api.chat_chunks import ChatChunks
-from motet.api.chat_extras import ChatExtras
-from motet.api.kv_params import Asked, read_kv_params
-from motet.api.open_groups import GroupsAnswer, OpenGroups
-from motet.api.plan import Plan, Wanted, check_counts, make_plan
-from motet.api.prompts import chat_prompt
-from motet.api.schema_chat import ChatRequest
+from motet.api.answer import EventWriter, answer_plan, head_json, ticket_before
+from motet.api.caller import caller_of, new_router
+from motet.api.collect import WholeChoice, WholeWriter, chat_usage_json, usage_shape
+from motet.api.kv_params import RequestContext, request_context
+from motet.api.plan import Plan, RouteOptions, chat_prompt, check_reading, check_size, make_plan, with_answer_rules
+from motet.api.schemas.chat import ChatRequest
 from motet.api.service import Service
-from motet.api.upstream_route import text_models_first
+from motet.api.upstream import text_models_first
 from motet.engines.upstream.base import TextRoute
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupStep
+from motet.text.logprobs import chat_logprobs
+from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.types import Usage
 
 
 def chat_router(service: Service) -> APIRouter:
-    router = APIRouter(route_class=text_models_first(service, TextRoute.CHAT))
+    router = new_router(route_class=text_models_first(service, TextRoute.CHAT))
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        async with read_kv_params(service, body, num_choices=body.n) as asked:
-            body = body.without_answer() if asked.kv_params.order else body
-            return await _answer(service, body, chat_wanted(body, caller_of(request), asked))
+        async with request_context(service, body, caller_of(request), num_choices=body.n) as context:
+            body = body.without_answer() if context.order else body
+            plan = await plan_chat(service, body, context)
+            return answer_plan(service, plan, (ChatChunks if body.stream else ChatBody)(plan, body))
 
     return router
 
 
-async def _answer(service: Service, body: ChatRequest, wanted: Wanted) -> GroupsAnswer:
-    plan = await plan_chat(service, body, wanted)
-    writer = (ChatChunks if body.stream else ChatBody)(plan, wanted.served.tokenizer, chat_extras(body))
-    return GroupsAnswer(OpenGroups(service, plan), writer)
-
-
-async def plan_chat(service: Service, body: ChatRequest, wanted: Wanted) -> Plan:
-    """A checked chat on its way to the engine, in whatever shape it will be answered."""
-    check_reading(wanted.served, body)
-    check_counts(service, 1, wanted)
-    service.check_room(wanted.caller.client, num_groups=1, num_choices=body.n)
-    prompt = await chat_prompt(wanted.served.preparer, body)
-    return make_plan(service, [prompt], body, body, await with_answer_rules(wanted, body, prompt))
-
-
-def chat_extras(body: ChatRequest) -> ChatExtras:
-    return ChatExtras(
-        num_top=body.num_logprobs,
-        token_ids=body.return_token_ids,
-        reasoning=body.include_reasoning,
-        calls=body.tool_rules is not None,
-    )
-
-
-def chat_wanted(
-    body: ChatRequest, caller: Caller, asked: Asked, *, prefix: str = "chatcmpl", prompt_param: str = "messages"
-) -> Wanted:
-    return Wanted(
-        served=asked.served,
+async def plan_chat(
+    service: Service,
+    body: ChatRequest,
+    context: RequestContext,
+    *,
+    prefix: str = "chatcmpl",
+    prompt_param: str = "messages",
+) -> Plan:
+    """Returns the plan of a checked chat, for any form of its answer."""
+    options = RouteOptions(
+        context=context,
         prefix=prefix,
-        caller=caller,
-        kv_params=asked.kv_params,
         prompt_param=prompt_param,
         num_choices=body.n,
         default_max_tokens=None,
         logprobs=body.num_logprobs,
     )
+    check_reading(context.served, body)
+    check_size(service, 1, options)
+    prompt = await chat_prompt(context.served.preparer, body)
+    return make_plan(service, [prompt], body, body, await with_answer_rules(options, body, prompt))
+
+
+class ChatBody(WholeWriter):
+    """A chat answered in one piece."""
+
+    def __init__(self, plan: Plan, body: ChatRequest) -> None:
+        super().__init__(plan)
+        self._tokenizer = plan.served.tokenizer
+        self._body = body
+
+    def close(self, usage: Usage) -> bytes:
+        choices = [self._choice(choice) for choice in self._groups[0].choices]
+        prompt = {"prompt_token_ids": self._plan.groups[0].prompt} if self._body.return_token_ids else {}
+        return self.whole("chat.completion", choices, usage_shape(usage, reasoning=True), **prompt)
+
+    def _choice(self, choice: WholeChoice) -> dict[str, object]:
+        logprobs, body = None, self._body
+        if body.num_logprobs is not None:
+            content = chat_logprobs(self._tokenizer, choice.logprobs, num_top=body.num_logprobs)
+            logprobs = {"content": content, "refusal": None}
+        thought = choice.reasoning if body.include_reasoning else ""
+        calls = []
+        for call, arguments in choice.calls:
+            function = {"name": call.name, "arguments": "".join(arguments)}
+            calls.append({"id": call.id, "type": "function", "function": function})
+        message = {
+            "role": "assistant",
+            "content": choice.content or (None if calls else ""),
+            # Clients read one or the other.
+            **({"reasoning_content": thought, "reasoning": thought} if thought else {}),
+            **({"tool_calls": calls} if calls else {}),
+            "refusal": None,
+        }
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+            **({"token_ids": choice.token_ids} if body.return_token_ids else {}),
+        }
+
+
+NOTHING_BESIDE = b',"logprobs":null,"finish_reason":null}]'
+AFTER_TEXT = b"}" + NOTHING_BESIDE
+NOTHING = b"{}"
+NO_TEXT = b'{"content":""}'
+
+
+class ChatChunks(EventWriter[GroupStep, Usage]):
+    """A streamed chat: one choice a chunk, a role chunk for each choice first, all chunks of a step in one piece.
+
+    An event as plain text is one chunk, the end of its choice in it. An event read as parts is a chunk a part, and one
+    for the end of its choice."""
+
+    def __init__(self, plan: Plan, body: ChatRequest) -> None:
+        super().__init__(
+            head_json(plan.head, "chat.completion.chunk"),
+            usage_json=chat_usage_json,
+            include_usage=plan.include_usage,
+            continuous_usage=plan.continuous_usage,
+        )
+        self._size = plan.group_size
+        self._prompt = plan.groups[0].prompt
+        self._tokenizer = plan.served.tokenizer
+        self._num_top = body.num_logprobs
+        self._token_ids = body.return_token_ids
+        self._reasoning = body.include_reasoning
+        self._begun = False
+        self._plain = not body.logprobs and not body.return_token_ids
+        """True if nothing stands beside a delta before the end of its choice."""
+        self._before_text = [b'%b%d,"delta":{"content":' % (self._opening, i) for i in range(self._size)]
+        self._after_text = AFTER_TEXT + self._without_usage if self._plain and not plan.continuous_usage else None
+        """What follows the text of most chunks; None where that changes from chunk to chunk."""
+        self._undecided = set(range(self._size)) if body.tool_rules else set[int]()
+        """Choices of which it is not known yet if their content is a string, or stays null beside calls."""
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        before_text, after_text = self._before_text, self._after_text
+        closing = self._closing(usage) if after_text is None else self._without_usage
+        chunks: list[bytes] = []
+        if not self._begun:
+            self._begun = True
+            chunks += self._roles(closing)
+        for step in steps:
+            for event in step.events:
+                if after_text is not None and event.finish is None and event.parts is None:
+                    chunks += before_text[event.index], orjson.dumps(event.text), after_text
+                    continue
+                ending = closing if step.ticket is None else ticket_before(closing, step.ticket)
+                if event.parts is None:
+                    beside = self._beside(event, tokens=True, end=True)
+                    chunks.append(self._chunk(event.index, _text_delta(event), beside, ending))
+                else:
+                    chunks += self._of_parts(event, ending)
+        return b"".join(chunks)
+
+    def _roles(self, closing: bytes) -> list[bytes]:
+        prompt = b',"prompt_token_ids":' + orjson.dumps(self._prompt) if self._token_ids else b""
+        delta = b'{"role":"assistant","content":%b}' % (b"null" if self._undecided else b'""')
+        return [self._chunk(index, delta, NOTHING_BESIDE, prompt + closing) for index in range(self._size)]
+
+    def _of_parts(self, event: ChoiceEvent, closing: bytes) -> list[bytes]:
+        """Returns a chunk for each part; the first one has the event's tokens and log-probabilities."""
+        deltas = self._deltas(event)
+        if event.finish is not None:
+            deltas.append(NO_TEXT if event.index in self._undecided else NOTHING)
+        elif not deltas and not self._plain:
+            deltas.append(NOTHING)
+        if self._plain and event.finish is None:
+            return [self._chunk(event.index, delta, NOTHING_BESIDE, closing) for delta in deltas]
+        last = len(deltas) - 1
+        return [
+            self._chunk(event.index, delta, self._beside(event, tokens=place == 0, end=place == last), closing)
+            for place, delta in enumerate(deltas)
+        ]
+
+    def _deltas(self, event: ChoiceEvent) -> list[bytes]:
+        """Returns the deltas of an event. All deltas of a choice, joined, are the message of a whole answer."""
+        deltas = []
+        for part in event.parts or ():
+            match part:
+                case Content(text) if text:
+                    deltas.append(b'{"content":%b}' % orjson.dumps(text))
+                    self._undecided.discard(event.index)
+                case Reasoning(text) if text and self._reasoning:
+                    deltas.append(b'{"reasoning_content":%b,"reasoning":%b}' % ((orjson.dumps(text),) * 2))
+                case ToolCallBegin(number, id, name):
+                    function = b'{"name":%b,"arguments":""}' % orjson.dumps(name)
+                    told = (number, orjson.dumps(id), function)
+                    deltas.append(b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":%b}]}' % told)
+                    self._undecided.discard(event.index)
+                case ToolCallArguments(number, text):
+                    arguments = orjson.dumps(text)
+                    deltas.append(b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (number, arguments))
+        return deltas
+
+    def _chunk(self, index: int, delta: bytes, beside: bytes, closing: bytes) -> bytes:
+        return b'%b%d,"delta":%b%b%b' % (self._opening, index, delta, beside, closing)
+
+    def _beside(self, event: ChoiceEvent, *, tokens: bool, end: bool) -> bytes:
+        """Returns the fields beside the delta: about tokens, and about the end of the choice, if it has come."""
+        finish = event.finish if end else None
+        return b',"logprobs":%b,"finish_reason":%b%b}]' % (
+            self._logprobs(event) if tokens else b"null",
+            b'"%b","stop_reason":%b' % (finish.encode(), orjson.dumps(event.stop_reason)) if finish else b"null",
+            b',"token_ids":' + orjson.dumps(event.token_ids) if tokens and self._token_ids else b"",
+        )
+
+    def _logprobs(self, event: ChoiceEvent) -> bytes:
+        if self._num_top is None:
+            return b"null"
+        content = chat_logprobs(self._tokenizer, event.logprobs or (), num_top=self._num_top)
+        return orjson.dumps({"content": content, "refusal": None})
+
+
+def _text_delta(event: ChoiceEvent) -> bytes:
+    return b'{"content":%b}' % orjson.dumps(event.text) if event.text or not event.finish else NOTHING

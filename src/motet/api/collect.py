@@ -1,76 +1,74 @@
-"""Whole answers: what the events of one choice add up to."""
+"""Whole answers: what the events of a choice add up to, and `usage` as OpenAI writes it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+import orjson
 
-from motet.api.open_groups import Step
+from motet.api.answer import GroupsWriter, head_json
+from motet.api.plan import Plan
 from motet.text.choice import ChoiceEvent
-from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.group import GroupStep
+from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.transfer.ticket import Ticket
-from motet.types import FinishReason, PromptReport, TokenLogprob
+from motet.types import FinishReason, PromptReport, TokenLogprob, Usage
 
 
-class WholeCall(msgspec.Struct):
-    """A tool call as far as it has come."""
+class WholeWriter(GroupsWriter):
+    """A writer whose answer goes out in one piece; `close` makes it from the groups."""
 
-    id: str
-    name: str
-    arguments: list[str]
+    content_type = "application/json"
+    streams = False
 
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._groups = [WholeGroup(plan.group_size) for _ in plan.groups]
 
-class WholeParts:
-    """What a choice said, thought and called, where its text is read as parts."""
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        for step in steps:
+            self._groups[step.group].feed(step)
+        return b""
 
-    def __init__(self) -> None:
-        self.calls: list[WholeCall] = []
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-
-    @property
-    def content(self) -> str:
-        return "".join(self._content)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(self._reasoning)
-
-    def feed(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            match part:
-                case Content(text):
-                    self._content.append(text)
-                case Reasoning(text):
-                    self._reasoning.append(text)
-                case ToolCallBegin():
-                    self.calls.append(WholeCall(part.id, part.name, []))
-                case ToolCallArguments():
-                    self.calls[part.number].arguments.append(part.text)
+    def whole(self, kind: str, choices: Sequence[object], usage: dict[str, object], **more: object) -> bytes:
+        """Returns an answer in OpenAI's shape, with its head and, after a prefill, the ticket."""
+        members = {"choices": choices, "usage": usage, "kv_transfer_params": self._groups[0].ticket, **more}
+        return head_json(self._plan.head, kind) + b"," + msgspec.json.encode(members)[1:]
 
 
 class WholeChoice:
     """One choice of an answer that is sent in one piece."""
 
     def __init__(self, index: int) -> None:
+        """`index`: number of the choice inside its group."""
         self.index = index
-        """Number of the choice inside its group."""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.offsets: list[int] = []
         """Where in the answer the text of each of `logprobs` begins."""
         self.finish = FinishReason.STOP
         self.stop_reason: str | int | None = None
-        self.parts: WholeParts | None = None
-        """None: nothing was told apart in its text."""
+        self.calls: list[tuple[ToolCallBegin, list[str]]] = []
+        """Calls of tools, each with the pieces of its arguments."""
         self._texts: list[str] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
 
     @property
     def text(self) -> str:
         return "".join(self._texts)
 
     @property
+    def content(self) -> str:
+        """The text of the answer without thoughts and calls, if they are told apart in it."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
     def mean_logprob(self) -> float:
-        """How likely the model finds its own answer, a token; what `best_of` ranks by."""
+        """The mean log-probability of the answer's tokens, by which `best_of` ranks."""
         return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
 
     def feed(self, event: ChoiceEvent) -> None:
@@ -78,9 +76,16 @@ class WholeChoice:
         self.token_ids.extend(event.token_ids)
         self.logprobs.extend(event.logprobs or ())
         self.offsets.extend(event.offsets or ())
-        if event.parts is not None:
-            self.parts = self.parts or WholeParts()
-            self.parts.feed(event.parts)
+        for part in (Content(event.text),) if event.parts is None else event.parts:
+            match part:
+                case Content(text):
+                    self._content.append(text)
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                case ToolCallBegin():
+                    self.calls.append((part, []))
+                case ToolCallArguments():
+                    self.calls[part.number][1].append(part.text)
         if event.finish is not None:
             self.finish, self.stop_reason = event.finish, event.stop_reason
 
@@ -93,14 +98,38 @@ class WholeGroup:
         self.prompt: PromptReport | None = None
         self.ticket: Ticket | None = None
 
-    def feed(self, step: Step) -> None:
-        self.prompt = step.events.prompt or self.prompt
+    def feed(self, step: GroupStep) -> None:
+        self.prompt = step.prompt or self.prompt
         self.ticket = step.ticket or self.ticket
-        for event in step.events.events:
+        for event in step.events:
             self.choices[event.index].feed(event)
 
     def best(self, count: int) -> list[WholeChoice]:
-        """The `count` most likely ones, best first; all of them in their own order if `count` is all."""
+        """Returns the `count` most likely ones, best first; all of them in their own order if `count` is all."""
         if count == len(self.choices):
             return self.choices
         return sorted(self.choices, key=lambda choice: -choice.mean_logprob)[:count]
+
+
+def usage_shape(usage: Usage, *, reasoning: bool = False) -> dict[str, object]:
+    """Leaves out details that nobody has reported. `reasoning`: reports the tokens of thoughts also if there are none,
+    as OpenAI does for chats."""
+    shape: dict[str, object] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.cached_tokens is not None:
+        shape["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    if reasoning and usage.reasoning_tokens is not None:
+        shape["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return shape
+
+
+def usage_json(usage: Usage) -> bytes:
+    return orjson.dumps(usage_shape(usage))
+
+
+def chat_usage_json(usage: Usage | None) -> bytes:
+    """Returns null if a text upstream has not reported its usage."""
+    return b"null" if usage is None else orjson.dumps(usage_shape(usage, reasoning=True))

@@ -5,24 +5,20 @@
     routing (unknown path, method)      404, 405
     anything else                       500; the reason is in the log, not on the wire
 
-After the first byte of a stream the same object goes out as an event; see `stream`.
+After the first byte of a stream the same object goes out as an event (`AnswerWriter.fail`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from motet.errors import (
-    BodyTooLargeError,
-    MethodNotAllowedError,
-    MotetError,
-    NotFoundError,
-    RequestError,
-)
+from motet.errors import BodyTooLargeError, MethodNotAllowedError, MotetError, NotFoundError, RequestError
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -32,23 +28,56 @@ class ErrorBody(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
-class ErrorEnvelope(msgspec.Struct, frozen=True):
-    error: ErrorBody
-
-
 INTERNAL = ErrorBody("The server had an error while processing your request.", MotetError.type, code="internal_error")
 
 MAX_WORDS = 2000
-"""Characters of a message, or of a field's name, that are sent back: what is wrong may be 32 MB long."""
+"""A message or a field's name is cut to this many characters: the wrong value in it may be 32 MB long."""
+
+
+def missing_parameter(param: str) -> RequestError:
+    return RequestError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+
+
+def unknown_parameter(param: str) -> RequestError:
+    return RequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+
+
+def invalid_value(param: str, why: str) -> RequestError:
+    """`why`: the end of a sentence, without its full stop."""
+    return RequestError(f"Invalid '{param}': {why}.", param=param, code="invalid_value")
+
+
+def invalid_type(param: str, expected: str) -> RequestError:
+    return RequestError(f"Invalid type for '{param}': expected {expected}.", param=param, code="invalid_type")
+
+
+def unsupported_parameter(param: str, why: str) -> RequestError:
+    """`why`: the end of a sentence that begins with the parameter, without its full stop."""
+    return RequestError(f"Unsupported parameter: '{param}' {why}.", param=param, code="unsupported_parameter")
+
+
+class Misfit(ValueError):
+    """An error of a schema's check. The check knows its object, or its field, and pydantic where that is in the
+    body: `validation_failure` makes the error that names the whole path."""
+
+    def __init__(self, refusal: Callable[..., RequestError], field: str | int | None, *words: str) -> None:
+        """`refusal`: makes the error of the path and `words`. `field`: of the object; None: what is checked itself."""
+        super().__init__(words)
+        self._refusal = refusal
+        self._inner = () if field is None else (field,)
+        self._words = words
+
+    def at(self, steps: Sequence[str | int]) -> RequestError:
+        return self._refusal(_param((*steps, *self._inner)), *self._words)
 
 
 def error_json(error: Exception) -> bytes:
     """The object a client sees."""
-    return msgspec.json.encode(ErrorEnvelope(error_body(error)))
+    return msgspec.json.encode({"error": error_body(error)})
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """Of an error that is not ours a client learns nothing but that it happened."""
+    """Returns what a client sees. It learns nothing of an error that is no MotetError, except that there was one."""
     if not isinstance(error, MotetError):
         return INTERNAL
     param = error.param if isinstance(error, RequestError) else None
@@ -56,8 +85,7 @@ def error_body(error: Exception) -> ErrorBody:
 
 
 def _encodable(text: str) -> str:
-    """What a client wrote may be quoted: cut where it is long, and halves of surrogate pairs, which JSON can write and
-    UTF-8 cannot, escaped."""
+    """Cuts a long message, which may quote the client, and escapes halves of surrogate pairs, which are no UTF-8."""
     if len(text) > MAX_WORDS:
         text = f"{text[: MAX_WORDS // 2]} ... {text[-MAX_WORDS // 2 :]}"
     return text.encode(errors="backslashreplace").decode()
@@ -72,24 +100,19 @@ def error_response(error: Exception) -> Response:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    async def on_motet_error(_: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestValidationError):
+            error = validation_failure(error.errors())
+        elif isinstance(error, HTTPException):
+            error = http_failure(request, error)
         return error_response(error)
 
-    async def on_validation_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)  # what it is registered for
-        return error_response(validation_failure(error.errors()))
-
-    async def on_http_exception(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)  # what it is registered for
-        return error_response(http_failure(request, error))
-
-    app.add_exception_handler(MotetError, on_motet_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
+    for kind in (MotetError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, on_error)
 
 
 def http_failure(request: Request, error: HTTPException) -> MotetError:
-    """What the web framework refuses by itself, in OpenAI's words."""
+    """Returns an error that the web framework raised itself, in OpenAI's words."""
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
         return NotFoundError(f"Invalid URL ({where})", code="unknown_url")
@@ -107,7 +130,7 @@ def body_too_large(max_bytes: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"The request body is larger than {max_bytes} bytes, the most this server takes.")
 
 
-Problem = Mapping[str, object]
+Problem = Mapping[str, Any]
 """One entry of pydantic's `errors()`: type, loc, msg, input and ctx."""
 
 _EXPECTED = {
@@ -137,36 +160,41 @@ _LENGTHS = {
 }
 
 
+def schema_failure(error: ValidationError) -> RequestError:
+    return validation_failure([{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()])
+
+
 def validation_failure(problems: Sequence[Problem]) -> RequestError:
-    """OpenAI's message, param and code for the first thing that is wrong."""
+    """Returns OpenAI's message, param and code for the first thing that is wrong."""
     problem = problems[0]
-    kind, param, value = str(problem["type"]), _param(problem), problem.get("input")
-    context = problem.get("ctx")
-    bounds = context if isinstance(context, dict) else {}
-    if kind == "json_invalid" or param is None:
+    steps, bounds = problem["loc"][1:], problem.get("ctx") or {}
+    if isinstance(misfit := bounds.get("error"), Misfit):
+        return misfit.at(steps)
+    kind, param, value = problem["type"], _param(steps), problem.get("input")
+    if kind == "json_invalid" or not param:
         return RequestError(
             "We could not parse the JSON body of your request. "
             "(HINT: This likely means you aren't using your HTTP library correctly. "
             "The API expects a JSON object as the payload.)"
         )
     if kind == "missing":
-        return RequestError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+        return missing_parameter(param)
     if kind == "extra_forbidden":
-        return RequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+        return unknown_parameter(param)
     if kind in _EXPECTED:
-        message = f"Invalid type for '{param}': expected {_EXPECTED[kind]}, but got {_named(value)} instead."
-        return RequestError(message, param=param, code="invalid_type")
+        got = _NAMES.get(type(value), "null")
+        return invalid_type(param, f"{_EXPECTED[kind]}, but got {got} instead")
     if kind in _BOUNDS:
         return _out_of_bounds(kind, param, value, bounds)
     if kind in _LENGTHS:
         return _wrong_length(kind, param, value, bounds)
-    if kind == "literal_error":
+    if kind in ("literal_error", "enum"):
         message = f"Invalid value: {value!r}. Supported values are: {bounds.get('expected')}."
         return RequestError(message, param=param, code="invalid_value")
-    return RequestError(f"Invalid '{param}': {problem.get('msg')}.", param=param, code="invalid_value")
+    return invalid_value(param, str(problem.get("msg")))
 
 
-def _out_of_bounds(kind: str, param: str, value: object, bounds: Mapping[str, object]) -> RequestError:
+def _out_of_bounds(kind: str, param: str, value: object, bounds: Mapping[str, Any]) -> RequestError:
     suffix, what, sign, key = _BOUNDS[kind]
     noun = "integer" if isinstance(value, int) and isinstance(bounds[key], int) else "decimal"
     limit = bounds[key]
@@ -175,30 +203,24 @@ def _out_of_bounds(kind: str, param: str, value: object, bounds: Mapping[str, ob
     return RequestError(message, param=param, code=f"{noun}_{suffix}")
 
 
-def _wrong_length(kind: str, param: str, value: object, bounds: Mapping[str, object]) -> RequestError:
+def _wrong_length(kind: str, param: str, value: object, bounds: Mapping[str, Any]) -> RequestError:
     suffix, what, extreme, key = _LENGTHS[kind]
-    noun = "string" if isinstance(value, str) else "array"
-    length = len(value) if isinstance(value, str | list) else None
+    noun = "string" if isinstance(value, str) else "object" if isinstance(value, dict) else "array"
+    length = len(value) if isinstance(value, Sized) else None
     message = f"Invalid '{param}': {noun} {what}. Expected {extreme} length {bounds[key]}, but got length {length}."
     return RequestError(message, param=param, code=f"{noun}_{suffix}")
 
 
-def _param(problem: Problem) -> str | None:
-    """`messages[0].role` of ("body", "messages", 0, "role"); None when it is the body itself."""
-    where = problem["loc"]
-    steps = where[1:] if isinstance(where, tuple) else ()
-    if not steps:
-        return None
+def _param(steps: Sequence[str | int]) -> str:
+    """Returns `messages[0].role` for ("messages", 0, "role")."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
 
 
-def _named(value: object) -> str:
-    names = {
-        str: "a string",
-        bool: "a boolean",
-        int: "an integer",
-        float: "a decimal",
-        list: "an array",
-        dict: "an object",
-    }
-    return names.get(type(value), "null")
+_NAMES = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+    list: "an array",
+    dict: "an object",
+}

@@ -1,48 +1,43 @@
 """`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shapes, so that other gateways can drive us."""
 
+from collections.abc import Callable, Sequence
+
+import msgspec
+import orjson
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer_rules import held_to
-from motet.api.caller import Caller, caller_of
-from motet.api.generate_body import TokensBody
-from motet.api.generate_chunks import TokensChunks
-from motet.api.kv_params import Asked, read_kv_params
-from motet.api.open_groups import GroupsAnswer, OpenGroups
-from motet.api.plan import Wanted, make_plan
-from motet.api.schema_generate import TokensRequest
+from motet.api.answer import END, EventWriter, answer_plan, ticket_before
+from motet.api.caller import caller_of, new_router
+from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
+from motet.api.kv_params import RequestContext, request_context
+from motet.api.plan import Plan, RouteOptions, check_size, held_to, make_plan
+from motet.api.schemas.completions import TokensRequest
 from motet.api.service import Service
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupStep
+from motet.text.logprobs import LOWEST, chat_logprobs
+from motet.types import PromptReport, TokenLogprob, Usage
 
 
 def generate_router(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = new_router()
 
     @router.post("/inference/v1/generate")
     async def generate(body: TokensRequest, request: Request) -> Response:
-        async with read_kv_params(service, body, num_choices=body.sampling_params.n) as asked:
-            body = body.without_answer() if asked.kv_params.order else body
-            return await _answer(service, body, _wanted(body, caller_of(request, named=body.request_id), asked))
+        caller = caller_of(request, named=body.request_id)
+        async with request_context(service, body, caller, num_choices=body.sampling_params.n) as context:
+            body = body.without_answer() if context.order else body
+            plan = await _plan(service, body, context)
+            return answer_plan(service, plan, (TokensChunks if body.stream else TokensBody)(plan, body))
 
     return router
 
 
-async def _answer(service: Service, body: TokensRequest, wanted: Wanted) -> GroupsAnswer:
-    served, sampling = wanted.served, body.sampling_params
-    served.preparer.check_prompt(body.token_ids, param="token_ids")
-    plan = make_plan(service, [body.token_ids], sampling, body, await held_to(wanted, sampling.form))
-    groups = OpenGroups(service, plan)
-    request_id = body.request_id or plan.head.id
-    if body.stream:
-        return GroupsAnswer(groups, TokensChunks(plan, request_id, num_top=sampling.logprobs))
-    return GroupsAnswer(groups, TokensBody(plan, request_id, served.tokenizer, num_top=sampling.logprobs))
-
-
-def _wanted(body: TokensRequest, caller: Caller, asked: Asked) -> Wanted:
+async def _plan(service: Service, body: TokensRequest, context: RequestContext) -> Plan:
     sampling = body.sampling_params
-    return Wanted(
-        served=asked.served,
+    options = RouteOptions(
+        context=context,
         prefix="generate-tokens",
-        caller=caller,
-        kv_params=asked.kv_params,
         prompt_param="token_ids",
         num_choices=sampling.n,
         default_max_tokens=None,
@@ -50,3 +45,89 @@ def _wanted(body: TokensRequest, caller: Caller, asked: Asked) -> Wanted:
         prompt_logprobs=sampling.prompt_logprobs,
         param="sampling_params.",
     )
+    check_size(service, 1, options)
+    context.served.preparer.check_prompt(body.token_ids, param="token_ids")
+    return make_plan(service, [body.token_ids], sampling, body, await held_to(options, sampling.form))
+
+
+def token_logprobs(logprobs: Sequence[TokenLogprob], num_top: int | None) -> dict[str, object] | None:
+    return None if num_top is None else {"content": chat_logprobs(None, logprobs, num_top=num_top)}
+
+
+class TokensBody(WholeWriter):
+    """Token ids answered in one piece, in vLLM's shape."""
+
+    def __init__(self, plan: Plan, body: TokensRequest) -> None:
+        super().__init__(plan)
+        self._request_id = body.request_id or plan.head.id
+        self._tokenizer = plan.served.tokenizer
+        self._num_top = body.sampling_params.logprobs
+
+    def close(self, usage: Usage) -> bytes:
+        (group,) = self._groups
+        answer = {
+            "request_id": self._request_id,
+            "choices": [self._choice(choice) for choice in group.choices],
+            "prompt_logprobs": self._prompt_logprobs(group.prompt),
+            "kv_transfer_params": group.ticket,
+            "usage": usage_shape(usage),
+        }
+        return msgspec.json.encode(answer)
+
+    def _choice(self, choice: WholeChoice) -> dict[str, object]:
+        return {
+            "index": choice.index,
+            "logprobs": token_logprobs(choice.logprobs, self._num_top),
+            "finish_reason": choice.finish,
+            "token_ids": choice.token_ids,
+        }
+
+    def _prompt_logprobs(self, report: PromptReport | None) -> list[object] | None:
+        if report is None or report.logprobs is None:
+            return None
+        return [None if entry is None else self._alternatives(entry) for entry in report.logprobs]
+
+    def _alternatives(self, entry: TokenLogprob) -> dict[int, object]:
+        """Returns vLLM's `Logprob` by token: the prompt's token first, then the likeliest, as vLLM orders them."""
+        ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
+        every = {entry.token_id: (entry.logprob, entry.rank)} | ranked
+        return {
+            token: {
+                "logprob": max(logprob, LOWEST),
+                "rank": rank,
+                "decoded_token": self._tokenizer.token_text(token),
+            }
+            for token, (logprob, rank) in every.items()
+        }
+
+
+class TokensChunks(EventWriter[GroupStep, Usage]):
+    """Streamed token ids, in vLLM's shape: one choice a chunk, all chunks of a step in one piece."""
+
+    def __init__(self, plan: Plan, body: TokensRequest) -> None:
+        super().__init__(
+            b'{"request_id":' + orjson.dumps(body.request_id or plan.head.id),
+            usage_json=usage_json,
+            include_usage=plan.include_usage,
+            continuous_usage=plan.continuous_usage,
+        )
+        self._without_usage = b',"usage":null' + END
+        self._num_top = body.sampling_params.logprobs
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        closing = self._closing(usage)
+        chunks: list[bytes] = []
+        for step in steps:
+            ending = closing if step.ticket is None else ticket_before(closing, step.ticket)
+            chunks.extend(self._chunk(event, ending) for event in step.events if event.token_ids or event.finish)
+        return b"".join(chunks)
+
+    def _chunk(self, event: ChoiceEvent, closing: bytes) -> bytes:
+        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b' % (
+            self._opening,
+            event.index,
+            orjson.dumps(token_logprobs(event.logprobs or (), self._num_top)),
+            b'"%b"' % event.finish.encode() if event.finish else b"null",
+            orjson.dumps(event.token_ids),
+            closing,
+        )

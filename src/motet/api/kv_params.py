@@ -5,25 +5,25 @@
     decode     a ticket, or vLLM's list with one for each choice          null
     any other  neither
 
-Which of them a server is, the engine of the model says that is asked for.
+Which of them a server is, is the role of the model's engine.
 
-A ticket binds memory of its prefill worker, so it is never just dropped. While a request is being checked its tickets
-belong to `read_kv_params`, then to `OpenGroups`, and to the engine once it has the group.
+A ticket binds memory of its prefill worker, so it is never just dropped: while a request is being checked its tickets
+belong to `request_context`, then to `TokenGroup`, and to the engine once it has the group.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import anyio
 import msgspec
 
-from motet.api.schema_shared import GeneratingFields
+from motet.api.caller import Caller
+from motet.api.failure import invalid_value, unsupported_parameter
+from motet.api.schemas.shared import GeneratingFields
 from motet.api.served import ServedModel
 from motet.api.service import Service
-from motet.config import ServerConfig
-from motet.engines.base import Engine
 from motet.errors import MotetError, RequestError
 from motet.transfer.ticket import Ticket, ticket_of
 from motet.types import Role
@@ -40,111 +40,93 @@ class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     readers: Annotated[int, msgspec.Meta(ge=1, le=MAX_READERS)] = 1
 
 
-@dataclass(frozen=True)
-class KVParams:
-    """One of the two, or nothing."""
+@dataclass(frozen=True, kw_only=True)
+class RequestContext:
+    """Who asks which model, and for what: to prefill the prompt for others (`order`), or to go on from a `ticket`."""
 
+    served: ServedModel
+    caller: Caller
     order: PrefillOrder | None = None
     ticket: Ticket | None = None
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Raises RequestError unless they can be meant for these prompts."""
+        """Raises RequestError unless the order or the ticket can be meant for these prompts."""
         if self.order is None and self.ticket is None:
             return
         if len(prompts) != 1:
-            raise _refused(f"it is for one prompt, and this request has {len(prompts)}")
+            raise invalid_value(PARAM, f"it is for one prompt, and this request has {len(prompts)}")
         (prompt,) = prompts
         if len(prompt) < 2:
-            raise _refused("it needs a prompt of at least two tokens, for decode runs the last one itself")
+            raise invalid_value(PARAM, "it needs a prompt of at least two tokens, for decode runs the last one itself")
         if self.ticket is not None and not self.ticket.is_for(prompt):
-            raise _refused("the ticket is for another prompt")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a request is about."""
-
-    served: ServedModel
-    kv_params: KVParams
+            raise invalid_value(PARAM, "the ticket is for another prompt")
 
 
 @asynccontextmanager
-async def read_kv_params(service: Service, body: GeneratingFields, *, num_choices: int) -> AsyncIterator[Asked]:
-    """Surrounds the checks of a request: if it is refused, be it for its model, its tickets are released."""
-    given = body.kv_transfer_params
+async def request_context(
+    service: Service, body: GeneratingFields, caller: Caller, *, num_choices: int
+) -> AsyncIterator[RequestContext]:
+    """Surrounds the checks of a request. If one of them refuses it, even for its model, its tickets are released."""
     try:
         served = service.served(body.model)
-    except MotetError:
-        await _give_back(service, given, num_choices)
+    except MotetError as refusal:
+        # Its tickets are released through any engine: each reaches the leases of all.
+        for other in [model for model in service.models().values() if isinstance(model, ServedModel)][:1]:
+            with suppress(MotetError):
+                async with _read(service, other, body, caller, num_choices):
+                    raise refusal
         raise
+    async with _read(service, served, body, caller, num_choices) as context:
+        yield context
+
+
+@asynccontextmanager
+async def _read(
+    service: Service, served: ServedModel, body: GeneratingFields, caller: Caller, num_choices: int
+) -> AsyncIterator[RequestContext]:
+    """Releases the tickets also if reading them raises RequestError."""
+    given, role = body.kv_transfer_params, served.info.role
+    context = RequestContext(served=served, caller=caller)
     tickets: list[Ticket] = []
     try:
-        params = _read(served, given, num_choices, service.config, tickets)
+        if given is not None and role is Role.BOTH:
+            raise unsupported_parameter(PARAM, "is for prefill servers and decode servers, and this one is neither")
+        if given is not None and role is Role.PREFILL:
+            context = replace(context, order=_order(given))
+        elif given is not None:
+            ticket = _ticket(given, num_choices, served.max_group(service.config), tickets)
+            context = replace(context, ticket=ticket)
         while len(tickets) > 1:  # the trunk is fetched once, with the first
-            await served.engine.release(tickets.pop())
-        yield Asked(served, params)
+            await served.engine.release(tickets.pop(), trace=caller.trace)
+        yield context
     except BaseException:
-        await _release(served.engine, tickets)
+        with anyio.CancelScope(shield=True):
+            while tickets:
+                await served.engine.release(tickets.pop(), trace=caller.trace)
         raise
-
-
-async def _give_back(service: Service, given: object, num_choices: int) -> None:
-    """Releases what a request without a model brought, through any engine: each reaches the leases of all."""
-    served = next((model for model in service.models.all() if isinstance(model, ServedModel)), None)
-    if served is None:
-        return
-    tickets: list[Ticket] = []
-    with suppress(MotetError):
-        _read(served, given, num_choices, service.config, tickets)
-    await _release(served.engine, tickets)
-
-
-async def _release(engine: Engine, tickets: list[Ticket]) -> None:
-    with anyio.CancelScope(shield=True):
-        while tickets:
-            await engine.release(tickets.pop())
-
-
-def _read(
-    served: ServedModel, given: object, num_choices: int, config: ServerConfig, tickets: list[Ticket]
-) -> KVParams:
-    """Puts what it finds into `tickets`, also if it raises RequestError after all."""
-    if given is None:
-        return KVParams()
-    match served.info.role:
-        case Role.PREFILL:
-            return KVParams(order=_order(given))
-        case Role.DECODE:
-            return KVParams(ticket=_ticket(given, num_choices, served.max_group(config), tickets))
-        case Role.BOTH:
-            raise RequestError(
-                f"Unsupported parameter: '{PARAM}' is for prefill servers and decode servers, and this one is neither.",
-                param=PARAM,
-                code="unsupported_parameter",
-            )
 
 
 def _order(given: object) -> PrefillOrder:
     if not isinstance(given, Mapping):
-        raise _refused("a prefill server takes an object")
+        raise invalid_value(PARAM, "a prefill server takes an object")
     if given.get("do_remote_prefill"):
-        raise _refused("this is a prefill server: it makes tickets and takes none")
+        raise invalid_value(PARAM, "this is a prefill server: it makes tickets and takes none")
     try:
         order = msgspec.convert({name: value for name, value in given.items() if value is not None}, PrefillOrder)
     except msgspec.ValidationError as error:
-        raise _refused(str(error)) from error
+        raise invalid_value(PARAM, str(error)) from error
     if not order.do_remote_decode:
-        raise _refused("do_remote_decode is false, so it asks for nothing; leave it out")
+        raise invalid_value(PARAM, "do_remote_decode is false, so it asks for nothing; leave it out")
     return order
 
 
 def _ticket(given: object, num_choices: int, max_choices: int, tickets: list[Ticket]) -> Ticket:
-    """The first one. All are read, whatever is wrong with some. A lease that is named twice is one ticket."""
+    """Returns the first ticket. Reads all, also if some are wrong. Two that name the same lease count as one."""
     if isinstance(given, Mapping) and given.get("do_remote_decode"):
-        raise _refused("this is a decode server: it takes tickets; do_remote_decode is for prefill servers")
+        raise invalid_value(PARAM, "this is a decode server: it takes tickets; do_remote_decode is for prefill servers")
     listed = given if isinstance(given, list) else [given]
     if len(listed) > max_choices:
-        raise _refused(f"a list of {len(listed)}, while a prompt has at most {max_choices} choices here")
+        raise invalid_value(PARAM, f"a list of {len(listed)}, while a prompt has at most {max_choices} choices here")
     refusals: list[RequestError] = []
     for one in listed:
         try:
@@ -152,18 +134,13 @@ def _ticket(given: object, num_choices: int, max_choices: int, tickets: list[Tic
         except RequestError as error:
             refusals.append(error)
         else:
-            if all(_lease(ticket) != _lease(other) for other in tickets):
+            lease = ticket.remote_engine_id, ticket.lease_id
+            if all(lease != (other.remote_engine_id, other.lease_id) for other in tickets):
                 tickets.append(ticket)
     if refusals:
         raise refusals[0]
     if isinstance(given, list) and len(listed) != num_choices:
-        raise _refused(f"a list has one ticket for each choice, {num_choices} here, but this one has {len(listed)}")
+        raise invalid_value(
+            PARAM, f"a list has one ticket for each choice, {num_choices} here, but this one has {len(listed)}"
+        )
     return tickets[0]
-
-
-def _lease(ticket: Ticket) -> tuple[str, int]:
-    return ticket.remote_engine_id, ticket.lease_id
-
-
-def _refused(why: str) -> RequestError:
-    return RequestError(f"Invalid '{PARAM}': {why}.", param=PARAM, code="invalid_value")

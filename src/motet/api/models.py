@@ -1,59 +1,74 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`."""
+"""What is served: `GET /v1/models`, `GET /v1/models/{id}`, and the tokenizers behind `/tokenize`, `/detokenize`."""
 
-import msgspec
 from fastapi import APIRouter, Response
 
-from motet.api.json_body import json_response
+from motet.api.answer import json_response
+from motet.api.caller import new_router
+from motet.api.failure import invalid_value
+from motet.api.plan import chat_prompt, text_prompt
+from motet.api.schemas.completions import DetokenizeBody, TokenizeBody
 from motet.api.served import ServedModel, TextModel, model_named
 from motet.api.service import Service
 from motet.errors import NoWorkerError
 
 
-class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "motet"
-    root: str
-    parent: str | None = None
-    max_model_len: int | None
-    """None: not known, or not now."""
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[ModelCard]
-
-
 def models_router(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = new_router()
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        return json_response(ModelList(data=[_card(model) for model in service.models.all()]))
+        return json_response({"object": "list", "data": [_card(model) for model in service.models().values()]})
 
     @router.get("/v1/models/{model:path}")
     async def get_model(model: str) -> Response:
-        return json_response(_card(model_named(service.models, model)))
+        return json_response(_card(model_named(service.models(), model)))
 
     return router
 
 
-def _card(model: ServedModel | TextModel) -> ModelCard:
+def _card(model: ServedModel | TextModel) -> dict[str, object]:
+    """The engine is asked for the length each time, since workers come and go. None: nobody knows it now."""
+    root = model.root
     if isinstance(model, TextModel):
-        return ModelCard(id=model.name, created=model.created, root=model.root, max_model_len=model.max_model_len)
-    return ModelCard(
-        id=model.name,
-        created=model.created,
-        root=model.info.model if model.root is None else model.root,
-        parent=model.parent,
-        max_model_len=_length(model),
-    )
+        length = model.max_model_len
+    else:
+        root = model.info.model if root is None else root
+        try:
+            length = model.info.max_model_len
+        except NoWorkerError:
+            length = None
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "motet",
+        "root": root,
+        "parent": model.parent,
+        "max_model_len": length,
+    }
 
 
-def _length(model: ServedModel) -> int | None:
-    """Asked of the engine each time: workers that come and go may have other limits."""
-    try:
-        return model.info.max_model_len
-    except NoWorkerError:
-        return None
+def token_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        served = service.served(body.model)
+        if body.prompt is None:
+            ids = await chat_prompt(served.preparer, body)
+        else:
+            special = body.add_special_tokens is not False
+            ids = await text_prompt(served.preparer, body.prompt, add_special_tokens=special, param="prompt")
+        names = [served.tokenizer.token_name(token) for token in ids] if body.return_token_strs else None
+        count, max_model_len = len(ids), served.info.max_model_len
+        return json_response({"count": count, "max_model_len": max_model_len, "tokens": ids, "token_strs": names})
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        served = service.served(body.model)
+        vocab_size = served.info.vocab_size
+        if unknown := next((token for token in body.tokens if token >= vocab_size), None):
+            raise invalid_value("tokens", f"token id {unknown} is outside the model's vocabulary of {vocab_size}")
+        return json_response({"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    return router

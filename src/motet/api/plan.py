@@ -1,52 +1,69 @@
-"""A checked request: what the engine gets, and what the answer needs to know of it."""
+"""A checked request on its way from its route to the engine.
 
+1. the route's schema is read, `RouteOptions` says what else the route knows, and `check_size` looks at the limits
+2. `chat_prompt`, `completion_prompts` make token ids of what the client wrote; long texts in a thread
+3. `with_answer_rules`, `held_to` say how the answers are read, and what they must be: as the request says, a call of a
+   tool, or either
+4. `make_plan` checks what only the model's limits and the prompts can refuse, and plans a group a prompt
+"""
+
+import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from motet.api.caller import Caller
-from motet.api.counts import Counts
-from motet.api.kv_params import KVParams, PrefillOrder
-from motet.api.schema_shared import GeneratingFields, SamplingFields
+import msgspec
+from anyio import to_thread
+
+from motet.api.failure import invalid_value, unsupported_parameter
+from motet.api.kv_params import PrefillOrder, RequestContext
+from motet.api.schemas.chat import ChatPrompt, ChatRequest
+from motet.api.schemas.completions import Prompt
+from motet.api.schemas.shared import Form, GeneratingFields, SamplingFields, schema_text
 from motet.api.served import ServedModel
 from motet.api.service import Service
-from motet.constraint import Grammar
-from motet.errors import RequestError
+from motet.errors import GrammarError, RequestError
 from motet.ids import RequestId, new_request_id
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
-from motet.types import GenerateRequest, SamplingParams, choice_starts
+from motet.text.prepare import Preparer
+from motet.text.tokenizer import Tokenizer
+from motet.text.tools.base import ToolFormat, ToolMode, ToolRules
+from motet.text.tools.grammar import json_rule
+from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, SamplingParams, choice_starts
 
 MAX_ID_DIGITS = 20
-"""Of a token id that is a JSON key; far more than any vocabulary needs."""
+"""Digits that a token id may have as a JSON key; far more than any vocabulary needs."""
+LONG_TEXT = 8192
+"""Texts with more characters are tokenised in a thread; for shorter ones the way there and back costs more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What every object of one answer repeats."""
+    """The fields that every object of one answer repeats."""
 
     id: str
     created: int
     model: str
-    fingerprint: str
+    fingerprint: str = ""
+    """Empty for answers that other servers write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A request on its way to the engine: one group a prompt, all with the same rules."""
+    """One group a prompt, all with the same rules."""
 
     head: Head
     served: ServedModel
-    """What answers it."""
     groups: tuple[GenerateRequest, ...]
     order: PrefillOrder | None = None
-    """If the one group there is shall only be prefilled, for others."""
+    """Set if the only group must be prefilled for others, and not written."""
     client: str | None = None
-    """Whose limits it counts against; None: it comes from another server of ours."""
-    rules: TextRules
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
+    """The client whose limits count; None if another server of ours sent the request."""
+    rules: TextRules = field(default_factory=TextRules)
+    include_usage: bool = False
+    continuous_usage: bool = False
 
     @property
     def group_size(self) -> int:
@@ -54,36 +71,33 @@ class Plan:
 
     @property
     def num_choices(self) -> int:
-        """Of all groups."""
+        """Choices of all groups."""
         return len(self.groups) * self.group_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a route adds to the fields all routes have."""
+class RouteOptions:
+    """The facts about a request that depend on its route."""
 
-    served: ServedModel
-    """The model that is asked."""
+    context: RequestContext
     prefix: str
-    """Of the answer's id, as in `chatcmpl-`."""
-    caller: Caller
-    kv_params: KVParams
+    """Begins the answer's id, as in `chatcmpl-`."""
     prompt_param: str
     """The field the prompt came in, for errors about its length."""
     num_choices: int
-    """To be made of each prompt."""
+    """Choices to make of each prompt."""
     default_max_tokens: int | None
     """None: as many as the model has room for."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     count_param: str = "n"
-    """The field that said how many choices."""
+    """The field that gave the number of choices."""
     param: str = ""
     """Where the sampling fields stand in the body, as in `sampling_params.`."""
     format: AnswerFormat | None = None
     """How the text of a choice is read; None: it is shown as it is."""
     grammar: Grammar | None = None
-    """What every choice must be; None: anything."""
+    """The grammar of every choice; None: any text."""
 
 
 def make_plan(
@@ -91,25 +105,24 @@ def make_plan(
     prompts: Sequence[Sequence[int]],
     sampling: SamplingFields,
     around: GeneratingFields,
-    wanted: Wanted,
+    options: RouteOptions,
 ) -> Plan:
-    """Raises `RequestError` for what only the server's limits and the prompts can refuse."""
-    check_counts(service, len(prompts), wanted)
-    wanted.kv_params.check(prompts)
-    served = wanted.served
-    answer_id = new_request_id(wanted.prefix)
+    """Raises `RequestError` for what only the model's limits and the prompts can refuse."""
+    context, served = options.context, options.context.served
+    context.check(prompts)
+    answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     groups = tuple(
         GenerateRequest(
-            request_id=_group_id(answer_id, number, len(prompts)),
+            request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
             prompt=tuple(prompt),
-            choices=choice_starts(wanted.num_choices, seed),
-            sampling=_sampling(len(prompt), sampling, wanted),
+            choices=choice_starts(options.num_choices, seed),
+            sampling=_sampling(len(prompt), sampling, options),
             cache_salt=around.cache_salt,
             priority=around.priority,
-            ticket=wanted.kv_params.ticket,
-            trace=wanted.caller.trace,
-            session_id=wanted.caller.session_id,
+            ticket=context.ticket,
+            trace=context.caller.trace,
+            session_id=context.caller.session_id,
             seeded=sampling.seed is not None,
             stops=bool(sampling.stop),
         )
@@ -119,58 +132,52 @@ def make_plan(
         head=Head(id=answer_id, created=int(time.time()), model=served.name, fingerprint=served.info.fingerprint),
         served=served,
         groups=groups,
-        order=wanted.kv_params.order,
-        client=wanted.caller.client,
-        rules=_rules(sampling, wanted),
-        stream=around.stream,
+        order=context.order,
+        client=context.caller.client,
+        rules=TextRules(
+            stop=tuple(sampling.stop),
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            min_tokens=sampling.min_tokens,
+            logprobs=options.logprobs is not None,
+            format=options.format,
+        ),
         include_usage=around.include_usage,
         continuous_usage=around.continuous_usage,
     )
 
 
-def check_counts(service: Service, num_prompts: int, wanted: Wanted) -> None:
-    Counts(
+def check_size(service: Service, num_prompts: int, options: RouteOptions) -> None:
+    service.check_size(
+        options.context.caller.client,
         num_prompts=num_prompts,
-        num_choices=wanted.num_choices,
-        most_choices=wanted.served.max_group(service.config),
-        count_param=wanted.param + wanted.count_param,
-        prompt_param=wanted.prompt_param,
-    ).check(service.config)
+        n=options.num_choices,
+        most=options.context.served.max_group(service.config),
+        count_param=options.param + options.count_param,
+        prompt_param=options.prompt_param,
+    )
 
 
-def _group_id(answer_id: RequestId, number: int, num_prompts: int) -> RequestId:
-    return answer_id if num_prompts == 1 else RequestId(f"{answer_id}-{number}")
-
-
-def _sampling(prompt_len: int, fields: SamplingFields, wanted: Wanted) -> SamplingParams:
-    vocab_size = wanted.served.info.vocab_size
+def _sampling(prompt_len: int, fields: SamplingFields, options: RouteOptions) -> SamplingParams:
+    vocab_size = options.context.served.info.vocab_size
     for token in fields.stop_token_ids:
-        _check_token(token, vocab_size, f"{wanted.param}stop_token_ids")
-    max_tokens = wanted.served.preparer.max_tokens(
-        prompt_len, fields.max_tokens_asked, default=wanted.default_max_tokens, param=wanted.prompt_param
+        _check_token(token, vocab_size, f"{options.param}stop_token_ids")
+    max_tokens = options.context.served.preparer.max_tokens(
+        prompt_len, fields.max_tokens_asked, default=options.default_max_tokens, param=options.prompt_param
     )
     if fields.min_tokens > max_tokens:
-        name = f"{wanted.param}min_tokens"
-        raise RequestError(
-            f"Invalid '{name}': {fields.min_tokens} is more than the {max_tokens} tokens that a choice may have.",
-            param=name,
-        )
+        why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"
+        raise invalid_value(f"{options.param}min_tokens", why)
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
         top_k=min(max(fields.top_k, 0), vocab_size),
-        min_p=fields.min_p,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        repetition_penalty=fields.repetition_penalty,
-        logit_bias=_logit_bias(fields.logit_bias, vocab_size, f"{wanted.param}logit_bias"),
+        logit_bias=_logit_bias(fields.logit_bias, vocab_size, f"{options.param}logit_bias"),
         min_tokens=fields.min_tokens,
-        ignore_eos=fields.ignore_eos,
         stop_token_ids=tuple(fields.stop_token_ids),
-        logprobs=wanted.logprobs,
-        prompt_logprobs=wanted.prompt_logprobs,
-        grammar=wanted.grammar,
+        logprobs=options.logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+        grammar=options.grammar,
+        **{name: getattr(fields, name) for name in AS_ASKED},
     )
 
 
@@ -178,11 +185,8 @@ def _logit_bias(fields: dict[str, float], vocab_size: int, param: str) -> dict[i
     bias = {}
     for key, value in fields.items():
         if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
-            raise RequestError(
-                f"Invalid key in '{param}': {key}. You should only be submitting non-negative integers.",
-                param=param,
-                code="invalid_value",
-            )
+            message = f"Invalid key in '{param}': {key}. You should only be submitting non-negative integers."
+            raise RequestError(message, param=param, code="invalid_value")
         _check_token(int(key), vocab_size, param)
         bias[int(key)] = value
     return bias
@@ -190,19 +194,162 @@ def _logit_bias(fields: dict[str, float], vocab_size: int, param: str) -> dict[i
 
 def _check_token(token: int, vocab_size: int, param: str) -> None:
     if token >= vocab_size:
+        raise invalid_value(param, f"token id {token} is outside the model's vocabulary of {vocab_size}")
+
+
+async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
+    messages = [message.for_template() for message in chat.messages]
+    tools = [] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools]
+    num_chars = sum(len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
+    template_kwargs = _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs
+
+    def rendered() -> list[int]:
+        text = preparer.template.render(
+            messages,
+            add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
+            continue_final_message=chat.continue_final_message,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
+        return preparer.text_prompt(text, False, param="messages")  # the template writes the special tokens
+
+    ids = await _beside_the_loop(rendered, num_chars)
+    preparer.check_prompt(ids, param="messages")
+    return ids
+
+
+def _effort(preparer: Preparer, effort: str | None) -> dict[str, object]:
+    """Returns the variables that the chat template has for `reasoning_effort`."""
+    if effort is None:
+        return {}
+    known: dict[str, object] = {"reasoning_effort": effort} if preparer.template.knows("reasoning_effort") else {}
+    if effort == "none":
+        return known | ({"enable_thinking": False} if preparer.template.knows("enable_thinking") else {})
+    if not known:
         raise RequestError(
-            f"Invalid '{param}': token id {token} is outside the model's vocabulary of {vocab_size}.",
-            param=param,
-            code="invalid_value",
+            f"Unsupported value: 'reasoning_effort' is '{effort}', and this model's chat template has no word for it.",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+    return known
+
+
+async def text_prompt(preparer: Preparer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    return await _beside_the_loop(partial(preparer.text_prompt, text, add_special_tokens, param=param), len(text))
+
+
+async def completion_prompts(
+    preparer: Preparer, prompts: Sequence[Prompt], *, add_special_tokens: bool
+) -> list[Sequence[int]]:
+    checked: list[Sequence[int]] = []
+    for number, prompt in enumerate(prompts):
+        param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+        ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
+        if isinstance(prompt, str):
+            ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=param)
+        preparer.check_prompt(ids, param=param)
+        checked.append(ids)
+    return checked
+
+
+async def _beside_the_loop(work: Callable[[], list[int]], num_chars: int) -> list[int]:
+    return work() if num_chars < LONG_TEXT else await to_thread.run_sync(work)
+
+
+def check_reading(served: ServedModel, chat: ChatRequest) -> None:
+    """Raises `RequestError` if the request asks for a way to read answers that does not fit this model."""
+    if served.formats.harmony and not chat.separate_reasoning:
+        why = "cannot be false for this model, which thinks on a channel of its own"
+        raise unsupported_parameter("separate_reasoning", why)
+    if chat.tool_rules is not None and served.formats.tools is None:
+        raise RequestError(
+            "Invalid 'tools': calls of tools are not read from this model's answers (see --tool-parser).",
+            param="tools",
+            code="unsupported_parameter",
         )
 
 
-def _rules(fields: SamplingFields, wanted: Wanted) -> TextRules:
-    return TextRules(
-        stop=tuple(fields.stop),
-        include_stop_str_in_output=fields.include_stop_str_in_output,
-        skip_special_tokens=fields.skip_special_tokens,
-        min_tokens=fields.min_tokens,
-        logprobs=wanted.logprobs is not None,
-        format=wanted.format,
+async def with_answer_rules(options: RouteOptions, chat: ChatRequest, prompt: Sequence[int]) -> RouteOptions:
+    """Returns the options with the format and the grammar of answers to `prompt`, if answers are wanted."""
+    if options.context.order is not None:
+        return options
+    formats, rules = options.context.served.formats, chat.tool_rules
+    begun = chat.messages[-1].text if chat.continue_final_message else ""
+    read = replace(
+        options,
+        format=formats.for_request(prompt, begun=begun, tools=rules, separate_reasoning=chat.separate_reasoning),
     )
+    form = form_of(chat, options.context.served)
+    if form is None:
+        return read
+    thinking = formats.thinking(prompt, begun=begun, calls=form != chat.form)
+    try:
+        return await held_to(read, form._replace(grammar=msgspec.structs.replace(form.grammar, thinking=thinking)))
+    except GrammarError:
+        if rules is not None:
+            await _check_each(chat, rules, read)
+        raise
+
+
+async def _check_each(chat: ChatRequest, rules: ToolRules, options: RouteOptions) -> None:
+    """Raises `GrammarError` if no grammar can be made of the form alone, or of a tool that may be called."""
+    if rules.mode is ToolMode.AUTO:
+        await held_to(options, chat.form)
+    names = {tool.name for tool in rules.callable}
+    for number, tool in enumerate(chat.tools):
+        name, param = tool.function.name, f"tools[{number}].function.parameters"
+        if name in names:
+            grammar = Grammar(GrammarKind.JSON, schema_text(tool.tool().parameters))
+            await options.context.served.grammars.check(grammar, called=f"schema for function '{name}'", param=param)
+
+
+async def held_to(options: RouteOptions, form: Form | None) -> RouteOptions:
+    """Returns the options with the form's grammar, which compiles. Raises `RequestError`."""
+    if form is None or options.context.order is not None:
+        return options
+    param = options.param + form.param
+    await options.context.served.grammars.check(form.grammar, called=form.called or f"'{param}'", param=param)
+    return replace(options, grammar=form.grammar)
+
+
+def form_of(chat: ChatRequest, served: ServedModel) -> Form | None:
+    """Returns what an answer must be: as it is asked for, or a call, or either. Raises `RequestError` if it cannot."""
+    rules, asked, tools = chat.tool_rules, chat.form, served.formats.tools
+    if rules is None or tools is None:
+        return asked
+    if chat.response_format is not None and rules.mode is ToolMode.REQUIRED:
+        asked = None  # the form is about content, and there will be none
+    if asked is None:
+        # A call must be there, or one of the tools wants nothing but valid ones.
+        constrained = rules.mode is ToolMode.REQUIRED or any(tool.strict for tool in rules.callable)
+        return _calls(tools, rules, served.tokenizer) if constrained else None
+    if served.formats.harmony:
+        raise RequestError(
+            f"'{asked.param}' and 'tools' cannot be used together with this model; 'tool_choice' 'none' can.",
+            param=asked.param,
+        )
+    if asked.grammar.kind is not GrammarKind.JSON or rules.mode is ToolMode.REQUIRED:
+        raise RequestError(
+            f"'{asked.param}' and 'tools' cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'.",
+            param=asked.param,
+        )
+    return _calls_or(asked, _calls(tools, replace(rules, mode=ToolMode.REQUIRED), served.tokenizer))
+
+
+def _calls(tools: ToolFormat, rules: ToolRules, tokenizer: Tokenizer) -> Form:
+    try:
+        source = tools.grammar(rules, tokenizer.special_tokens)
+    except GrammarError as error:
+        raise GrammarError(f"Invalid 'tools': {error.message}.", param="tools") from error
+    return Form(Grammar(GrammarKind.LARK, source), "tools")
+
+
+def _calls_or(asked: Form, calls: Form) -> Form:
+    """Calls in the model's own way, or JSON as it was asked for, laid out as calls are."""
+    as_rule = re.sub(r"^start:", "tool_calls:", calls.grammar.source, count=1, flags=re.MULTILINE)
+    try:
+        schema = msgspec.json.decode(asked.grammar.source, type=dict[str, object])
+    except msgspec.MsgspecError:
+        return asked  # it is refused as it would be without tools
+    source = f"start: asked_for | tool_calls\nasked_for: {json_rule(schema)}\n{as_rule}"
+    return Form(Grammar(GrammarKind.LARK, source), asked.param, "'tools' or 'response_format'")

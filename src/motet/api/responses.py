@@ -1,19 +1,47 @@
-"""`POST /v1/responses`: one answer, on the way of a chat, in the shape of OpenAI's Responses. Nothing of it is kept."""
+"""`POST /v1/responses`: one answer, made as a chat is, in the shape of OpenAI's Responses. Nothing of it is kept.
 
+A request for a Response becomes a request for a chat, which is what answers it:
+
+    instructions, input      ─► messages: items that the model wrote in one turn are one message
+    tools, tool_choice, text ─► the same, with one more layer around their names
+
+Errors of the chat name the field as it is called in the request. The text of the choice becomes items
+(`response_output`); the rest of a Response repeats the request.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
 from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
 
-from motet.api.caller import caller_of
-from motet.api.chat import chat_extras, chat_wanted, plan_chat
-from motet.api.kv_params import read_kv_params
-from motet.api.open_groups import GroupsAnswer, OpenGroups
-from motet.api.plan import Wanted
-from motet.api.responses_echo import echo_json
-from motet.api.responses_request import chat_request, in_its_own_words
-from motet.api.responses_writers import ID_PREFIX, ResponseBody, ResponseEvents, ResponseText
-from motet.api.schema_chat import ChatRequest
-from motet.api.schema_responses import NOT_KEPT, ResponsesRequest
+from motet.api.answer import GroupsWriter, answer_plan
+from motet.api.caller import caller_of, new_router
+from motet.api.chat import plan_chat
+from motet.api.failure import error_body, invalid_value, schema_failure
+from motet.api.kv_params import request_context
+from motet.api.plan import Head
+from motet.api.response_output import INCOMPLETE, Members, ResponseEvent, ResponseOutput, Status
+from motet.api.schemas.chat import ChatRequest, joined
+from motet.api.schemas.responses import (
+    NOT_KEPT,
+    CallInput,
+    CallOutputInput,
+    InputItem,
+    MessageInput,
+    ReasoningInput,
+    ResponsesRequest,
+)
+from motet.api.schemas.shared import GeneratingFields, StructuredFields
 from motet.api.service import Service
-from motet.errors import NotFoundError
+from motet.errors import NotFoundError, RequestError
+from motet.text.group import GroupStep
+from motet.text.tokenizer import Tokenizer
+from motet.types import FinishReason, Usage
+
+ID_PREFIX = "resp_"
 
 KEPT_ELSEWHERE = (
     ("GET", "/v1/responses/{response_id}"),
@@ -21,19 +49,21 @@ KEPT_ELSEWHERE = (
     ("POST", "/v1/responses/{response_id}/cancel"),
     ("GET", "/v1/responses/{response_id}/input_items"),
 )
-"""What OpenAI's API has for responses that it keeps."""
+"""The routes that OpenAI's API has for responses that it keeps."""
 
 
 def responses_router(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = new_router()
 
     @router.post("/v1/responses")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         with in_its_own_words():
             chat = chat_request(body)
-            async with read_kv_params(service, chat, num_choices=1) as asked:
-                wanted = chat_wanted(chat, caller_of(request), asked, prefix=ID_PREFIX, prompt_param="input")
-                return await _answer(service, body, chat, wanted)
+            async with request_context(service, chat, caller_of(request), num_choices=1) as context:
+                echo = echo_json(body)
+                plan = await plan_chat(service, chat, context, prefix=ID_PREFIX, prompt_param="input")
+                writer = ResponseEvents if body.stream else ResponseBody
+                return answer_plan(service, plan, writer(plan.head, echo, plan.served.tokenizer, chat))
 
     async def not_kept(response_id: str) -> Response:
         raise NotFoundError(
@@ -45,12 +75,239 @@ def responses_router(service: Service) -> APIRouter:
     return router
 
 
-async def _answer(service: Service, body: ResponsesRequest, chat: ChatRequest, wanted: Wanted) -> GroupsAnswer:
-    echo = echo_json(body)
-    plan = await plan_chat(service, chat, wanted)
-    text = ResponseText(plan.head, echo, wanted.served.tokenizer, chat_extras(chat))
-    groups = OpenGroups(service, plan)
-    if not body.stream:
-        return GroupsAnswer(groups, ResponseBody(text))
-    events = ResponseEvents(text)
-    return GroupsAnswer(groups, events, break_off=events.fail)
+PASSED_ON = {*StructuredFields.model_fields, *GeneratingFields.model_fields} | {
+    "chat_template_kwargs",
+    "include_reasoning",
+    "parallel_tool_calls",
+    "separate_reasoning",
+}
+"""Members that are the same in a chat."""
+
+NAMES: Sequence[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"messages.*", "input"),
+        (r"max_(completion_)?tokens", "max_output_tokens"),
+        (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+        (r"tool_choice\.function", "tool_choice"),
+        (r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.function", r"tool_choice.tools[\1]"),
+        (r"tool_choice\.allowed_tools", "tool_choice"),
+        (r"response_format(\.json_schema)?", "text.format"),
+        (r"reasoning_effort", "reasoning.effort"),
+    )
+]
+"""The names of a chat's fields, from their beginning, and what they are called here."""
+
+
+def chat_request(body: ResponsesRequest) -> ChatRequest:
+    """Raises what the chat's schema raises; see `in_its_own_words`."""
+    fields: Members = body.model_dump(include=PASSED_ON, exclude_unset=True, by_alias=True)
+    fields["messages"] = messages(body.instructions, body.input)
+    fields["max_completion_tokens"] = body.max_output_tokens
+    fields["reasoning_effort"] = body.reasoning.effort
+    fields["logprobs"], fields["top_logprobs"] = body.logprobs, body.top_logprobs
+    fields["tools"] = [
+        {"type": tool.type, "function": tool.model_dump(exclude={"type"}, exclude_unset=True)} for tool in body.tools
+    ]
+    fields["tool_choice"] = _nested(body.tool_choice)
+    if (form := body.text.format) is not None:
+        inner = form.model_dump(exclude={"type"}, exclude_unset=True, by_alias=True)
+        inner = {"json_schema": inner} if form.type == "json_schema" else inner
+        fields["response_format"] = {"type": form.type, **inner}
+    return ChatRequest.model_validate(fields)
+
+
+@contextmanager
+def in_its_own_words() -> Iterator[None]:
+    """Makes errors of the chat behind a Response name the fields of the Response."""
+    try:
+        yield
+    except ValidationError as error:
+        raise _renamed(schema_failure(error)) from error
+    except RequestError as error:
+        raise _renamed(error) from error
+
+
+def messages(instructions: str | None, items: Sequence[InputItem]) -> list[Members]:
+    """Joins thoughts, then text, then calls of the model into one turn, since they were one answer."""
+    turns: list[Members] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for item in items:
+        match item:
+            case MessageInput(role="assistant"):
+                _own_turn(turns, before=("reasoning_content",))["content"] = joined(item.content)
+            case MessageInput():
+                turns.append({"role": item.role, "content": joined(item.content)})
+            case ReasoningInput():
+                _own_turn(turns, before=())["reasoning_content"] = item.text
+            case CallInput():
+                turn = _own_turn(turns, before=("reasoning_content", "content", "tool_calls"))
+                calls = turn.setdefault("tool_calls", [])
+                assert isinstance(calls, list)  # as it was set here
+                function = {"name": item.name, "arguments": item.arguments}
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+            case CallOutputInput():
+                turns.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+    return turns
+
+
+def _own_turn(turns: list[Members], *, before: Sequence[str]) -> Members:
+    """Returns the last turn if it is the model's and has only members that may come `before`, else a new one."""
+    if not turns or turns[-1]["role"] != "assistant" or not turns[-1].keys() <= {"role", *before}:
+        turns.append({"role": "assistant"})
+    return turns[-1]
+
+
+def _nested(flat: object, types: Sequence[str] = ("function", "allowed_tools")) -> object:
+    """Returns a `tool_choice`, or a tool that it names, in the form of a chat, whose schema checks it."""
+    if not isinstance(flat, dict) or flat.get("type") not in types:
+        return flat
+    inside = {name: value for name, value in flat.items() if name != "type"}
+    if flat["type"] == "allowed_tools" and isinstance(tools := inside.get("tools"), list):
+        inside["tools"] = [_nested(tool, ("function",)) for tool in tools]
+    return {"type": flat["type"], flat["type"]: inside}
+
+
+def _renamed(error: RequestError) -> RequestError:
+    if error.param is None:
+        return error
+    for pattern, name in NAMES:
+        found = pattern.match(error.param)
+        if found is not None:
+            param = found.expand(name) + error.param[found.end() :]
+            begun = re.compile(rf"(?:^|(?<=')){re.escape(error.param)}\b")
+            error.message = begun.sub(param.replace("\\", r"\\"), error.message)
+            error.param = param
+            break
+    return error
+
+
+class ResponseBody(GroupsWriter):
+    """Writes a Response in one piece."""
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(self, head: Head, echo: bytes, tokenizer: Tokenizer, chat: ChatRequest) -> None:
+        """`echo`: the members of the request that the Response repeats, a JSON object."""
+        self._head = head
+        self._echo = echo
+        self._output = ResponseOutput(head.id.removeprefix(ID_PREFIX), tokenizer, chat)
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        self._feed(steps)
+        return b""
+
+    def close(self, usage: Usage) -> bytes:
+        reason = INCOMPLETE.get(self._output.finish or FinishReason.STOP)
+        details: Members | None = None if reason is None else {"reason": reason}
+        return self._json(self._end, incomplete_details=details, usage=response_usage(usage))
+
+    @property
+    def _end(self) -> Status:
+        return Status.INCOMPLETE if self._output.finish in INCOMPLETE else Status.COMPLETED
+
+    def _feed(self, steps: Sequence[GroupStep]) -> list[ResponseEvent]:
+        return [told for step in steps for event in step.events for told in self._output.feed(event)]
+
+    def _json(
+        self,
+        status: Status,
+        *,
+        error: Members | None = None,
+        incomplete_details: Members | None = None,
+        usage: Members | None = None,
+    ) -> bytes:
+        """Returns the Response in one of its states."""
+        state = {
+            "id": self._head.id,
+            "object": "response",
+            "created_at": self._head.created,
+            "model": self._head.model,
+            "status": status,
+            "error": error,
+            "incomplete_details": incomplete_details,
+            "output": self._output.items,
+            "usage": usage,
+        }
+        return msgspec.json.encode(state)[:-1] + b"," + self._echo[1:]
+
+
+class ResponseEvents(ResponseBody):
+    """Writes a Response as events: created, in_progress, those of its items, completed | incomplete | error, failed."""
+
+    content_type = GroupsWriter.content_type
+    streams = True
+    _sent = 0
+    """Number of events sent so far."""
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        events: list[ResponseEvent] = []
+        if not self._sent:
+            begun = self._json(Status.IN_PROGRESS)
+            events += (_of_response("created", begun), _of_response("in_progress", begun))
+        return self._bytes(*events, *self._feed(steps))
+
+    def close(self, usage: Usage) -> bytes:
+        return self._bytes(_of_response(self._end, super().close(usage)))
+
+    def fail(self, error: Exception) -> bytes:
+        """`server_error` is the only one of OpenAI's codes that fits; the `error` event before it has ours."""
+        body = error_body(error)
+        failed = self._json(Status.FAILED, error={"message": body.message, "code": "server_error"})
+        told = ResponseEvent("error", {"code": body.code, "message": body.message, "param": body.param})
+        return self._bytes(told, _of_response(Status.FAILED, failed))
+
+    def _bytes(self, *events: ResponseEvent) -> bytes:
+        parts = []
+        for event in events:
+            data = msgspec.json.encode({"sequence_number": self._sent, "type": event.name, **event.fields})
+            parts.append(b"event: %b\ndata: %b\n\n" % (event.name.encode(), data))
+            self._sent += 1
+        return b"".join(parts)
+
+
+def _of_response(what: str, json: bytes) -> ResponseEvent:
+    return ResponseEvent(f"response.{what}", {"response": msgspec.Raw(json)})
+
+
+def response_usage(usage: Usage) -> Members:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def echo_json(body: ResponsesRequest) -> bytes:
+    """Returns the members that a Response repeats of its request, and constants for fields that this server lacks.
+    Raises `RequestError` for half a surrogate pair, which JSON can write and no answer can repeat."""
+    form, choice = body.text.format, body.tool_choice
+    text = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
+    chosen = {name: value for name, value in (choice or {"type": "auto"}).items() if value is not None}
+    fields = {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
+        "temperature": body.temperature,
+        "text": {"format": text, "verbosity": body.text.verbosity},
+        "tool_choice": chosen if len(chosen) > 1 else chosen["type"],
+        "tools": [tool.model_dump() for tool in body.tools],
+        "top_logprobs": body.top_logprobs,
+        "top_p": body.top_p,
+        "background": False,
+        "max_tool_calls": None,
+        "previous_response_id": None,
+        "service_tier": "default",
+        "store": False,
+        "truncation": "disabled",
+    }
+    for name, value in fields.items():
+        try:
+            msgspec.json.encode(value)
+        except UnicodeEncodeError as error:
+            raise invalid_value(name, f"it is not valid Unicode: {error.reason}") from error
+    return msgspec.json.encode(fields)

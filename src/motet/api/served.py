@@ -4,23 +4,29 @@ ServedModel   token ids reach its engine: text becomes tokens here, and tokens t
 TextModel     other servers take its texts as they are; requests pass through
 """
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
-from motet.api.structured import GrammarChecks
 from motet.config import ServerConfig
 from motet.engines.base import Engine
 from motet.engines.upstream.base import TextSource
-from motet.errors import ModelNotFoundError, NoWorkerError, RequestError
+from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, OverloadedError, RequestError
 from motet.grammar.compiled import Grammars
 from motet.text.formats import ModelFormats
 from motet.text.prepare import Preparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
-from motet.types import EngineInfo
+from motet.types import EngineInfo, Grammar
+
+NUM_THREADS = 2
+TIMEOUT_S = 5.0
+MAX_UNDER_WAY = 32
+"""At most this many new grammars of a model are compiled or wait for a thread at a time."""
+TOO_MANY = "Too many new grammars are being compiled; try again."
 
 
 def now_s() -> int:
@@ -32,9 +38,11 @@ class ServedModel:
     """A model that is asked in tokens."""
 
     name: str
-    """As clients say it."""
+    """The name that clients use."""
     engine: Engine
-    """Where its groups go; it may be that no worker is up just now."""
+    """Where its groups go; at times no worker may be up."""
+    placed: Engine | None = None
+    """Where groups go that a gateway has given to this server and moves itself; None: to `engine`."""
     tokenizer: Tokenizer
     template: ChatTemplate
     formats: ModelFormats
@@ -42,29 +50,27 @@ class ServedModel:
     root: str | None = None
     """Where it comes from; None: as its engine calls it."""
     parent: str | None = None
-    """Of an adapter: the name of what it adapts."""
+    """The name of the model that an adapter adapts; None: it is no adapter."""
     created: int = field(default_factory=now_s)
 
     @property
     def info(self) -> EngineInfo:
-        """With the limits of the workers there are now. Raises `NoWorkerError` if there has never been one."""
+        """Has the limits of the workers there are now. Raises `NoWorkerError` if there has never been one."""
         return self.engine.info
 
     @property
     def preparer(self) -> Preparer:
-        """With the same limits; asked on the event loop, used anywhere."""
+        """Makes prompts, within the same limits. Must be read on the event loop, and may be used in any thread."""
         return Preparer(self.tokenizer, self.template, self.info)
 
     @cached_property
-    def grammars(self) -> GrammarChecks:
+    def grammars(self) -> "GrammarChecks":
         """Made when the first request has a grammar."""
-        info = self.info
-        return GrammarChecks.of(
-            Grammars(lambda: self.tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
-        )
+        vocab_size, eos_token_ids = self.info.vocab_size, self.info.eos_token_ids
+        return GrammarChecks(Grammars(lambda: self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids))
 
     def max_group(self, config: ServerConfig) -> int:
-        """Choices one prompt may have."""
+        """Returns the most choices that one prompt may have."""
         return min(config.max_n, self.info.max_num_seqs)
 
 
@@ -76,56 +82,42 @@ class TextModel:
     root: str
     created: int
     max_model_len: int | None
-    """None: not told."""
+    """None: the server did not say."""
     source: TextSource
+    parent: str | None = None
+    """The name of the model that an adapter adapts; None: it is no adapter."""
 
 
-class Models(Protocol):
-    """Asked at each request: on a gateway models come and go with their workers."""
-
-    def all(self) -> Sequence[ServedModel | TextModel]:
-        """In the order in which they came."""
-        ...
-
-    def get(self, name: str) -> ServedModel | TextModel | None: ...
+Models = Callable[[], Mapping[str, ServedModel | TextModel]]
+"""Returns the models of a server in the order in which they came; on a gateway they come and go with their workers."""
 
 
-class OneModel:
-    """`Models` of a server that has one, from the start to the end."""
-
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None = None,
-        formats: ModelFormats | None = None,
-    ) -> "OneModel":
-        """`template`: None for the tokenizer's own. `formats`: None for those that the template is known by."""
-        template = template or ChatTemplate.of(tokenizer)
-        formats = formats or ModelFormats.of(tokenizer, template.source)
-        return cls(ServedModel(name=name, engine=engine, tokenizer=tokenizer, template=template, formats=formats))
-
-    def all(self) -> Sequence[ServedModel]:
-        return (self._model,)
-
-    def get(self, name: str) -> ServedModel | None:
-        return self._model if name == self._model.name else None
+def one_model(
+    name: str,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None = None,
+    formats: ModelFormats | None = None,
+    *,
+    placed: Engine | None = None,
+) -> Models:
+    """Returns the models of a server that has one model all its life. `template`: None for the tokenizer's own.
+    `formats`: None for those that the template is known by."""
+    template = template or ChatTemplate.of(tokenizer)
+    formats = formats or ModelFormats.of(tokenizer, template.source)
+    model = ServedModel(
+        name=name, engine=engine, placed=placed, tokenizer=tokenizer, template=template, formats=formats
+    )
+    return lambda: {name: model}
 
 
-def model_named(models: Models, name: str | None) -> ServedModel | TextModel:
-    """What a request means by its `model`, which it may leave out where there is only one.
-
-    Raises `ModelNotFoundError` for a name that nobody has, `RequestError` for none among several, and `NoWorkerError`
-    while there is no model at all."""
+def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None) -> ServedModel | TextModel:
+    """Returns the model that a request names; it may leave `model` out if there is only one. Raises
+    `ModelNotFoundError` for a name nobody has, `RequestError` for none of several, `NoWorkerError` for no model."""
     found = None if name is None else models.get(name)
     if found is not None:
         return found
-    known = models.all()
+    known = list(models.values())
     if not known:
         raise NoWorkerError("No model is served at this moment: no worker has come yet that has one.")
     if name is not None:
@@ -143,3 +135,67 @@ def model_named(models: Models, name: str | None) -> ServedModel | TextModel:
 
 def _listed(known: Sequence[ServedModel | TextModel]) -> str:
     return f"Available here: {', '.join(f'`{model.name}`' for model in known)}."
+
+
+class GrammarChecks:
+    """Compiles grammars before their groups are let in, so that a client hears at once what is wrong with one.
+
+        grammar ── known? ──► on
+                     └──► a thread, at most `NUM_THREADS` of a model's, for `TIMEOUT_S` at most ──► on, or 400
+
+    Compiling cannot be interrupted, so a thread that takes too long runs on to its end: its work is bounded, and other
+    requests for the same grammar wait for the same thread. Its result is not kept, since the grammar was refused."""
+
+    def __init__(self, grammars: Grammars, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._grammars = grammars
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="motet-grammar")
+        self._under_way: dict[Grammar, NewGrammar] = {}
+
+    async def check(self, grammar: Grammar, *, called: str, param: str) -> None:
+        """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time."""
+        if self._grammars.kept(grammar) is not None:
+            return
+        compiling = self._under_way.get(grammar) or self._start(grammar)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.shield(compiling.future)
+        except TimeoutError:
+            if not compiling.begun:
+                raise OverloadedError(TOO_MANY) from None
+            compiling.refused = True
+            words = f"compiling it takes more than {self._timeout_s:g} s"
+            raise GrammarError(f"Invalid {called}: {words}.", param=param) from None
+        except GrammarError as error:
+            raise GrammarError(f"Invalid {called}: {error.message}.", param=param) from error
+
+    def _start(self, grammar: Grammar) -> "NewGrammar":
+        if len(self._under_way) >= MAX_UNDER_WAY:
+            raise OverloadedError(TOO_MANY)
+
+        def compile_it() -> None:
+            compiling.begun = True
+            self._grammars.get(grammar)
+
+        def ended(future: asyncio.Future[None]) -> None:
+            del self._under_way[grammar]
+            if compiling.refused:
+                self._grammars.forget(grammar)
+            if not future.cancelled():
+                future.exception()  # somebody has looked at it, also if all who asked have left
+
+        compiling = self._under_way[grammar] = NewGrammar()
+        compiling.future = asyncio.get_running_loop().run_in_executor(self._threads, compile_it)
+        compiling.future.add_done_callback(ended)
+        return compiling
+
+
+@dataclass
+class NewGrammar:
+    """A grammar that waits for a thread or is in one."""
+
+    future: asyncio.Future[None] = field(init=False)
+    begun: bool = False
+    """True once a thread has it."""
+    refused: bool = False
+    """True if a request was refused because it took too long."""

@@ -1,114 +1,191 @@
-"""What the routes of one app share: the models, the settings, who may come in, and the metrics."""
+"""What the routes of one app share: the models, the workers, the settings, the limits, and the metrics.
+
+All workers are asked at once how they are (`look`); one that does not answer delays nobody.
+
+its keeper says       asked     shown as
+ready, draining       yes       the same if it answers, else silent or dead; ready is draining where the server drains
+silent                no        the same: it gave no sign of life for longer than we would wait here
+starting, dead        no        the same, and without an engine, whatever engine it had before
+"""
 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
-from motet.api.admission import Admission
-from motet.api.key_limits import KeyLimits
-from motet.api.membership import Membership
+from motet.api.admission import Admission, KeyLimits
 from motet.api.served import Models, ServedModel, TextModel, model_named
-from motet.api.workers import OnlyWorker
 from motet.config import ServerConfig
-from motet.engines.base import Worker, Workers
-from motet.errors import NoSingleModelError, RequestError
+from motet.engines.base import ANSWERING, WorkerReport, Workers, WorkerState
+from motet.errors import EngineError, NoSingleModelError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
+from motet.settings.named_worker import NamedWorker
 from motet.transfer.ticket import TransferAddress
+from motet.types import EngineInfo, EngineStats
+
+
+class Membership(Protocol):
+    """How operators change which workers there are. Raises `NotFoundError` for an id that no worker has."""
+
+    async def join(self, named: NamedWorker, id: str | None) -> str:
+        """Adds a server as a worker, and returns its id once it is listed: as starting, until it has been reached.
+        `id`: None for one that is made up. Raises `RequestError` for a URL or an id that is taken."""
+
+    async def leave(self, id: str, drain_s: float) -> None:
+        """The worker gets no new groups from now on. Returns at once; the worker is gone when its groups have ended, or
+        after `drain_s`, and groups that have not ended by then go on elsewhere."""
+
+    async def drain(self, id: str) -> None:
+        """The worker gets no new groups from now on, and stays."""
+
 
 Connect = Callable[[TransferAddress], Awaitable[None]]
 """Raises MotetError if the two cannot meet."""
 
 
-def draw_seed() -> int:
-    """The seed of a request that gave none: 64 random bits."""
-    return secrets.randbits(64)
-
-
+@dataclass
 class Service:
-    """Built once a server. The engines belong to whoever started them; they are not closed here."""
+    """One for each server. The engines belong to whoever started them; they are not closed here."""
 
-    def __init__(  # sizes: what one server is made of
-        self,
-        models: Models,
-        config: ServerConfig,
-        *,
-        workers: Workers | None = None,
-        figures: Callable[[], RoutingFigures] = RoutingFigures,
-        membership: Membership | None = None,
-        tokenizer_files: Callable[[], dict[str, bytes]] | None = None,
-        connect: Connect | None = None,
-        block_events: Callable[[], str | None] = lambda: None,
-        draw_seed: Callable[[], int] = draw_seed,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`models`: what requests may name. `workers`: those behind them, asked each time; None: it is the only model's
-        engine. `figures`: what routing has counted. `membership`: how workers join and leave; None: they are fixed.
-        `tokenizer_files`: for gateways that ask for them; may read from disk. `connect`: how the engine meets another
-        worker, if it can. `block_events`: where it is told which blocks the engine has cached, if anywhere."""
-        self.models = models
-        if workers is None:
-            engine = self.only_model().engine
-            workers = OnlyWorker(Worker("engine-0", engine, f"{config.host}:{config.port}"))
-        self.workers = workers
-        self.figures = figures
-        self.membership = membership
-        self.tokenizer_files = tokenizer_files
-        self.connect = connect
-        self.block_events = block_events
-        self.config = config
+    models: Models
+    """The models that requests may name."""
+    config: ServerConfig
+    workers: Workers
+    """The workers behind the models, looked up each time."""
+    figures: Callable[[], RoutingFigures] = RoutingFigures
+    """Returns the counts of routing."""
+    membership: Membership | None = None
+    """How workers join and leave; None: they are fixed."""
+    tokenizer_files: Callable[[], dict[str, bytes]] | None = None
+    """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
+    connect: Connect | None = None
+    """Introduces the engine to another worker; None if it cannot."""
+    block_events: Callable[[], str | None] = lambda: None
+    """Returns the address where the engine's cached blocks are published, if anywhere."""
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(64)
+    """The seed of a request that gave none."""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        config = self.config
         self.admission = Admission(config.max_waiting_groups)
         self.drain_asked = asyncio.Event()
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self.metrics = Metrics()
-        self.draw_seed = draw_seed
-        self.clock = clock
 
     @property
     def model_names(self) -> list[str]:
-        return [model.name for model in self.models.all()]
+        return [*self.models()]
 
     def served(self, name: str | None) -> ServedModel:
-        """The model that a request names, or leaves out where there is only one. Raises what `model_named` raises, and
-        `RequestError` for one that is asked in texts: such requests are passed on before they come here."""
-        model = model_named(self.models, name)
+        """Returns the model that a request names, or the only one. Raises what `model_named` raises, and `RequestError`
+        for a model that takes texts: requests for one are passed on before they come here."""
+        model = model_named(self.models(), name)
         if isinstance(model, TextModel):
             raise RequestError(
                 f"The model `{model.name}` runs on a server that takes texts: /v1/chat/completions and /v1/completions "
-                "are all it can be asked through.",
+                "are its only routes.",
                 param="model",
                 code="unsupported_model",
             )
         return model
 
     def only_model(self) -> ServedModel:
-        """What this server is to a gateway that uses it as a worker. Raises NoSingleModelError."""
-        models = self.models.all()
-        model = models[0] if len(models) == 1 else None
-        if not isinstance(model, ServedModel):
-            raise NoSingleModelError(
-                f"This server has {', '.join(self.model_names) or 'no model'}; a worker is a server with one of its "
-                "own. Name the servers behind it as workers instead."
-            )
-        return model
+        """The model of this server when a gateway uses it as a worker. Raises NoSingleModelError."""
+        match [*self.models().values()]:
+            case [ServedModel() as model]:
+                return model
+        raise NoSingleModelError(
+            f"This server has {', '.join(self.model_names) or 'no model'}; a worker is a server with one of its own. "
+            "Name the servers behind it as workers instead."
+        )
 
-    def check_room(self, client: str, *, num_groups: int, num_choices: int) -> None:
-        """Raises if such a request would not be let in now: asked early, it saves reading a prompt in vain."""
-        self.admission.check_room(num_groups)
-        self.key_limits.check(client, num_choices)
+    def check_size(
+        self, client: str, *, num_prompts: int, n: int, most: int, prompt_param: str, count_param: str = "n"
+    ) -> None:
+        """Raises if a request may not have this many prompts with `n` choices each (at most `most`), or would not be
+        let in now. Called early, it saves reading prompts in vain. `prompt_param`, `count_param`: named in errors."""
+        if n > most:
+            raise RequestError(
+                f"Invalid '{count_param}': integer above maximum value. Expected a value <= {most}, "
+                f"but got {n} instead.",
+                param=count_param,
+                code="integer_above_max_value",
+            )
+        total, config = num_prompts * n, self.config
+        if total > config.max_choices:
+            raise RequestError(
+                f"Too many choices: {num_prompts} prompts x {n} = {total}, while one request may have at most "
+                f"{config.max_choices}. Send fewer prompts at a time, or a smaller 'n'.",
+                param=prompt_param,
+                code="too_many_choices",
+            )
+        if num_prompts > config.max_waiting_groups:
+            raise RequestError(
+                f"Too many prompts: {num_prompts}, while at most {config.max_waiting_groups} may wait for their first "
+                "token on this server, so they would never be taken in together. Send fewer at a time.",
+                param=prompt_param,
+                code="too_many_prompts",
+            )
+        self.admission.check_room(num_prompts)
+        self.key_limits.check(client, total)
 
     @property
     def only_worker(self) -> str:
-        """The id of the worker, if there is just one."""
+        """The id of the worker, if there is just one; else empty."""
         reports = self.workers.reports()
         return reports[0].id if len(reports) == 1 else ""
 
     def start_drain(self) -> None:
-        """No new groups from now on; those that run finish."""
+        """Takes no new groups from now on; those that run finish."""
         self.admission.draining = True
         self.drain_asked.set()
 
-    async def drained(self) -> None:
-        """Returns once no group is open."""
-        await self.admission.empty()
+
+WITHOUT_ENGINE = (WorkerState.STARTING, WorkerState.DEAD)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A worker as its keeper knows it, with what it answered itself."""
+
+    report: WorkerReport
+    state: WorkerState
+    stats: EngineStats | None = None
+    """Its figures, if it answered."""
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The facts about its engine; None while it has none."""
+        worker = self.report.worker
+        return None if worker is None or self.state in WITHOUT_ENGINE else worker.engine.info
+
+    @property
+    def alive(self) -> bool:
+        """True if it answered, or is merely slow."""
+        return self.report.state in ANSWERING and self.state is not WorkerState.DEAD
+
+
+async def look(
+    reports: Iterable[WorkerReport], *, patience_s: float, draining: bool = False, local_only: bool = False
+) -> list[Seen]:
+    """Returns the workers in the order of `reports`. `draining`: the server drains. `local_only`: asks local ones."""
+
+    async def seen(report: WorkerReport) -> Seen:
+        worker, state = report.worker, report.state
+        if draining and state is WorkerState.READY:
+            state = WorkerState.DRAINING
+        if worker is None or report.state not in ANSWERING or (local_only and not worker.local):
+            return Seen(report, state)
+        try:
+            async with asyncio.timeout(patience_s):
+                return Seen(report, state, await worker.engine.stats())
+        except TimeoutError:  # it is in a long step, or stopped
+            return Seen(report, WorkerState.SILENT)
+        except EngineError:
+            return Seen(report, WorkerState.DEAD)
+
+    return await asyncio.gather(*map(seen, reports))

@@ -1,4 +1,4 @@
-"""The command line: `motet serve`, `motet models`, `motet chat`, `motet demo`, `motet version`."""
+"""The command line: `motet serve`, `gateway`, `ray`, `models`, `chat`, `demo` and `version`."""
 
 from motet.cli.app import app
 

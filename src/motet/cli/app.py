@@ -1,6 +1,6 @@
-"""The command `motet`: gathers its commands, and turns errors that were foreseen into one line and an exit code."""
+"""The command `motet`: gathers its commands, and turns expected errors into one line and an exit code."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -9,17 +9,18 @@ from typer.core import TyperGroup
 from motet import __version__
 from motet.cli.chat import chat
 from motet.cli.demo import demo
-from motet.cli.gateway import gateway
-from motet.cli.models import models
-from motet.cli.ray import ray
-from motet.cli.serve import serve
+from motet.cli.servers import ServerHelp, gateway, ray, say, serve
+from motet.config import cache_folder, environment
 from motet.errors import MotetError, StartupError
+from motet.models.smollm2 import DEFAULT_MODEL
+from motet.models.source import kept_models, resolve
 
 INTERRUPTED = 130
+GB = 10**9
 
 
 class Motet(TyperGroup):
-    """Says what went wrong in one line on standard error; a traceback is for errors nobody foresaw."""
+    """Prints an expected error as one line on standard error; only unexpected errors have a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -41,15 +42,34 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(serve)
-app.command()(gateway)
-app.command()(ray)
-app.add_typer(models, name="models")
+for command in (serve, gateway, ray):
+    app.command(cls=ServerHelp, context_settings={"max_content_width": 120})(command)
 app.command()(chat)
 app.command()(demo)
+models = typer.Typer(help="Fetch models and list them.", no_args_is_help=True)
+app.add_typer(models, name="models")
 
 
 @app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
+
+
+@models.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="A hub name (org/name) or smollm2.")] = DEFAULT_MODEL,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+) -> None:
+    """Fetch a model unless it is here, and print its folder."""
+    typer.echo(resolve(name, cache=cache_folder(environment()), revision=revision, say=say))
+
+
+@models.command("list")
+def list_models() -> None:
+    """List the models on this machine."""
+    kept = kept_models(cache_folder(environment()))
+    width = max(len(model.name) for model in kept)
+    for model in kept:
+        size = f"{model.size_bytes / GB:.2f} GB" if model.size_bytes else "not here yet (motet models pull)"
+        typer.echo(f"{model.name:<{width}}  {size:>8}  {model.path}")

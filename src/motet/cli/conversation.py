@@ -1,69 +1,95 @@
-"""A streamed answer as a client sees it: lines of server-sent events in, one object per choice and the times out.
+"""A client of a chat server: sends a question and reads the stream into one object for each choice, with times.
 
-It does no I/O, so that the terminal reads it with a plain client and a benchmark with an asynchronous one; and it
-reads chats and completions alike.
+`Conversation` does no I/O, so the terminal feeds it from a plain client and a benchmark from an asynchronous one. It
+reads chats and completions.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import httpx
 import msgspec
 
-from motet.errors import EngineError
+from motet.errors import EngineError, MotetError
 
 DATA = "data: "
 DONE = "[DONE]"
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 600.0
+"""Most seconds between two chunks; long, since a long prompt may be ahead in the queue."""
 
 
-class _Delta(msgspec.Struct):
+@dataclass(frozen=True)
+class ChatQuestion:
+    """One chat request."""
+
+    messages: Sequence[Mapping[str, str]]
+    n: int
+    max_tokens: int
+    temperature: float
+    seed: int | None = None
+
+    def body(self) -> dict[str, object]:
+        body: dict[str, object] = {
+            "messages": list(self.messages),
+            "n": self.n,
+            "max_completion_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return body if self.seed is None else body | {"seed": self.seed}
+
+
+class _ChunkDelta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChunkChoice(msgspec.Struct):
     index: int
-    delta: _Delta | None = None
+    delta: _ChunkDelta | None = None
     text: str | None = None
     finish_reason: str | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class CountedUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
 
 
-class _Error(msgspec.Struct):
+class _ErrorWords(msgspec.Struct):
     message: str
 
 
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: Usage | None = None
-    error: _Error | None = None
+class _StreamChunk(msgspec.Struct):
+    choices: list[_ChunkChoice] = []
+    usage: CountedUsage | None = None
+    error: _ErrorWords | None = None
 
 
-EVENT = msgspec.json.Decoder(_Event)
+CHUNK = msgspec.json.Decoder(_StreamChunk)
 
 
 @dataclass
-class Answer:
-    """One choice as far as it has come."""
+class StreamedChoice:
+    """One choice, as much of it as has come."""
 
     text: str = ""
     thought: str = ""
-    """What the model thought before it; no part of the conversation."""
+    """The model's reasoning before the text, which is not part of the conversation."""
     finish_reason: str | None = None
     first_s: float | None = None
-    """Seconds until its first text, thought or said."""
+    """Seconds until its first text or thought."""
 
 
 class Conversation:
-    """One request and its n answers. Times count from its making."""
+    """One request and its n answers. Times count from when this was made."""
 
     def __init__(self, n: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.answers = [Answer() for _ in range(n)]
-        self.usage: Usage | None = None
+        self.answers = [StreamedChoice() for _ in range(n)]
+        self.usage: CountedUsage | None = None
         self.total_s: float | None = None
         """Seconds until the end of the stream; None before it."""
         self._clock = clock
@@ -78,12 +104,6 @@ class Conversation:
         """Seconds until the first answer had text."""
         return min((a.first_s for a in self.answers if a.first_s is not None), default=None)
 
-    @property
-    def last_first_s(self) -> float | None:
-        """Seconds until every answer had text; None while one is still silent."""
-        times = [a.first_s for a in self.answers if a.first_s is not None]
-        return max(times) if times and len(times) == len(self.answers) else None
-
     def feed(self, line: str) -> None:
         """Takes one line of the stream. Raises `EngineError` if it says that the server failed."""
         if not line.startswith(DATA):
@@ -93,14 +113,14 @@ class Conversation:
         if data == DONE:
             self.total_s = now_s
             return
-        event = EVENT.decode(data)
-        if event.error:
-            raise EngineError(f"the server failed: {event.error.message}")
-        self.usage = event.usage or self.usage
-        for choice in event.choices:
+        chunk = CHUNK.decode(data)
+        if chunk.error:
+            raise EngineError(f"the server failed: {chunk.error.message}")
+        self.usage = chunk.usage or self.usage
+        for choice in chunk.choices:
             self._take(choice, now_s)
 
-    def _take(self, choice: _Choice, now_s: float) -> None:
+    def _take(self, choice: _ChunkChoice, now_s: float) -> None:
         answer = self.answers[choice.index]
         text = choice.text or (choice.delta.content if choice.delta else None) or ""
         thought = (choice.delta.reasoning_content if choice.delta else None) or ""
@@ -109,3 +129,32 @@ class Conversation:
         answer.text += text
         answer.thought += thought
         answer.finish_reason = choice.finish_reason or answer.finish_reason
+
+
+def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
+    """Makes a client of the server at `url`, which may end in `/v1`."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
+
+
+def ask(client: httpx.Client, question: ChatQuestion, talk: Conversation) -> None:
+    """Reads the answers into `talk`, to their end. Raises `MotetError` if the server refuses, fails or is not there."""
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=question.body()) as response:
+            if response.status_code != httpx.codes.OK:
+                raise MotetError(_refusal(response.status_code, response.read()))
+            for line in response.iter_lines():
+                talk.feed(line)
+    except httpx.HTTPError as exc:
+        raise MotetError(f"{client.base_url}: {exc}") from exc
+    if not talk.done:
+        raise MotetError("the server closed the stream before its end")
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        error = CHUNK.decode(body).error
+    except msgspec.DecodeError:
+        error = None
+    return f"the server answered {status}{f': {error.message}' if error else ''}"

@@ -1,18 +1,22 @@
-"""`motet demo`: a cell of prefill and decode, one prompt, n answers side by side, and then what they cost."""
+"""`motet demo`: starts a cell, shows n answers to one prompt side by side, and then what they cost."""
 
+import json
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from motet.cli.ask import Question, ask, connect
-from motet.cli.receipt import Receipt
-from motet.cli.side_by_side import show
+from motet.cli.chat import show
+from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, ask, connect
+from motet.cli.servers import say
 from motet.config import cache_folder, environment
-from motet.deploy.child import ChildServer
-from motet.deploy.figures import read_block_size, read_figures
-from motet.models import resolve
+from motet.deploy.child import BlockSize, ChildServer, Figures, read_block_size, read_figures
+from motet.errors import EngineError
 from motet.models.smollm2 import DEFAULT_MODEL
+from motet.models.source import resolve
 
 SCENE = """\
 The lighthouse keeper had lived alone on the island for eleven years. Every evening she climbed the hundred and twelve \
@@ -30,7 +34,7 @@ QUESTION = f"{SCENE}\n\nWhat do you think the second light is? Answer in two or 
 CELL_CHOICES, SINGLE_CHOICES = 8, 4
 
 
-def demo(  # sizes: one parameter a flag
+def demo(
     model: Annotated[str, typer.Option(help="Which model to show.")] = DEFAULT_MODEL,
     n: Annotated[
         int | None,
@@ -50,23 +54,80 @@ def demo(  # sizes: one parameter a flag
 ) -> None:
     """Start a server, ask one question, watch n answers, and see what they cost. The last line is JSON."""
     console = Console()
-    source = resolve(model, cache=cache_folder(environment()), say=say)
+    folder = resolve(model, cache=cache_folder(environment()), say=say)
     n = n or (SINGLE_CHOICES if single else CELL_CHOICES)
     shape = [] if single else ["--prefill", str(prefill), "--decode", str(decode)]
     what = "one engine" if single else f"{prefill} prefill and {decode} decode"
     console.print(f"starting a server with {model}: {what} ...", style="dim")
-    arguments = [str(source.path), "--served-model-name", model, *shape]
+    arguments = [str(folder), "--served-model-name", model, *shape]
     with ChildServer(arguments) as server, connect(server.url) as client:
         console.print(f"{server.url} answers; {n} choices of one prompt:", style="dim")
         before, block = read_figures(client), read_block_size(client)
-        question = Question(
+        question = ChatQuestion(
             [{"role": "user", "content": QUESTION}], n=n, max_tokens=max_tokens, temperature=0.8, seed=seed
         )
-        talk = show(console, lambda on_change: ask(client, question, on_change=on_change))
+        talk = show(console, n, partial(ask, client, question))
         receipt = Receipt.of(talk, read_figures(client) - before, block)
     console.print(receipt.table())
     typer.echo(receipt.json())
 
 
-def say(line: str) -> None:
-    typer.echo(line, err=True)
+@dataclass(frozen=True)
+class Receipt:
+    """The cost of one request with n choices: the workers' counters, and the client's times."""
+
+    n: int
+    usage: CountedUsage
+    first_token_s: float
+    total_s: float
+    spent: Figures
+    trunk_bytes: int
+    """KV bytes of the prompt without its last token, which decode computes itself: all that must be moved."""
+
+    @classmethod
+    def of(cls, talk: Conversation, spent: Figures, block: BlockSize) -> "Receipt":
+        if talk.usage is None or talk.total_s is None or talk.first_s is None:
+            raise EngineError("the stream ended without a usage")
+        trunk_bytes = block.bytes_of(talk.usage.prompt_tokens - 1)
+        return cls(len(talk.answers), talk.usage, round(talk.first_s, 3), round(talk.total_s, 3), spent, trunk_bytes)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return round(self.usage.completion_tokens / self.total_s, 1)
+
+    def table(self) -> Table:
+        table = Table("what it cost", "", "instead of", box=None, pad_edge=False)
+        n, prompt, spent = self.n, self.usage.prompt_tokens, self.spent
+        if spent.prefills:  # prefill and decode apart: the last column has the cost of n choices elsewhere
+            table.add_row("prefills", f"{spent.prefills}", f"{n}, one for each choice")
+            table.add_row("KV transfers", f"{spent.kv_transfers}", f"{n}, one for each choice")
+            table.add_row("KV bytes moved", f"{spent.kv_transfer_bytes:,}", f"{n * self.trunk_bytes:,}")
+            table.add_row("KV bytes of the prompt", f"{self.trunk_bytes:,}")
+            table.add_row("prompt tokens run on decode", f"{spent.recomputed_tokens}", f"{n}, one for each choice")
+        table.add_row("prompt tokens computed", f"{spent.prefill_tokens} of {prompt}", f"{n * prompt}")
+        table.add_row("answer tokens", f"{self.usage.completion_tokens} in {n} choices")
+        table.add_row("KV blocks shared", f"{spent.blocks_shared}")
+        table.add_row("KV bytes not copied", f"{spent.bytes_saved:,}")
+        table.add_row("first token", f"{self.first_token_s} s")
+        table.add_row("total", f"{self.total_s} s, {self.tokens_per_s} tokens/s")
+        return table
+
+    def json(self) -> str:
+        spent = self.spent
+        counted = {
+            "n": self.n,
+            "prefills": spent.prefills,
+            "transfers": spent.kv_transfers,
+            "transfer_bytes": spent.kv_transfer_bytes,
+            "trunk_bytes": self.trunk_bytes,
+            "recomputed_tokens": spent.recomputed_tokens,
+            "prompt_tokens": self.usage.prompt_tokens,
+            "prompt_tokens_prefilled": spent.prefill_tokens,
+            "completion_tokens": self.usage.completion_tokens,
+            "blocks_shared": spent.blocks_shared,
+            "bytes_not_copied": spent.bytes_saved,
+            "first_token_s": self.first_token_s,
+            "total_s": self.total_s,
+            "tokens_per_s": self.tokens_per_s,
+        }
+        return json.dumps(counted)

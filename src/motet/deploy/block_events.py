@@ -1,65 +1,111 @@
-"""Tells others which prompt blocks each engine of a server has: a publisher for each, as long as the server runs.
+"""Events about cached prompt blocks: servers publish them for their engines, gateways follow those of workers."""
 
-    worker k    block events at --kv-events-port + 2k, replays at the port after
-
-A worker keeps its publisher when its engine is started again: an engine that ends has said that its blocks are gone.
-"""
-
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 
 from motet.config import KVEventsConfig
-from motet.kv_events.changes import BlockListener
+from motet.engines.wire import EngineReport
+from motet.errors import ConfigError
+from motet.kv_events.changes import BlockChange, BlockListener, Cleared, Removed, Stored
+from motet.kv_events.follower import BlockSource
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.types import EngineInfo
+from motet.routing.prefix_index import PrefixIndex
+from motet.types import EngineKind
 
+logger = logging.getLogger(__name__)
 
-class TellsOfBlocks(Protocol):
-    """What is needed of an engine (`NativeEngine`)."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    def listen_to_blocks(self, listener: BlockListener) -> None:
-        """Before it is given a group."""
-        ...
+Follow = Callable[[BlockSource, BlockListener], Awaitable[None]]
+"""Follows a source until it is cancelled."""
 
 
 class BlockEvents:
-    """The publishers of a server. Belongs to one event loop."""
+    """The publisher of one worker. It outlives the worker's engine, which clears its blocks at its end."""
 
-    def __init__(self, config: KVEventsConfig, worker_ids: Sequence[str]) -> None:
-        """`worker_ids`: all that there may be, in an order that does not change from start to start."""
+    def __init__(self, config: KVEventsConfig, number: int = 0) -> None:
+        """`number`: the worker's number on this server. Events use --kv-events-port + 2 * number, replays one more."""
         self._config = config
-        self._worker_ids = list(worker_ids)
-        self._publishers: dict[str, BlockPublisher] = {}
+        self._number = number
+        self._publisher: BlockPublisher | None = None
 
-    def publish(self, worker_id: str, engine: TellsOfBlocks) -> str | None:
-        """From now on others are told of the engine's blocks; call it before the engine is given a group, and again for
-        the one that takes its place. Returns the endpoint to subscribe to, None if nobody is to be told. Raises
-        ConfigError if the ports cannot be had."""
-        if self._config.kv_events_port is None:
+    def listener(self, block_size: int) -> BlockListener | None:
+        """Returns the listener for an engine's blocks, if events are on. Raises ConfigError if a port is taken."""
+        config, port = self._config, self._config.kv_events_port
+        if port is None:
             return None
-        publisher = self._publishers.get(worker_id)
-        if publisher is None:
-            publisher = self._publishers[worker_id] = BlockPublisher(self._options(worker_id, engine.info.block_size))
-        engine.listen_to_blocks(publisher.publish)
-        return publisher.endpoint
+        if self._publisher is None:
+            port = port and port + 2 * self._number
+            options = PublisherOptions(
+                block_size=block_size, host=config.kv_events_host, port=port, topic=config.kv_events_topic
+            )
+            self._publisher = BlockPublisher(options)
+        return self._publisher.publish
 
-    def endpoint(self, worker_id: str) -> str | None:
-        """None: nobody is told of its blocks, or not yet."""
-        publisher = self._publishers.get(worker_id)
-        return None if publisher is None else publisher.endpoint
+    @property
+    def endpoint(self) -> str | None:
+        """The address to subscribe to; None if there are no events, or not yet."""
+        return None if self._publisher is None else self._publisher.endpoint
 
     async def close(self) -> None:
-        """After the engines. May be called twice."""
-        for publisher in self._publishers.values():
-            await publisher.close()
+        """Must be called after the engine is closed. May be called twice."""
+        if self._publisher is not None:
+            await self._publisher.close()
 
-    def _options(self, worker_id: str, block_size: int) -> PublisherOptions:
-        config, port = self._config, self._config.kv_events_port or 0
-        if port:
-            port += 2 * self._worker_ids.index(worker_id)
-        return PublisherOptions(
-            block_size=block_size, host=config.kv_events_host, port=port, topic=config.kv_events_topic
-        )
+
+def indexing(index: PrefixIndex, id: str) -> BlockListener:
+    """Returns a listener that keeps the index up to date for one worker."""
+
+    def take(changes: Sequence[BlockChange]) -> None:
+        for change in changes:
+            match change:
+                case Stored():
+                    index.stored(id, change.names)
+                case Removed():
+                    index.removed(id, change.names)
+                case Cleared():
+                    index.cleared(id)
+
+    return take
+
+
+class EventFollowing:
+    """Follows the events of one worker elsewhere. If that fails, the worker is used as before."""
+
+    def __init__(self, id: str, index: PrefixIndex, follow: Follow) -> None:
+        self._id = id
+        self._index = index
+        self._follow = follow
+        self._followed: tuple[str, str] | None = None
+        """The engine id of the worker that is followed, and its endpoint."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def follow(self, report: EngineReport) -> None:
+        """Follows the engine of this report from now on."""
+        wanted = None if report.block_events is None else (report.engine_id, report.block_events)
+        if wanted == self._followed:
+            return
+        await self.stop()
+        self._index.cleared(self._id)
+        self._followed = wanted
+        if (endpoint := report.block_events) is None:
+            return
+        ours = report.info.kind is EngineKind.MOTET  # its replays use the next port; others report an endpoint
+        try:
+            source = BlockSource.ours(endpoint) if ours else BlockSource(endpoint, report.block_replay)
+        except ConfigError as error:
+            logger.warning("%s: %s", self._id, error.message)
+        else:
+            self._task = asyncio.create_task(self._run(source))
+
+    async def stop(self) -> None:
+        self._followed = None
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self, source: BlockSource) -> None:
+        try:
+            await self._follow(source, indexing(self._index, self._id))
+        except Exception:
+            logger.exception("block events of %s are not followed any more", self._id)

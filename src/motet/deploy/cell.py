@@ -1,4 +1,4 @@
-"""The engines of one server: what is started, kept alive, watched and closed as one.
+"""The engines of one server, which are started, watched, started again and closed together.
 
     one engine                    a fleet of one
     --prefill P --decode D        P + D engines; without prefill engines, D that do it all
@@ -6,142 +6,289 @@
 
 1. all engine processes start at once; one that cannot start ends the others
 2. every decode engine meets every prefill engine, so that no request pays for connecting
-3. `watch` runs beside the server: a keeper for each engine starts it again when it dies, and prefill servers are
-   looked after
-4. the cell is `dead` when nobody is left who decodes, or will be; a prefill engine is done without
+3. `watch` runs beside the server: each engine has a keeper (`LocalKeeper`), which starts it again when it dies, and
+   prefill servers elsewhere are looked after as a gateway looks after its workers
+
+       ready ──died──► dead ──back-off──► starting ──► met ──► ready, with a new process
+                        └── after `restarts` in a row ──► given up
+
+   in a row: without having been ready for `STEADY_S` between two deaths; the back-off grows with each
+4. the cell is `dead` when no engine that decodes is left or will come; it goes on without prefill engines
 5. `close` ends every process
 """
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
 
-import httpx
-
-from motet.deploy.block_events import BlockEvents
-from motet.deploy.compose import Router, make_router
-from motet.deploy.local_keeper import LocalKeeper
-from motet.deploy.meet import Connecting, meet_all
+from motet.config import EngineConfig, GatewayConfig
+from motet.deploy.block_events import BlockEvents, indexing
+from motet.deploy.discover import Asking, FoundServer
+from motet.deploy.gateway import Gateway, WorkerList
+from motet.deploy.meet import Connecting, meet_fleet
 from motet.deploy.plan import ServerPlan, cores, engine_configs
-from motet.deploy.prefill_servers import PrefillServers
-from motet.deploy.start import LocalEngine, StartEngine, start_engines
-from motet.engines.base import ANSWERING, Engine, Worker
+from motet.engines.base import Engine, Worker, WorkerState
+from motet.engines.http import Client
+from motet.engines.wire import EngineReport
+from motet.errors import EngineError, StartupError
+from motet.kv_events.changes import BlockListener
 from motet.metrics.routing import RoutingFigures
+from motet.routing.fleet import Fleet
+from motet.routing.router import Router, make_router
+from motet.settings.named_worker import NamedWorker, server_url
 from motet.transfer.ticket import TransferAddress
-from motet.types import Role
+from motet.types import EngineKind, Role
+
+logger = logging.getLogger(__name__)
+
+KEY_HINT = "Set --prefill-api-key to a key it knows."
+STEADY_S = 10.0
+FIRST_BACKOFF_S = 0.25
+
+
+class LocalEngine(Engine, Connecting, Protocol):
+    """An engine in a process that was started here (`NativeEngine`; tests have their own)."""
+
+    @property
+    def died(self) -> asyncio.Event:
+        """Set when the process has ended by itself, or was killed because it hung."""
+        ...
+
+    def listen_to_blocks(self, listener: BlockListener) -> None:
+        """Passes changes of its prompt blocks to `listener`. Must be called before it gets a group."""
+        ...
+
+
+StartEngine = Callable[[EngineConfig], Awaitable[LocalEngine]]
 
 
 class Cell:
     """Engines that serve together. Made by `start_cell`."""
 
-    def __init__(
-        self, router: Router, keepers: Sequence[LocalKeeper], servers: PrefillServers, block_events: BlockEvents
-    ) -> None:
+    def __init__(self, router: Router, keepers: Sequence["LocalKeeper"]) -> None:
         self.router = router
-        self.block_events = block_events
         self._keepers = keepers
-        self._servers = servers
-        decoding = [keeper for keeper in keepers if keeper.role is not Role.PREFILL]
-        self._needed = decoding or keepers
-
-    @property
-    def engine(self) -> Engine:
-        """What requests go to."""
-        return self.router.engine
+        self._prefill: Gateway | None = None
+        """Prefill servers elsewhere; None if it asks none."""
+        self._needed = [keeper for keeper in keepers if keeper.role is not Role.PREFILL] or keepers
 
     @property
     def workers(self) -> list[Worker]:
-        """Those that are there now."""
+        """The workers that are there now."""
         return [member.worker for member in self.router.fleet.members if member.worker is not None]
 
     @property
     def dead(self) -> bool:
+        """True if the server cannot serve any more."""
         return all(keeper.given_up.is_set() for keeper in self._needed)
 
     def figures(self) -> RoutingFigures:
-        """What routing has counted, and the keepers."""
+        """Returns the counts of routing and of the keepers."""
         restarts = {keeper.id: keeper.restarted for keeper in self._keepers}
         return dataclasses.replace(self.router.figures(), restarts=restarts)
 
     async def death(self) -> None:
-        """Returns once it is dead."""
+        """Returns once the cell is dead."""
         for keeper in self._needed:
             await keeper.given_up.wait()
 
     async def connect(self, address: TransferAddress) -> None:
-        """Its engines that fetch KV get to know a worker elsewhere. Raises MotetError if one cannot."""
+        """Connects its engines that fetch KV to a worker elsewhere. Raises MotetError if one cannot."""
         fetching = [keeper.id for keeper in self._keepers if keeper.role is Role.DECODE]
         for worker in self.workers:
             if worker.id in fetching and isinstance(worker.engine, Connecting):
                 await worker.engine.connect(address)
 
     def endpoint(self) -> str | None:
-        """Where others are told which blocks its engine has, if that is one place."""
-        return self.block_events.endpoint(self._keepers[0].id) if len(self._keepers) == 1 else None
+        """Returns the address of its block events, if there is exactly one."""
+        return self._keepers[0].block_events.endpoint if len(self._keepers) == 1 else None
 
-    async def adopt(self, engines: Mapping[str, LocalEngine]) -> None:
-        """Those that were started, by worker id."""
+    async def start(self, plan: ServerPlan, client: Client) -> None:
+        """Starts the engines, and asks each prefill server of the plan how it is."""
         for keeper in self._keepers:
             self.router.fleet.expect(keeper.id, "-", keeper.role)
-        # Decode first: who comes later is met by all who are there.
+        await start_all(self._keepers)
+        # Decode first: each newcomer meets all workers that are there.
         for keeper in sorted(self._keepers, key=lambda keeper: keeper.role is Role.PREFILL):
-            await keeper.adopt(engines[keeper.id])
-        (first, *_) = self.workers
-        self._servers.join(first)
+            await keeper.join()
+        if plan.cell.prefill_urls:
+            config = GatewayConfig(worker_api_key=plan.cell.prefill_api_key)
+            self._prefill = prefill_members(self, client, config, drain_s=plan.server.drain_timeout_s)
+            for number, url in enumerate(dict.fromkeys(map(server_url, plan.cell.prefill_urls))):
+                self._prefill.add(NamedWorker(url, Role.PREFILL, EngineKind.MOTET), id=f"{Role.PREFILL}-{number}")
+            async with self._prefill.watched():
+                pass
 
     async def watch(self) -> None:
-        """Runs until it is cancelled."""
+        """Watches the engines and prefill servers until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for keeper in self._keepers:
                 tasks.create_task(keeper.keep())
-            for id in self._servers.ids:
-                tasks.create_task(self._servers.watch(id))
+            if self._prefill is not None:
+                tasks.create_task(self._prefill.watch())
 
     async def close(self) -> None:
-        """Ends open groups with `EngineClosedError`, and every process. May be called twice; `watch` is over before, or
-        it would start again what is ended here."""
-        await self.engine.close()
+        """Ends open groups with `EngineClosedError`, and all processes. `watch` must have ended. May come twice."""
+        await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
-        await self.block_events.close()
+        if self._prefill is not None:
+            await self._prefill.close()
 
 
-async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngine, client: httpx.AsyncClient) -> Cell:
-    """Starts what the plan names, all or nothing. `address`: where the server itself is reached; `client`: for prefill
-    servers, to be closed after the cell."""
+async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngine, client: Client) -> Cell:
+    """Starts all engines of the plan, or none. `address`: of the server itself; `client`: for prefill servers."""
     configs = engine_configs(plan, cores=cores())
     router = make_router(plan.routing, plan.cell, role=plan.role)
-    fleet = router.fleet
-    block_events = BlockEvents(plan.kv_events, list(configs))
-
-    async def meet(worker: Worker) -> None:
-        """Those that answer: to ask one that is dead would hold up who has just come back."""
-        answering = [member.worker for member in fleet.members if member.state in ANSWERING]
-        await meet_all(worker, [other for other in answering if other is not None])
-
     keepers = [
         LocalKeeper(
             id,
             config,
-            fleet=fleet,
+            fleet=router.fleet,
             start_engine=start_engine,
-            address=side_channel_of if len(configs) > 1 else lambda _: address,
-            publish=block_events.publish,
-            meet=meet,
+            block_events=BlockEvents(plan.kv_events, number),
             restarts=plan.routing.engine_restarts,
+            longest_backoff_s=plan.longest_backoff_s,
+            address=address if len(configs) == 1 else None,
         )
-        for id, config in configs.items()
+        for number, (id, config) in enumerate(configs.items())
     ]
-    engines = await start_engines(configs, start_engine)
-    cell = Cell(router, keepers, PrefillServers(plan.cell, fleet, client), block_events)
+    cell = Cell(router, keepers)
     try:
-        await cell.adopt(engines)
+        await cell.start(plan, client)
     except BaseException:
-        await asyncio.gather(*(engine.close() for engine in engines.values()))
-        await block_events.close()
+        await cell.close()
         raise
     return cell
 
 
-def side_channel_of(engine: LocalEngine) -> str:
-    transfer = engine.info.transfer
-    return f"{transfer.host}:{transfer.port}" if transfer else "-"
+def prefill_members(
+    cell: Cell,
+    client: Client,
+    config: GatewayConfig,
+    *,
+    drain_s: float,
+    introduces: bool = True,
+    listed: WorkerList | None = None,
+) -> Gateway:
+    """Makes the gateway part of a server that decodes and answers clients itself: prefill servers in its fleet.
+
+    They are asked and watched as a gateway's workers are. A decode server names them from the start
+    (`--prefill-url`); on Ray they come and go with the directory."""
+    model = cell.workers[0].engine.info.model
+
+    async def learn(report: EngineReport, server: FoundServer) -> None:
+        """Refuses prefill servers with another model; nothing else is needed from them."""
+        if report.info.model != model:
+            raise EngineError(
+                f"{server.url} has the model {report.info.model}, and this server {model}: "
+                "give both the same --served-model-name"
+            )
+
+    asking = Asking(config=config, client=client, key_hint=KEY_HINT)
+    return Gateway(cell.router, learn, asking, drain_s=drain_s, introduces=introduces, listed=listed)
+
+
+async def start_all(keepers: Iterable["LocalKeeper"]) -> None:
+    """Starts all engines side by side. The first that cannot start ends the other starts; the owner closes the rest."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for keeper in keepers:
+                tasks.create_task(keeper.start())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+class LocalKeeper:
+    """Keeps one engine of this machine alive. Its owner starts it the first time: `start`, then `join`."""
+
+    def __init__(
+        self,
+        id: str,
+        config: EngineConfig,
+        *,
+        fleet: Fleet,
+        start_engine: StartEngine,
+        block_events: BlockEvents,
+        restarts: int,
+        longest_backoff_s: float,
+        address: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`restarts`: most starts in a row; `address`: its address, None for that of its side channel."""
+        self.id = id
+        self.role = config.role
+        self.given_up = asyncio.Event()
+        """Set when it will not be started again."""
+        self.restarted = 0
+        self._config = config
+        self._fleet = fleet
+        self._start_engine = start_engine
+        self.block_events = block_events
+        self._address = address
+        self._restarts = restarts
+        self._longest_backoff_s = longest_backoff_s
+        self._clock = clock
+        self._wait = wait
+        self._engine: LocalEngine | None = None
+
+    async def start(self) -> None:
+        """Starts the engine's process. Raises StartupError."""
+        self._engine = await self._start_engine(self._config)
+
+    async def join(self) -> None:
+        """Adds the started engine to the fleet: it meets the others, and gets groups from now on."""
+        engine = self._engine
+        assert engine is not None  # it was started
+        engine.listen_to_blocks(indexing(self._fleet.index, self.id))
+        if (listener := self.block_events.listener(engine.info.block_size)) is not None:
+            engine.listen_to_blocks(listener)
+        transfer = engine.info.transfer
+        side_channel = f"{transfer.host}:{transfer.port}" if transfer else "-"
+        worker = Worker(self.id, engine, self._address or side_channel)
+        await meet_fleet(worker, self._fleet)
+        self._fleet.put(worker)
+
+    async def keep(self) -> None:
+        """Runs until it is cancelled, or the engine is given up. It owns only the engine that the fleet knows."""
+        in_a_row = 0
+        while self._engine is not None:
+            ready_s = self._clock()
+            await self._engine.died.wait()
+            logger.error("the process of %s (pid %s) died", self.id, self._engine.info.pid)
+            self._fleet.mark(self.id, WorkerState.DEAD, "its process ended")
+            await self._engine.close()  # removes its pipes and their folder
+            self._engine = None
+            if self._clock() - ready_s >= STEADY_S:
+                in_a_row = 0
+            while self._engine is None and in_a_row < self._restarts:
+                await self._wait(backoff_s(in_a_row, longest_s=self._longest_backoff_s))
+                in_a_row += 1
+                await self._start_again(in_a_row)
+        logger.error("%s is not started again", self.id)
+        self._fleet.give_up(self.id)
+        self.given_up.set()
+
+    async def _start_again(self, number: int) -> None:
+        self._fleet.mark(self.id, WorkerState.STARTING, f"start {number} of {self._restarts}")
+        try:
+            await self.start()
+        except StartupError as error:
+            self._fleet.mark(self.id, WorkerState.DEAD, f"it cannot start: {error.message}")
+        else:
+            self.restarted += 1
+            await self.join()
+
+    async def close(self) -> None:
+        """Must be called after `keep` has ended. Also ends an engine that never got into the fleet."""
+        if self._engine is not None:
+            await self._engine.close()
+        await self.block_events.close()
+
+
+def backoff_s(in_a_row: int, *, longest_s: float) -> float:
+    """Returns the seconds before the next start: 0.25, 0.5, 1, 2 ... One death alone may be an accident."""
+    return min(longest_s, FIRST_BACKOFF_S * 2.0**in_a_row)

@@ -1,26 +1,31 @@
 """A server in a child process, for programs that bring their own: the demo, the chat, benchmarks, tests.
 
-It takes a free port unless told which, says in its ready line where it is, and ends with whoever started it, who holds
-the other end of its standard input.
+It takes a free port unless one is given, prints its URL in its ready line, and ends with the program that started it,
+which has the other end of its standard input. `read_figures` reads the costs of requests from its /metrics.
 """
 
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
-from motet.deploy.ready import url_in
-from motet.errors import StartupError
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from motet.deploy.stop import url_in
+from motet.errors import EngineError, StartupError
+from motet.metrics.declare import PREFIX
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 SHOWN_LOG_LINES = 20
+CACHE_FACTS = f"{PREFIX}cache_config_info"
 
 
 class ChildServer:
-    """`motet serve`, or another command that serves, from `with` to its end. `url` is known once it is entered."""
+    """`motet serve`, or another command that serves, as a context manager. `url` is known once it is entered."""
 
     def __init__(
         self,
@@ -30,9 +35,10 @@ class ChildServer:
         port: int = 0,
         environ: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
+        popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
     ) -> None:
-        """`environ`: in place of this process's environment. `under`: a command that becomes the one behind it, with
-        something changed, as `taskset` and `ip netns exec` do."""
+        """`environ`: the environment in place of our own; `under`: a command that runs it, such as `taskset`."""
+        self._popen = popen
         self.url = ""
         self._environ = environ
         self._command = [
@@ -41,7 +47,7 @@ class ChildServer:
 
     def __enter__(self) -> "ChildServer":
         self._log = tempfile.TemporaryFile(mode="w+")
-        self._process = subprocess.Popen(
+        self._process = self._popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=self._environ, text=True
         )
         try:
@@ -51,9 +57,7 @@ class ChildServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
     @property
@@ -61,12 +65,12 @@ class ChildServer:
         return self._process.pid
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """The exit code, once it has ended by itself or by a signal."""
+        """Returns the exit code once the server has ended by itself or by a signal."""
         return self._process.wait(timeout_s)
 
     @property
     def log(self) -> str:
-        """All it has logged so far."""
+        """Returns all that the server has logged so far."""
         self._log.seek(0)
         return self._log.read()
 
@@ -88,9 +92,74 @@ class ChildServer:
     def _end(self) -> None:
         self._process.terminate()
         try:
-            # Closes standard input too, which ends a server that still drains.
+            # Also closes standard input, which ends a server that is still draining.
             self._process.communicate(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
         self._log.close()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Counters at one moment, summed over the workers. The difference of two shows what happened in between."""
+
+    prompt_tokens: int
+    prefill_tokens: int
+    generation_tokens: int
+    forks: int
+    blocks_shared: int
+    bytes_saved: int
+    trunk_tokens_read: int
+    trunk_tokens_unshared: int
+    prefills: int
+    kv_transfers: int
+    kv_transfer_bytes: int
+    recomputed_tokens: int
+
+    def __sub__(self, earlier: "Figures") -> "Figures":
+        return Figures(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """The KV block size of the workers, which is the same for all, since they share KV."""
+
+    tokens: int
+    bytes: int
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """Returns the KV bytes of the blocks that hold that many tokens."""
+        return -(-num_tokens // self.tokens) * self.bytes
+
+
+def read_figures(client: httpx.Client) -> Figures:
+    """Asks the server of `client`."""
+    return figures_in(read_metrics(client))
+
+
+def read_block_size(client: httpx.Client) -> BlockSize:
+    return block_size_in(read_metrics(client))
+
+
+def read_metrics(client: httpx.Client) -> str:
+    response = client.get("/metrics")
+    if response.status_code != httpx.codes.OK:
+        raise EngineError(f"/metrics answered {response.status_code}")
+    return response.text
+
+
+def figures_in(exposition: str) -> Figures:
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return Figures(**{f.name: int(values[f"{PREFIX}{f.name}_total"]) for f in fields(Figures)})
+
+
+def block_size_in(exposition: str) -> BlockSize:
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            if sample.name == CACHE_FACTS:
+                return BlockSize(int(sample.labels["block_size"]), int(sample.labels["bytes_per_block"]))
+    raise EngineError(f"/metrics has no {CACHE_FACTS}")

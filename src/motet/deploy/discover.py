@@ -1,118 +1,223 @@
-"""Finds out what kind of server a worker is, by asking it in each way until it answers in one.
+"""Finds out the kind of a worker's server, how to ask it, and if it fits the other workers.
 
     GET /engine answers             a server of ours
     token ids in, token ids out     vLLM
     GET /v1/models answers          any server of OpenAI's API: text in, text out
 
-A server of ours that refuses (another version, another key) is not asked further: it would do as a text upstream, and
-nobody would notice. What a server was found to be is kept until it answers as something else; one of texts that was
-gone is found out anew.
+A server of ours that refuses (another version, another key) is not tried as another kind: it would work as a text
+upstream, and nobody would notice. The kind is kept until the server answers as another one; a text upstream that was
+gone is examined again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from motet.deploy.remote_keeper import Kept
-from motet.engines.base import Engine
+from motet.config import GatewayConfig
+from motet.engines.http import Client
+from motet.engines.remote import KEY_HINT, EngineServer, RemoteEngine
+from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
 from motet.engines.upstream.upstream import TextUpstream
-from motet.engines.wire import EngineReport
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, OtherServerError
+from motet.engines.vllm.engine import VLLMEngine
+from motet.engines.vllm.server import VLLMServer
+from motet.engines.wire import TOKENIZER_FILES, EngineReport
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, ModelLoadError, OtherServerError
+from motet.ids import ModelName
+from motet.metrics.routing import TicketBook
+from motet.routing.member import numbers_of
+from motet.settings.named_worker import NamedWorker, by_url
 from motet.text.tokenizer import Tokenizer
-from motet.types import EngineKind
+from motet.types import EngineKind, Role
 
+SAMPLE = "The naïve café's 2nd menu:\n\t42 kg of 你好, x**2 != 3.14 🙂"
+"""Words, numbers, signs and scripts, which different tokenizers cut in different ways."""
+SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_model_len")
+"""Numbers of an engine with which routing calculates; text upstreams have none."""
 
-class KeptEngine(Engine, Kept, Protocol):
-    """Of a worker that takes tokens."""
-
-
-class Way(Protocol):
-    """A worker, asked as one kind of server."""
-
-    async def report(self) -> EngineReport:
-        """Raises OtherServerError if it is of another kind, EngineSilentError or EngineDiedError if it is not to be
-        reached, another EngineError if there is no understanding."""
-        ...
-
-    def kept(self, report: EngineReport) -> KeptEngine | TextUpstream:
-        """What we have dealings with, of the start that reports so."""
-        ...
-
-    async def tokenizer(self) -> dict[str, bytes]:
-        """The files of its own, once it has reported. Raises EngineError if it hands out none."""
-        ...
-
-    async def check(self, tokenizer: Tokenizer, model: str) -> None:
-        """Raises EngineError if it is seen to have another one for this model."""
-        ...
-
-
-Ways = Mapping[EngineKind, Callable[[], Way]]
-"""In the order in which they are tried."""
+FindTokenizer = Callable[[str], Path]
+"""Returns the folder of a tokenizer, for a folder or a name on the hub. Raises ModelLoadError."""
 
 
 @dataclass(frozen=True)
-class _Found:
-    kind: EngineKind
-    server: Way
+class Way:
+    """The way to ask a worker as one kind of server."""
+
+    report: Callable[[], Awaitable[EngineReport]]
+    """Raises OtherServerError if the server is of another kind, EngineSilentError or EngineDiedError if it cannot be
+    reached, another EngineError if its answer cannot be understood."""
+    kept: Callable[[EngineReport], RemoteEngine | VLLMEngine | TextUpstream]
+    """Makes our object for the start of the server that sent this report."""
+    tokenizer: Callable[[], Awaitable[dict[str, bytes]]] | None = None
+    """Fetches the tokenizer's files, after a report; None for a text upstream. Raises EngineError."""
+    check: Callable[[Tokenizer, str], Awaitable[None]] | None = None
+    """Raises EngineError if the server has another tokenizer for the model. None for ours, where that is allowed."""
+
+
+Ways = Mapping[EngineKind, Callable[[], Way]]
+"""A function for each kind that makes its `Way`; the kinds are tried in this order."""
 
 
 class FoundServer:
-    """A `Way` of whatever kind it turns out to be. `kind`: what it was named as; None: to be found out."""
+    """A worker's server, which is asked as the kind that it was found to be."""
 
     def __init__(self, url: str, ways: Ways, kind: EngineKind | None = None) -> None:
+        """`kind`: the kind that the operator named; None to find it out."""
         self.url = url
         self._ways = ways if kind is None else {kind: ways[kind]}
-        self._found: _Found | None = None
+        self._found: tuple[EngineKind, Way] | None = None
+
+    @property
+    def way(self) -> Way:
+        assert self._found is not None  # it has reported
+        return self._found[1]
 
     async def report(self) -> EngineReport:
+        """Raises what `Way.report` raises, with the failure of each kind if none fits."""
         if self._found is not None:
+            kind, way = self._found
             try:
-                return await self._found.server.report()
+                return await way.report()
             except OtherServerError:
-                self._found = None  # somebody else listens there now
+                self._found = None  # another server listens there now
             except EngineSilentError:
                 raise
             except EngineDiedError:
-                if self._found.kind is EngineKind.OPENAI:
-                    self._found = (
-                        None  # nearly every kind of server answers as one of texts, so it may be back as another
-                    )
+                if kind is EngineKind.OPENAI:  # nearly every server answers so: it may be another kind now
+                    self._found = None
                 raise
         return await self._find()
 
-    def kept(self, report: EngineReport) -> KeptEngine | TextUpstream:
-        return self._way.kept(report)
-
-    async def tokenizer(self) -> dict[str, bytes]:
-        return await self._way.tokenizer()
-
-    async def check(self, tokenizer: Tokenizer, model: str) -> None:
-        await self._way.check(tokenizer, model)
-
-    @property
-    def _way(self) -> Way:
-        assert self._found is not None  # it has reported
-        return self._found.server
-
     async def _find(self) -> EngineReport:
-        failures: list[str] = []
+        failures: dict[EngineKind, str] = {}
         for kind, make in self._ways.items():
-            server = make()
+            way = make()
             try:
-                report = await server.report()
-            except OtherServerError as error:
-                failures.append(f"as {kind}: {error.message}")
+                report = await way.report()
             except EngineDiedError:
                 raise
             except EngineError as error:
-                raise self._no_understanding([*failures, f"as {kind}: {error.message}"]) from error
+                failures[kind] = error.message
+                if not isinstance(error, OtherServerError):
+                    break
             else:
-                self._found = _Found(kind, server)
+                self._found = kind, way
                 return report
-        raise self._no_understanding(failures)
-
-    def _no_understanding(self, failures: Sequence[str]) -> EngineError:
         if len(failures) == 1:
-            return EngineError(failures[0].partition(": ")[2])
-        return EngineError(f"{self.url} is no server that can be a worker; asked {'; '.join(failures)}")
+            raise EngineError(*failures.values())
+        said = "; ".join(f"as {kind}: {message}" for kind, message in failures.items())
+        raise EngineError(f"{self.url} cannot be a worker; tried {said}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """The settings with which a gateway asks all its workers."""
+
+    config: GatewayConfig
+    client: Client
+    pass_keys: bool = False
+    """True if clients' keys may be passed to text upstreams; never if they are keys of this server."""
+    find_tokenizer: FindTokenizer | None = None
+    tickets: TicketBook = field(default_factory=TicketBook)
+    key_hint: str = KEY_HINT
+    """Advice for the error if a server of ours wants another key."""
+
+    def server(self, named: NamedWorker) -> FoundServer:
+        """Returns the server of a worker; nothing has been asked yet."""
+        config, url, client = self.config, named.url, self.client
+        key = by_url(config.key_of).get(url, config.worker_api_key)
+
+        def motet() -> Way:
+            server = EngineServer(url, client, api_key=key, key_hint=self.key_hint)
+            return Way(server.report, partial(RemoteEngine, server), server.tokenizer)
+
+        def vllm() -> Way:
+            server = VLLMServer(url, client, api_key=key, role=named.role)
+            kept = partial(VLLMEngine, server, tickets=self.tickets, leader_timeout_s=config.leader_timeout_s)
+            files = partial(asyncio.to_thread, _vllm_files, server, self.find_tokenizer)
+            return Way(server.report, kept, files, partial(_check_vllm_tokenizer, server))
+
+        def texts() -> Way:
+            options = UpstreamOptions(api_key=key, pass_key=self.pass_keys, timeout_s=config.upstream_timeout_s)
+            server = UpstreamServer(url, client, options=options)
+            return Way(server.report, partial(TextUpstream, server))
+
+        return FoundServer(url, {EngineKind.MOTET: motet, EngineKind.VLLM: vllm, EngineKind.OPENAI: texts}, named.kind)
+
+
+def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dict[str, bytes]:
+    """Finds the tokenizer of a vLLM server, which does not send one, but reports where its model came from."""
+    if find_tokenizer is None:
+        raise EngineError(f"{server.name} does not send one")
+    try:
+        return read_files(find_tokenizer(server.root))
+    except ModelLoadError as error:
+        raise EngineError(f"{server.name} loaded it from {server.root}: {error.message}") from error
+
+
+async def _check_vllm_tokenizer(server: VLLMServer, tokenizer: Tokenizer, model: str) -> None:
+    """Compares token ids: with another vocabulary the server would answer, but with nonsense."""
+    theirs = await server.tokenize(SAMPLE, model)
+    ours = tokenizer.encode(SAMPLE, add_special_tokens=False)
+    if theirs is not None and theirs != ours:
+        raise EngineError(
+            f"{server.name} has another tokenizer for {model} than this gateway: it turns a sample text into "
+            f"{len(theirs)} tokens {theirs[:5]}..., this gateway into {len(ours)}, {ours[:5]}... "
+            f"(name the right one with --tokenizer-of {model}=FOLDER)"
+        )
+
+
+class Likeness:
+    """Decides if a worker fits the others: a group that goes on elsewhere must find the same model there.
+
+    Workers with other models are welcome, but workers with the same model name must have equal facts, as far as they
+    report them. The first report of a fact counts for as long as a worker that reported it is there."""
+
+    def __init__(self) -> None:
+        self._models: dict[ModelName, dict[tuple[str, EngineKind | None], tuple[object, set[str]]]] = {}
+        """The known facts of each model, with the ids of the workers that reported them; some facts are only compared
+        among engines of one kind."""
+
+    def problem(self, id: str, report: EngineReport, role: Role | None) -> str | None:
+        """Returns why the worker `id` cannot be used, None if it can. `role`: the role that the operator named."""
+        self.forget(id)
+        info = report.info
+        if role is not None and info.role is not role:
+            return f"it was named with role {role}, but its role is {info.role}"
+        if info.kind is not EngineKind.OPENAI:
+            for name in SIZES:
+                if (size := getattr(info, name)) < 1:
+                    return f"it reports {name} {size}, which must be at least 1"
+        facts: dict[tuple[str, EngineKind | None], object] = {("computes in", info.kind): numbers_of(info)}
+        if info.eos_token_ids:
+            facts["ends answers with the tokens", None] = info.eos_token_ids
+        known = self._models.setdefault(info.model, {})
+        for fact, here in facts.items():
+            if fact in known and (there := known[fact][0]) != here:
+                return f"it {fact[0]} {here}, and other workers of {info.model} {there}"
+        for fact, here in facts.items():
+            known.setdefault(fact, (here, set()))[1].add(id)
+        return None
+
+    def forget(self, id: str) -> None:
+        """Forgets what a worker has reported. Must be called when it is gone."""
+        for known in self._models.values():
+            for fact, (_, ids) in list(known.items()):
+                ids.discard(id)
+                if not ids:
+                    del known[fact]
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Reads the files of a tokenizer from a model's folder, to be sent to a gateway."""
+    return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
+
+
+def load_files(files: Mapping[str, bytes], *, chat_template: str | None) -> Tokenizer:
+    """Makes a tokenizer of files from another server. The libraries read folders, so there is one for a moment."""
+    with TemporaryDirectory(prefix="motet-") as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        return Tokenizer.load(Path(folder), chat_template=chat_template)

@@ -1,43 +1,112 @@
 """The workers of a gateway: servers elsewhere, of any kind, that join, leave, die and return while it runs.
 
     --worker URL          there from the start
-    --workers-file FILE   what is added or removed in it joins or leaves; so with any other `WorkerList`
+    --workers-file FILE   workers that are added there or removed join or leave; also for any other `WorkerList`
     POST /workers         operators do the same over HTTP (`Membership`)
 
 1. each worker has a keeper (`deploy.remote_keeper`), which asks it every second and lets the fleet know
 2. a worker that leaves gets no new groups; when its groups have ended, or its time is up and they go on elsewhere, its
-   keeper ends, and nobody knows it any more. The server itself runs on.
-3. a gateway without workers is no dead one: it answers 503 until somebody joins or returns
+   keeper ends, and the worker is forgotten. The server itself runs on.
+3. a gateway without workers is not dead: it answers 503 until somebody joins or returns
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count
+from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from motet.config import GatewayConfig
-from motet.deploy.compose import Router
-from motet.deploy.discover import FoundServer
-from motet.deploy.gateway_parts import GatewayRules, LearnedModels, WorkerList
-from motet.deploy.likeness import Likeness
-from motet.deploy.meet import meet_all
-from motet.deploy.remote_keeper import KeeperRules, Kept, KeptServer, RemoteKeeper
-from motet.engines.base import ANSWERING, Worker, WorkerState
+from motet.deploy.discover import Asking, FoundServer, Likeness
+from motet.deploy.meet import meet_fleet
+from motet.deploy.remote_keeper import HEARTBEAT_S, Kept, RemoteKeeper
+from motet.deploy.stop import first_of
+from motet.engines.base import Worker
 from motet.engines.upstream.upstream import TextUpstream
 from motet.engines.wire import EngineReport
-from motet.errors import DrainingError, NotFoundError, RequestError, WorkerLeavingError
-from motet.kv_events.follower import follow_blocks
-from motet.kv_events.shared_context import SharedContext
-from motet.routing.fleet import Member
+from motet.errors import ConfigError, DrainingError, NotFoundError, RequestError, WorkerLeavingError
+from motet.kv_events.follower import SharedContext, follow_blocks
+from motet.routing.member import Member
+from motet.routing.router import Router
+from motet.routing.text_routed import TextRouted
 from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
 from motet.types import EngineKind
 
+logger = logging.getLogger(__name__)
+
 LEARN_S = 2.0
-"""How long it may take to find out what a text upstream can before it is used; it is asked one by one meanwhile."""
+"""Seconds for the probe of a text upstream before it is used anyway, with one request for each choice."""
 PORTS = {"http": 80, "https": 443}
+
+Learn = Callable[[EngineReport, FoundServer], Awaitable[None]]
+"""Fetches all that is needed before a worker can be used. Raises EngineError if it is not available."""
+
+
+class WorkerList(Protocol):
+    """A list of workers that may change (`WorkersFile`, `ListedWorkers`)."""
+
+    @property
+    def named(self) -> Sequence[NamedWorker]:
+        """The workers of the last list."""
+        ...
+
+    async def next(self) -> Sequence[NamedWorker]:
+        """Waits for the next list of workers, which may be the same again. May be cancelled."""
+        ...
+
+
+class WorkersFile:
+    """A file that names workers, `URL` or `URL,role` in each line, with comments after `#`.
+
+    A broken line is logged and skipped; a file that cannot be read any more counts as unchanged."""
+
+    def __init__(self, path: Path, *, period_s: float = 1.0) -> None:
+        """`period_s`: time between two checks of the file. Raises ConfigError if it cannot be read."""
+        self.named: tuple[NamedWorker, ...] = ()
+        self._path = path
+        self._period_s = period_s
+        self._stamp: tuple[int, int, int] | None = None
+        self._missing = False
+        if problem := self._read():
+            raise ConfigError(f"--workers-file {path}: cannot be read: {problem}")
+
+    async def next(self) -> tuple[NamedWorker, ...]:
+        await asyncio.sleep(self._period_s)
+        return await asyncio.to_thread(self.look)
+
+    def look(self) -> tuple[NamedWorker, ...]:
+        """Returns the workers that the file names now."""
+        problem = self._read()
+        if problem and not self._missing:
+            logger.error("%s: cannot be read, the workers stay as they are: %s", self._path, problem)
+        self._missing = problem is not None
+        return self.named
+
+    def _read(self) -> Exception | None:
+        """Reads the file if it has changed; returns why it cannot be read."""
+        try:
+            status = self._path.stat()
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if stamp != self._stamp:
+                self.named = tuple(self._workers_in(self._path.read_text(encoding="utf-8")))
+                self._stamp = stamp
+        except (OSError, UnicodeDecodeError) as error:
+            return error
+        return None
+
+    def _workers_in(self, text: str) -> list[NamedWorker]:
+        by_url: dict[str, NamedWorker] = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                for worker in named_workers(filter(None, [line.partition("#")[0].strip()])):
+                    by_url.setdefault(worker.url, worker)
+            except ConfigError as error:
+                logger.error("%s, line %d: %s; the line is skipped", self._path, number, error.message)
+        return list(by_url.values())
 
 
 class Gateway:
@@ -46,46 +115,47 @@ class Gateway:
     def __init__(
         self,
         router: Router,
-        models: LearnedModels,
-        config: GatewayConfig,
+        learn: Learn,
+        asking: Asking,
         *,
-        server_at: Callable[[NamedWorker], FoundServer],
-        rules: GatewayRules,
+        drain_s: float,
+        heartbeat_s: float = HEARTBEAT_S,
+        introduces: bool = True,
+        texts: TextRouted | None = None,
         listed: WorkerList | None = None,
     ) -> None:
-        """With the workers that `config` names; those that are `listed` come and go with the list. Raises
-        ConfigError."""
+        """Begins with the workers of the config. Workers of `listed` come and go with the list, and their groups have
+        `drain_s` to end. `heartbeat_s`: time between two questions to a worker; `introduces`: True if the gateway lets
+        workers that exchange KV meet before they get a group, False if they do it themselves; `texts`: routes requests
+        for models that only text upstreams have. Raises ConfigError."""
         self.router = router
-        self.models = models
-        self.likeness = Likeness()
+        self._likeness = Likeness()
         self._fleet = router.fleet
-        self._server_at = server_at
-        self._roles = roles_by_url(config.role_of)
-        self._silence_s = config.worker_timeout_s
-        self._rules = rules
+        self._learn = learn
+        self._texts = texts or TextRouted(router.fleet)
+        self._asking = asking
+        self._roles = roles_by_url(asking.config.role_of)
+        self._drain_s = drain_s
+        self._heartbeat_s = heartbeat_s
+        self._introduces = introduces
         self._follow_blocks = partial(follow_blocks, shared=SharedContext())
         self._keepers: dict[str, RemoteKeeper] = {}
-        self._from_list: dict[str, str] = {}
-        """URL -> id of those that the list brought and that are to stay."""
-        self._in_list: set[str] = set()
-        """URLs in the list that have been heeded."""
-        self._leaving: dict[str, float] = {}
-        """How long their groups have."""
         self._keeping: dict[str, asyncio.Task[None]] = {}
+        """The task of each keeper, while the gateway is watched."""
+        self._leaving: dict[str, float] = {}
+        """Seconds that the groups of each leaving worker have."""
+        self._from_list: dict[str, str] = {}
+        """URL -> id of the workers that came from the list and stay."""
+        self._in_list: set[str] = set()
+        """URLs of the list that have been processed."""
         self._joining = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
-        """While it is watched."""
-        for named in named_workers(config.workers):
+        """Runs the tasks of keepers and of leaving workers; None unless the gateway is watched."""
+        for named in named_workers(asking.config.workers):
             self.add(named)
         self._listed = listed
         if listed is not None:
             self._take_listed(listed.named)
-
-    @property
-    def workers(self) -> list[Worker]:
-        """Those that take groups now."""
-        members = [member for member in self._fleet.members if member.state is WorkerState.READY]
-        return [member.worker for member in members if member.worker is not None]
 
     @property
     def dead(self) -> bool:
@@ -94,16 +164,24 @@ class Gateway:
     async def death(self) -> None:
         await asyncio.Event().wait()
 
-    async def looked(self) -> None:
-        """Returns once every worker named so far has been asked; while it is watched."""
-        await asyncio.gather(*(keeper.looked.wait() for keeper in list(self._keepers.values())))
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Watches the workers in a task, which it yields once every worker named so far has been asked."""
+        watching = asyncio.create_task(self.watch())
+        try:
+            looks = [keeper.looked.wait() for keeper in self._keepers.values()]
+            await first_of(asyncio.gather(*looks), asyncio.shield(watching))
+            yield watching
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
 
     async def watch(self) -> None:
-        """Until it is cancelled; what it was doing then is taken up when it is called again."""
+        """Watches the workers until it is cancelled; called again, it goes on with departures that were under way."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for keeper in self._keepers.values():
-                self._keep(keeper, tasks)
+                self._keeping[keeper.id] = tasks.create_task(keeper.keep())
             for id in self._leaving:
                 tasks.create_task(self._let_go(id))
             if self._listed is not None:
@@ -114,35 +192,35 @@ class Gateway:
                 self._tasks = None
 
     async def close(self) -> None:
-        """The servers run on."""
-        await self.router.engine.close()
+        """Ends all groups and questions of its workers; their servers run on."""
+        await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
 
     def add(self, named: NamedWorker, id: str | None = None) -> str:
-        """Returns its id. Raises RequestError if its URL or id is taken."""
+        """Returns the id of the new worker. Raises RequestError if its URL or id is taken."""
         named = replace(named, role=named.role or self._roles.get(named.url))
         known = next((keeper.id for keeper in self._keepers.values() if keeper.url == named.url), None)
         if known is not None:
-            raise RequestError(f"{named.url} is a worker already: {known}.", param="url", code="worker_exists")
+            raise RequestError(f"{named.url} is already a worker: {known}.", param="url", code="worker_exists")
         if id in self._keepers:
-            raise RequestError(f"There is a worker {id} already.", param="id", code="worker_exists")
+            raise RequestError(f"There is already a worker {id}.", param="id", code="worker_exists")
         id = id or _free_id(named.url, self._keepers)
-        server = self._server_at(named)
-        keeper = RemoteKeeper(
+        server = self._asking.server(named)
+        keeper = self._keepers[id] = RemoteKeeper(
             id,
-            KeptServer(named.url, server.report, partial(self._join, id, server)),
+            named.url,
+            report=server.report,
+            join=partial(self._join, id, server),
+            problem=partial(self._likeness.problem, id, role=named.role),
+            gone=partial(self._likeness.forget, id),
             fleet=self._fleet,
-            rules=KeeperRules(
-                problem=lambda report: self.likeness.problem(report, named.role),
-                silence_s=self._silence_s,
-                heartbeat_s=self._rules.heartbeat_s,
-                follow=self._follow_blocks,
-            ),
+            silence_s=self._asking.config.worker_timeout_s,
+            heartbeat_s=self._heartbeat_s,
+            follow=self._follow_blocks,
         )
-        self._keepers[id] = keeper
         self._fleet.expect(id, named.url, named.role)
         if self._tasks is not None:
-            self._keep(keeper, self._tasks)
+            self._keeping[id] = self._tasks.create_task(keeper.keep())
         return id
 
     async def join(self, named: NamedWorker, id: str | None) -> str:
@@ -166,9 +244,6 @@ class Gateway:
             raise DrainingError("The server is closing: workers neither join nor leave any more.")
         return self._tasks
 
-    def _keep(self, keeper: RemoteKeeper, tasks: asyncio.TaskGroup) -> None:
-        self._keeping[keeper.id] = tasks.create_task(keeper.keep())
-
     def _start_leaving(self, id: str, drain_s: float) -> None:
         tasks = self._open_tasks()
         if id not in self._leaving:
@@ -187,14 +262,14 @@ class Gateway:
         await self._fleet.evict(id, WorkerLeavingError(f"{id} has left"))
         await self._keepers[id].close()
         self._fleet.remove(id)
-        self.models.texts.remove(id)
+        self._texts.remove(id)
         del self._keepers[id], self._leaving[id]
 
     async def _idle(self, id: str) -> None:
-        """Returns once it has nothing of ours. Nobody tells that a prompt has been prefilled, so that is looked for."""
+        """Returns once the worker has nothing of ours. Checks regularly, since the end of a prefill wakes nobody."""
         while (member := self._fleet.get(id)) is not None and _busy(member):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._rules.heartbeat_s):
+                async with asyncio.timeout(self._heartbeat_s):
                     await self._fleet.changed()
 
     async def _follow(self, listed: WorkerList) -> None:
@@ -202,10 +277,11 @@ class Gateway:
             self._take_listed(await listed.next())
 
     def _take_listed(self, named: Iterable[NamedWorker]) -> None:
-        """Heeds a name once: whom an operator removes stays away; whom one has joined is not the list's to remove."""
+        """Processes each URL of the list once: if an operator removes that worker, it stays away. The list cannot
+        remove workers that operators added."""
         wanted = {worker.url: worker for worker in named}
         for url in self._from_list.keys() - wanted.keys():
-            self._start_leaving(self._from_list[url], self._rules.drain_s)
+            self._start_leaving(self._from_list[url], self._drain_s)
         self._in_list &= wanted.keys()
         there = {keeper.url: keeper.id for keeper in self._keepers.values()}
         for url in [url for url in wanted if url not in self._in_list]:
@@ -216,45 +292,36 @@ class Gateway:
             self._in_list.add(url)
 
     async def _join(self, id: str, server: FoundServer, report: EngineReport) -> Kept:
-        await self.models.learn(report, server)
-        kept = server.kept(report)
+        """Adds a start of a worker to the fleet."""
+        await self._learn(report, server)
+        kept = server.way.kept(report)
         try:
             if isinstance(kept, TextUpstream):
-                await self._join_texts(id, kept, report)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEARN_S):
+                        await kept.learn()
+                self._texts.put(id, kept)
+                self._fleet.put_text(id, report.models)
             else:
-                await self._join_engine(id, Worker(id, kept, server.url, local=False), report)
-        except BaseException:  # its keeper does not have it yet, but it may have been given groups
+                self._fleet.offer(id, report.models)
+                await self._join_engine(Worker(id, kept, server.url, local=False), report.info.kind)
+        except BaseException:  # its keeper does not have it yet, but it may have groups already
             kept.lost(WorkerLeavingError(f"{id} has left"))
             await kept.close()
             raise
         return kept
 
-    async def _join_texts(self, id: str, upstream: TextUpstream, report: EngineReport) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEARN_S):
-                await upstream.learn()
-        self.models.texts.put(id, upstream)
-        self._fleet.put_text(id, report.models)
-
-    async def _join_engine(self, id: str, newcomer: Worker, report: EngineReport) -> None:
-        """Ours meet before they get a group, one at a time: two that come at once would both not see the other. Others
-        meet by a transfer, for which they must be workers already; nobody waits for theirs."""
-        self._fleet.offer(id, report.models)
-        if report.info.kind is not EngineKind.MOTET:
-            self._fleet.put(newcomer)
-            await meet_all(newcomer, self._present)
+    async def _join_engine(self, newcomer: Worker, kind: EngineKind) -> None:
+        """Lets engines of ours meet before they get a group, one at a time: two that come at once would not see each
+        other. Others meet by a transfer, for which they must be workers already; nobody waits for that."""
+        if kind is EngineKind.MOTET and self._introduces:
+            async with self._joining:
+                await meet_fleet(newcomer, self._fleet)
+                self._fleet.put(newcomer)
             return
-        if not self._rules.introduces:
-            self._fleet.put(newcomer)
-            return
-        async with self._joining:
-            await meet_all(newcomer, self._present)
-            self._fleet.put(newcomer)
-
-    @property
-    def _present(self) -> list[Worker]:
-        members = [member for member in self._fleet.members if member.state in ANSWERING]
-        return [member.worker for member in members if member.worker is not None]
+        self._fleet.put(newcomer)
+        if kind is not EngineKind.MOTET:
+            await meet_fleet(newcomer, self._fleet)
 
 
 def _busy(member: Member) -> bool:
@@ -262,7 +329,7 @@ def _busy(member: Member) -> bool:
 
 
 def _free_id(url: str, taken: Collection[str]) -> str:
-    """Such as `10.0.0.1:8000`."""
+    """Returns an id such as `10.0.0.1:8000`."""
     parts = urlsplit(url)
     id = f"{parts.hostname}:{parts.port or PORTS[parts.scheme]}"
     return next(free for free in chain([id], (f"{id}-{number}" for number in count(2))) if free not in taken)

@@ -1,111 +1,193 @@
-"""The models of a gateway: those that its workers have, each with its tokenizer, while any worker has it.
+"""The models of a gateway: those of its workers, each with its tokenizer.
 
-A model is known from when its first worker was met until its last one has left: while all are away it is answered 503
-and not 404.
+A model is known from its first worker until its last one has left; while all of them are away, requests for it get 503
+and not 404. Its tokenizer is found once, before the first worker with it gets a group:
+
+    --tokenizer-of MODEL=FOLDER     for this model
+    --tokenizer FOLDER              for every model without one of its own
+    neither                         the files that the worker sends, or the model folder that it names
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from motet.api.served import ServedModel, TextModel, now_s
-from motet.deploy.compose import Router
-from motet.deploy.discover import FoundServer
-from motet.deploy.tokenizers import Loaded, Tokenizers
+from motet.deploy.discover import FoundServer, load_files, read_files
 from motet.engines.upstream.base import UNKNOWN_LENGTH
 from motet.engines.wire import EngineReport
+from motet.errors import EngineError, MotetError
 from motet.ids import ModelName
-from motet.routing.of_model import OfModel
+from motet.routing.router import Router
 from motet.routing.text_routed import TextRouted
-from motet.types import EngineKind, ModelCard
+from motet.text.formats import ModelFormats, ParserNames
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+from motet.types import UNKNOWN_VOCABULARY, ModelCard
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 120.0
+"""Longest time to fetch a tokenizer, for instance from a hub."""
+TRY_AGAIN_S = 30.0
+"""Seconds before a worker that could not send a model's tokenizer is asked again."""
+
+HandOut = Callable[[], Awaitable[dict[str, bytes]]]
+"""Fetches the files of a worker's tokenizer. Raises MotetError."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A tokenizer, its chat template, the formats of answers, and the files it was made of."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    formats: ModelFormats
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class TokenizerRules:
+    """The settings for the sources of tokenizers."""
+
+    of_model: Mapping[str, Path]
+    others: Path | None = None
+    """The folder for models without an entry of their own."""
+    chat_template: str | None = None
+    """Jinja text in place of the models' own."""
+    parsers: ParserNames = field(default=ParserNames())
+
+
+class Tokenizers:
+    """The tokenizers, by the workers' name for the model."""
+
+    def __init__(self, rules: TokenizerRules, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._loaded: dict[str, Loaded] = {}
+        self._failures: dict[tuple[str, str], tuple[EngineError, float]] = {}
+        """By model and worker: why the tokenizer did not come, and when the worker may be asked again."""
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def get(self, model: str) -> Loaded | None:
+        return self._loaded.get(model)
+
+    def first(self) -> Loaded | None:
+        """Returns the tokenizer that came first."""
+        return next(iter(self._loaded.values()), None)
+
+    async def learn(self, model: str, hand_out: HandOut, *, worker: str) -> Loaded:
+        """Loads a model's tokenizer, with files from `worker` if there is none here. Raises EngineError."""
+        async with self._locks.setdefault(model, asyncio.Lock()):
+            if loaded := self._loaded.get(model):
+                return loaded
+            failure, again_s = self._failures.get((model, worker), (None, 0.0))
+            if failure is not None and self._clock() < again_s:
+                raise failure
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    loaded = await self._load(model, hand_out)
+            except (MotetError, TimeoutError) as error:
+                why = error.message if isinstance(error, MotetError) else f"it did not come within {PATIENCE_S:g} s"
+                told = EngineError(f"no tokenizer for {model} (give --tokenizer-of {model}=FOLDER): {why}")
+                self._failures[model, worker] = told, self._clock() + TRY_AGAIN_S
+                raise told from error
+            self._loaded[model] = loaded
+            self._failures = {key: failure for key, failure in self._failures.items() if key[0] != model}
+            return loaded
+
+    async def _load(self, model: str, hand_out: HandOut) -> Loaded:
+        folder = self._rules.of_model.get(model, self._rules.others)
+        files = await hand_out() if folder is None else await asyncio.to_thread(read_files, folder)
+        tokenizer = await asyncio.to_thread(load_files, files, chat_template=self._rules.chat_template)
+        template = ChatTemplate.of(tokenizer)
+        formats = ModelFormats.of(tokenizer, template.source, self._rules.parsers)
+        return Loaded(tokenizer, template, formats, files)
 
 
 class GatewayModels:
-    """`motet.api.served.Models`. `texts`: who answers for models that only text upstreams have."""
+    """The models for the API, as a `motet.api.served.Models`."""
 
     def __init__(self, router: Router, tokenizers: Tokenizers, texts: TextRouted, *, first_name: str = "") -> None:
-        """`first_name`: what clients call the first model, in place of its workers' name for it."""
+        """`texts`: routes requests for models of text upstreams; `first_name`: clients' name for the first model."""
         self._router = router
         self._tokenizers = tokenizers
-        self.texts = texts
+        self._texts = texts
         self._first_name = first_name
         self._first: str | None = None
+        self._vocabularies: dict[ModelName, int] = {}
+        """Sizes of the vocabularies that the tokenizers are for."""
         self._known: Mapping[ModelName, ModelCard] = {}
-        """What the models below were made of."""
-        self._made: dict[ModelName, ServedModel | TextModel] = {}
-        """By the names of workers."""
+        """The fleet's models from which `_models` was made."""
         self._models: dict[str, ServedModel | TextModel] = {}
-        """By the names of clients."""
+        """The models by the names that clients use."""
 
     async def learn(self, report: EngineReport, server: FoundServer) -> None:
-        """All that a worker takes before it can be used. Raises EngineError if that is not to be had."""
+        """Loads the tokenizer that is needed before a worker can be used. Raises EngineError if it is not available."""
         model = report.info.model
-        if report.info.kind is not EngineKind.OPENAI:
-            loaded = await self._tokenizers.learn(model, server.tokenizer, worker=server.url)
-            await server.check(loaded.tokenizer, model)
+        way, size = server.way, report.info.vocab_size
+        if way.tokenizer is not None:
+            loaded = await self._tokenizers.learn(model, way.tokenizer, worker=server.url)
+            if size != UNKNOWN_VOCABULARY and (ours := self._vocabularies.setdefault(model, size)) != size:
+                raise EngineError(f"it has a vocabulary of {size}, and the tokenizer of {model} here is for {ours}")
+            if way.check is not None:
+                await way.check(loaded.tokenizer, model)
         if self._first is None:
             self._first = model
 
-    def all(self) -> Sequence[ServedModel | TextModel]:
-        return list(self._now().values())
-
-    def get(self, name: str) -> ServedModel | TextModel | None:
-        return self._now().get(name)
-
-    def _now(self) -> dict[str, ServedModel | TextModel]:
-        """Looked at anew when a worker has come, gone, or changed what it serves."""
+    def __call__(self) -> Mapping[str, ServedModel | TextModel]:
+        """Returns the models; makes them again when a worker has come, gone, or changed its models."""
         known = self._router.fleet.models()
         if known is not self._known:
-            made = {card.name: self._model(card, self._made.get(card.name)) for card in known.values()}
-            self._made = {name: model for name, model in made.items() if model is not None}
-            self._models = {model.name: model for model in self._made.values()}
+            made = [self._model(card) for card in known.values()]
+            self._models = {model.name: model for model in made if model is not None}
             self._known = known
         return self._models
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Of the first model that has a tokenizer: of the only one, where anybody asks."""
+        """Returns the files of the first tokenizer. Only gateways with one model are asked for them."""
         first = self._tokenizers.first()
         return {} if first is None else first.files
 
-    def _model(self, card: ModelCard, former: ServedModel | TextModel | None) -> ServedModel | TextModel | None:
-        """None: its tokenizer is not known yet, so no worker with it has been used. `former` itself if nothing of it
-        has changed: it keeps the grammars that were compiled for it."""
-        text = self._router.fleet.only_text(card.name)
-        model = self._text_model(card) if text else self._token_model(card, former)
-        if former is None or model is None:
+    def _model(self, card: ModelCard) -> ServedModel | TextModel | None:
+        """Makes a model; None without its tokenizer. An unchanged one is kept, with its compiled grammars."""
+        name, root = self._shown(card.name), card.root or card.name
+        parent = None if card.parent is None else self._shown(card.parent)
+        former = self._models.get(name)
+        model: ServedModel | TextModel
+        if self._router.fleet.only_text(card.name):
+            model = TextModel(
+                name=name,
+                root=root,
+                created=now_s(),
+                max_model_len=None if card.max_model_len == UNKNOWN_LENGTH else card.max_model_len,
+                source=self._texts.of(card.name),
+                parent=parent,
+            )
+        else:
+            # An adapter, or another name, has the tokenizer of the worker's own model.
+            base = self._router.fleet.base_of(card.name)
+            loaded = None if base is None else self._tokenizers.get(base)
+            if loaded is None:
+                return None
+            router, kept = self._router, former if isinstance(former, ServedModel) else None
+            model = ServedModel(
+                name=name,
+                engine=kept.engine if kept else router.of(card.name),
+                placed=kept.placed if kept else router.placed(card.name),
+                tokenizer=loaded.tokenizer,
+                template=loaded.template,
+                formats=loaded.formats,
+                root=root,
+                parent=parent,
+            )
+        if former is None:
             return model
         model = replace(model, created=former.created)
         return former if model == former else model
-
-    def _text_model(self, card: ModelCard) -> TextModel:
-        return TextModel(
-            name=self._shown(card.name),
-            root=card.root or card.name,
-            created=now_s(),
-            max_model_len=None if card.max_model_len == UNKNOWN_LENGTH else card.max_model_len,
-            source=self.texts.of(card.name),
-        )
-
-    def _token_model(self, card: ModelCard, former: ServedModel | TextModel | None) -> ServedModel | None:
-        loaded = self._loaded(card.name)
-        if loaded is None:
-            return None
-        router = self._router
-        return ServedModel(
-            name=self._shown(card.name),
-            engine=former.engine
-            if isinstance(former, ServedModel)
-            else OfModel(router.engine, router.fleet, card.name),
-            tokenizer=loaded.tokenizer,
-            template=loaded.template,
-            formats=loaded.formats,
-            root=card.root or card.name,
-            parent=None if card.parent is None else self._shown(card.parent),
-        )
-
-    def _loaded(self, name: str) -> Loaded | None:
-        """The tokenizer of a model is that of its worker's own one, of which it is an adapter or another name."""
-        base = self._router.fleet.base_of(name)
-        return None if base is None else self._tokenizers.get(base)
 
     def _shown(self, name: str) -> str:
         return self._first_name if self._first_name and name == self._first else name

@@ -1,58 +1,134 @@
-"""The socket a server listens on, bound before anything slow is started: a taken port is known at once."""
+"""The listening socket of a server, and its HTTP side."""
 
+import asyncio
+import contextlib
 import errno
+import resource
 import socket
+from collections.abc import Awaitable, Callable, Generator
+
+import uvicorn
 
 from motet.errors import ConfigError
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""Seconds; clients keep idle connections for less, so that none is closed while a request is on its way."""
+LINGER_S = 3
+"""Seconds after the end at which connections that are still open are cut."""
+CUT_S = 0.1
+"""The same seconds for a server that ends at once."""
+LOOK_EVERY_S = 0.005
+OPEN_FILES = 65_536
+"""Wanted limit of open files: a gateway has five for each worker, and two for each group."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound, listening socket; port 0 takes a free one. Raises `ConfigError` naming the flag to change."""
+    """Returns a bound, listening socket; port 0 takes a free one. Raises `ConfigError` naming the flag to change."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except socket.gaierror as exc:
-        raise ConfigError(f"--host {host}: no such host: {exc.strerror}") from exc
+    except (socket.gaierror, UnicodeError) as exc:
+        raise ConfigError(f"--host {host}: no such host: {exc}") from exc
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Inherited by every connection: without it a burst of small writes waits 40 ms for an acknowledgement.
+        # Every connection inherits this: without it a burst of small writes waits 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as exc:
         listener.close()
-        raise ConfigError(explain(exc, host, port)) from exc
+        said = {
+            errno.EADDRINUSE: f"--port {port}: another program listens there; choose another port, or 0 for a free one",
+            errno.EACCES: f"--port {port}: this user may not listen on port {port}; choose one above 1023",
+            errno.EADDRNOTAVAIL: f"--host {host}: this machine has no such address",
+        }
+        raise ConfigError(said.get(exc.errno or 0, f"--host {host} --port {port}: {exc.strerror}")) from exc
     return listener
 
 
-def explain(error: OSError, host: str, port: int) -> str:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return f"--port {port}: another program listens there; choose another port, or 0 for a free one"
-        case errno.EACCES:
-            return f"--port {port}: this user may not listen on port {port}; choose one above 1023"
-        case errno.EADDRNOTAVAIL:
-            return f"--host {host}: this machine has no such address"
-        case _:
-            return f"--host {host} --port {port}: {error.strerror}"
-
-
 def port_of(listener: socket.socket) -> int:
-    """The port in fact, where 0 was asked for."""
+    """Returns the real port of the socket, also if the setting was 0."""
     port: int = listener.getsockname()[1]
     return port
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a client on this machine finds the server."""
+    """Returns the URL of the server for a client on this machine."""
     return url_at(listener.getsockname()[0], port_of(listener))
 
 
 def url_at(host: str, port: int) -> str:
-    """Where a client on this machine finds who listens there."""
+    """Returns the URL for a client on this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+class HttpServer(uvicorn.Server):
+    """Serves one app on one listening socket until `stop`: uvicorn without its own handling of signals and logs.
+
+    It ends when there is nothing to wait for. Uvicorn's own loops look ten times a second, once for each thing.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]], listener: socket.socket) -> None:
+        """`app`: any ASGI application."""
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=LINGER_S,
+        )
+        super().__init__(config)
+        self._listener = listener
+        self._told_to_stop = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves signals to the deployment: the first one drains, which uvicorn would not do."""
+        yield
+
+    async def run_until_stopped(self) -> None:
+        await self.serve(sockets=[self._listener])
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ends `run_until_stopped` when open answers are complete, or without waiting for them."""
+        self.should_exit = True
+        self.force_exit = at_once
+        self._told_to_stop.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # it writes the date that answers carry
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._told_to_stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_S if self.force_exit else LINGER_S):
+                while state.connections or state.tasks:  # noqa: ASYNC110  uvicorn sets no event
+                    await asyncio.sleep(LOOK_EVERY_S)
+        for task in state.tasks:
+            task.cancel()
+
+
+def allow_open_files(wanted: int = OPEN_FILES) -> int:
+    """Raises this process's limit of open files to `wanted`, if the system allows it; returns the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    most = wanted if hard == unlimited else min(wanted, hard)
+    if soft == unlimited or soft >= most:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most

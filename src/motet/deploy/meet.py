@@ -1,4 +1,4 @@
-"""Workers that exchange KV get to know each other before a request needs it."""
+"""Lets workers that exchange KV connect to each other before a request needs it."""
 
 import asyncio
 import logging
@@ -7,10 +7,11 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from motet.engines.base import Engine, Worker
+from motet.engines.base import ANSWERING, Engine, Worker
 from motet.errors import MotetError
 from motet.ids import new_request_id
-from motet.routing.pairs import fetches, pair_key
+from motet.routing.fleet import Fleet
+from motet.routing.member import fetches, pair_key
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineKind, GenerateRequest, Role, SamplingParams, choice_starts
 
@@ -21,19 +22,21 @@ FIRST_TRANSFER_S = 5.0
 
 @runtime_checkable
 class Connecting(Protocol):
-    """An engine that can be told to get to know another one."""
+    """An engine of ours, here or elsewhere, that can be told to connect to another one."""
 
     async def connect(self, address: TransferAddress) -> None:
-        """Raises MotetError if that cannot be."""
+        """Raises MotetError if the other one cannot be reached."""
         ...
 
 
-async def meet_all(newcomer: Worker, others: Iterable[Worker]) -> None:
-    """Of every pair of decode and prefill worker with `newcomer` in it whose KV is alike, decode connects to prefill,
-    all at once.
+async def meet_fleet(newcomer: Worker, fleet: Fleet) -> None:
+    """Lets a newcomer meet the workers that answer now; asking a dead one would delay it."""
+    answering = [member.worker for member in fleet.members if member.state in ANSWERING]
+    await meet_all(newcomer, [other for other in answering if other is not None])
 
-    Never raises: what cannot be fetched is computed.
-    """
+
+async def meet_all(newcomer: Worker, others: Iterable[Worker]) -> None:
+    """Connects decode to prefill in every pair of `newcomer` and another worker that can exchange KV. Never raises."""
     info = newcomer.engine.info
     others = [other for other in others if other.id != newcomer.id and pair_key(other.engine.info) == pair_key(info)]
     if info.role is Role.PREFILL:
@@ -59,10 +62,11 @@ async def _meet(decode: Worker, prefill: Worker) -> None:
 
 
 async def _first_transfer(decode: Engine, prefill: Engine) -> None:
-    """Others' engines know no other way to meet than a transfer. Before it, one of vLLM's that is idle tells prefill of
-    a ticket that nobody will use only when it is given something else to do: the prompt stays until its lease ends."""
+    """Makes two vLLM engines meet by a transfer, the only way they have."""
+    id = new_request_id("meet")
     request = GenerateRequest(
-        request_id=new_request_id("meet"),
+        request_id=id,
+        trace=id,
         model=decode.info.model,
         prompt=(1, 2),
         choices=choice_starts(1, 0),
@@ -76,4 +80,4 @@ async def _first_transfer(decode: Engine, prefill: Engine) -> None:
             pass
     finally:
         await stream.aclose()
-        await decode.release(ticket)
+        await decode.release(ticket, trace=request.trace)

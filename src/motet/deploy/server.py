@@ -1,42 +1,56 @@
 """One server: workers in processes of their own, here or elsewhere, and text and HTTP in this one, in one event loop.
 
-1. the socket is bound, the tokenizer read: what can be wrong quickly is wrong before a model is loaded
-2. the engines start (`deploy.cell`), or the first worker is waited for (`deploy.gateway`); a signal meanwhile ends that
+1. the socket is bound, the tokenizer or the workers' file read, so that simple mistakes are found at once
+2. the engines start (`deploy.cell`), or the server waits for the first worker that answers and for its tokenizer
+   (`deploy.gateway`); a signal meanwhile ends that
 3. ready: requests are served
 4. the first signal, or POST /drain: new groups get 503, those that run may finish, for `drain_timeout_s` at most
    the second signal, or the time is up: open groups end with an error event
-   nobody is left who decodes: open groups ended with an error event, /health says 503, and the server ends by itself
-5. the engines are closed, connections are closed, what watched them ends; no process, socket or file is left
+   no engine is left to decode: open groups have ended with an error event, /health says 503, and the server ends
+5. the engines, connections and tasks that watched them are closed; no process, socket or file is left
 """
 
 import asyncio
+import contextlib
+import gc
 import logging
+import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Generic, TypeVar
 
-import msgspec
+from fastapi import FastAPI
 
 from motet.api.app import create_app
-from motet.api.served import OneModel
+from motet.api.served import Models, one_model
 from motet.api.service import Service
-from motet.deploy.cell import Cell, start_cell
-from motet.deploy.compose import Router
-from motet.deploy.http import HttpServer
-from motet.deploy.listen import listen, port_of, url_of
-from motet.deploy.open_files import allow_open_files
-from motet.deploy.plan import ServerPlan
-from motet.deploy.serving import Serving
-from motet.deploy.start import StartEngine
+from motet.deploy.cell import Cell, StartEngine, start_cell
+from motet.deploy.discover import Asking, read_files
+from motet.deploy.gateway import Gateway, WorkersFile
+from motet.deploy.gateway_models import GatewayModels, Tokenizers
+from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_of
+from motet.deploy.plan import GatewayPlan, ServerPlan
 from motet.deploy.stop import StopSignals, first_of
-from motet.deploy.tokenizer_files import read_files
-from motet.engines.remote import prefill_client
+from motet.engines.base import WorkerState
+from motet.engines.http import Client, server_client
+from motet.errors import StartupError
+from motet.routing.cost import Work
+from motet.routing.fleet import Fleet
+from motet.routing.router import make_router
+from motet.routing.text_routed import TextRouted
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+W = TypeVar("W", covariant=True)
+C = TypeVar("C", Cell, Gateway)
 
 
 class Outcome(IntEnum):
@@ -47,121 +61,169 @@ class Outcome(IntEnum):
     STOPPED_BEFORE_READY = 130
 
 
-class Workforce(Protocol):
-    """The workers that a server runs over: engines of this machine (`Cell`), or servers elsewhere (`Gateway`)."""
+@dataclass(frozen=True)
+class Serving(Generic[W]):
+    """A server that takes requests."""
 
-    @property
-    def router(self) -> Router:
-        """In front of them."""
-        ...
-
-    @property
-    def dead(self) -> bool:
-        """Whether the server is of no use any more: nobody is left who decodes, or will be."""
-        ...
-
-    async def death(self) -> None:
-        """Returns once it is dead."""
-        ...
-
-    async def watch(self) -> None:
-        """Looks after the workers until it is cancelled."""
-        ...
-
-    async def close(self) -> None:
-        """Ends open groups with `EngineClosedError`, and what was started here. Twice changes nothing; `watch` is over
-        before."""
-        ...
-
-
-T = TypeVar("T")
-
-OnReady = Callable[[Serving[Cell]], None]
-"""Called once it serves."""
+    url: str
+    app: FastAPI
+    """The application; it may be mounted elsewhere too."""
+    service: Service
+    workforce: W
+    """Its workers: a `Cell` or a `Gateway`."""
 
 
 async def run_server(
-    plan: ServerPlan, *, start_engine: StartEngine, on_ready: OnReady, signals: StopSignals
+    plan: ServerPlan, *, start_engine: StartEngine, on_ready: Callable[[Serving[Cell]], None], signals: StopSignals
 ) -> Outcome:
-    """Runs a server until it is told to stop or nobody is left who decodes. Raises `StartupError`."""
+    """Runs a server until it is told to stop or no engine is left to decode. Raises `StartupError`."""
     allow_open_files()
-    with listen(plan.server.host, plan.server.port) as listener:
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(listen(plan.server.host, plan.server.port))
+        config = replace(plan.server, port=port_of(listener))
         tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
         template = ChatTemplate.of(tokenizer)
         formats = ModelFormats.of(tokenizer, template.source, plan.parsers)
-        config = msgspec.structs.replace(plan.server, port=port_of(listener))
-        address = f"{config.host}:{config.port}"
-        async with prefill_client() as client:
-            start = start_cell(plan, address=address, start_engine=start_engine, client=client)
-            cell = await started(start, signals)
-            if cell is None:
-                return Outcome.STOPPED_BEFORE_READY
-            try:
-                service = Service(
-                    OneModel.of(config.served_model_name, cell.engine, tokenizer, template, formats),
-                    config,
-                    workers=cell.router.fleet,
-                    figures=cell.figures,
-                    tokenizer_files=partial(read_files, plan.tokenizer_path),
-                    connect=cell.connect,
-                    block_events=cell.endpoint,
-                )
-                serving = Serving(url_of(listener), create_app(service), service, cell)
-                server = Server(service, cell, HttpServer(serving.app, listener), signals)
-                return await server.run(lambda: on_ready(serving), plan.death_linger_s)
-            finally:
-                await cell.close()
+        client = await stack.enter_async_context(server_client())
+        start = start_cell(plan, address=f"{config.host}:{config.port}", start_engine=start_engine, client=client)
+        cell = await started(start, signals)
+        if cell is None:
+            return Outcome.STOPPED_BEFORE_READY
+        stack.push_async_callback(cell.close)
+        service = Service(
+            one_model(config.served_model_name, cell.router, tokenizer, template, formats, placed=cell.router.placed()),
+            config,
+            workers=cell.router.fleet,
+            figures=cell.figures,
+            tokenizer_files=partial(read_files, plan.tokenizer_path),
+            connect=cell.connect,
+            block_events=cell.endpoint,
+        )
+        linger_s = plan.death_linger_s
+        return await serve(service, cell, listener, on_ready=on_ready, signals=signals, death_linger_s=linger_s)
+
+
+async def run_gateway(
+    plan: GatewayPlan, *, on_ready: Callable[[Serving[Gateway]], None], signals: StopSignals
+) -> Outcome:
+    """Runs a gateway until it is told to stop. Raises `StartupError`."""
+    allow_open_files()
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(listen(plan.server.host, plan.server.port))
+        client = await stack.enter_async_context(server_client(ca_file=plan.gateway.worker_ca_file))
+        gateway, models = make_gateway(plan, client)
+        stack.push_async_callback(gateway.close)
+        names = await started(first_models(gateway, models, timeout_s=plan.gateway.start_timeout_s), signals)
+        if names is None:
+            return Outcome.STOPPED_BEFORE_READY
+        service = Service(
+            models,
+            replace(plan.server, port=port_of(listener), served_model_name=names[0]),
+            workers=gateway.router.fleet,
+            figures=gateway.router.figures,
+            membership=gateway,
+            tokenizer_files=models.tokenizer_files,
+        )
+        return await serve(service, gateway, listener, on_ready=on_ready, signals=signals)
+
+
+def make_gateway(plan: GatewayPlan, client: Client) -> tuple[Gateway, GatewayModels]:
+    """Makes the gateway with the workers of the plan, and their models. Raises ConfigError."""
+    asking = Asking(
+        config=plan.gateway,
+        client=client,
+        pass_keys=not (plan.server.api_keys or plan.server.admin_key),
+        find_tokenizer=plan.find_tokenizer,
+    )
+    router = make_router(plan.routing, plan.cell, tickets=asking.tickets)
+    texts = TextRouted(router.fleet)
+    models = GatewayModels(router, Tokenizers(plan.tokenizers), texts, first_name=plan.server.served_model_name)
+    file = plan.gateway.workers_file
+    gateway = Gateway(
+        router,
+        models.learn,
+        asking,
+        drain_s=plan.server.drain_timeout_s,
+        heartbeat_s=plan.heartbeat_s,
+        introduces=plan.introduces,
+        texts=texts,
+        listed=plan.listed or (WorkersFile(Path(file).expanduser(), period_s=plan.heartbeat_s) if file else None),
+    )
+    return gateway, models
+
+
+async def first_models(gateway: Gateway, models: Models, *, timeout_s: float) -> list[str]:
+    """Waits until all workers were asked and one answers requests; returns the models' names. The StartupError has the
+    state of each worker."""
+    fleet = gateway.router.fleet
+    known = ", ".join(member.id for member in fleet.members) or "none is named yet"
+    logger.info("waiting for a worker that answers, for %g s at most: %s", timeout_s, known)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s), gateway.watched():
+            while not _can_answer(fleet):
+                await fleet.changed()
+    if not _can_answer(fleet):
+        said = "".join(
+            f"\n  {member.id} ({member.address}) is {member.state}: {member.note}" for member in fleet.members
+        )
+        raise StartupError(
+            f"no worker that answers requests was there within {timeout_s:g} s{said or '; none was named'}"
+        )
+    return [*models()]
+
+
+def _can_answer(fleet: Fleet) -> bool:
+    decoding = any(member.role is not Role.PREFILL for member in fleet.ready(Work.GENERATE))
+    return decoding or any(member.text and member.state is WorkerState.READY for member in fleet.members)
 
 
 async def started(start: Awaitable[T], signals: StopSignals) -> T | None:
-    """What the start returns; None if a signal came first."""
+    """Waits for the start and returns its result; None if a signal came first."""
     starting = asyncio.ensure_future(start)
-    await first_of(asyncio.wait([starting]), signals.drain.wait())
-    if not starting.done():
+    try:
+        await first_of(asyncio.wait([starting]), signals.drain.wait())
+        return starting.result() if starting.done() else None
+    finally:
         starting.cancel()
         await asyncio.wait([starting])
-        return None
-    return starting.result()
 
 
-class Server:
-    """A server with its workers there."""
+async def serve(
+    service: Service,
+    workforce: C,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[Serving[C]], None],
+    signals: StopSignals,
+    death_linger_s: float = 0.0,
+) -> Outcome:
+    """Serves with these workers until it is told to stop or no engine is left to decode; then closes them."""
+    serving = Serving(url_of(listener), create_app(service), service, workforce)
+    http = HttpServer(serving.app, listener)
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(workforce.watch())
+        ended = tasks.create_task(http.run_until_stopped())
+        on_ready(serving)
+        await first_of(asyncio.wait([ended]), signals.drain.wait(), service.drain_asked.wait(), workforce.death())
+        outcome = Outcome.STOPPED
+        if not workforce.dead:
+            service.start_drain()
+            limit_s = service.config.drain_timeout_s
+            logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
+            await first_of(service.admission.empty(), signals.at_once.wait(), workforce.death(), timeout_s=limit_s)
+        if workforce.dead:
+            outcome = Outcome.ENGINE_DIED
+            logger.error("no engine is left to decode; the server ends in %g s", death_linger_s)
+            await first_of(signals.drain.wait(), timeout_s=death_linger_s)
+        watching.cancel()
+        await asyncio.wait([watching])  # it would start engines again that are ended now
+        # Before the connections: answers that are still open end with an error event, and close theirs.
+        await workforce.close()
+        http.stop(at_once=signals.at_once.is_set())
+    return outcome
 
-    def __init__(self, service: Service, workforce: Workforce, http: HttpServer, signals: StopSignals) -> None:
-        self._service = service
-        self._workforce = workforce
-        self._http = http
-        self._signals = signals
 
-    async def run(self, on_ready: Callable[[], None], death_linger_s: float = 0.0) -> Outcome:
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._workforce.watch())
-            serving = tasks.create_task(self._http.run_until_stopped())
-            on_ready()
-            await first_of(
-                asyncio.wait([serving]),
-                self._signals.drain.wait(),
-                self._service.drain_asked.wait(),
-                self._workforce.death(),
-            )
-            if not self._workforce.dead:
-                await self._drain()
-            outcome = Outcome.STOPPED
-            if self._workforce.dead:
-                outcome = Outcome.ENGINE_DIED
-                logger.error("no engine is left to decode; the server ends in %g s", death_linger_s)
-                await first_of(self._signals.drain.wait(), timeout_s=death_linger_s)
-            watching.cancel()
-            await asyncio.wait([watching])  # it would start again what is ended now
-            # Before the connections: answers that are still open end with an error event, and close theirs.
-            await self._workforce.close()
-            self._http.stop(at_once=self._signals.at_once.is_set())
-        return outcome
-
-    async def _drain(self) -> None:
-        self._service.start_drain()
-        limit_s = self._service.config.drain_timeout_s
-        logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
-        await first_of(
-            self._service.drained(), self._signals.at_once.wait(), self._workforce.death(), timeout_s=limit_s
-        )
+def freeze_heap() -> None:
+    """Exempts all present objects from garbage collection: each full round would stop every stream for 30 to 60 ms."""
+    gc.collect()
+    gc.freeze()

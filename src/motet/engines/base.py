@@ -1,11 +1,10 @@
-"""The seam of the system: whatever turns token ids into token ids is an `Engine`, and so is what wraps one."""
+"""The seam of the system: everything that turns token ids into token ids is an `Engine`, also the router."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from motet.errors import MotetError
 from motet.ids import ModelName, RequestId
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineKind, EngineStats, GenerateRequest, GroupDelta, Role
@@ -28,22 +27,6 @@ class GroupStream(Protocol):
         ...
 
 
-class NoGroup:
-    """The stream of a group that was not taken."""
-
-    def __init__(self, error: MotetError) -> None:
-        self._error = error
-
-    def __aiter__(self) -> "NoGroup":
-        return self
-
-    async def __anext__(self) -> GroupDelta:
-        raise self._error
-
-    async def aclose(self) -> None:
-        """There is nothing to free."""
-
-
 class Engine(Protocol):
     """Turns prompts into choices. All methods belong to one event loop."""
 
@@ -51,22 +34,24 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def generate(self, request: GenerateRequest) -> GroupStream:
-        """Submits a group at once (not at the first `__anext__`). If it has a ticket, the lease is told when the group
-        has no more use for it, whatever becomes of the group."""
+        """Submits a group at once (not at the first `__anext__`). If it has a ticket, the engine notifies the lease
+        when the group does not need it any more, however the group ends. May raise at once what the stream would
+        raise."""
         ...
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Computes the KV of the prompt (without its last token, so it has two at least) and keeps it for `readers`.
+        """Computes the KV of the prompt without its last token, and keeps it for `readers`. It has at least two tokens.
 
         Cancelling it frees the group, and the lease if there is one already. Raises what `generate` raises."""
         ...
 
-    async def release(self, ticket: Ticket) -> None:
-        """Ends the lease of a ticket that no reader will use. Never raises: a lease that cannot be reached expires."""
+    async def release(self, ticket: Ticket, *, trace: str = "") -> None:
+        """Ends the lease of a ticket that no reader will use. Never raises: a lease that cannot be reached expires.
+        `trace`: the client's request id, for other servers' logs."""
         ...
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        """Ends one choice early, e.g. at a stop string. No delta of it comes after this returns but those under way;
+        """Ends one choice early, e.g. at a stop string. After this returns, only deltas that were on their way come;
         the stream ends when the last choice has ended. Unknown ids and ended choices are ignored."""
         ...
 
@@ -78,61 +63,58 @@ class Engine(Protocol):
 
 
 class WorkerState(StrEnum):
-    """What can be expected of a worker. Only one that is ready gets new groups."""
+    """The state of a worker. Only one that is ready gets new groups."""
 
     STARTING = "starting"
-    """Never heard of yet, or its process is being started again."""
+    """It has not answered yet, or its process is being started again."""
     READY = "ready"
     DRAINING = "draining"
-    """Finishes what it has."""
+    """It finishes its groups and takes no new ones."""
     SILENT = "silent"
-    """Gives no sign of life; its groups go on elsewhere."""
+    """It gives no sign of life; its groups go on elsewhere."""
     DEAD = "dead"
 
 
 ANSWERING = (WorkerState.READY, WorkerState.DRAINING)
-"""States of workers that can be asked something."""
+"""The states in which a worker answers questions."""
 
 
 @dataclass(frozen=True)
 class Worker:
-    """An engine as routing knows it."""
+    """An engine with the name and address that routing knows it by."""
 
     id: str
-    """Such as `prefill-0`, the same for life."""
+    """A name such as `prefill-0`, which never changes."""
     engine: Engine
     address: str
-    """Where it can be reached: a URL, or the address of its side channel."""
+    """Its URL, or the address of its side channel."""
     local: bool = True
-    """Whether its figures are this server's to publish."""
+    """True if this server publishes its figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReport:
-    """A worker as `/status` tells of it; it may be one that nobody has reached yet."""
+    """A worker as `/status` shows it. Role and kind are None until somebody has reached it; `worker` is None if it has
+    no engine to ask; `models` lists the models beside its engine's own."""
 
     id: str
     address: str
     state: WorkerState
     role: Role | None = None
-    """None: not known yet."""
     worker: Worker | None = None
-    """None: there is no engine to ask."""
     last_decision: str | None = None
-    """Why it got the last group it was given."""
+    """The reason why it got its last group."""
     note: str | None = None
-    """Why it is in its state, where there is something to say."""
+    """The reason for its state, if there is something to say."""
     kind: EngineKind | None = None
-    """None: not known yet."""
     models: tuple[ModelName, ...] = ()
-    """What it serves beside its engine's own model."""
     resumable: bool = True
-    """Whether what it writes can go on elsewhere, should it be lost."""
+    """True if its answers can go on elsewhere when it is lost."""
 
 
 class Workers(Protocol):
     """The workers behind a server, which join, leave, die and return while it runs."""
 
     def reports(self) -> Sequence[WorkerReport]:
-        """All of them at this moment, in the order in which they joined."""
+        """Returns all workers at this moment, in the order in which they joined."""
         ...

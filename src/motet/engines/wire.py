@@ -1,10 +1,10 @@
-"""Our own engine protocol: what a gateway and its workers, and an engine process and its server, say to each other.
+"""Our own engine protocol between a gateway and its workers; the pipe of an engine process uses parts of it.
 
     GET  /engine            ─► EngineReport                       how the worker is; asked every second
     POST /engine/generate   GenerateRequest ─► frames             a group, as long as the connection lasts
     POST /engine/prefill    GenerateRequest ─► Ticket
     POST /engine/release    Ticket
-    POST /engine/stop       StopChoice
+    POST /engine/stop       StopChoice                            one choice of a group, or a whole prefill
     POST /engine/connect    TransferAddress
     GET  /engine/tokenizer  ─► name of each file -> its bytes
 
@@ -12,48 +12,27 @@ All bodies are msgpack. A frame of a group's answer is
 
     [ length of the payload, 4 bytes | kind, 1 byte | payload ]     big endian; payload: GroupDelta or CarriedError
 
-The number of the protocol goes with every question (`PROTOCOL_HEADER`) and stands in the report; a server refuses
-another one. It is raised by every change that the other side could misread. Fields with a default may be added without:
-who does not know them passes over them.
+The number of the protocol goes with every request (`PROTOCOL_HEADER`) and is in the report; a server refuses another
+one. It is raised by every change that the other side could misread. Fields with a default may be added without a new
+number: the other side ignores fields that it does not know.
 
-    2   a request may have a grammar: who passed over it would write what it forbids
+    2   a request may have a grammar: a worker that ignored it would write what it forbids
 """
 
 import struct
 
 import msgspec
 
+from motet import errors
 from motet.engines.base import WorkerState
 from motet.errors import (
-    AnswerParserError,
-    BodyTooLargeError,
-    ConfigError,
-    ContextLengthError,
-    DirectoryError,
-    DrainingError,
-    EngineClosedError,
     EngineDiedError,
     EngineError,
     EngineSilentError,
-    ForbiddenError,
-    GrammarError,
-    KVMemoryError,
-    MethodNotAllowedError,
-    ModelLoadError,
-    ModelNotFoundError,
     MotetError,
-    NoSingleModelError,
-    NotFoundError,
-    NoWorkerError,
-    OtherServerError,
     OverloadedError,
-    PortTakenError,
-    RateLimitedError,
     RequestError,
-    StartupError,
-    UnauthorizedError,
-    UnsupportedModelError,
-    WorkerLeavingError,
+    UpstreamRefusalError,
 )
 from motet.ids import RequestId
 from motet.types import EngineInfo, EngineStats, GroupDelta, ModelCard
@@ -64,46 +43,20 @@ MSGPACK = "application/msgpack"
 FRAMES = "application/vnd.motet.engine-frames"
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""What a server needs of a model that others run."""
+"""The files that a server needs of a model that others run."""
 
 MAX_FRAME_BYTES = 2**27
-"""The largest delta there is tells the log-probabilities of a long prompt: 40 MB for 128 k tokens, 20 of each."""
+"""The largest delta has the log-probabilities of a long prompt: 40 MB for 128 k tokens with 20 each."""
 
 UNREADABLE: tuple[type[Exception], ...] = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what was asked for; text that is no UTF-8 is no DecodeError to it."""
+"""The errors of msgspec for bytes of another type; for text that is no UTF-8 it raises UnicodeDecodeError."""
 
-_KNOWN: tuple[type[MotetError], ...] = (
-    MotetError,
-    RequestError,
-    ContextLengthError,
-    GrammarError,
-    UnauthorizedError,
-    ForbiddenError,
-    NotFoundError,
-    ModelNotFoundError,
-    NoSingleModelError,
-    MethodNotAllowedError,
-    BodyTooLargeError,
-    RateLimitedError,
-    OverloadedError,
-    DrainingError,
-    EngineError,
-    EngineDiedError,
-    EngineSilentError,
-    NoWorkerError,
-    WorkerLeavingError,
-    OtherServerError,
-    AnswerParserError,
-    EngineClosedError,
-    DirectoryError,
-    StartupError,
-    ConfigError,
-    PortTakenError,
-    ModelLoadError,
-    UnsupportedModelError,
-    KVMemoryError,
-)
-_BY_NAME = {known.__name__: known for known in _KNOWN}
+_BY_NAME: dict[str, type[MotetError]] = {
+    name: found
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, MotetError) and found is not UpstreamRefusalError
+}
+"""The error classes that the other side can make again from a `CarriedError`."""
 
 
 class CarriedError(msgspec.Struct, frozen=True, array_like=True):
@@ -121,7 +74,7 @@ class CarriedError(msgspec.Struct, frozen=True, array_like=True):
         return cls(type(error).__name__, error.message, param, error.code, error.retry_after_s)
 
     def error(self) -> MotetError:
-        """The same error on the other side; one without a class there is an EngineError."""
+        """Makes the same error on the other side; a class that is not in the list becomes an EngineError."""
         known = _BY_NAME.get(self.kind)
         if known is None:
             return EngineError(f"{self.kind}: {self.message}")
@@ -133,34 +86,41 @@ class CarriedError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker is at this moment."""
+    """The state of a worker at this moment."""
 
     protocol: int = PROTOCOL
     version: str
-    """Of Motet there."""
+    """Version of Motet on the worker."""
     engine_id: str
-    """New at every start: with another one, all that was known of the worker's cache and leases is void."""
+    """New at every start: if it changes, the worker's cache and leases are gone."""
     state: WorkerState
     info: EngineInfo
     stats: EngineStats | None = None
-    """None: it did not tell in time, or is dead."""
+    """None if the engine did not answer in time, or is dead."""
     block_events: str | None = None
-    """Where it tells which blocks its prefix cache has; None: nowhere."""
+    """The address where it publishes the blocks of its prefix cache; None if it does not."""
     block_replay: str | None = None
-    """Where what was missed of that can be asked for. Our own servers do not say it: it is the port after."""
+    """The address where missed events can be requested. Our own servers leave it out: it is the next port."""
     models: tuple[ModelCard, ...] = ()
-    """What it serves beside `info.model`, or all it serves if it takes texts; may change from report to report."""
+    """The models beside `info.model`, or all models if it takes texts; may change from report to report."""
+
+    def told_stats(self, name: str) -> EngineStats:
+        """Returns the figures of the engine of server `name`. Raises EngineDiedError or EngineSilentError without."""
+        if self.stats is not None:
+            return self.stats
+        if self.state is WorkerState.DEAD:
+            raise EngineDiedError(f"{name} has lost its engine")
+        raise EngineSilentError(f"the engine of {name} gives no sign of life")
 
 
 class StopChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Ends one choice of a group early."""
+    """Ends one choice of a group early, or a prefill whose ticket nobody wants any more."""
 
     request_id: RequestId
     index: int
 
 
 Frame = GroupDelta | CarriedError
-"""What one frame holds. After an error nothing follows."""
 
 _HEADER = struct.Struct(">IB")
 _DELTA, _ERROR = 0, 1
@@ -172,7 +132,6 @@ _decoders: dict[int, msgspec.msgpack.Decoder[GroupDelta] | msgspec.msgpack.Decod
 
 
 def frame(content: Frame) -> bytes:
-    """`content` as it goes over the wire."""
     payload = _encoder.encode(content)
     return _HEADER.pack(len(payload), _DELTA if isinstance(content, GroupDelta) else _ERROR) + payload
 
@@ -180,39 +139,28 @@ def frame(content: Frame) -> bytes:
 class FrameReader:
     """Puts frames together again, however the bytes were cut on their way. Pure.
 
-    Raises EngineError for what is no frame; after that nothing more can be read.
+    Raises EngineError for bytes that are no frame; after that nothing more can be read.
     """
 
-    def __init__(self, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._bytes = bytearray()
 
-    @property
-    def in_frame(self) -> bool:
-        """Whether a frame has begun that is not complete."""
-        return bool(self._bytes)
-
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes, in order."""
+        """Returns the frames that `data` completes, in order."""
         self._bytes += data
         frames: list[Frame] = []
         begin = 0
         with memoryview(self._bytes) as view:
-            while (end := self._end_of_frame(begin)) is not None:
-                frames.append(_content(view[begin + _HEADER.size : end], kind=view[begin + _HEADER.size - 1]))
-                begin = end
+            while (begun := begin + _HEADER.size) <= len(view):
+                length, kind = _HEADER.unpack_from(view, begin)
+                if kind not in _decoders or length > MAX_FRAME_BYTES:
+                    raise EngineError(f"no frame of engine protocol {PROTOCOL}: kind {kind}, {length} bytes")
+                if begun + length > len(view):
+                    break
+                begin = begun + length
+                frames.append(_content(view[begun:begin], kind=kind))
         del self._bytes[:begin]
         return frames
-
-    def _end_of_frame(self, begin: int) -> int | None:
-        """None: not there yet."""
-        if begin + _HEADER.size > len(self._bytes):
-            return None
-        length, kind = _HEADER.unpack_from(self._bytes, begin)
-        if kind not in _decoders or length > self._max_bytes:
-            raise EngineError(f"no frame of engine protocol {PROTOCOL}: kind {kind}, {length} bytes")
-        end: int = begin + _HEADER.size + length
-        return end if end <= len(self._bytes) else None
 
 
 def _content(payload: memoryview, *, kind: int) -> Frame:

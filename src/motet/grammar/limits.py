@@ -1,56 +1,57 @@
-"""How much work one grammar may be: when it is compiled, and at every token.
+"""Limits on the work for one grammar: when it is compiled, and at every token.
 
-llguidance counts work in units of its own; what it does not count, and what would overflow its stack (it recurses over
-rules and references, and a Rust program whose stack overflows is gone, with everything in its process), is bounded
-here before it gets to see it.
+llguidance counts work in units of its own. Two things are limited here before it gets a grammar: work that it does not
+count, and depth that would overflow its stack. It recurses over rules and references, and a stack overflow in Rust ends
+the whole process.
 """
 
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from llguidance import LLParserLimits
 
 MAX_SOURCE_CHARS: Final = 256 * 1024
-"""Of a schema, a grammar or a list of choices."""
+"""Most characters of a schema, a grammar or a list of choices."""
 
 MAX_TEXT_CHARS: Final = 8 * 1024
-"""Of one regular expression, one choice, or one string that a schema or a grammar wants: work grows with its square."""
+"""Most characters of a regular expression, a choice, or a string in a schema: work grows with their square."""
 
 MAX_NESTING: Final = 100
-"""Objects and arrays inside one another in a schema; llguidance's JSON parser ends at 128."""
+"""Most objects and arrays inside one another in a schema; llguidance's JSON parser stops at 128."""
 
 MAX_LEVELS: Final = 500
-"""Of recursion: the rules of a grammar and how deep each nests, a schema and each part that is referred to."""
+"""Most levels of recursion: rules of a grammar and the groups in them, or a schema and the parts it refers to."""
 
 MAX_OPTIONAL: Final = 400
-"""Properties of one object that may be left out: any of them may come next, which is four items of a row each."""
+"""Most optional properties of one object: any of them may come next, which takes four items of a row for each."""
 
-MAX_ITEMS_IN_ROW: Final = 2_000
-STEP_MAX_ITEMS: Final = 5_000
-STEP_LEXER_FUEL: Final = 30_000
-"""Of one token of one choice: a millisecond each, at worst, so that 128 choices cannot keep a step waiting for long.
-Work grows faster than items: 50,000 take up to 170 ms. `MAX_OPTIONAL` needs up to 2,000, most schemas under 500."""
+MAX_MULTIPLES: Final = 10_000
+"""Largest sum of `multipleOf` in all schemas of a grammar: llguidance goes through the remainders when it compiles, and
+keeps them. 10,000 take up to 50 ms and 10 MB, 100,000 a second and 50 MB, a million 25 s and 390 MB. Several that
+may apply to one value can take minutes, which no limit of its own ends."""
+
+MAX_DECIMALS: Final = 8
+"""Most decimal places of `multipleOf`: with more, llguidance's 32-bit numbers overflow."""
+
+PARSER_LIMITS: Final = LLParserLimits(
+    max_items_in_row=2_000, step_max_items=5_000, step_lexer_fuel=30_000, verbose_errors=False
+)
+"""llguidance's limits for one token of one choice: a millisecond at worst, so that 128 choices cannot delay a step for
+long. Time grows faster than items: 50,000 take up to 170 ms. `MAX_OPTIONAL` needs up to 2,000, most schemas under
+500."""
 
 STACK_BYTES: Final = 256 * 1024 * 1024
-"""Of the threads that compile; only touched pages take memory."""
-
-
-def parser_limits() -> LLParserLimits:
-    return LLParserLimits(
-        max_items_in_row=MAX_ITEMS_IN_ROW,
-        step_max_items=STEP_MAX_ITEMS,
-        step_lexer_fuel=STEP_LEXER_FUEL,
-        verbose_errors=False,
-    )
-
+"""Stack of a thread that compiles; only touched pages take memory."""
 
 _starting = threading.Lock()
+T = TypeVar("T")
 
 
-def with_deep_stack(work: Callable[[], None]) -> None:
+def with_deep_stack(work: Callable[[], T]) -> T:
     """Runs `work`, which must not raise, in a thread whose stack is far deeper than `MAX_LEVELS` needs."""
-    thread = threading.Thread(target=work, name="motet-grammar", daemon=True)
+    done: list[T] = []
+    thread = threading.Thread(target=lambda: done.append(work()), name="motet-grammar", daemon=True)
     with _starting:
         before = threading.stack_size(STACK_BYTES)
         try:
@@ -58,3 +59,4 @@ def with_deep_stack(work: Callable[[], None]) -> None:
         finally:
             threading.stack_size(before)
     thread.join()
+    return done[0]

@@ -1,31 +1,31 @@
-"""Where llguidance does not hold to the standard, a checked schema is rewritten so that it does.
+"""Rewrites a checked schema where llguidance would not follow the standard.
 
-- An excluded bound on the side of 0 becomes the number of 15 digits next to it. llguidance lets the bound itself
-  through where the other one is less than 1 away (`exclusiveMinimum` 10 with `maximum` 10.5). The bound on the other
-  side is held to, and stays as it is: beside one of 15 digits no shorter number could end.
-- Formats that it has too wide become patterns: the days that a year does not have, the year 0, seconds past 59,
-  fractions without end, names in Punycode.
-- `oneOf` becomes `anyOf` where its parts are seen to exclude one another through their references; it does not look
-  behind them.
+- An excluded bound on the side of 0 becomes the next number of 15 digits. llguidance allows the bound itself if the
+  other bound is less than 1 away (`exclusiveMinimum` 10 with `maximum` 10.5). It does follow the bound on the other
+  side, which stays as it is: with a bound of 15 digits there, no shorter number could end.
+- Formats for which it allows too much become patterns: days that a year does not have, the year 0, seconds after 59,
+  endless fractions, names in Punycode.
+- `oneOf` becomes `anyOf` if its parts exclude one another, which may only be visible through their references;
+  llguidance does not follow these.
 """
 
 import decimal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from motet.grammar.keywords import TYPES, is_number
+from motet.grammar.schema import TYPES, is_number
 
 LEAST: Final = 1e-20
-"""Stands next to 0."""
+"""The number that counts as next to 0."""
 DIGITS: Final = decimal.Context(prec=15)
-"""Numbers of more are not read exactly by llguidance."""
+"""llguidance reads only numbers with up to this many digits exactly."""
 MAX_BOUND: Final = 1e14
-"""From here on 15 digits have no fraction; such a bound is left as it is."""
+"""Larger numbers of 15 digits have no fraction; such a bound stays as it is."""
 
 MAX_HOST_CHARS: Final = 253
 MAX_PARTS: Final = 100
 MAX_NAMES: Final = 32
-"""Properties of a part that may tell it apart."""
+"""Most properties of a part that are compared with other parts."""
 
 _LEAP_YEAR = "(?:[0-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9][0-9]|00[1-9][0-9]|000[1-9])"
@@ -35,7 +35,7 @@ _DAY = (
 )
 _DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-# 63 characters, no hyphen at either end, and none at both the third and the fourth place, as in `xn--`.
+# 63 characters, no hyphen at either end, and not two hyphens at the third and fourth place, as in `xn--`.
 _LABEL = (
     "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,2}[a-zA-Z0-9]"
     "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
@@ -47,11 +47,11 @@ PATTERNS: Final = {
     "time": f"^{_TIME}$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
 }
-"""What stands for a format. Those of time are what Python reads as ISO 8601, with an offset, as RFC 3339 writes it."""
+"""Patterns that replace formats. Those for times are what Python reads as ISO 8601, with an offset as in RFC 3339."""
 
 
 def mend(schema: dict[str, object], targets: Mapping[str, object]) -> None:
-    """Changes one schema, not those in it. `targets`: what each reference points to."""
+    """Changes one schema, but not those inside it. `targets`: the schema of each reference."""
     _mend_bounds(schema)
     _mend_format(schema)
     _mend_one_of(schema, targets)
@@ -100,7 +100,7 @@ def _mend_one_of(schema: dict[str, object], targets: Mapping[str, object]) -> No
 
 
 def _views(part: object, targets: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """A schema and what it refers to; an answer follows all of them. None is there twice."""
+    """Returns a schema and the schemas that it refers to, each once; an answer must follow all of them."""
     views: list[Mapping[str, object]] = []
     while isinstance(part, dict) and not any(part is view for view in views) and len(views) < MAX_NAMES:
         views.append(part)
@@ -109,8 +109,8 @@ def _views(part: object, targets: Mapping[str, object]) -> list[Mapping[str, obj
 
 
 def _apart(parts: list[list[Mapping[str, object]]]) -> bool:
-    """Whether no answer follows two of them: they are of different types, and where they are objects, one property of
-    all of them has a text in each that no other has."""
+    """Returns True if no answer can follow two of the parts: they have different types, or they are objects with a
+    common property that has a different constant text in each."""
     types = [frozenset.intersection(TYPES, *map(_types, views)) for views in parts]
     objects = [views for views, names in zip(parts, types, strict=True) if "object" in names]
     others = [names - {"object"} for names in types]
@@ -118,7 +118,7 @@ def _apart(parts: list[list[Mapping[str, object]]]) -> bool:
 
 
 def _types(view: Mapping[str, object]) -> frozenset[str]:
-    """Those that a schema allows; a number may be an integer."""
+    """Returns the types that a schema allows; a number may be an integer."""
     named = view.get("type", list(TYPES))
     names = frozenset(named if isinstance(named, list) else [named])
     return names | {"integer"} if "number" in names else names
@@ -130,7 +130,7 @@ def _told_apart(parts: list[dict[str, frozenset[str]]]) -> bool:
 
 
 def _labels(views: list[Mapping[str, object]]) -> dict[str, frozenset[str]]:
-    """Properties that an answer has, and the texts that they may be: of the first `MAX_NAMES`."""
+    """Maps each required property to its allowed texts, for the first `MAX_NAMES`."""
     found: dict[str, frozenset[str]] = {}
     for view in views:
         required, properties = view.get("required"), view.get("properties")
@@ -144,7 +144,7 @@ def _labels(views: list[Mapping[str, object]]) -> dict[str, frozenset[str]]:
 
 
 def _texts(schema: object) -> frozenset[str]:
-    """All that a schema allows, if they are texts and few; else nothing."""
+    """Returns all values that a schema allows if these are a few texts, else nothing."""
     if not isinstance(schema, dict):
         return frozenset()
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -154,10 +154,5 @@ def _texts(schema: object) -> frozenset[str]:
     return texts if len(texts) == len(values) else frozenset()
 
 
-def _overlap(sets: Iterable[frozenset[str]]) -> bool:
-    seen: set[str] = set()
-    for one in sets:
-        if not seen.isdisjoint(one):
-            return True
-        seen |= one
-    return False
+def _overlap(sets: Sequence[frozenset[str]]) -> bool:
+    return len(frozenset[str]().union(*sets)) < sum(map(len, sets))

@@ -1,7 +1,7 @@
-"""Which prompt blocks a worker's prefix cache can find, told from process to process as it changes.
+"""Events that tell other processes which prompt blocks a worker's prefix cache has.
 
-    engine ──► BlockPublisher ══ ZeroMQ, vLLM's schema ══► Follower ──► whoever routes
+    engine ──► BlockPublisher ══ ZeroMQ, vLLM's schema ══► Follower ──► the router's index
 
-`changes` are the events in our own words, `schema` is how they look on the wire, `stored_now` what they add up to. A
-publisher numbers what it says, so that a follower notices what it missed and asks again.
+`changes` are the events as our own types, `schema` is their form on the wire, also those of other engines. A publisher
+numbers its messages, so that a follower notices missed ones and asks for them.
 """

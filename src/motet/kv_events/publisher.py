@@ -1,40 +1,43 @@
-"""Tells whoever listens what becomes of a worker's prompt blocks, and tells it again to those who missed it.
+"""Publishes the changes of a worker's prompt blocks, and repeats them for subscribers that missed some.
 
-    PUB      every change, numbered from 0, to all who subscribed; who does not keep up misses some
-    ROUTER   asked for everything from a number on: the messages if they are still kept; else one with the last number,
-             AllBlocksCleared and all that is stored now, which brings anyone up to date. Then one numbered -1.
+    PUB      every change, numbered from 0, to all subscribers; one that does not keep up misses some
+    ROUTER   answers a request for everything from a number on: with these messages if they are kept; else with one
+             that has the last number, AllBlocksCleared and all that is stored now, which brings any follower up to
+             date. Then one with the number -1.
 
-The first message of a publisher is AllBlocksCleared: nothing that was said at this address before is true any more.
+The first message of a publisher is AllBlocksCleared: earlier messages from this address are not true any more.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from motet.block_names import BlockName
 from motet.errors import ConfigError
 from motet.kv_events import schema
-from motet.kv_events.changes import BlockChange, Cleared, Removed
-from motet.kv_events.endpoint import port_of, replay_endpoint, tcp
-from motet.kv_events.stored_now import StoredNow
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 
 logger = logging.getLogger(__name__)
 
 MESSAGES_QUEUED = 10_000
-"""For a subscriber that does not keep up; more are dropped, and it asks for them."""
+"""Most messages queued for a slow subscriber; further ones are dropped, and it requests them."""
 EVENTS_AT_ONCE = 16
-"""Of all that is stored now are written; then other work gets its turn."""
+"""After this many events of a long replay other work gets its turn."""
 REPLAY_TIMEOUT_S = 10.0
-"""Who does not take its replay in this time gets no more of it: the next one waits."""
+"""A follower that does not take its replay within this many seconds gets no more of it, since the next one waits."""
 FREE_PORT_TRIES = 50
+MOST_BLOCKS_OF_A_CHANGE = 256
+"""Limits a change, so that a long replay can be cut into pieces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +45,18 @@ class PublisherOptions:
     block_size: int
     host: str = "127.0.0.1"
     port: int = 0
-    """Replays come from the port after it. 0: two free ones."""
+    """The port to subscribe to; replays come from the port after it. 0: two free ones."""
     topic: str = "kv-events"
     messages_kept: int = 1000
-    """For replays; a message is what one step of the engine brought."""
+    """Number of messages kept for replays; a message has the changes of one step of the engine."""
     clock: Callable[[], float] = time.time
 
 
 class BlockPublisher:
-    """Of one worker. Made inside an event loop; `publish` never blocks."""
+    """Publishes the changes of one worker. It is made inside an event loop; `publish` never blocks."""
 
     def __init__(self, options: PublisherOptions) -> None:
-        """Raises ConfigError if the ports cannot be had."""
+        """Raises ConfigError if the ports are not free."""
         self._options = options
         self._topic = options.topic.encode()
         self._next = 0
@@ -71,7 +74,7 @@ class BlockPublisher:
         self._answering = asyncio.create_task(self._answer_replays())
 
     def publish(self, changes: Sequence[BlockChange]) -> None:
-        """A `BlockListener`. After `close` it does nothing."""
+        """Sends changes to every subscriber, as a `BlockListener`. After `close` it does nothing."""
         if self._closed:
             return
         payload = schema.payload([self._applied(change) for change in changes], self._options.clock())
@@ -86,8 +89,7 @@ class BlockPublisher:
         self._closed = True
         self._answering.cancel()
         try:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._answering
+            await asyncio.wait([self._answering])
         finally:
             self._replays.close(linger=0)
             self._events.close(linger=0)
@@ -103,17 +105,17 @@ class BlockPublisher:
                     socket.setsockopt(zmq.IPV6, 1)
                 events.setsockopt(zmq.SNDHWM, MESSAGES_QUEUED)
                 replays.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that a full queue makes us wait, not lose
-                events.bind(tcp(host, port or "*"))
-                endpoint = tcp(host, port_of(events.getsockopt_string(zmq.LAST_ENDPOINT)))
-                replays.bind(replay_endpoint(endpoint))
+                events.bind(schema.tcp(host, port or "*"))
+                endpoint = schema.tcp(host, schema.port_of(events.getsockopt_string(zmq.LAST_ENDPOINT)))
+                replays.bind(schema.replay_endpoint(endpoint))
             except zmq.ZMQError as exc:
                 events.close(linger=0)
                 replays.close(linger=0)
                 failure = exc
             else:
                 return events, replays, endpoint
-        where = f"{tcp(host, port)} and the port after it" if port else f"two free ports of {host}"
-        raise ConfigError(f"block events: {where} cannot be listened on: {failure}")
+        where = f"{schema.tcp(host, port)} and the port after it" if port else f"two free ports of {host}"
+        raise ConfigError(f"block events: cannot listen on {where}: {failure}")
 
     async def _answer_replays(self) -> None:
         while True:
@@ -121,26 +123,23 @@ class BlockPublisher:
                 case [client, b"", start] if len(start) == schema.NUMBER_BYTES:
                     await self._answer(client, schema.number_in(start))
                 case frames:
-                    logger.warning("block events: a replay was asked for in %d frames that mean nothing", len(frames))
+                    logger.warning("block events: a request for a replay has %d frames and cannot be read", len(frames))
 
     async def _answer(self, client: bytes, start: int) -> None:
         try:
             async with asyncio.timeout(REPLAY_TIMEOUT_S):
-                messages = self._kept_from(start)
-                for number, payload in [await self._everything()] if messages is None else messages:
+                oldest = self._next - len(self._kept)
+                is_kept = oldest <= start <= self._next
+                messages = list(islice(self._kept, start - oldest, None)) if is_kept else [await self._everything()]
+                for number, payload in messages:
                     answer = [client, b"", self._topic, schema.number_bytes(number), payload]
                     await self._replays.send_multipart(answer)
                 await self._replays.send_multipart([client, b"", b"", schema.END, b""])
         except (TimeoutError, zmq.ZMQError) as exc:
-            logger.warning("block events: a replay ended early, who asked for it does not listen: %r", exc)
-
-    def _kept_from(self, start: int) -> list[tuple[int, bytes]] | None:
-        """None: they are not kept any more, or never were."""
-        oldest = self._next - len(self._kept)
-        return list(islice(self._kept, start - oldest, None)) if oldest <= start <= self._next else None
+            logger.warning("block events: a replay ended early, because the follower does not take it: %r", exc)
 
     async def _everything(self) -> tuple[int, bytes]:
-        """As of when it is called."""
+        """Returns number and payload of a message with all blocks that are stored when this is called."""
         number, stored = self._next - 1, self._now.changes()
         events = [schema.event(Cleared(), self._options.block_size)]
         while some := [schema.event(change, self._options.block_size) for change in islice(stored, EVENTS_AT_ONCE)]:
@@ -149,7 +148,58 @@ class BlockPublisher:
         return number, schema.payload(events, self._options.clock())
 
     def _applied(self, change: BlockChange) -> msgspec.Raw:
-        """Its event. Hashes of salted prompts were never told, so their removal is not either."""
+        """Books a change, and returns its event. Hashes of salted prompts are never published, nor is their removal."""
         salted = self._now.salted_among(change.names) if isinstance(change, Removed) else ()
         self._now.apply(change)
         return schema.event(change, self._options.block_size, salted=salted)
+
+
+class _Block(NamedTuple):
+    parent: BlockName | None
+    tokens: bytes
+    """Token ids as unsigned 32-bit numbers, an eighth of the size of a tuple."""
+    salted: bool
+
+
+class StoredNow:
+    """The blocks that can be found now, in the order in which they were stored, with all that their events need."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[BlockName, _Block] = {}
+
+    def salted_among(self, names: Iterable[BlockName]) -> set[BlockName]:
+        return {name for name in names if (block := self._blocks.get(name)) is not None and block.salted}
+
+    def apply(self, change: BlockChange) -> None:
+        match change:
+            case Stored(names, parent, token_ids, salted):
+                tokens = array("I", token_ids).tobytes()
+                size = len(tokens) // len(names)
+                for index, name in enumerate(names):
+                    self._blocks.setdefault(name, _Block(parent, tokens[index * size : (index + 1) * size], salted))
+                    parent = name
+            case Removed():
+                for name in change.names:
+                    self._blocks.pop(name, None)
+            case Cleared():
+                self._blocks.clear()
+
+    def changes(self) -> Iterator[Stored]:
+        """Yields changes that give a new follower all blocks that are stored when this is called."""
+        return _runs(list(self._blocks.items()))
+
+
+def _runs(blocks: list[tuple[BlockName, _Block]]) -> Iterator[Stored]:
+    run: list[tuple[BlockName, _Block]] = []
+    for name, block in blocks:
+        if run and (block.parent != run[-1][0] or len(run) == MOST_BLOCKS_OF_A_CHANGE):
+            yield _joined(run)
+            run = []
+        run.append((name, block))
+    if run:
+        yield _joined(run)
+
+
+def _joined(run: list[tuple[BlockName, _Block]]) -> Stored:
+    tokens = array("I", b"".join(block.tokens for _, block in run))
+    return Stored(tuple(name for name, _ in run), run[0][1].parent, tuple(tokens), run[0][1].salted)

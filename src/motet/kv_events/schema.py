@@ -1,78 +1,88 @@
-"""How changes look on the wire: vLLM's KV events, as vLLM 0.32 encodes them.
+"""The form of changes on the wire: vLLM's KV events, as vLLM 0.32 encodes them.
 
+    endpoint       tcp://HOST:PORT to subscribe to; one port after it, replays
     one message    [topic][number: 8 bytes, big-endian][payload]
     payload        msgpack [time, [event, ...], data_parallel_rank]
     event          {"type": "BlockStored" | "BlockRemoved" | "AllBlocksCleared", ...}
 
-Older engines, and SGLang, write an event as an array that begins with its type; both are read, a map is written. A
-block's hash is a number of 64 bits there, or bytes; ours are the last 8 bytes of our names. `motet_names` is not
-vLLM's; readers that do not know it pass over it.
+Older engines, and SGLang, write an event as an array that begins with its type. We read both forms and write a map. A
+block's hash is a number of 64 bits, or bytes; ours are the last 8 bytes of our names. `motet_names` is our own field;
+other readers ignore it.
+
+`event` writes a change, `EventReader` turns the events of any engine into changes with our names. Our own servers send
+our names. Others send their hashes and the tokens, from which our names are computed; so it keeps the name for each
+hash until the block is removed. Names of an adapter's blocks contain the adapter's name, as in routing. Blocks that
+cannot be named are ignored: those after an unknown block, blocks of images, and of adapters without a name. The only
+effect is that no group is routed to them.
 """
 
 from collections.abc import Collection, Iterator
+from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 
-from motet.block_names import BlockName
+from motet.block_names import BlockName, names_after, root_name
+from motet.errors import ConfigError
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 
 WireHash = int | bytes
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 DEVICE = "GPU"
-"""What vLLM calls the memory that an engine computes in, on a CPU too."""
+"""vLLM's name for the memory that an engine computes in, also on a CPU."""
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
-"""In place of a number: the end of a replay."""
+"""The number of the last message of a replay."""
 
 
-class _Stored(msgspec.Struct, frozen=True):
-    """UNSET fields are not written; vLLM's reader insists on the others."""
+class StoredFields(msgspec.Struct, frozen=True):
+    """Blocks are stored, in the form of any engine. UNSET fields are not written; vLLM's reader needs the others."""
 
     block_hashes: list[WireHash]
     parent_block_hash: WireHash | None
-    token_ids: list[int]
-    block_size: int
+    token_ids: list[TokenId]
+    block_size: Annotated[int, msgspec.Meta(ge=1)]
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[list[msgspec.Raw] | None] | msgspec.UnsetType | None = msgspec.UNSET
-    """A block: what its content depends on beside tokens and adapter, such as images, or a salt in the first block."""
+    """Other things that each block depends on beside tokens and adapter, such as images, or a salt in the first."""
     group_idx: int | msgspec.UnsetType | None = msgspec.UNSET
-    """Of the layers that keep their KV in one way; 0 for models in which all do."""
+    """The group of layers that keep their KV in the same way; 0 if all layers do."""
 
 
-class _Removed(msgspec.Struct, frozen=True):
+class RemovedFields(msgspec.Struct, frozen=True):
     block_hashes: list[WireHash]
     medium: str | None = None
     group_idx: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class BlockStored(_Stored, frozen=True, tag=True):
-    motet_names: list[BlockName] | msgspec.UnsetType = msgspec.UNSET
-    """Our names; also of blocks whose hashes and tokens are not told."""
+class BlockStored(StoredFields, frozen=True, tag=True):
+    """Our own servers also send our names of the blocks, even if they leave out hashes and tokens."""
 
-
-class BlockRemoved(_Removed, frozen=True, tag=True):
     motet_names: list[BlockName] | msgspec.UnsetType = msgspec.UNSET
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
-    pass
+class BlockRemoved(RemovedFields, frozen=True, tag=True):
+    motet_names: list[BlockName] | msgspec.UnsetType = msgspec.UNSET
 
 
-class _StoredArray(_Stored, frozen=True, tag="BlockStored", array_like=True):
-    pass
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True): ...
 
 
-class _RemovedArray(_Removed, frozen=True, tag="BlockRemoved", array_like=True):
-    pass
+class _StoredArray(StoredFields, frozen=True, tag="BlockStored", array_like=True): ...
 
 
-class _ClearedArray(msgspec.Struct, frozen=True, tag="AllBlocksCleared", array_like=True):
-    pass
+class _RemovedArray(RemovedFields, frozen=True, tag="BlockRemoved", array_like=True): ...
 
 
-Event = BlockStored | BlockRemoved | AllBlocksCleared
+class _ClearedArray(msgspec.Struct, frozen=True, tag="AllBlocksCleared", array_like=True): ...
+
+
+_MapEvent = BlockStored | BlockRemoved | AllBlocksCleared
+_ArrayEvent = _StoredArray | _RemovedArray | _ClearedArray
+WireEvent = _MapEvent | _ArrayEvent
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -83,26 +93,19 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _BATCHES = msgspec.msgpack.Decoder(_Batch)
-_MAPS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-_ARRAYS: msgspec.msgpack.Decoder[_StoredArray | _RemovedArray | _ClearedArray] = msgspec.msgpack.Decoder(
-    _StoredArray | _RemovedArray | _ClearedArray
-)
-
-
-def event(change: BlockChange, block_size: int, *, salted: Collection[BlockName] = ()) -> msgspec.Raw:
-    """`salted`: those among the names that are removed."""
-    return msgspec.Raw(_ENCODER.encode(_event(change, block_size, salted)))
+_MAPS: msgspec.msgpack.Decoder[_MapEvent] = msgspec.msgpack.Decoder(_MapEvent)
+_ARRAYS: msgspec.msgpack.Decoder[_ArrayEvent] = msgspec.msgpack.Decoder(_ArrayEvent)
 
 
 def payload(events: list[msgspec.Raw], time_s: float) -> bytes:
     return _ENCODER.encode(_Batch(time_s, events))
 
 
-def events_in(payload: bytes) -> Iterator[Event | None]:
-    """The events of a payload, None for one that is not understood. Raises DecodeError for what is no payload."""
+def events_in(payload: bytes) -> Iterator[WireEvent | None]:
+    """Yields the events of a payload, None for one that cannot be understood. Raises DecodeError."""
     for raw in _BATCHES.decode(payload).events:
         try:
-            yield _of_array(_ARRAYS.decode(raw)) if _is_array(raw) else _MAPS.decode(raw)
+            yield (_ARRAYS if _is_array(raw) else _MAPS).decode(raw)
         except msgspec.DecodeError:
             yield None
 
@@ -116,17 +119,19 @@ def number_in(frame: bytes) -> int:
 
 
 def wire_hash(name: BlockName) -> int:
-    """A name, or the hash of another engine, as a number of 64 bits."""
+    """Returns a number of 64 bits for a name, or for the hash of another engine."""
     return int.from_bytes(name[-NUMBER_BYTES:], "big")
 
 
-def _event(change: BlockChange, block_size: int, salted: Collection[BlockName]) -> Event:
+def event(change: BlockChange, block_size: int, *, salted: Collection[BlockName] = ()) -> msgspec.Raw:
+    """Writes a change. `salted`: the names of salted prompts among those that are removed."""
+    told: _MapEvent
     match change:
         case Stored(names, _, _, salted=True):
-            # Whoever salts a prompt wants it apart: nobody is told its tokens, nor that they are here without the salt.
-            return BlockStored([], None, [], block_size, medium=DEVICE, motet_names=list(names))
+            # A salted prompt must stay separate: neither its tokens nor their hashes without the salt are published.
+            told = BlockStored([], None, [], block_size, medium=DEVICE, motet_names=list(names))
         case Stored(names, parent, token_ids):
-            return BlockStored(
+            told = BlockStored(
                 [wire_hash(name) for name in names],
                 None if parent is None else wire_hash(parent),
                 list(token_ids),
@@ -136,23 +141,129 @@ def _event(change: BlockChange, block_size: int, salted: Collection[BlockName]) 
             )
         case Removed(names):
             hashes: list[WireHash] = [wire_hash(name) for name in names if name not in salted]
-            return BlockRemoved(hashes, DEVICE, motet_names=list(names))
+            told = BlockRemoved(hashes, DEVICE, motet_names=list(names))
         case Cleared():
-            return AllBlocksCleared()
-
-
-def _of_array(event: _StoredArray | _RemovedArray | _ClearedArray) -> Event:
-    fields = msgspec.structs.asdict(event)
-    match event:
-        case _StoredArray():
-            return BlockStored(**fields)
-        case _RemovedArray():
-            return BlockRemoved(**fields)
-        case _ClearedArray():
-            return AllBlocksCleared()
+            told = AllBlocksCleared()
+    return msgspec.Raw(_ENCODER.encode(told))
 
 
 def _is_array(raw: msgspec.Raw) -> bool:
-    """By msgpack's first byte: fixarray, array 16 or array 32."""
+    """Looks at msgpack's first byte: fixarray, array 16 or array 32."""
     first = bytes(raw)[:1]
     return b"\x90" <= first <= b"\x9f" or first in (b"\xdc", b"\xdd")
+
+
+def tcp(host: str, port: int | str) -> str:
+    """Returns an endpoint; the port `*` stands for any free one."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def port_of(endpoint: str) -> int:
+    """Returns the port of an endpoint. Raises ConfigError unless it is `tcp://HOST:PORT`."""
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port
+    except ValueError:
+        port = None
+    if port is None or parts.scheme != "tcp" or not parts.hostname:
+        raise ConfigError(f"block events: {endpoint!r} is not an endpoint such as tcp://host:5557")
+    return port
+
+
+def replay_endpoint(endpoint: str) -> str:
+    """Returns the endpoint of replays of a publisher of ours at `endpoint`."""
+    port = port_of(endpoint)
+    return f"{endpoint.rpartition(':')[0]}:{port + 1}"
+
+
+class EventReader:
+    """Reads the events of one engine, in order."""
+
+    def __init__(self) -> None:
+        self._name_of: dict[WireHash, BlockName] = {}
+        self._media: dict[WireHash, set[str | None]] = {}
+        """The kinds of memory that a block is in: it may have been moved to one from which it can be fetched."""
+
+    def changes(self, event: WireEvent) -> list[BlockChange]:
+        match event:
+            case BlockStored(motet_names=list(names)):
+                return [Stored(tuple(names), None, ())] if names else []
+            case BlockRemoved(motet_names=list(names)):
+                return [Removed(tuple(names))]
+            case StoredFields():
+                return self._stored(event)
+            case RemovedFields():
+                return self._removed(event)
+            case _:
+                self.forget()
+                return [Cleared()]
+
+    def forget(self) -> None:
+        self._name_of.clear()
+        self._media.clear()
+
+    def __len__(self) -> int:
+        """Number of hashes whose names are kept."""
+        return len(self._name_of)
+
+    def _stored(self, event: StoredFields) -> list[BlockChange]:
+        whole = len(event.token_ids) == len(event.block_hashes) * event.block_size
+        known = whole and not _of_other_layers(event) and (event.lora_id is None or event.lora_name)
+        named = list(self._named(event)) if known else []
+        for block, name in named:
+            self._name_of[block] = name
+            self._media.setdefault(block, set()).add(event.medium)
+        return [Stored(tuple(name for _, name in named), None, ())] if named else []
+
+    def _removed(self, event: RemovedFields) -> list[BlockChange]:
+        if _of_other_layers(event):
+            return []
+        gone = []
+        for block in event.block_hashes:
+            media = self._media.get(block, set())
+            media.discard(event.medium)
+            if not media and block in self._name_of:
+                del self._media[block]
+                gone.append(self._name_of.pop(block))
+        return [Removed(tuple(gone))] if gone else []
+
+    def _named(self, event: StoredFields) -> Iterator[tuple[WireHash, BlockName]]:
+        """Yields the blocks with their names, up to the first that has none."""
+        adapter = event.lora_name or ""
+        extra = [_beside(adapter, keys) for keys in event.extra_keys or [None] * len(event.block_hashes)]
+        if event.parent_block_hash is None:
+            salt = _salt(extra[:1])
+            if salt is None:
+                return
+            before, extra = root_name(salt, adapter), [None, *extra[1:]]
+        elif (known := self._name_of.get(event.parent_block_hash)) is not None:
+            before = known
+        else:
+            return
+        names = names_after(before, event.token_ids, event.block_size)
+        for block, keys, name in zip(event.block_hashes, extra, names, strict=False):
+            if keys:
+                return
+            yield block, name
+
+
+def _of_other_layers(event: StoredFields | RemovedFields) -> bool:
+    return event.group_idx not in (msgspec.UNSET, None, 0)
+
+
+def _beside(adapter: str, keys: list[msgspec.Raw] | None) -> list[msgspec.Raw] | None:
+    """Returns the keys of a block without the adapter's name, which vLLM puts first."""
+    if adapter and keys and bytes(keys[0]) == msgspec.msgpack.encode(adapter):
+        return keys[1:]
+    return keys
+
+
+def _salt(first: list[list[msgspec.Raw] | None]) -> str | None:
+    """Returns the salt of a prompt, from the keys of its first block; None if they are no salt."""
+    keys = first[0] if first else None
+    if not keys:
+        return ""
+    try:
+        return msgspec.msgpack.decode(keys[0], type=str) if len(keys) == 1 else None
+    except msgspec.DecodeError:
+        return None

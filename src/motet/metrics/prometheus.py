@@ -1,42 +1,110 @@
 """The metrics of one server, in a registry of their own, as Prometheus reads them.
 
-engine figures      read from `Engine.stats()` of each worker at each scrape (`metrics.scraped`)
-routing figures     read from whoever routes, at each scrape (`metrics.routing_exposed`)
-group figures       observed when a step of a group comes in and when the group ends, by model (`metrics.groups`)
-HTTP figures        counted here when a response has been sent
+engines      read from `Engine.stats()` of each worker at each scrape: the fields of `EngineStats`
+routing      read from the router at each scrape: the fields of `RoutingFigures`
+groups       observed when a step of a group comes and when the group ends, by model (`metrics.groups`)
+HTTP         counted here when a response has been sent
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from motet.metrics.groups import MODEL, GroupFamilies, GroupMetrics
-from motet.metrics.names import PREFIX
-from motet.metrics.scraped import Scrape, ScrapeCollector
+from motet.metrics.declare import PREFIX, Declared, MetricKind, counter, declared_in, gauge, numbers
+from motet.metrics.groups import MODEL, GroupFamilies, GroupMetrics, buckets_of
+from motet.metrics.routing import RoutingFigures
+from motet.types import EngineInfo, EngineStats
+
+WORKER_LABELS = (MODEL, "worker", "role")
+
+CACHE_FACTS = gauge(
+    "cache_config_info",
+    "1",
+    "Facts of the KV cache, in labels; there while the worker has an engine.",
+    labels=("block_size", "num_blocks", "bytes_per_block"),
+)
+WORKER_STATE = gauge(
+    "worker_state",
+    "0 or 1",
+    "1 for the state that the worker is in, as in `/status`, 0 for the others.",
+    labels=("worker", "state"),
+)
+WITHOUT_FIRST_TOKEN = gauge(
+    "groups_without_first_token",
+    "groups",
+    "Groups admitted that have no first token yet: what `--max-waiting-groups` limits.",
+)
+HTTP_REQUESTS = counter(
+    "http_requests",
+    "responses",
+    "Responses sent; 499 if the client left before.",
+    labels=("handler", "method", "status"),
+)
 
 
-class Metrics:
-    """All metrics of one app."""
+@dataclass(frozen=True)
+class EngineSample:
+    """A worker whose figures are published here."""
+
+    worker: str
+    info: EngineInfo
+    stats: EngineStats | None = None
+    """None if it did not answer; then it has no samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scrape:
+    """The figures of engines and routing for one scrape."""
+
+    engines: Sequence[EngineSample] = ()
+    routing: RoutingFigures = field(default_factory=RoutingFigures)
+    states: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    """(worker, state) for all workers and states: True if the worker is in the state."""
+
+
+def exposed(
+    struct: type, samples: Sequence[tuple[tuple[str, ...], object]], *, labels: tuple[str, ...]
+) -> Iterator[Metric]:
+    """Yields the metrics declared in `struct`. `samples`: the values of `labels`, with the figures for them."""
+    for name, declared in declared_in(struct):
+        if declared.kind is MetricKind.HISTOGRAM:
+            histogram = HistogramMetricFamily(PREFIX + declared.name, declared.meaning, labels=labels)
+            for values, figures in samples:
+                buckets = buckets_of(declared.bounds, getattr(figures, name))
+                histogram.add_metric(values, buckets, getattr(figures, declared.sum_in))
+            yield histogram
+            continue
+        family = _family(declared, labels)
+        for values, figures in samples:
+            for own, number in numbers(figures, name, declared).items():
+                family.add_metric((*values, *own), number)
+        yield family
+
+
+def _family(declared: Declared, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
+    family = CounterMetricFamily if declared.kind is MetricKind.COUNTER else GaugeMetricFamily
+    return family(PREFIX + declared.name, declared.meaning, labels=(*labels, *declared.labels))
+
+
+class Metrics(Collector):
+    """All metrics of one app. The registry collects the values of the last scrape from here."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._scraped = ScrapeCollector()
-        self.registry.register(self._scraped)
+        self._scrape = Scrape()
         self._families = GroupFamilies(self.registry)
         self._by_model: dict[str, GroupMetrics] = {}
-        """Every model that has been served; one that has gone keeps its counts."""
-        self._waiting = Gauge(
-            PREFIX + "groups_without_first_token",
-            "Admitted groups without a first token: what overload is judged by.",
-            [MODEL],
-            registry=self.registry,
-        )
-        self._http = Counter(
-            PREFIX + "http_requests", "Responses sent.", ["handler", "method", "status"], registry=self.registry
-        )
+        """Every model that was ever served; a model that has gone keeps its counts."""
+        self.registry.register(self)
+        waiting, http = WITHOUT_FIRST_TOKEN, HTTP_REQUESTS
+        self._waiting = Gauge(PREFIX + waiting.name, waiting.meaning, [MODEL], registry=self.registry)
+        self._http = Counter(PREFIX + http.name, http.meaning, http.labels, registry=self.registry)
 
     def of(self, model: str) -> GroupMetrics:
-        """`model`: one that is served, and never just what a client wrote: each name costs memory for good."""
+        """Returns a model's metrics. `model` must be one that is served: each name costs memory for ever."""
         if (found := self._by_model.get(model)) is None:
             found = self._by_model[model] = GroupMetrics(self._families, model)
         return found
@@ -45,15 +113,30 @@ class Metrics:
         self._http.labels(handler, method, str(status)).inc()
 
     def exposition(self, scrape: Scrape, *, models: Iterable[str], waiting: int) -> bytes:
-        """The text of `/metrics`. `models`: those served now, which are told of from the first scrape on."""
+        """Returns the text of `/metrics`. `models`: the models served now, which are in it from the first scrape on."""
         for model in models:
             self.of(model)
-        self._scraped.scrape, self._scraped.model = scrape, self._shared_name
+        self._scrape = scrape
         self._waiting.clear()
         self._waiting.labels(self._shared_name).set(waiting)
         return generate_latest(self.registry)
 
+    def collect(self) -> Iterator[Metric]:
+        model, scrape = self._shared_name, self._scrape
+        workers = [((model, one.worker, one.info.role.value), one) for one in scrape.engines]
+        answers = [(labels, one.stats) for labels, one in workers if one.stats is not None]
+        yield from exposed(EngineStats, answers, labels=WORKER_LABELS)
+        facts = _family(CACHE_FACTS, WORKER_LABELS)
+        for labels, one in workers:
+            facts.add_metric([*labels, *(str(getattr(one.info, name)) for name in CACHE_FACTS.labels)], 1)
+        yield facts
+        states = _family(WORKER_STATE, (MODEL,))
+        for (worker, state), is_so in scrape.states.items():
+            states.add_metric((model, worker, state), int(is_so))
+        yield states
+        yield from exposed(RoutingFigures, [((model,), scrape.routing)], labels=(MODEL,))
+
     @property
     def _shared_name(self) -> str:
-        """The model that figures of the whole server are labelled with: no name once there have been several."""
+        """The model label for figures of the whole server; empty once there were several models."""
         return next(iter(self._by_model)) if len(self._by_model) == 1 else ""

@@ -1,7 +1,7 @@
 """Writes a GGUF file as a model folder: bfloat16 safetensors, tokenizer, chat template.
 
-A program of its own, because it is the only part of `motet.models` that needs torch, and so that the memory it takes
-is given back: python -m motet.models.convert FILE.gguf FOLDER
+It is a program of its own, because it is the only part of `motet.models` that needs torch, and so that its memory is
+freed at its end: python -m motet.models.convert FILE.gguf FOLDER
 """
 
 import sys

@@ -1,8 +1,9 @@
-"""Looks a model folder over before an engine is started on it: what is missing or broken is said in one line."""
+"""Checks a model folder before an engine is started on it; an error says in one line what is missing or broken."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from motet.errors import ModelLoadError
 
@@ -14,21 +15,22 @@ MAX_HEADER_BYTES = 100 * 2**20
 
 
 def check_model(folder: Path) -> None:
-    """Raises `ModelLoadError` unless config and weights are there and whole."""
+    """Raises `ModelLoadError` unless config and weights are there and complete."""
     config = read_object(folder / "config.json")
     if "model_type" not in config:
-        raise ModelLoadError(f"{folder / 'config.json'} names no model_type: it is no transformers model")
+        raise ModelLoadError(f"{folder / 'config.json'} has no model_type: it is not a transformers model")
     for file in weight_files(folder):
         check_safetensors(file)
 
 
 def check_tokenizer(folder: Path) -> None:
+    """Raises `ModelLoadError` unless a tokenizer is there."""
     if not (folder / TOKENIZER).is_file():
         raise ModelLoadError(f"{folder} has no {TOKENIZER}: name a model that has one with --tokenizer")
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """The files that hold the weights: those the index names, or all there are."""
+    """Yields the files with the weights: those in the index, or all."""
     if (folder / INDEX).is_file():
         places = read_object(folder / INDEX).get("weight_map")
         if not isinstance(places, dict) or not places:
@@ -41,8 +43,9 @@ def weight_files(folder: Path) -> Iterator[Path]:
     yield from files
 
 
-def check_safetensors(file: Path) -> None:
-    """Compares a file's size with what its header promises, so that a broken download is found at once.
+def check_safetensors(file: Path) -> tuple[dict[str, Any], int]:
+    """Compares a file's size with its header, so that a broken download is found at once. Returns the header's entry of
+    each tensor, and the offset of the data.
 
     A safetensors file is: 8 bytes header length (little endian) | header, JSON | data. `data_offsets` of a tensor are
     half-open and start at the data.
@@ -63,14 +66,16 @@ def check_safetensors(file: Path) -> None:
         raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:
         raise ModelLoadError(f"{file} has a broken header: download it again") from exc
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    promised = HEADER_LENGTH_BYTES + header_bytes + max(ends, default=0)
+    header.pop("__metadata__", None)
+    data_begin = HEADER_LENGTH_BYTES + header_bytes
+    promised = data_begin + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if promised != size:
         raise ModelLoadError(f"{file} has {size} bytes where its header promises {promised}: download it again")
+    return header, data_begin
 
 
 def read_object(file: Path) -> dict[str, object]:
-    """A JSON object from a file."""
+    """Reads a JSON object from a file."""
     try:
         content = json.loads(file.read_text())
     except FileNotFoundError as exc:

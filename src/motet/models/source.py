@@ -1,62 +1,34 @@
-"""Turns the name of a model, as people write it, into a folder that has been looked over.
+"""Turns the name of a model, as people write it, into a folder that has been checked; and lists local models.
 
-1. a path (`./m`, `/models/m`, or any folder there is): checked, used where it lies
+1. a path (`./m`, `/models/m`, or any folder that exists): checked, and used where it is
 2. `smollm2`, the default model: made once, kept in the cache folder
 3. anything else is a name on the hub, kept in the hub's own cache
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from motet.errors import ModelLoadError
 from motet.models.folder import check_model, check_tokenizer
-from motet.models.hub import HUB_NAME, fetch, fetch_tokenizer
-from motet.models.smollm2 import DEFAULT_MODEL, Smollm2
-
-Say = Callable[[str], None]
-"""Tells the user what takes so long, one line a stage."""
+from motet.models.hub import HUB_NAME, MODEL_PATTERNS, TOKENIZER_PATTERNS, fetch
+from motet.models.smollm2 import DEFAULT_MODEL, Say, Smollm2, quietly
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    path: Path
-    """A folder in Hugging Face's layout, complete when it was looked at."""
-    name: str
-    """As it was asked for."""
-
-
-def quietly(line: str) -> None:
-    """For callers without anybody to tell."""
-
-
-def resolve(name: str, *, cache: Path, revision: str | None = None, say: Say = quietly) -> ModelSource:
-    """Finds a model, or fetches it; its tokenizer is `resolve_tokenizer`'s business. Raises `ModelLoadError`."""
-    if folder := as_folder(name):
-        check_model(folder)
-        return ModelSource(folder, name)
-    if name == DEFAULT_MODEL:
-        return ModelSource(Smollm2(cache, say=say).get(), name)
-    say(f"looking for {name} on the hub")
-    folder = fetch(on_the_hub(name), revision=revision)
+def resolve(name: str, *, cache: Path, revision: str | None = None, say: Say = quietly) -> Path:
+    """Finds or fetches a model, and returns its folder; its tokenizer may be elsewhere. Raises ModelLoadError."""
+    folder = _found(name, cache, patterns=MODEL_PATTERNS, revision=revision, say=say)
     check_model(folder)
-    return ModelSource(folder, name)
+    return folder
 
 
-def resolve_tokenizer(name: str, *, cache: Path, revision: str | None = None, say: Say = quietly) -> Path:
-    """Finds a folder of which only the tokenizer is wanted, or fetches that. Raises `ModelLoadError`."""
-    if folder := as_folder(name):
-        check_tokenizer(folder)
-        return folder
-    if name == DEFAULT_MODEL:
-        return Smollm2(cache, say=say).get()
-    folder = fetch_tokenizer(on_the_hub(name), revision=revision)
+def resolve_tokenizer(name: str, *, cache: Path, say: Say = quietly) -> Path:
+    """Finds or fetches a folder with a tokenizer; nothing else of it is needed. Raises `ModelLoadError`."""
+    folder = _found(name, cache, patterns=TOKENIZER_PATTERNS, revision=None, say=say)
     check_tokenizer(folder)
     return folder
 
 
-def as_folder(name: str) -> Path | None:
-    """The folder a name stands for; None when it is no path."""
+def _found(name: str, cache: Path, *, patterns: tuple[str, ...], revision: str | None, say: Say) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -64,12 +36,37 @@ def as_folder(name: str) -> Path | None:
         raise ModelLoadError(f"{name} is a file: give the folder that holds config.json and the weights")
     if name.startswith(("/", "./", "../", "~")):
         raise ModelLoadError(f"{name}: there is no such folder")
-    return None
+    if name == DEFAULT_MODEL:
+        return Smollm2(cache, say=say).get()
+    if not HUB_NAME.fullmatch(name):
+        raise ModelLoadError(
+            f"{name}: neither a folder nor a name on the hub (org/name), nor {DEFAULT_MODEL}, the default model"
+        )
+    say(f"looking for {name} on the hub")
+    return fetch(name, revision=revision, patterns=patterns)
 
 
-def on_the_hub(name: str) -> str:
-    if HUB_NAME.fullmatch(name):
-        return name
-    raise ModelLoadError(
-        f"{name}: neither a folder nor a name on the hub (org/name), nor {DEFAULT_MODEL}, the default model"
-    )
+@dataclass(frozen=True)
+class KeptModel:
+    """A model on this machine."""
+
+    name: str
+    size_bytes: int
+    """0 if the model is not here yet."""
+    path: Path
+
+
+def kept_models(cache: Path) -> list[KeptModel]:
+    """Returns the default model first, here or not; then those in the hub's cache, by name."""
+    from huggingface_hub import scan_cache_dir  # here, as in `hub`
+    from huggingface_hub.errors import CacheNotFound
+
+    folder = Smollm2(cache).folder
+    size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+    models = [KeptModel(DEFAULT_MODEL, size_bytes, folder)]
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return models
+    found = [KeptModel(r.repo_id, r.size_on_disk, r.repo_path) for r in repositories if r.repo_type == "model"]
+    return models + sorted(found, key=lambda model: model.name)

@@ -1,42 +1,106 @@
-"""What it costs to put a group on a worker, in prompt-token equivalents: how many tokens could be computed in the time.
+"""What decides between workers: the group's needs, the candidates, and the cost of the group on each of them.
+
+The unit of cost is the time in which one prompt token is computed.
 
     cost = own + queued + load
     own      prompt tokens of the group that the worker would have to compute, times 1 + its open choices / the group's:
-             while it computes them, the choices that are open there stand still too, and this is the time lost a
-             choice of the group. With a ticket: those it would pull, which delays nobody else
-    queued   prompt tokens that it was given before and has not answered for
-    load     how much longer its steps are for what is being written there, over HORIZON_STEPS steps
+             while it computes them, the choices that are open there stand still too. So it is the time lost for each
+             choice of the group. With a ticket: the tokens that it would pull, which delays nobody else
+    queued   tokens of earlier prompts that it has not finished
+    load     the time by which open choices make its steps longer, over HORIZON_STEPS steps
 
 The load counts every choice, every block of the choices' tails, and every block of a trunk once, however many choices
 read it: that is what a step of the engine does. The group's own choices cost the same everywhere, so they are left out.
 """
 
 from dataclasses import dataclass
-
-from motet.routing.candidate import Candidate, Wanted
+from enum import Enum, auto
 
 PROMPT_TOKEN_MS = 0.32
-"""1340 prompt tokens in 430 ms (docs/log.md, as the three below: 135M parameters, two cores)."""
+"""Measured: 1340 prompt tokens in 430 ms (docs/log.md; 135M parameters, two cores, as for the figures below)."""
 CHOICE_MS = 0.5
-"""A choice in a step: 8.2, 10.9, 22.8 and 76 ms with 1, 8, 32 and 128 of them over one prompt."""
+"""Measured: a step takes 8.2, 10.9, 22.8 and 76 ms with 1, 8, 32 and 128 choices of one prompt."""
 BLOCK_TOKENS = 16
-"""Of the two below; a block of another size weighs by its tokens."""
+"""Block size of the next two figures; a block of another size counts by its tokens."""
 TRUNK_BLOCK_MS = 0.046
-"""16 trunk tokens in a step: 6.9 ms over a prompt of 1340 tokens, 13.1 over one of 3500."""
+"""Measured: a step takes 6.9 ms with a prompt of 1340 tokens, and 13.1 ms with one of 3500."""
 TAIL_BLOCK_MS = 0.012
-"""16 tail tokens in a step: 32 choices with 256 tokens each against 64."""
+"""Measured: a step of 32 choices with 256 tokens each, against 64 tokens each."""
 PULL_TOKEN_MS = 0.005
-"""A pull of 1340 tokens in 4 to 7 ms."""
+"""Measured: a pull of 1340 tokens takes 4 to 7 ms."""
 HORIZON_STEPS = 48
-"""For how many steps a group meets the load there is now. `bench.router`: with 16, workers are too unlike at 70 % load;
-with 256, prompts are computed too often at 90 % (docs/log.md)."""
+"""Number of steps for which the present load is assumed to last. In `bench.router`, with 16 the load of workers
+differs too much at 70 % load; with 256 prompts are computed too often at 90 % (docs/log.md)."""
 SESSION_SLACK = 256.0
-"""By how much the worker that a session was on last may be dearer than the best, beside what it may have cached."""
+"""A session stays on its last worker if this is dearer than the best by no more than this and its prompt's cost."""
+
+
+class Work(Enum):
+    """The kind of work that a worker is chosen for."""
+
+    PREFILL = auto()
+    GENERATE = auto()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupNeeds:
+    """The needs of a group on a worker."""
+
+    work: Work
+    choices: int
+    prompt_tokens: int
+    needs_prompt: bool
+    """False if the group comes with a ticket: its prompt has been computed, and is fetched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A worker as it is in our books, not as it reports itself."""
+
+    id: str
+    cached_tokens: int
+    """Tokens of this prompt whose KV the worker has, as far as is known."""
+    queued_tokens: int
+    """Tokens of earlier prompts that it has not finished yet."""
+    open_choices: int
+    trunk_blocks: int
+    """KV blocks of the prompts of open groups, counted once a group."""
+    tail_blocks: int
+    max_choices: int
+    num_blocks: int
+    block_size: int
+    has_session: bool = False
+    avoid: bool = False
+    """True if it refused a group a moment ago: it is taken only if there is no other."""
+
+    @property
+    def held_blocks(self) -> int:
+        return self.trunk_blocks + self.tail_blocks
+
+
+def has_room(candidate: Candidate, needs: GroupNeeds) -> bool:
+    """Returns True if the group could begin there at once. Cached blocks of its prompt are
+    assumed to be shared with open groups. A prefill writes nothing, so it needs no room for choices."""
+    return begins_at_once(
+        open_choices=candidate.open_choices,
+        max_choices=candidate.max_choices,
+        held_blocks=candidate.held_blocks,
+        num_blocks=candidate.num_blocks,
+        choices=needs.choices if needs.work is Work.GENERATE else 0,
+        prompt_blocks=-(-(needs.prompt_tokens - candidate.cached_tokens) // candidate.block_size),
+    )
+
+
+def begins_at_once(
+    *, open_choices: int, max_choices: int, held_blocks: int, num_blocks: int, choices: int, prompt_blocks: int
+) -> bool:
+    """Returns True if there is room for the choices, and blocks for the trunk and for a tail block of each choice."""
+    return open_choices + choices <= max_choices and held_blocks + prompt_blocks + choices <= num_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Prompt-token equivalents of one of each. On another machine all times differ, but their ratios less so."""
+    """The cost of one of each, in prompt tokens. Times differ between machines, their ratios less so."""
 
     choice: float = HORIZON_STEPS * CHOICE_MS / PROMPT_TOKEN_MS
     trunk_block: float = HORIZON_STEPS * TRUNK_BLOCK_MS / PROMPT_TOKEN_MS
@@ -48,15 +112,15 @@ class Weights:
 WEIGHTS = Weights()
 
 
-def prompt_cost(tokens: int, candidate: Candidate, wanted: Wanted, weights: Weights = WEIGHTS) -> float:
-    """Of computing, or pulling, so many tokens of the group's prompt there."""
-    if not wanted.needs_prompt:
+def prompt_cost(tokens: int, candidate: Candidate, needs: GroupNeeds, weights: Weights = WEIGHTS) -> float:
+    """Returns the cost of computing, or of pulling, this many tokens of the group's prompt there."""
+    if not needs.needs_prompt:
         return tokens * weights.pulled_token
-    return tokens * (1.0 + candidate.open_choices / wanted.choices)
+    return tokens * (1.0 + candidate.open_choices / needs.choices)
 
 
-def own_cost(candidate: Candidate, wanted: Wanted, weights: Weights = WEIGHTS) -> float:
-    return prompt_cost(max(0, wanted.prompt_tokens - candidate.cached_tokens), candidate, wanted, weights)
+def own_cost(candidate: Candidate, needs: GroupNeeds, weights: Weights = WEIGHTS) -> float:
+    return prompt_cost(max(0, needs.prompt_tokens - candidate.cached_tokens), candidate, needs, weights)
 
 
 def load_cost(candidate: Candidate, weights: Weights) -> float:
@@ -64,12 +128,12 @@ def load_cost(candidate: Candidate, weights: Weights) -> float:
     return candidate.open_choices * weights.choice + blocks * (candidate.block_size / BLOCK_TOKENS)
 
 
-def cost(candidate: Candidate, wanted: Wanted, weights: Weights = WEIGHTS) -> float:
-    return own_cost(candidate, wanted, weights) + candidate.queued_tokens + load_cost(candidate, weights)
+def cost(candidate: Candidate, needs: GroupNeeds, weights: Weights = WEIGHTS) -> float:
+    return own_cost(candidate, needs, weights) + candidate.queued_tokens + load_cost(candidate, weights)
 
 
-def explained(candidate: Candidate, wanted: Wanted, weights: Weights = WEIGHTS) -> str:
-    """The cost and its parts, for a person."""
-    own, load = own_cost(candidate, wanted, weights), load_cost(candidate, weights)
+def explained(candidate: Candidate, needs: GroupNeeds, weights: Weights = WEIGHTS) -> str:
+    """Returns the cost and its parts as a line of text."""
+    own, load = own_cost(candidate, needs, weights), load_cost(candidate, weights)
     total = own + candidate.queued_tokens + load
     return f"{candidate.id} {total:.0f} (own {own:.0f}, queued {candidate.queued_tokens}, load {load:.0f})"

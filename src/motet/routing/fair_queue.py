@@ -1,10 +1,10 @@
-"""Groups that wait for room, in an order that lets small ones by and starves no large one. Pure: time is an argument.
+"""Orders groups that wait for room: small ones may overtake, and no large one starves. Pure: time is an argument.
 
     order    priority (lower first), then tag = arrival + head start (n), then arrival
-             head start (n) = the lesser of n x PER_CHOICE_S and MOST_S, which others have on a group of n choices
-    room     the first in order that fits goes. One that was passed over because it did not fit is passed over for
-             PATIENCE_S more; then nobody behind it goes who wants the same room, and room comes free for it
-    lanes    items of one lane want the same room; of two lanes it is asked whether they do
+             head start (n) = the lesser of n x PER_CHOICE_S and MOST_S: what others have over a group of n choices
+    room     the first in order that fits goes. A group that did not fit may be overtaken for PATIENCE_S more;
+             after that no group behind it goes that wants the same room, until there is enough room for it
+    lanes    items of one lane want the same room; `pop` asks about two lanes
 
 It is fair queueing (Demers, Keshav, Shenker, 1989) with arrival in place of virtual time, which gives plain bounds.
 Among equal priorities, a group that came at t with n choices, and did not fit for the first time at f, goes before
@@ -13,7 +13,7 @@ Among equal priorities, a group that came at t with n choices, and did not fit f
     t + MOST_S, if it fits when its turn comes;
   - every group behind it in order that wants the same room, from f + PATIENCE_S on, whether it fits or not.
 
-A higher priority goes first always, so it can starve lower ones: that is what it says.
+A higher priority always goes first, so it can starve lower ones: that is its meaning.
 """
 
 from bisect import bisect_left, insort
@@ -25,11 +25,12 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 PER_CHOICE_S = 0.5
-"""How much later a group stands in the queue for each choice. From `bench.router`, like the next two (docs/log.md)."""
+"""Seconds by which each choice puts its group later in the queue. From `bench.router`, like the next two
+(docs/log.md)."""
 MOST_S = 10.0
-"""How much later at most: a client's patience does not grow with n."""
+"""The most seconds by which a group is put later: a client's patience does not grow with n."""
 PATIENCE_S = 1.0
-"""For how long a group that does not fit is passed over by others that do."""
+"""Seconds for which groups that fit may overtake one that does not."""
 
 
 @dataclass(order=True, slots=True)
@@ -41,7 +42,7 @@ class _Waiting(Generic[Item]):
     lane: str = field(compare=False)
     arrival_s: float = field(compare=False)
     passed_over_s: float | None = field(default=None, compare=False)
-    """When it first did not fit."""
+    """Time at which it did not fit for the first time."""
 
 
 class FairQueue(Generic[Item]):
@@ -70,7 +71,7 @@ class FairQueue(Generic[Item]):
 
     @property
     def lanes(self) -> Collection[str]:
-        """Those in which anybody waits."""
+        """The lanes in which an item waits."""
         return self._lanes.keys()
 
     def push(self, item: Item, *, choices: int, priority: int, now_s: float, lane: str = "") -> None:
@@ -87,10 +88,9 @@ class FairQueue(Generic[Item]):
     def pop(
         self, fits: Callable[[Item], bool], now_s: float, *, same_room: Callable[[str, str], bool] = lambda *_: True
     ) -> Item | None:
-        """The next one that may go, out of the queue; None: nobody may. `same_room`: whether two lanes, which are not
-        the same, want any of the same room."""
+        """Takes out and returns the next item that may go, if any. `same_room`: tells if two lanes share room."""
         kept: set[str] = set()
-        """Lanes in which nobody goes any more: room is kept for one that was passed over for long enough."""
+        """Lanes from which nothing more goes: room is kept for an item that was overtaken for long enough."""
         for waiting in self._order:
             if waiting.lane in kept:
                 continue
@@ -106,7 +106,7 @@ class FairQueue(Generic[Item]):
         return None
 
     def remove(self, item: Item) -> None:
-        """Its client has left. One that is not there changes nothing."""
+        """Takes out an item whose client has left; one that is not there changes nothing."""
         waiting = self._by_item.pop(item, None)
         if waiting is not None:
             del self._order[bisect_left(self._order, waiting)]
@@ -115,7 +115,7 @@ class FairQueue(Generic[Item]):
                 del self._lanes[waiting.lane]
 
     def expired(self, now_s: float) -> list[Item]:
-        """Those that have waited for `max_wait_s`, out of the queue, the longest wait first."""
+        """Takes those that have waited for `max_wait_s` out of the queue, and returns them, the longest wait first."""
         late = []
         for item, waiting in self._by_item.items():
             if now_s < waiting.arrival_s + self._max_wait_s:

@@ -1,8 +1,8 @@
-"""The workers there are, as they join, leave, die and return: what routing chooses from and `/status` tells.
+"""The workers of a router, as they join, leave, die and return: routing chooses from them, and `/status` shows them.
 
-Who changes what: a keeper (`deploy`) says when a worker is there and what state it is in; `Routed` says that one died
-when it finds out first. A worker that returns, with its process started again or its connection mended, keeps its id
-and begins new books: groups of its former life still close the old ones.
+Who changes what: a keeper (`deploy`) reports when a worker is there and in what state; the `Dispatcher` reports a death
+if it notices first. A worker that returns, with a new process or a new connection, keeps its id and begins new books;
+groups of its former life still close the old ones.
 """
 
 import asyncio
@@ -14,15 +14,11 @@ from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
 from motet.ids import ModelName
 from motet.routing.affinity import SESSION_TTL_S, Affinity
-from motet.routing.candidate import Work
-from motet.routing.catalog import Catalog
+from motet.routing.cost import Work
 from motet.routing.member import Member
 from motet.routing.prefix_index import PrefixIndex
-from motet.routing.serving import Serving
-from motet.routing.waiters import Waiters
+from motet.routing.serving import ModelServing, serving
 from motet.types import ModelCard, Role
-
-__all__ = ["Fleet", "Member"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +34,16 @@ class Fleet:
         session_expiry_s: float = SESSION_TTL_S,
     ) -> None:
         self.index = PrefixIndex()
-        """Prompt blocks of the members, as far as they are told of."""
-        self.sessions = Affinity(clock=clock, ttl_s=session_expiry_s)
+        """The prompt blocks that the members have cached, as far as they publish it."""
+        self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in Work}
+        """The worker that last did each kind of work for a session."""
         self._clock = clock
         self._members: dict[str, Member] = {}
-        self._catalog = Catalog(self._members)
+        self._serving: dict[str, ModelServing] = {}
+        """By model; like `_makers` and `_models` it is kept until a member changes."""
+        self._makers: dict[str, Member] | None = None
+        self._models: dict[ModelName, ModelCard] = {}
+        self._models_true = True
         self._waiters = Waiters()
         self._room_waiters = Waiters()
         for worker in workers:
@@ -58,75 +59,81 @@ class Fleet:
     def get(self, id: str) -> Member | None:
         return self._members.get(id)
 
-    def serving(self, model: str = "") -> Serving:
-        """Who serves the model now; without a name, any."""
-        return self._catalog.serving(model)
+    def serving(self, model: str = "") -> ModelServing:
+        """Returns the workers that serve the model now; without a name, those of all models."""
+        found = self._serving.get(model)
+        if found is None:
+            found = serving(self._members.values(), model)
+            if not model or model in self.models():  # names that clients invent are not kept
+                self._serving[model] = found
+        return found
 
     def ready(self, work: Work, model: str = "") -> tuple[Member, ...]:
-        """Those that may get such work now. Prefill workers generate only where there is nobody else who could."""
+        """Returns the workers that may get such work now. Prefill workers decode only if nobody else can."""
         return self.serving(model).ready(work)
 
-    def has_prefill(self, model: str = "") -> bool:
-        """Whether prefill and decode are apart: workers of both kinds have been heard of, up or not."""
-        return self.serving(model).has_prefill
-
-    def hopeful(self, model: str = "") -> bool:
-        """Whether a worker that could generate is there or may come back."""
-        return self.serving(model).hopeful
-
     def texts(self, model: str) -> list[Member]:
-        """Those that take texts and may get one for this model now."""
-        ready = (member for member in self._members.values() if member.state is WorkerState.READY)
-        return [member for member in ready if member.text and member.has(model)]
+        """Returns the members that take texts and may get a request for this model now."""
+        members = self._members.values()
+        return [one for one in members if one.text and one.state is WorkerState.READY and one.has(model)]
 
     def models(self) -> Mapping[ModelName, ModelCard]:
-        """What its members serve, or served when they were last there, in order of arrival; the same object until a
-        member changes."""
-        return self._catalog.models
+        """Returns the models that its members serve, or served when they were last there, in order of arrival, each
+        with the first member's card. It is the same object until a member changes."""
+        if not self._models_true:
+            served: dict[ModelName, ModelCard] = {}
+            for member in self._members.values():
+                for card in member.cards:
+                    served.setdefault(card.name, card)
+            arrived = [name for name in self._models if name in served]
+            self._models = {name: served[name] for name in dict.fromkeys((*arrived, *served))}
+            self._models_true = True
+        return self._models
 
     def only_text(self, model: str) -> bool:
-        """Whether none but members that take texts serve it."""
+        """Returns True if only members that take texts serve the model."""
         having = [member for member in self._members.values() if model and member.has(model)]
         return bool(having) and all(member.text for member in having)
 
     def base_of(self, model: str) -> ModelName | None:
-        """The own model of the engine that serves it, under its own or another name, or as an adapter; None: none has
-        been met."""
+        """Returns the base model of the engine that serves this model under another name, or as an adapter."""
         for member in self._members.values():
             if member.worker is not None and model and member.has(model):
                 return member.worker.engine.info.model
         return None
 
     def adapter(self, model: ModelName) -> str:
-        """Under which name blocks of this model's KV are known beside those of its base model; empty if it has none."""
-        card = self._catalog.models.get(model) if model else None
+        """Returns the name that tells KV blocks of this model from those of its base model; empty if it has none."""
+        card = self.models().get(model) if model else None
         return model if card is not None and card.parent is not None else ""
 
     def maker(self, engine_id: str) -> Member | None:
-        """Of tickets that name this start of an engine; None: it is no member, or not any more."""
-        return self._catalog.makers.get(engine_id)
+        """Returns the maker of tickets that name this start of an engine; None if it is no member (any more)."""
+        if self._makers is None:
+            made = ((member.engine_id, member) for member in self._members.values())
+            self._makers = {id: member for id, member in made if id is not None}
+        return self._makers.get(engine_id)
 
     def give_up(self, id: str) -> None:
-        """It will not come back."""
+        """Notes that the worker is not expected to come back."""
         if member := self._members.get(id):
             member.given_up = True
-            self._catalog.changed()
-            self.notify()
+            self._note_change()
 
     def expect(self, id: str, address: str, role: Role | None = None, *, text: bool = False) -> Member:
-        """Names a worker that is yet to come. `text`: it takes texts, not tokens."""
+        """Adds a worker that has not come yet. `text`: it takes texts, not tokens."""
         if id not in self._members:
             self._members[id] = Member(id, address, role, text=text, clock=self._clock)
-            self._catalog.changed()
+            self._note_change()
         return self._members[id]
 
     def put(self, worker: Worker) -> Member:
-        """A worker is ready: a new one, or one that has come back with another engine."""
+        """Adds a worker that is ready: a new one, or one that has come back with another engine."""
         return self._returned(self.expect(worker.id, worker.address), worker)
 
     def put_text(self, id: str, cards: Sequence[ModelCard]) -> Member | None:
-        """One that takes texts, and was expected, is ready, for the first time or again, and serves these models.
-        None: it has been removed meanwhile."""
+        """Notes that an expected worker that takes texts is ready, and serves these models. Returns None if it has been
+        removed meanwhile."""
         member = self._members.get(id)
         if member is None:
             return None
@@ -134,16 +141,14 @@ class Fleet:
         return self._returned(member, None)
 
     def offer(self, id: str, cards: Sequence[ModelCard]) -> None:
-        """What it serves beside its engine's own model, from now on; told before it is put, it is ready with it.
-        Unknown ids are ignored."""
+        """Notes the models that the worker serves from now on, beside its engine's own. Unknown ids are ignored."""
         member = self._members.get(id)
         if member is not None and member.models != tuple(cards):
             member.offers(cards)
-            self._catalog.changed()
-            self.notify()
+            self._note_change()
 
     def mark(self, id: str, state: WorkerState, why: str = "") -> None:
-        """Unknown ids are ignored: the worker has been removed meanwhile."""
+        """Notes the state of a worker. Unknown ids are ignored: the worker has been removed meanwhile."""
         member = self._members.get(id)
         if member is None or (member.state, member.note) == (state, why):
             return
@@ -154,57 +159,85 @@ class Fleet:
             level = logging.INFO if state in (*ANSWERING, WorkerState.STARTING) else logging.ERROR
             logger.log(level, "%s is %s, was %s%s", id, state, member.state, because)
         member.state, member.note = state, why
-        self._catalog.changed()
-        self.notify()
+        self._note_change()
 
     def remove(self, id: str) -> None:
-        """It is not known any more; its groups, if any, are to be evicted before."""
+        """Forgets a worker; its groups, if any, must be evicted before."""
         if self._members.pop(id, None) is not None:
             self._forget(id)
-            self._catalog.changed()
             logger.info("%s has left", id)
-            self.notify()
+            self._note_change()
 
     async def evict(self, id: str, error: MotetError) -> None:
-        """Its groups end with `error`, which says whether they may go on elsewhere."""
+        """Ends the groups of a worker with `error`, which says whether they may go on elsewhere."""
         if member := self._members.get(id):
             await asyncio.gather(*(group.evict(error) for group in list(member.groups)))
 
     def _returned(self, member: Member, worker: Worker | None) -> Member:
         self._forget(member.id)
         member.returned(worker)
-        self._catalog.changed()
         self.mark(member.id, WorkerState.READY)
-        self.notify()  # also of one that was ready, and nobody had noticed that it was gone
+        self._note_change()  # also if it was ready, since nobody had noticed that it was gone
         return member
 
     def _forget(self, id: str) -> None:
-        """What it had cached is gone, or tells of itself anew."""
+        """Forgets what the worker had cached: it is gone, or the worker publishes it again."""
         self.index.cleared(id)
-        self.sessions.forget_worker(id)
+        for sessions in self.sessions.values():
+            sessions.forget_worker(id)
+
+    def _note_change(self) -> None:
+        """A member has come, gone or changed: who serves what is worked out again."""
+        self._serving.clear()
+        self._makers = None
+        self._models_true = False
+        self.notify()
 
     def notify(self) -> None:
-        """Something changed: a member, or one group less is on one."""
+        """Wakes all waiting tasks: a member has changed, or a group has left one."""
         self._waiters.wake()
         self.notify_room()
 
     def notify_room(self) -> None:
-        """There may be a place for whoever waits for one: a choice has ended, say."""
+        """Wakes the tasks that wait for room: a choice has ended, for instance."""
         self._room_waiters.wake()
 
     def changed(self) -> asyncio.Future[None]:
-        """Done at the next change after this call; to be cancelled by who does not wait for it."""
+        """Returns a future that is done at the next change. A caller that stops waiting cancels it."""
         return self._waiters.wait()
 
     def room(self) -> asyncio.Future[None]:
-        """The same, and done too when a place may have come free."""
+        """Returns a future that is done at the next change, or when there may be room."""
         return self._room_waiters.wait()
 
     def check(self) -> None:
-        """Raises unless every group has ended and the books are empty."""
+        """Raises AssertionError unless every group has ended and the books are empty."""
         for member in self._members.values():
             member.books.check()
             if member.groups:
                 raise AssertionError(f"{member.id}: {len(member.groups)} groups left")
         if waiting := self._waiters.count + self._room_waiters.count:
             raise AssertionError(f"{waiting} wait for the fleet to change")
+
+
+class Waiters:
+    """The futures of tasks that wait for the same thing; all are done at once."""
+
+    def __init__(self) -> None:
+        self._futures: list[asyncio.Future[None]] = []
+
+    @property
+    def count(self) -> int:
+        return sum(not future.done() for future in self._futures)
+
+    def wait(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures = [other for other in self._futures if not other.done()]
+        self._futures.append(future)
+        return future
+
+    def wake(self) -> None:
+        futures, self._futures = self._futures, []
+        for future in futures:
+            if not future.done():
+                future.set_result(None)

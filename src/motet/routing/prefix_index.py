@@ -1,15 +1,15 @@
-"""Which worker has which prompt blocks in its KV cache, as their events tell.
+"""Knows from events which worker has which prompt blocks in its KV cache.
 
-A block is known by its name, which stands for everything before it too (`motet.block_names`); so the index is flat, and
-what a worker has of a prompt is found by going along the prompt's names until nobody is left:
+The name of a block stands for all tokens before it too (`motet.block_names`). So the index is flat, and a look-up goes
+along the prompt's names until no worker is left:
 
     name 0   {a, b, c}      a, b, c have it
     name 1   {a, b}         c has 1 block
     name 2   {a}            b has 2
     name 3   -              a has 3
 
-The holders of a name are the bits of an integer, one a worker, so that a step of that walk is one look-up and one `and`
-whatever the number of workers.
+The holders of a name are the bits of an integer, one for each worker, so each step of a look-up is one dictionary
+access and one `and`, whatever the number of workers.
 """
 
 from collections.abc import Iterable
@@ -18,27 +18,27 @@ from itertools import compress
 from motet.block_names import BlockName
 
 FEW = 16
-"""Up to so many workers are taken out of an integer bit by bit; more of them by writing all bits down."""
+"""Up to this many workers are read from an integer bit by bit; of more of them, all bits are written out."""
 BITS = bytes.maketrans(b"01", b"\0\1")
 
 
 class PrefixIndex:
-    """Owned by whoever takes in the events; knows nothing of time."""
+    """Pure: whoever reads the events owns it."""
 
     def __init__(self) -> None:
         self._holders: dict[BlockName, int] = {}
         self._names: dict[str, set[BlockName]] = {}
         self._bits: dict[str, int] = {}
         self._workers: list[str] = []
-        """By number of the bit. A number that is free keeps its last worker's name, which no holder refers to."""
+        """The worker of each bit. A free bit keeps the name of its last worker, which no block refers to."""
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """Names somebody has."""
+        """Returns the number of names that any worker has."""
         return len(self._holders)
 
     def stored(self, worker: str, names: Iterable[BlockName]) -> None:
-        """It has these blocks now. Twice changes nothing."""
+        """Notes that the worker has these blocks now. A second time changes nothing."""
         bit, known, holders = self._bit(worker), self._names[worker], self._holders
         for name in names:
             known.add(name)
@@ -46,7 +46,7 @@ class PrefixIndex:
             holders[name] = bit if others is None else others | bit
 
     def removed(self, worker: str, names: Iterable[BlockName]) -> None:
-        """It has given these blocks to others. Unknown ones change nothing."""
+        """Notes that the worker has these blocks no more. Unknown ones change nothing."""
         known = self._names.get(worker)
         if known is None:
             return
@@ -57,7 +57,7 @@ class PrefixIndex:
                 self._let_go(name, bit)
 
     def cleared(self, worker: str) -> None:
-        """Nothing is known of it any more: it is gone, or begins anew."""
+        """Forgets all blocks of a worker that is gone or begins again."""
         known = self._names.pop(worker, None)
         if known is None:
             return
@@ -67,12 +67,11 @@ class PrefixIndex:
         self._free.append(bit.bit_length() - 1)
 
     def blocks(self, worker: str) -> int:
-        """How many it has."""
+        """Returns the number of blocks that the worker has."""
         return len(self._names.get(worker, ()))
 
     def overlap(self, names: Iterable[BlockName]) -> dict[str, int]:
-        """How many of the leading blocks each worker has; only those that have any, and who has more comes later. Names
-        are taken one by one and no further than needed."""
+        """Returns the number of leading blocks of each worker that has any, rising. Reads as few names as needed."""
         found: dict[str, int] = {}
         left = 0
         count = 0
@@ -90,7 +89,7 @@ class PrefixIndex:
         return found
 
     def check(self) -> None:
-        """Raises unless both directions say the same."""
+        """Raises unless the maps of both directions agree."""
         held = sum(holders.bit_count() for holders in self._holders.values())
         if held != sum(map(len, self._names.values())):
             raise AssertionError("blocks by name and by worker do not add up")

@@ -1,45 +1,79 @@
-"""The workers that serve one model, sorted by what they do for it: true until a member of the fleet changes. Pure."""
+"""The workers that serve one model, sorted by what they do for it.
 
-from collections.abc import Iterable
+Every decision needs this, and members change rarely. So a fleet computes it once after a change, when it is first asked
+for, and a decision does not go through thousands of members.
+"""
+
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from motet.engines.base import WorkerState
-from motet.routing.candidate import Work
-from motet.routing.member import Member
-from motet.routing.pairs import PairKey
-from motet.routing.roster import Roster, roster
+from motet.routing.cost import Work
+from motet.routing.member import Member, PairKey
 from motet.types import Role
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """Workers that may get the same work, found by id. Made by `roster`."""
+
+    members: tuple[Member, ...]
+    ids: tuple[str, ...]
+    by_id: dict[str, Member]
+    block_sizes: frozenset[int]
+    """The block sizes of all members that have ever been up."""
+
+    def without(self, ids: Collection[str]) -> "Roster":
+        """Returns the roster without these members; ids that are not in it change nothing."""
+        if not any(id in self.by_id for id in ids):
+            return self
+        return roster(member for member in self.members if member.id not in ids)
+
+    def of_model(self, digest: str) -> "Roster":
+        """Returns the roster without members that report another `model_digest`; an empty digest excludes nobody."""
+        others = [member.id for member in self.members if not member.may_go_on(digest)] if digest else []
+        return self.without(others)
+
+
+def roster(members: Iterable[Member]) -> Roster:
+    by_id = {member.id: member for member in members}
+    return Roster(
+        members=tuple(by_id.values()),
+        ids=tuple(by_id),
+        by_id=by_id,
+        block_sizes=frozenset(member.block_size for member in by_id.values() if member.block_size),
+    )
+
 
 DECODING = (Role.DECODE, Role.BOTH)
 
 
 @dataclass(frozen=True)
-class Serving:
-    """Made by `serving`. Workers that have not told yet what they serve count as hope, and get nothing."""
+class ModelServing:
+    """Made by `serving`. Workers that have not said yet what they serve count as expected, and get nothing."""
 
     prefill: Roster
-    """Ready to prefill."""
     generate: Roster
-    """Ready to write choices: prefill workers only where there is nobody else who could."""
+    """Workers that are ready to write choices; prefill workers only if nobody else can."""
     paired_prefill: Roster
-    """Those of `prefill` whose KV a ready decode worker can fetch."""
+    """The workers of `prefill` whose KV a ready decode worker can fetch."""
     readers: dict[PairKey, Roster]
-    """Ready workers that write choices and fetch KV, by whose they can fetch."""
+    """Ready workers that write choices and fetch KV, by the key that they share with the KV's makers."""
     ticket_readers: int
-    """How many readers a ticket may have, whoever of `paired_prefill` makes it."""
+    """Number of readers that a ticket may have, whoever of `paired_prefill` makes it."""
     has_decode: bool
-    """Whether a worker that decodes has been heard of, up or not."""
+    """True if a decode worker is known, up or not."""
     has_prefill: bool
-    """Whether prefill and decode are apart: workers of both kinds have been heard of, up or not."""
+    """True if prefill and decode are apart: workers of both kinds are known, up or not."""
     hopeful: bool
-    """Whether a worker that could generate is there or may come back."""
+    """True if a worker that could write choices is up or may come back."""
 
     def ready(self, work: Work) -> tuple[Member, ...]:
         return (self.prefill if work is Work.PREFILL else self.generate).members
 
 
-def serving(members: Iterable[Member], model: str) -> Serving:
-    """Of all these members, those that take tokens and have the model."""
+def serving(members: Iterable[Member], model: str) -> ModelServing:
+    """Sorts the members that take tokens and have the model."""
     maybe = [member for member in members if not member.text and member.may_have(model)]
     has_decode = any(member.role in DECODING for member in maybe)
     ready = [member for member in maybe if member.state is WorkerState.READY and member.has(model)]
@@ -49,7 +83,7 @@ def serving(members: Iterable[Member], model: str) -> Serving:
         if member.fetches and member.pair_key is not None:
             readers.setdefault(member.pair_key, []).append(member)
     paired = [member for member in prefill if member.pair_key in readers]
-    return Serving(
+    return ModelServing(
         prefill=roster(prefill),
         generate=roster(member for member in ready if not has_decode or member.role is not Role.PREFILL),
         paired_prefill=roster(paired),

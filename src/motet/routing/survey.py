@@ -1,63 +1,77 @@
-"""The workers that could get a group, as `choose` sees them: books, cached prefixes and sessions put together."""
+"""The workers that could get a group, as `choose` sees them: books, cached prefixes and sessions put together.
 
-from collections.abc import Sequence
+    eligible    the workers that may do this work for the group, by model, role, and KV that they can fetch or hand over
+    shortlist   those of them that are looked at: up to `EVERYBODY` all of them; of more, those that are special for
+                this group and a window of the others, another one each turn. So a decision costs the same with 100
+                and with 1000 workers
+
+The least loaded of 64 is nearly as good as the least loaded of all (Mitzenmacher, "The power of two choices in
+randomized load balancing", 2001; docs/log.md for figures).
+"""
+
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from motet.block_names import named_blocks
-from motet.engines.base import Worker
-from motet.routing.candidate import Candidate, Wanted, Work
-from motet.routing.eligible import eligible
+from motet.engines.base import ANSWERING, Worker
+from motet.routing.cost import Candidate, GroupNeeds, Work
 from motet.routing.fleet import Fleet
-from motet.routing.load import Load
-from motet.routing.member import Member
-from motet.routing.roster import Roster
-from motet.routing.shortlist import shortlist
-from motet.types import GenerateRequest
+from motet.routing.member import Load, Member
+from motet.routing.serving import Roster, roster
+from motet.transfer.ticket import Ticket
+from motet.types import EngineKind, GenerateRequest
+
+EVERYBODY = 128
+"""Up to this many workers, all are looked at."""
+WINDOW = 64
+LONGEST = 16
+"""Number of workers with the longest cached prefixes that are looked at beside the window."""
+GOLDEN = 0.618033988749895
+"""Windows begin at multiples of this, modulo 1: they are spread evenly at any moment, and never repeat."""
+NOBODY = roster(())
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Of one group at one moment."""
+    """The workers for one group at one moment."""
 
-    wanted: Wanted
+    needs: GroupNeeds
     present: tuple[tuple[Member, Worker], ...]
-    """Those looked at; at least one."""
+    """The workers that were looked at, at least one."""
     candidates: tuple[Candidate, ...]
-    """The same, in the same order."""
+    """The same workers in the same order, as input of `choose`."""
 
     def load(self, place: int) -> Load:
         member, candidate = self.present[place][0], self.candidates[place]
-        own_tokens = self.wanted.prompt_tokens - candidate.cached_tokens
+        own_tokens = self.needs.prompt_tokens - candidate.cached_tokens
         return Load(own_tokens, member.books.waiting_tokens, member.books.tokens_per_s)
 
 
 def survey(
     fleet: Fleet, work: Work, request: GenerateRequest, *, besides: Sequence[str] = (), turn: int = 0
 ) -> Survey | None:
-    """None: nobody is ready. `besides`: workers that are not looked at."""
+    """Returns None if no worker is ready. `besides`: ids of workers that are left out."""
     able = eligible(fleet, work, request).without(besides)
     cached = _cached_blocks(fleet, request, able)
-    session = fleet.sessions.worker_of(request.session_id) if request.session_id else None
+    session = fleet.sessions[work].worker_of(request.session_id)
     short = [able.by_id[id] for id in shortlist(able.ids, cached, session, able=able.by_id, turn=turn)]
     present = tuple((member, member.worker) for member in short if member.worker is not None)
     if not present:
         return None
-    wanted = Wanted(
-        work=work,
-        choices=len(request.choices),
-        prompt_tokens=len(request.prompt),
-        needs_prompt=request.ticket is None,
+    needs = GroupNeeds(
+        work=work, choices=len(request.choices), prompt_tokens=len(request.prompt), needs_prompt=request.ticket is None
     )
     candidates = tuple(
         _candidate(member, worker, cached.get(member.id, 0) * member.block_size, has_session=member.id == session)
         for member, worker in present
     )
-    return Survey(wanted, present, candidates)
+    return Survey(needs, present, candidates)
 
 
 def _cached_blocks(fleet: Fleet, request: GenerateRequest, able: Roster) -> dict[str, int]:
-    """By worker, of those that have any of the prompt; who has more of it comes later. A block of another size has
-    another name, so each size is looked for by itself, as far as somebody has it."""
+    """Returns the number of blocks of the prompt that each worker has, if any; workers with more tokens come later.
+    A block of another size has another name, so each size is looked up by itself."""
     if not fleet.index:
         return {}
     adapter = fleet.adapter(request.model)
@@ -86,3 +100,65 @@ def _candidate(member: Member, worker: Worker, cached_tokens: int, *, has_sessio
         has_session=has_session,
         avoid=member.refused,
     )
+
+
+def eligible(fleet: Fleet, work: Work, request: GenerateRequest) -> Roster:
+    """Returns the workers that may do this work for the group now. If there are decode workers, a prompt is prefilled
+    by those whose KV one of them can fetch; a server that only prefills does it for anyone. A group that has begun
+    stays with the weights that began it."""
+    serving = fleet.serving(request.model)
+    if work is Work.PREFILL:
+        able = serving.paired_prefill if serving.has_decode else serving.prefill
+    elif request.ticket is None:
+        able = serving.generate
+    else:
+        able = readers_of(request.ticket, fleet, request.model)
+    return able.of_model(request.model_digest)
+
+
+def readers_of(ticket: Ticket, fleet: Fleet, model: str) -> Roster:
+    """Returns the ready workers that have the model and can read the ticket: those that pair with its maker. If a
+    client brought a ticket of ours whose maker is not known here, any engine of ours may read it."""
+    serving = fleet.serving(model)
+    maker = fleet.maker(ticket.remote_engine_id)
+    if maker is not None and maker.pair_key is not None:
+        return serving.readers.get(maker.pair_key, NOBODY)
+    if ticket.foreign:  # its maker has been started again, or has left: its blocks are gone
+        return NOBODY
+    return roster(member for member in serving.generate.members if _is_ours(member))
+
+
+def releaser(ticket: Ticket, fleet: Fleet) -> Worker | None:
+    """Returns a worker that can end the lease of a ticket; None if nobody can, so that it ends by itself.
+
+    A ticket of ours is given back to its maker, or through any engine of ours, which reaches the maker over the side
+    channel; a ticket of another engine through a decode worker that could read it, else through any of its kind."""
+    answering = [member for member in fleet.members if member.state in ANSWERING and member.worker is not None]
+    if ticket.foreign:
+        others = [member for member in answering if not _is_ours(member)]
+        maker = fleet.maker(ticket.remote_engine_id)
+        key = None if maker is None else maker.pair_key
+        able = [member for member in others if member.fetches and key in (None, member.pair_key)] or others
+    else:
+        ours = [member for member in answering if _is_ours(member)]
+        able = [member for member in ours if member.engine_id == ticket.remote_engine_id] or ours
+    return able[0].worker if able else None
+
+
+def _is_ours(member: Member) -> bool:
+    return member.pair_key is not None and member.pair_key.kind is EngineKind.MOTET
+
+
+def shortlist(
+    ids: Sequence[str], overlap: dict[str, int], session: str | None, *, able: Container[str], turn: int
+) -> Sequence[str]:
+    """Returns the workers among `ids` that are looked at. `overlap`: cached blocks of the prompt by worker, rising;
+    `session`: the last worker of the session. Both may name workers outside `ids`; `able` tells which are in it."""
+    if len(ids) <= EVERYBODY:
+        return ids
+    first = int(turn * GOLDEN % 1.0 * len(ids))
+    window = [ids[(first + step) % len(ids)] for step in range(WINDOW)]
+    special = list(islice((id for id in reversed(overlap) if id in able), LONGEST))
+    if session is not None and session in able:
+        special.append(session)
+    return list(dict.fromkeys([*special, *window]))

@@ -1,42 +1,43 @@
-"""Requests for texts go to one of the members that take texts: which one, and where a request goes that failed there.
+"""Gives requests for text models to a member that takes texts, and to another one if that fails.
 
-chosen by    1. it did not refuse or fail a moment ago   2. fewest open choices; where the session was last counts as
-             `STAY_CHOICES` fewer                        3. it was given something longest ago
+chosen by    1. no refusal or failure a moment ago       2. fewest open choices; the session's last member counts as
+             having `STAY_CHOICES` fewer                 3. longest time since its last request
 tried again  once, on another member if there is one, and only before anything has come: after that a request ends
-             with its member, since nobody can go on with a text that another has begun
+             with its member, since nobody can continue a text that another has begun
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from motet.engines.upstream.base import TextGroup, TextRequest, TextSource, TextStep, TextUsage, may_go_elsewhere
+from motet.engines.upstream.base import TextGroupStream, TextRequest, TextSource, TextStep, may_go_elsewhere
 from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError
+from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
+from motet.types import Usage
 
 STAY_CHOICES = 8
-"""A session stays where it was as long as that is not busier than the others by more."""
+"""The last member of a session is taken even if it has up to this many more open choices than the others."""
 TRIES = 2
 
 
 class TextRouted:
-    """`TextSource` for all text models of a fleet."""
+    """A `TextSource` for all text models of a fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self._sources: dict[str, TextSource] = {}
-        """By the id of the member."""
         self._given: dict[str, int] = {}
-        """In which turn each member got its last request."""
+        """The turn in which each member got its last request."""
         self._turn = 0
 
     def put(self, id: str, source: TextSource) -> None:
-        """Who answers for a member; said before the fleet is told that it is ready."""
+        """Sets the source that answers for a member; must be called before the fleet hears that the member is ready."""
         self._sources[id] = source
 
     def remove(self, id: str) -> None:
-        """It has left."""
+        """Forgets a member that has left."""
         self._sources.pop(id, None)
         self._given.pop(id, None)
 
@@ -44,15 +45,15 @@ class TextRouted:
         return RoutedText(self, request)
 
     def of(self, model: str) -> "OneText":
-        """`TextSource` for one model, whatever name clients have for it."""
+        """Returns a `TextSource` for one model, whatever name clients use for it."""
         return OneText(self, model)
 
     def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextSource]:
-        """Raises NoWorkerError if nobody has the model now. One that was tried is taken only if there is no other."""
+        """Returns the member for a request, if possible none of `tried`. Raises NoWorkerError if none has the model."""
         members = [member for member in self.fleet.texts(request.model) if member.id in self._sources]
         if not members:
             raise NoWorkerError(f"No server that has the model `{request.model}` answers at this moment.")
-        stayed = self.fleet.sessions.worker_of(request.session_id) if request.session_id else None
+        stayed = self.fleet.sessions[Work.GENERATE].worker_of(request.session_id)
 
         def rank(member: Member) -> tuple[bool, bool, int, int]:
             open_choices = member.open_choices - (STAY_CHOICES if member.id == stayed else 0)
@@ -61,14 +62,13 @@ class TextRouted:
         chosen = min(members, key=rank)
         self._turn += 1
         self._given[chosen.id] = self._turn
-        if request.session_id:
-            self.fleet.sessions.keep(request.session_id, chosen.id)
+        self.fleet.sessions[Work.GENERATE].keep(request.session_id, chosen.id)
         chosen.last_decision = _why(chosen, members, stays=chosen.id == stayed, tried=tried)
         return chosen, self._sources[chosen.id]
 
 
 class OneText:
-    """One model of the fleet, by its members' name for it."""
+    """A `TextSource` for one model of the fleet, by its members' name for it."""
 
     def __init__(self, routed: TextRouted, model: str) -> None:
         self._routed = routed
@@ -79,14 +79,15 @@ class OneText:
 
 
 class RoutedText:
-    """A group on whichever member it is; a `TextGroup`."""
+    """A group on whichever member it is; a `TextGroupStream`."""
 
     def __init__(self, routed: TextRouted, request: TextRequest) -> None:
         self._routed = routed
         self._request = request
         self._tried: list[Member] = []
-        self._group: TextGroup | None = None
-        self._stay: _Stay | None = None
+        self._group: TextGroupStream | None = None
+        self._open_choices = 0
+        """The choices in the books of the present member."""
         self._begun = False
         self._closed = False
 
@@ -95,7 +96,7 @@ class RoutedText:
         return self._tried[-1].id if self._tried else ""
 
     @property
-    def usage(self) -> TextUsage | None:
+    def usage(self) -> Usage | None:
         return None if self._group is None else self._group.usage
 
     async def read(self) -> Sequence[TextStep]:
@@ -116,71 +117,53 @@ class RoutedText:
             self._group.fail(error)
 
     async def evict(self, error: MotetError) -> None:
-        """For the fleet: its member leaves, or is lost."""
+        """Called by the fleet when the member leaves, or is lost."""
         self.fail(error)
 
     async def aclose(self) -> None:
         self._closed = True
         await self._leave()
 
-    def _open(self) -> TextGroup:
+    def _open(self) -> TextGroupStream:
         member, source = self._routed.choose(self._request, tried=self._tried)
         self._tried.append(member)
         self._group = source.generate(self._request)
-        self._stay = _Stay(self, member, self._request.num_choices)
+        self._books, self._open_choices = member.books, self._request.num_choices
+        self._books.open_choices += self._open_choices
+        member.groups.add(self)
         return self._group
 
     def _note(self, steps: Sequence[TextStep]) -> None:
         self._begun = True
         self._tried[-1].stirred = True
-        if self._stay is not None:
-            self._stay.ended(sum(piece.finish is not None for step in steps for piece in step.pieces))
+        if self._group is not None:
+            self._ended(sum(piece.finish is not None for step in steps for piece in step.pieces))
             if not steps:
-                self._stay.leave()
-                self._routed.fleet.notify()
+                self._off_the_books()
 
     def _may_try_again(self, error: MotetError) -> bool:
-        """Notes what the error says of the member."""
+        """Returns True if another member should be asked; notes that this one refused or failed."""
         elsewhere = may_go_elsewhere(error)
-        if elsewhere or _too_much(error):
+        if elsewhere or (isinstance(error, UpstreamRefusalError) and error.status == RateLimitedError.status):
             self._tried[-1].refuse()
         return elsewhere and not self._begun and not self._closed and len(self._tried) < TRIES
 
     async def _leave(self) -> None:
-        """Whatever came of it, the member has it no more."""
+        """Takes the request from its member, whatever its result."""
         group, self._group = self._group, None
-        if self._stay is not None:
-            self._stay.leave()
-            self._stay = None
-            self._routed.fleet.notify()
         if group is not None:
+            self._off_the_books()
             await group.aclose()
 
-
-class _Stay:
-    """What the books of a member say of one group."""
-
-    def __init__(self, group: RoutedText, member: Member, num_choices: int) -> None:
-        self._group = group
-        self._member = member
-        self._books = member.books
-        self._open_choices = num_choices
-        self._books.open_choices += num_choices
-        member.groups.add(group)
-
-    def ended(self, num_choices: int) -> None:
+    def _ended(self, num_choices: int) -> None:
         self._open_choices -= num_choices
         self._books.open_choices -= num_choices
 
-    def leave(self) -> None:
+    def _off_the_books(self) -> None:
         """May be called twice."""
-        self.ended(self._open_choices)
-        self._member.groups.discard(self._group)
-
-
-def _too_much(error: MotetError) -> bool:
-    """Whether it has reached a limit of its own."""
-    return isinstance(error, UpstreamRefusalError) and error.status == RateLimitedError.status
+        self._ended(self._open_choices)
+        self._tried[-1].groups.discard(self)
+        self._routed.fleet.notify()
 
 
 def _why(chosen: Member, members: Sequence[Member], *, stays: bool, tried: Sequence[Member]) -> str:

@@ -1,29 +1,31 @@
-"""How a worker is named: `URL`, and behind it what it must be, if anything: a role, a kind, or both."""
+"""Settings that are texts with parts: workers, values for one of them, and resources of Ray."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from motet.errors import ConfigError
 from motet.types import EngineKind, Role
 
+REPLICAS = (Role.PREFILL.value, Role.DECODE.value, "gateway")
+"""Kinds of replicas that can have resources."""
+
 
 @dataclass(frozen=True)
 class NamedWorker:
-    """A server that is to be a worker."""
+    """A server that should be a worker."""
 
     url: str
-    """As it is asked: without a slash or `/v1` at its end."""
+    """Its URL, without a slash or `/v1` at its end."""
     role: Role | None = None
-    """What it must be; None: what it says."""
+    """The role that it must have; None for the one that it reports."""
     kind: EngineKind | None = None
-    """What it is asked as; None: what it is found to be."""
+    """The kind of server; None to find it out."""
 
 
 def named_workers(texts: Iterable[str]) -> Iterator[NamedWorker]:
-    """Of `URL`, `URL,role`, `URL,kind`, `URL,role,kind` or several with commas between them.
-
-    Raises ConfigError for what is none."""
+    """Reads `URL`, `URL,role`, `URL,kind`, `URL,role,kind` or several with commas between. Raises ConfigError."""
     named: NamedWorker | None = None
     for part in (part.strip() for text in texts for part in text.split(",")):
         role = Role(part) if part in tuple(Role) else None
@@ -40,8 +42,27 @@ def named_workers(texts: Iterable[str]) -> Iterator[NamedWorker]:
         yield named
 
 
+def check_workers(texts: Iterable[str]) -> None:
+    """Raises ConfigError if a text is no worker, or one is named twice."""
+    _check_distinct([worker.url for worker in named_workers(texts)])
+
+
+def check_urls(texts: Sequence[str]) -> None:
+    """Raises ConfigError if a text is no URL of a server, or one is named twice."""
+    for url in texts:
+        if not is_http_url(url):
+            raise ConfigError(f"{url!r} is not a URL such as http://host:8000")
+    _check_distinct([url.rstrip("/") for url in texts])
+
+
+def _check_distinct(urls: list[str]) -> None:
+    for i, url in enumerate(urls):
+        if url in urls[:i]:
+            raise ConfigError(f"{url} is named twice")
+
+
 def by_url(texts: Iterable[str]) -> dict[str, str]:
-    """Of `URL=WORD` each; what stands behind the last `=` is the word. Raises ConfigError for what is none."""
+    """Reads `URL=WORD`, with the word after the last `=`. Raises ConfigError."""
     found = {}
     for text in texts:
         url, equals, word = text.rpartition("=")
@@ -52,7 +73,7 @@ def by_url(texts: Iterable[str]) -> dict[str, str]:
 
 
 def roles_by_url(texts: Iterable[str]) -> dict[str, Role]:
-    """Of `URL=role` each. Raises ConfigError."""
+    """Reads `URL=role`. Raises ConfigError."""
     words = by_url(texts)
     for url, word in words.items():
         if word not in tuple(Role):
@@ -60,8 +81,26 @@ def roles_by_url(texts: Iterable[str]) -> dict[str, Role]:
     return {url: Role(word) for url, word in words.items()}
 
 
+def resources_by_role(texts: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Reads `ROLE=NAME:AMOUNT`: custom resources of Ray. Raises ConfigError."""
+    found: dict[str, dict[str, float]] = {}
+    for text in texts:
+        role, _, resource = text.partition("=")
+        name, colon, amount = resource.rpartition(":")
+        try:
+            wanted = float(amount)
+        except ValueError:
+            wanted = 0.0
+        if role not in REPLICAS or not (colon and name) or not 0 < wanted < math.inf:
+            raise ConfigError(
+                f"{text!r} is not ROLE=NAME:AMOUNT, such as decode=h100:1; a role is one of {', '.join(REPLICAS)}"
+            )
+        found.setdefault(role, {})[name] = wanted
+    return found
+
+
 def server_url(written: str) -> str:
-    """Raises ConfigError unless it is a URL of a server."""
+    """Returns the URL without a slash or `/v1` at its end. Raises ConfigError unless it is a URL of a server."""
     if not is_http_url(written):
         raise ConfigError(
             f"{written!r} is neither a URL such as http://host:8000 nor a role ({', '.join(Role)}) "
@@ -71,10 +110,16 @@ def server_url(written: str) -> str:
 
 
 def is_http_url(url: str) -> bool:
-    """With a host, and a port that can be one if there is any."""
+    """Returns True for http and https with a host and, if there is a port, a valid one."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and url.split() == [url]
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and port != 0
+        and url.isprintable()
+        and " " not in url
+    )

@@ -1,4 +1,4 @@
-"""What a setting is: its name, its type and default (a field of a config record), its flag; and one resolved value."""
+"""A resolved value with its source, and the settings of one command, from which the parts get their records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,111 +6,18 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
-from msgspec.structs import FieldInfo
 
-from motet.config import (
-    ENVIRONMENT_PREFIX,
-    CellConfig,
-    EngineConfig,
-    GatewayConfig,
-    KVEventsConfig,
-    ModelConfig,
-    RayConfig,
-    RoutingConfig,
-    ServerConfig,
-)
+from motet import config
+from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration
 
-Config = TypeVar("Config", bound=msgspec.Struct)
+Record = TypeVar("Record")
 
 DEFAULT: Final = "default"
-
-DECIDED_LATER: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
-    ModelConfig: frozenset(),
-    EngineConfig: frozenset({"model_path", "model_name", "tokenizer_path"}),
-    CellConfig: frozenset({"prefill_may_come"}),
-    RoutingConfig: frozenset(),
-    KVEventsConfig: frozenset(),
-    GatewayConfig: frozenset(),
-    RayConfig: frozenset(),
-    ServerConfig: frozenset({"served_model_name"}),
-}
-"""Fields that are no settings: they follow from the model that was found, or from what a server is part of."""
-
-FLAGS: Final[Mapping[str, str]] = {
-    "model": "MODEL",
-    "prefix_cache": "--no-prefix-cache",
-    "api_keys": "--api-key",
-    "cors_origins": "--cors-origin",
-    "num_threads": "--threads",
-    "drain_timeout_s": "--drain-timeout",
-    "prefill_urls": "--prefill-url",
-    "prefill_timeout_s": "--prefill-timeout",
-    "pull_timeout_s": "--pull-timeout",
-    "lease_s": "--lease",
-    "session_expiry_s": "--session-expiry",
-    "migration_wait_s": "--migration-wait",
-    "queue_timeout_s": "--queue-timeout",
-    "heartbeat_timeout_s": "--heartbeat-timeout",
-    "step_timeout_s": "--step-timeout",
-    "workers": "--worker",
-    "worker_timeout_s": "--worker-timeout",
-    "start_timeout_s": "--start-timeout",
-    "leader_timeout_s": "--leader-timeout",
-    "upstream_timeout_s": "--upstream-timeout",
-    "scale_up_delay_s": "--scale-up-delay",
-    "scale_down_delay_s": "--scale-down-delay",
-}
-"""Flags that are not their setting's name with dashes."""
-
-SECRETS: Final = frozenset({"api_keys", "admin_key", "prefill_api_key", "cluster_key", "worker_api_key", "key_of"})
-
-
-OF_A_MACHINE: Final = frozenset({"side_channel_host"})
-"""What a machine's environment says is for that machine alone."""
-
-
-def setting_fields() -> dict[str, FieldInfo]:
-    """Every setting by name, in the order in which it is declared."""
-    return {field.name: field for config in DECIDED_LATER for field in _settings_in(config)}
-
-
-def _settings_in(config: type[msgspec.Struct]) -> list[FieldInfo]:
-    return [field for field in msgspec.structs.fields(config) if field.name not in DECIDED_LATER[config]]
-
-
-def _names(*configs: type[msgspec.Struct]) -> tuple[str, ...]:
-    return tuple(field.name for config in configs for field in _settings_in(config))
-
-
-SERVE: Final = _names(ModelConfig, EngineConfig, CellConfig, RoutingConfig, KVEventsConfig, ServerConfig)
-"""The settings of `motet serve`."""
-GATEWAY: Final = (
-    *("served_model_name", "tokenizer", "chat_template", "tool_parser", "reasoning_parser"),
-    *_names(GatewayConfig),
-    *("bypass_tokens", "prefill_timeout_s"),
-    *(name for name in _names(RoutingConfig) if name != "engine_restarts"),
-    *_names(ServerConfig),
-)
-"""The settings of `motet gateway`, which has no engine of its own."""
-RAY: Final = (
-    *_names(ModelConfig),
-    *(name for name in _names(EngineConfig) if name not in ("role", "side_channel_port")),
-    *("prefill", "decode", "bypass_tokens", "prefill_timeout_s"),
-    *_names(RoutingConfig),
-    *("worker_timeout_s", "start_timeout_s"),
-    *_names(RayConfig),
-    *_names(ServerConfig),
-)
-"""The settings of `motet ray`, whose replicas find each other, and their ports, by themselves."""
-
-
-def flag_of(name: str) -> str:
-    return FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and who said so."""
+    """One value with its source."""
 
     name: str
     value: object
@@ -118,12 +25,12 @@ class Setting:
     """`default`, the file's name, the variable or the flag."""
 
     @property
-    def is_default(self) -> bool:
-        return self.source.startswith(DEFAULT)
+    def declared(self) -> Declaration:
+        return config.SETTINGS[self.name]
 
     @property
-    def is_of_this_machine(self) -> bool:
-        return self.name in OF_A_MACHINE and self.source.startswith(ENVIRONMENT_PREFIX)
+    def is_default(self) -> bool:
+        return self.source.startswith(DEFAULT)
 
     @property
     def shown(self) -> str:
@@ -131,16 +38,23 @@ class Setting:
         match self.value:
             case None | ():
                 return "-"
-            case str() if self.name in SECRETS:
+            case str() if self.declared.secret:
                 return "given" if self.value else "-"
             case bool():
                 return "yes" if self.value else "no"
-            case tuple() if self.name in SECRETS:
+            case tuple() if self.declared.secret:
                 return f"{len(self.value)} given"
             case tuple():
                 return ", ".join(map(str, self.value))
             case _:
                 return str(self.value)
+
+    @property
+    def blamed(self) -> str:
+        """The setting as it was written: `--port 99999`, `--no-prefix-cache`, `port 99999 (motet.toml)`."""
+        if self.source != self.declared.flag_for(self.value):
+            return f"{self.name} {self.shown} ({self.source})"
+        return self.source if isinstance(self.value, bool) else f"{self.source} {self.shown}"
 
 
 @dataclass(frozen=True)
@@ -150,41 +64,44 @@ class Settings:
     rows: Mapping[str, Setting]
 
     @property
-    def model(self) -> ModelConfig:
-        return self._fill(ModelConfig, {})
+    def model(self) -> config.ModelConfig:
+        return self._fill(config.ModelConfig)
 
-    def engine(self, *, model_path: Path, model_name: str) -> EngineConfig:
-        return self._fill(EngineConfig, {"model_path": str(model_path), "model_name": model_name})
-
-    @property
-    def cell(self) -> CellConfig:
-        return self._fill(CellConfig, {})
+    def engine(self, *, model_path: Path = Path(), model_name: str = "") -> config.EngineConfig:
+        return self._fill(config.EngineConfig, model_path=str(model_path), model_name=model_name)
 
     @property
-    def routing(self) -> RoutingConfig:
-        return self._fill(RoutingConfig, {})
+    def cell(self) -> config.CellConfig:
+        return self._fill(config.CellConfig)
 
     @property
-    def kv_events(self) -> KVEventsConfig:
-        return self._fill(KVEventsConfig, {})
+    def routing(self) -> config.RoutingConfig:
+        return self._fill(config.RoutingConfig)
 
     @property
-    def gateway(self) -> GatewayConfig:
-        return self._fill(GatewayConfig, {})
+    def kv_events(self) -> config.KVEventsConfig:
+        return self._fill(config.KVEventsConfig)
 
     @property
-    def ray(self) -> RayConfig:
-        return self._fill(RayConfig, {})
+    def gateway(self) -> config.GatewayConfig:
+        return self._fill(config.GatewayConfig)
 
-    def server(self, *, served_model_name: str) -> ServerConfig:
-        return self._fill(ServerConfig, {"served_model_name": served_model_name})
+    @property
+    def ray(self) -> config.RayConfig:
+        return self._fill(config.RayConfig)
+
+    def server(self, *, served_model_name: str = "") -> config.ServerConfig:
+        return self._fill(config.ServerConfig, served_model_name=served_model_name)
 
     def chosen(self) -> dict[str, object]:
-        """The values that are not defaults, as JSON has them: what makes the same settings again elsewhere. What holds
-        for this machine alone is left out; another one has its own."""
-        chosen = [row for row in self.rows.values() if not (row.is_default or row.is_of_this_machine)]
-        return {row.name: msgspec.to_builtins(row.value) for row in chosen}
+        """Returns the values that are not defaults, as JSON values, without those that are only for this machine."""
+        chosen = {}
+        for row in self.rows.values():
+            of_this_machine = row.declared.of_this_machine and row.source.startswith(ENVIRONMENT_PREFIX)
+            if not (row.is_default or of_this_machine):
+                chosen[row.name] = msgspec.to_builtins(row.value)
+        return chosen
 
-    def _fill(self, config: type[Config], decided: dict[str, str]) -> Config:
-        wanted = {field.name for field in _settings_in(config)} & self.rows.keys()
-        return msgspec.convert(decided | {name: self.rows[name].value for name in wanted}, config)
+    def _fill(self, record: type[Record], **decided: str) -> Record:
+        values = {name: self.rows[name].value for name in config.RECORDS[record] if name in self.rows}
+        return record(**decided, **values)

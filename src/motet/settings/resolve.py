@@ -1,24 +1,22 @@
-"""Reads the sources of settings, lays them over each other, and refuses what cannot be."""
+"""Reads the sources of settings, lays them over each other, and refuses values that are not allowed."""
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import get_origin
 
 import msgspec
 
-from motet.config import ENVIRONMENT_PREFIX
+from motet.config import SETTINGS
 from motet.errors import ConfigError
-from motet.settings.record import DEFAULT, SERVE, Setting, Settings, flag_of, setting_fields
+from motet.settings.declaration import ENVIRONMENT_PREFIX, ServerCommand
+from motet.settings.record import DEFAULT, Setting, Settings
 from motet.settings.rules import check_rules, fit_defaults
 
 CONFIG_VARIABLE = "MOTET_CONFIG"
-NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR", "MOTET_VLLM_VENV"})
-"""Variables with our prefix that are no settings: the file to read, where models are kept, where tests find vLLM."""
-COMMAS_IN_FLAGS = frozenset({"prefill_urls", "workers"})
-"""Lists whose flag may name several at once, as their variable does."""
+NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR"})
+"""Variables with our prefix that are no settings: the config file, and the folder of models."""
 
 
 def resolve_settings(
@@ -26,12 +24,10 @@ def resolve_settings(
     *,
     environ: Mapping[str, str],
     file: Path | None = None,
-    names: Iterable[str] = SERVE,
+    command: ServerCommand = ServerCommand.SERVE,
 ) -> Settings:
-    """Lays the sources over each other; a flag that is None was not given. `names`: the settings of the command; those
-    that file and environment have for other commands are passed over. Raises `ConfigError`."""
-    fields = setting_fields()
-    rows = {name: Setting(name, fields[name].default, DEFAULT) for name in names}
+    """Lays the sources over each other, without flags of None and settings of other commands. Raises ConfigError."""
+    rows = {name: Setting(name, SETTINGS[name].default, DEFAULT) for name in names_of(command)}
     if file is None and (named := environ.get(CONFIG_VARIABLE)):
         file = Path(named).expanduser()
     sources = [from_environment(environ), from_flags(flags)]
@@ -44,6 +40,11 @@ def resolve_settings(
     return settings
 
 
+def names_of(command: ServerCommand) -> tuple[str, ...]:
+    """Returns the settings of a command, in the order in which they are declared."""
+    return tuple(name for name, declared in SETTINGS.items() if command in declared.commands)
+
+
 def from_file(file: Path) -> Iterator[Setting]:
     try:
         content = tomllib.loads(file.read_text())
@@ -52,12 +53,12 @@ def from_file(file: Path) -> Iterator[Setting]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"--config {file}: cannot be read as TOML: {exc}") from exc
     for name, value in content.items():
-        known_setting(name, shown=f"{file}: {name}", known={known: known for known in setting_fields()})
+        known_setting(name, shown=f"{file}: {name}", known={known: known for known in SETTINGS})
         yield Setting(name, converted(name, value, shown=f"{file}: {name}"), str(file))
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Setting]:
-    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in setting_fields()}
+    variables = {declared.variable: name for name, declared in SETTINGS.items()}
     for variable in sorted(environ):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in NOT_SETTINGS:
             continue
@@ -74,27 +75,29 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting]:
 def from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
     for name, value in flags.items():
         if value is not None:
-            if name in COMMAS_IN_FLAGS and isinstance(value, list):
+            flag = SETTINGS[name].flag_for(value)
+            if SETTINGS[name].commas and isinstance(value, list):
                 value = ",".join(map(str, value))
-            yield Setting(name, converted(name, value, shown=f"{flag_of(name)} {value}"), flag_of(name))
+            yield Setting(name, converted(name, value, shown=f"{flag} {value}"), flag)
 
 
 def known_setting(written: str, *, shown: str, known: Mapping[str, str]) -> str:
-    """The setting that `written` names, of `known` (as written: setting)."""
+    """Returns the setting that `written` names; `known` maps written names to settings."""
     if written in known:
         return known[written]
     near = difflib.get_close_matches(written, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
     raise ConfigError(f"{shown}: there is no such setting; {hint}")
 
 
 def converted(name: str, value: object, *, shown: str) -> object:
-    """The value in the setting's own type. Text (from the environment) may stand for a number, a bool or a list."""
-    wanted = setting_fields()[name].type
-    if isinstance(value, str) and get_origin(wanted) is tuple:
+    """Returns the value in the setting's own type. A text (from the environment) may be a number, bool or list."""
+    declared = SETTINGS[name]
+    wanted = declared.kind
+    if isinstance(value, str) and declared.is_list:
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(wanted, type) and issubclass(wanted, StrEnum) and value not in tuple(wanted):
-        raise ConfigError(f"{shown}: must be one of {', '.join(wanted)}")
+        raise ConfigError(f"{shown}: must be {declared.range}")
     try:
         return msgspec.convert(value, wanted, strict=not isinstance(value, str))
     except msgspec.ValidationError as exc:

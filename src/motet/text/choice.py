@@ -1,20 +1,22 @@
 """The text of one choice: tokens in, events out.
 
-    delta ─► Detokenizer ─► StopMatcher ─► event
-             holds parts    holds what may
-             of characters  become a stop string
+    delta ─► Detokenizer ─► StopMatcher ──► AnswerParser ─► event
+             holds parts    holds what may  holds what may
+             of characters  become a stop   become a tag; only
+                            string          where parts are told apart
 
 A token stands in the event that shows the last of its text, with its log-probability; so the events of a choice are
 consistent wherever the stream is cut. Everything is done token by token: how an engine bundles tokens into deltas
 changes neither the text nor where it ends.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from motet.errors import AnswerParserError
 from motet.text.detokenize import LOOK_BACK, STUCK, Detokenizer
-from motet.text.pace import TokenPace
 from motet.text.parts import AnswerFormat, Part
 from motet.text.stop import StopMatcher, StopStrings
 from motet.text.tokenizer import Tokenizer
@@ -22,14 +24,14 @@ from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLog
 
 
 class TextRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says about the text of its choices."""
+    """The rules of a request for the text of its choices."""
 
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
-    """Keeps the stop string, and the text of a stop token."""
+    """True: the stop string, and the text of a stop token, are shown."""
     skip_special_tokens: bool = True
     min_tokens: int = 0
-    """A stop string counts only if its last character comes after so many tokens."""
+    """Tokens before which no stop string may end."""
     logprobs: bool = False
     format: AnswerFormat | None = None
     """None: the text is shown as it is."""
@@ -39,29 +41,30 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
-    """What a choice has to show after a step. The texts of all its events, joined, are the answer."""
+    """The part of a choice that is shown after a step. The texts of all its events, joined, are the answer."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    """Also those whose text a stop string cut off."""
+    """The new tokens, with those whose text a stop string cut off, as in vLLM."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """If asked for: of `token_ids`, less those whose text was cut off."""
+    """The log-probability of each of `token_ids`, except tokens that were written before the choice was resumed."""
     offsets: tuple[int, ...] | None = None
-    """As long as `logprobs`: where in the answer the text of each token begins."""
+    """Places in the answer where the texts of the same tokens begin, or would if they were not cut off."""
     finish: FinishReason | None = None
-    """On the last event of a choice, and on no other."""
+    """Set on the last event of a choice and on no other."""
     stop_reason: str | int | None = None
     """The stop string, or the token of `stop_token_ids`, that ended it."""
     parts: tuple[Part, ...] | None = None
-    """What `text`, and what was held back before, comes to. None: it was not asked for."""
+    """The parts in `text` and in what was held back before; None where they are not told apart. There may be text and
+    no parts: some of it may yet become a tag."""
 
 
 class ChoiceStream:
-    """Feed it the deltas of one choice. One that starts with written tokens goes on as if it had been fed them.
+    """Takes the deltas of one choice. One that starts with written tokens goes on as if it had been fed them.
 
-    The log-probabilities of written tokens are not known to it and left out. If a stop string is among their last,
-    the choice has ended: the engine that wrote them had not been told yet.
+    The log-probabilities of written tokens are not known to it and left out. If a stop string is among their last, the
+    choice has ended: the engine that wrote them did not know it yet. Raises `AnswerParserError` if the parser fails.
     """
 
     def __init__(
@@ -89,12 +92,13 @@ class ChoiceStream:
             visible=rules.format.visible if rules.format else frozenset(),
         )
         self._matcher = StopMatcher(stops) if stops else None
+        self._parser = rules.format.parser() if rules.format else None
         self._plain = not rules.logprobs
-        """Nobody asks where in the text a token begins."""
-        self._pace = TokenPace()
+        """True if nobody needs to know where in the text a token begins."""
+        self._held = HeldTokens()
         self._shown = 0
         """Characters of the answer that events have shown."""
-        self.feed(ChoiceDelta(self.index, start.written[begin:]))  # what it shows was shown before
+        self.feed(ChoiceDelta(self.index, start.written[begin:]))  # its text was shown before
 
     @property
     def ended(self) -> bool:
@@ -102,24 +106,30 @@ class ChoiceStream:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Nothing is told apart here."""
-        return 0
+        return 0 if self._parser is None else self._parser.reasoning_tokens
 
     def feed(self, delta: ChoiceDelta) -> ChoiceEvent | None:
-        """Takes what a step added; None if there is nothing to show yet. After the end, all is ignored."""
+        """Takes what a step added; None if there is nothing to show yet. Ignores all that comes after the end.
+
+        A parser gets one token after the other, however the engine bundles them, so neither the parts nor the count of
+        reasoning tokens depend on that.
+        """
         if self.finish is not None:
             return None
         ids = delta.token_ids
-        if len(ids) != 1 or delta.finish is not None or not self._plain or self._pace.waiting:
-            return self._take(delta)
-        # What `_take` does with most deltas: one token, whose text goes straight through.
+        if len(ids) != 1 or delta.finish is not None or not self._plain or self._held.waiting:
+            if self._parser is None or len(ids) <= 1:
+                return self._parsed(self._take(delta))
+            return _joined(list(map(self.feed, _single(delta))))
+        # What `_take` does with most deltas: one token, whose text goes through as it is.
         self.num_tokens += 1
         piece = self._detokenizer.feed(ids[0])
         if piece and (self._matcher is None or self._matcher.passes(piece)):
-            return ChoiceEvent(self.index, piece, ids)
-        self._pace.add(ids[0], None)
+            shown = ChoiceEvent(self.index, piece, ids)
+            return shown if self._parser is None else self._parsed(shown)
+        self._held.add(ids[0], None)
         text = self._show(piece) if piece else ""
-        return self._event(text) if text or self.ended else None
+        return self._parsed(self._event(text)) if text or self.ended else None
 
     def _take(self, delta: ChoiceDelta) -> ChoiceEvent | None:
         ids, logprobs = delta.token_ids, delta.logprobs
@@ -127,7 +137,7 @@ class ChoiceStream:
         text = ""
         for number in range(len(ids) - len(ending)):
             self.num_tokens += 1
-            self._pace.add(ids[number], logprobs[number] if logprobs else None)
+            self._held.add(ids[number], logprobs[number] if logprobs else None)
             if piece := self._detokenizer.feed(ids[number]):
                 text += self._show(piece)
                 if self.ended:
@@ -137,15 +147,15 @@ class ChoiceStream:
         return self._event(text) if text else None
 
     def _without_text(self, delta: ChoiceDelta) -> tuple[int, ...]:
-        """The end-of-sequence or stop token that ended the choice: its text is not in the answer."""
+        """Returns the end-of-sequence or stop token that ended the choice: its text is not in the answer."""
         finish = delta.finish
         if finish is None or finish.reason is not FinishReason.STOP or self._rules.include_stop_str_in_output:
             return ()
         return delta.token_ids[-1:]
 
     def _show(self, piece: str) -> str:
-        """The text that may be shown now that `piece` has come; sets `finish` if it completes a stop string."""
-        self._pace.advance(len(piece))
+        """Returns the text that may be shown now that `piece` has come; sets `finish` if it completes a stop string."""
+        self._held.advance(len(piece))
         if self._matcher is None:
             self._shown += len(piece)
             return piece
@@ -153,15 +163,15 @@ class ChoiceStream:
         text = released.text
         if released.stop is not None:
             self.finish, self.stop_reason = FinishReason.STOP, released.stop
-            if not self._rules.include_stop_str_in_output:
-                text = text[: released.kept]
+            if self._rules.include_stop_str_in_output:
+                text += released.stop
         self._shown += len(text)
         return text
 
     def _end(
         self, text: str, finish: Finish, ending: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None
     ) -> ChoiceEvent:
-        """The engine ended the choice: shows what was held, then the token without text, if any."""
+        """Shows what was held, then the token without text, if any, as the engine has ended the choice."""
         if piece := self._detokenizer.close():
             text += self._show(piece)
         if not self.ended:
@@ -172,15 +182,17 @@ class ChoiceStream:
             self.finish, self.stop_reason = finish.reason, finish.stop_token_id
         for token_id in ending:
             self.num_tokens += 1
-            self._pace.add(token_id, logprobs[-1] if logprobs else None)
+            self._held.add(token_id, logprobs[-1] if logprobs else None)
         return self._event(text)
 
     def _event(self, text: str) -> ChoiceEvent:
-        tokens = self._pace.take(self._shown) if self.finish is None else self._pace.take_rest()
+        if self.finish is not None:
+            self._held.advance(0)
+        tokens = self._held.take(self._shown if self.finish is None else self._held.num_chars)
         ids = tuple([token.token_id for token in tokens])
         if not self._rules.logprobs:
             return ChoiceEvent(self.index, text, ids, None, None, self.finish, self.stop_reason)
-        kept = [(t.logprob, t.start) for t in tokens if t.logprob is not None and t.within(self._shown)]
+        kept = [(t.logprob, t.start) for t in tokens if t.logprob is not None]
         return ChoiceEvent(
             self.index,
             text,
@@ -191,20 +203,103 @@ class ChoiceStream:
             self.stop_reason,
         )
 
+    def _parsed(self, event: ChoiceEvent | None) -> ChoiceEvent | None:
+        """Adds the parts to an event where they are told apart."""
+        parser = self._parser
+        if event is None or parser is None:
+            return event
+        finish = event.finish
+        try:
+            parts = parser.feed(event.text, event.token_ids)
+            if finish is not None:
+                cut = finish is not FinishReason.STOP or event.stop_reason is not None
+                parts = parts + parser.close(cut=cut)
+                if finish is FinishReason.STOP and parser.called:
+                    finish = FinishReason.TOOL_CALLS
+        except Exception as error:
+            raise AnswerParserError(f"the answer of choice {event.index} could not be read: {error!r}") from error
+        return msgspec.structs.replace(event, finish=finish, parts=tuple(parts))
+
 
 def _replay_from(
     written: tuple[int, ...], special_ids: frozenset[int], rules: TextRules, stops: StopStrings | None
 ) -> int:
-    """How many written tokens need not be read again: neither a held character nor a stop string reaches behind.
+    """Returns how many written tokens need not be read again: no held character and no stop string reaches behind.
 
-    With log-probabilities, offsets count from the beginning, so all are read.
+    With log-probabilities, offsets count from the beginning, and a parser reads whole answers, so all are read.
     """
-    begin = len(written)
-    if rules.logprobs:
+    if rules.logprobs or rules.format is not None:
         return 0
+    begin = len(written)
     needed = STUCK + 4 * (stops.longest if stops else 0)  # a character is 4 tokens at most
     skipped = special_ids if rules.skip_special_tokens else frozenset[int]()
     while begin and needed:
         begin -= 1
         needed -= written[begin] not in skipped
     return begin
+
+
+class HeldToken(msgspec.Struct, frozen=True):
+    """A token whose text is [start, end) of the answer; tokens that make up a character have the same range."""
+
+    token_id: int
+    logprob: TokenLogprob | None
+    start: int
+    end: int
+
+
+class HeldTokens:
+    """Keeps tokens until their text is shown, so that events show ids, log-probabilities and text together."""
+
+    def __init__(self) -> None:
+        self.num_chars = 0
+        """Characters of the answer so far, with those that are held back."""
+        self.waiting: list[tuple[int, TokenLogprob | None]] = []
+        """Tokens whose text has not come yet."""
+        self._held: deque[HeldToken] = deque()
+
+    def add(self, token_id: int, logprob: TokenLogprob | None) -> None:
+        self.waiting.append((token_id, logprob))
+
+    def advance(self, num_chars: int) -> None:
+        """The next text has come; it belongs to all tokens that wait."""
+        start, self.num_chars = self.num_chars, self.num_chars + num_chars
+        for token_id, logprob in self.waiting:
+            self._held.append(HeldToken(token_id, logprob, start, self.num_chars))
+        self.waiting.clear()
+
+    def take(self, shown: int) -> list[HeldToken]:
+        """Returns the tokens whose text is within the first `shown` characters and that were not taken before."""
+        if shown == self.num_chars:
+            taken = list(self._held)
+            self._held.clear()
+            return taken
+        taken = []
+        while self._held and self._held[0].end <= shown:
+            taken.append(self._held.popleft())
+        return taken
+
+
+def _single(delta: ChoiceDelta) -> Iterator[ChoiceDelta]:
+    """Yields a delta for each token; the end of the choice goes with the last."""
+    last = len(delta.token_ids) - 1
+    for place, token_id in enumerate(delta.token_ids):
+        logprobs = None if delta.logprobs is None else delta.logprobs[place : place + 1]
+        yield ChoiceDelta(delta.index, (token_id,), logprobs, delta.finish if place == last else None)
+
+
+def _joined(shown: Sequence[ChoiceEvent | None]) -> ChoiceEvent | None:
+    events = [event for event in shown if event is not None]
+    if not events:
+        return None
+    last = events[-1]
+    return ChoiceEvent(
+        last.index,
+        "".join(event.text for event in events),
+        tuple(token_id for event in events for token_id in event.token_ids),
+        None if last.logprobs is None else tuple(one for event in events for one in event.logprobs or ()),
+        None if last.offsets is None else tuple(one for event in events for one in event.offsets or ()),
+        last.finish,
+        last.stop_reason,
+        tuple(part for event in events for part in event.parts or ()),
+    )

@@ -1,4 +1,4 @@
-"""What a model's answers are written in: made once for each model, asked by each request.
+"""How a model marks thoughts and tool calls in its answers: found out once for each model, used by each request.
 
 chat template, --tool-parser, --reasoning-parser ─► ModelFormats ─ for_request ─► AnswerFormat ─► n parsers
 """
@@ -8,27 +8,62 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from motet.constraint import Thinking
 from motet.errors import ConfigError
-from motet.text.answers import TaggedFormat, Thought, Thoughts, Tools
+from motet.text.answers import CallRules, ThoughtRules, ThoughtState, tagged_format
+from motet.text.harmony import HARMONY, THOUGHT, harmony_format
 from motet.text.parts import AnswerFormat
 from motet.text.reasoning import GPT_OSS, ReasoningTags, tags_known_by, tags_named
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.base import ToolFormat, ToolRules
-from motet.text.tools.formats import format_known_by, format_named
-from motet.text.tools.harmony import HARMONY, THOUGHT
-from motet.text.tools.hermes import HERMES
+from motet.text.tools.json_formats import DEEPSEEK_V3, DEEPSEEK_V31, HERMES, KIMI_K2, LLAMA3_JSON, LLAMA4_JSON, MISTRAL
+from motet.text.tools.python_formats import OLMO3, PYTHONIC
+from motet.text.tools.tagged_formats import GLM45, MINIMAX_M2, QWEN3_CODER
+from motet.types import Thinking
 
 AUTO: Final = "auto"
 NONE: Final = "none"
 TAIL = 32
-"""Tokens at a prompt's end that may be an opening or closing tag and white space."""
+"""Number of tokens at a prompt's end that are searched for an opening or closing tag."""
+
+FORMATS: Final[dict[str, ToolFormat]] = {
+    tool_format.name: tool_format
+    for tool_format in (
+        DEEPSEEK_V3,
+        DEEPSEEK_V31,
+        QWEN3_CODER,
+        GLM45,
+        HERMES,
+        MISTRAL,
+        KIMI_K2,
+        MINIMAX_M2,
+        PYTHONIC,
+        OLMO3,
+        LLAMA3_JSON,
+        LLAMA4_JSON,
+    )
+}
+"""Formats by name. Those whose marks in a template are more special come first: `<tool_call>` is not only Hermes'."""
+OTHER_NAMES = {"glm47": "glm45", "granite4": "hermes", "llama4_pythonic": "pythonic", "qwen3_xml": "qwen3_coder"}
+"""Other names of a format, where vLLM has several parsers for it."""
+
+
+def format_named(name: str) -> ToolFormat:
+    """Raises `ConfigError`, which lists all names."""
+    found = FORMATS.get(OTHER_NAMES.get(name, name))
+    if found is None:
+        names = ", ".join(sorted([*FORMATS, *OTHER_NAMES, HARMONY.name]))
+        raise ConfigError(f"--tool-parser {name} is unknown; there are auto, none, {names}")
+    return found
+
+
+def format_known_by(template: str) -> ToolFormat | None:
+    """Returns the format that a chat template is for; None if it is for none that is known."""
+    return next((known for known in FORMATS.values() if all(mark in template for mark in known.known_by)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParserNames:
-    """What the operator says of how answers are read. Raises `ConfigError` for a name that nobody knows, and for two
-    that cannot be of one model."""
+    """The operator's choice of how answers are read. Raises `ConfigError` for unknown names and two that do not fit."""
 
     tools: str = AUTO
     reasoning: str = AUTO
@@ -38,9 +73,9 @@ class ParserNames:
             format_named(self.tools)
         if self.reasoning not in (AUTO, NONE, GPT_OSS):
             tags_named(self.reasoning)
-        if self._in_harmony and not self._may_be_harmony:
+        if self._in_harmony and not {self.tools, self.reasoning} <= {AUTO, NONE, HARMONY.name, GPT_OSS}:
             raise ConfigError(
-                f"--tool-parser {self.tools} and --reasoning-parser {self.reasoning} cannot be of one model: gpt-oss "
+                f"--tool-parser {self.tools} and --reasoning-parser {self.reasoning} are for different models: gpt-oss "
                 "marks thoughts and calls in one way of its own; leave one of them out"
             )
 
@@ -48,35 +83,22 @@ class ParserNames:
     def _in_harmony(self) -> bool:
         return self.tools == HARMONY.name or self.reasoning == GPT_OSS
 
-    @property
-    def _may_be_harmony(self) -> bool:
-        return self.tools in (AUTO, NONE, HARMONY.name) and self.reasoning in (AUTO, NONE, GPT_OSS)
-
     def harmony(self, template: str) -> bool:
-        """Whether answers are written in harmony, which marks thoughts and calls in one way."""
-        if self._in_harmony:
-            return True
-        asked = self._may_be_harmony and AUTO in (self.tools, self.reasoning)
-        return asked and all(mark in template for mark in HARMONY.known_by)
+        """Returns True if answers are written in harmony, which marks thoughts and calls in one way."""
+        names = {self.tools, self.reasoning}
+        is_open = AUTO in names and names <= {AUTO, NONE}
+        return self._in_harmony or (is_open and all(mark in template for mark in HARMONY.known_by))
 
     def tool_format(self, template: str) -> ToolFormat | None:
-        """A model whose template knows no tools is told of them in Hermes' words, and answers in them."""
-        match self.tools:
-            case "auto":
-                return (format_known_by(template) if "tools" in template else None) or HERMES
-            case "none":
-                return None
-            case name:
-                return format_named(name)
+        """Returns the format of calls; Hermes' for a template without tools, since the prompt then asks for it."""
+        if self.tools == AUTO:
+            return (format_known_by(template) if "tools" in template else None) or HERMES
+        return None if self.tools == NONE else format_named(self.tools)
 
     def reasoning_tags(self, template: str) -> ReasoningTags | None:
-        match self.reasoning:
-            case "auto":
-                return tags_known_by(template)
-            case "none":
-                return None
-            case name:
-                return tags_named(name)
+        if self.reasoning == AUTO:
+            return tags_known_by(template)
+        return None if self.reasoning == NONE else tags_named(self.reasoning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +107,11 @@ class ModelFormats:
 
     tokenizer: Tokenizer
     reasoning: ReasoningTags | None = None
-    """None: what it writes is not told apart."""
+    """None: thoughts are not told apart."""
     tools: ToolFormat | None = None
-    """None: its calls are not read."""
+    """None: calls are not read."""
     harmony: bool = False
-    """Its answers are messages on channels, as gpt-oss writes them; thoughts are always told apart."""
+    """True if answers are messages on channels, as gpt-oss writes them; thoughts are always told apart."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: str | None, names: ParserNames | None = None) -> "ModelFormats":
@@ -107,54 +129,46 @@ class ModelFormats:
         tools: ToolRules | None = None,
         separate_reasoning: bool = True,
     ) -> AnswerFormat | None:
-        """How the answers to one chat prompt are read; None: as they are, there is nothing to tell apart. `tools`: None
-        where none may be called.
+        """Returns how the answers to one chat prompt are read; None if they are shown as they are.
 
-        `begun`: what of the answer the prompt holds already (the last message, where that is continued).
-        `separate_reasoning`: without, thoughts are content as they come, and counted all the same.
+        `begun`: the message that is continued, if one is. `tools`: None where none may be called. Without
+        `separate_reasoning` thoughts are shown as content, but still counted.
         """
-        calls = self.tools if tools else None
+        calls = None
+        if self.tools is not None and tools is not None:
+            calls = CallRules(self.tools, tools.callable, tools.parallel)
         if self.harmony:
-            return self._harmony(tools if calls else None)
-        at_start = self._thought(prompt, begun)
-        wrapped = self.reasoning is not None and self.reasoning.around_answer
-        if calls is None and at_start is Thought.OVER and not wrapped:
+            return harmony_format(calls, self._seen_in_calls)
+        at_start, tags = self._thought_state(prompt, begun), self.reasoning
+        if calls is None and at_start is ThoughtState.OVER and not (tags and tags.around_answer):
             return None
-        return TaggedFormat.of(
-            None if self.reasoning is None else Thoughts.of(self.reasoning, at_start, separate=separate_reasoning),
-            None if calls is None or tools is None else Tools.of(calls, tools.callable, parallel=tools.parallel),
-            visible=self._seen_in_thoughts | (self._seen_in_calls if calls else frozenset()),
-        )
+        thoughts = None if tags is None else ThoughtRules(tags, at_start, separate_reasoning)
+        return tagged_format(thoughts, calls, self._seen_in_thoughts | (self._seen_in_calls if calls else frozenset()))
 
     def thinking(self, prompt: Sequence[int], *, begun: str = "", calls: bool = False) -> Thinking | None:
-        """What an answer to this prompt may write before a grammar begins. None: nothing, or the grammar sees to it, as
-        one of `calls` does in harmony."""
+        """Returns what an answer to this prompt may write before a grammar begins. None: nothing, or the grammar itself
+        allows it, as a grammar of `calls` does in harmony."""
         if self.harmony:
             return None if calls else THOUGHT
-        thought = self._thought(prompt, begun)
-        if self.reasoning is None or thought is Thought.OVER:
+        thought = self._thought_state(prompt, begun)
+        if self.reasoning is None or thought is ThoughtState.OVER:
             return None
-        opened = thought is not Thought.MAY_COME
+        opened = thought is not ThoughtState.MAY_COME
         return Thinking(self.reasoning.opens[0], self.reasoning.closes[0], opened)
 
-    def _harmony(self, tools: ToolRules | None) -> AnswerFormat:
-        from motet.text.harmony import HarmonyFormat  # here: its library takes 0.1 s, and most models do without
-
-        visible = self._seen_in_calls
-        if tools is None:
-            return HarmonyFormat(visible=visible)
-        return HarmonyFormat(visible=visible, callable=tools.callable, parallel=tools.parallel)
-
-    def _thought(self, prompt: Sequence[int], begun: str) -> Thought:
-        """Where an answer stands when the prompt ends."""
+    def _thought_state(self, prompt: Sequence[int], begun: str) -> ThoughtState:
+        """Returns where an answer stands when the prompt ends."""
         if self.reasoning is None:
-            return Thought.OVER
-        if begun.strip():
-            return _thought_of(begun.lstrip(), self.reasoning)
+            return ThoughtState.OVER
+        opens, closes = self.reasoning.opens, self.reasoning.closes
+        if written := begun.strip():
+            if not written.startswith(opens) or any(tag in written for tag in closes):
+                return ThoughtState.OVER
+            return ThoughtState.OPENED if written.endswith(opens) else ThoughtState.UNDER_WAY
         tail = self.tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False).rstrip()
-        if tail.endswith(self.reasoning.opens):
-            return Thought.OPENED
-        return Thought.OVER if tail.endswith(self.reasoning.closes) else Thought.MAY_COME
+        if tail.endswith(opens):
+            return ThoughtState.OPENED
+        return ThoughtState.OVER if tail.endswith(closes) else ThoughtState.MAY_COME
 
     @cached_property
     def _seen_in_thoughts(self) -> frozenset[int]:
@@ -167,12 +181,6 @@ class ModelFormats:
         return frozenset() if form is None else self._special((*form.begins, *form.inner, *form.ends))
 
     def _special(self, tags: Sequence[str]) -> frozenset[int]:
-        """Special tokens that are a tag, or a part of one. A vocabulary may have thousands of special tokens."""
+        """Returns the special tokens that are a tag or a part of one."""
         special = self.tokenizer.special_tokens.items()
         return frozenset(token_id for text, token_id in special if text and any(text in tag for tag in tags))
-
-
-def _thought_of(begun: str, tags: ReasoningTags) -> Thought:
-    if not begun.startswith(tags.opens) or any(tag in begun for tag in tags.closes):
-        return Thought.OVER
-    return Thought.OPENED if begun.rstrip().endswith(tags.opens) else Thought.UNDER_WAY

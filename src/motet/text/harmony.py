@@ -1,66 +1,110 @@
-"""Answers of gpt-oss, written in OpenAI's harmony format: messages, each with a channel and at times a recipient.
+"""gpt-oss, which answers in OpenAI's harmony format: messages, each with a channel and at times a recipient.
 
     <|channel|>analysis<|message|>We need ...<|end|><|start|>assistant<|channel|>final<|message|>It is ...
                Reasoning                                               Content
 
-Headers are read by OpenAI's own parser (the package `oss-harmony`). Messages on the channel `commentary` are content
-(they are written for the user), unless they go to a tool. What has no header is content as it stands.
+    <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+                                       ToolCallBegin                           ToolCallArguments
+
+The tags are special tokens, and the recipient may stand before the channel too. Headers are read by OpenAI's own parser
+(the package `oss-harmony`). Messages on the channel `commentary` are content (they are written for the user), unless
+they go to a tool. Text without a header is content.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
-from openai_harmony import (
-    HarmonyEncoding,
-    HarmonyEncodingName,
-    HarmonyError,
-    StreamableParser,
-    load_harmony_encoding,
-)
+from motet.text.answers import CallRegion, CallRules, ShownCalls
+from motet.text.parts import AnswerFormat, Content, Part, Reasoning
+from motet.text.stop import StopMatcher, StopStrings
+from motet.text.tools.base import ParsedCall, Tool, ToolFormat, ToolMode, ToolRules, region_reader, tool_until
+from motet.text.tools.cursor import Cursor
+from motet.text.tools.grammar import call_rules, document, tag
+from motet.text.tools.json_formats import json_arguments_of
+from motet.text.tools.typed import quoted
+from motet.types import Thinking
 
-from motet.text.calling import Calling, Calls
-from motet.text.parts import Content, Part, Reasoning
-from motet.text.stages import Stage, Step
-from motet.text.stop import StopStrings
-from motet.text.tags import TagSearch
-from motet.text.tools.base import Tool
-from motet.text.tools.harmony import HARMONY, MESSAGE, START, TAGS, TO_FUNCTIONS
+if TYPE_CHECKING:
+    from openai_harmony import HarmonyEncoding, StreamableParser
 
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+TAGS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+TO_FUNCTIONS = "to=functions."
 ANALYSIS = "analysis"
 BEGUN = f"{START}assistant"
-"""What the prompt ends with: the first message of an answer lacks it."""
+"""The prompt ends with this, so the first message of an answer lacks it."""
+THOUGHT = Thinking(
+    open=f"{CHANNEL}analysis{MESSAGE}",
+    close=f"{END}{START}assistant",
+    opened=False,
+    before_answer=f"{CHANNEL}final{MESSAGE}",
+)
+"""The text around an answer that follows a grammar."""
+
+
+def _calls(cursor: Cursor, tools: Sequence[Tool]) -> Iterator[ParsedCall | None]:
+    """Reads a region, which begins behind `to=functions.` with the name."""
+    tool = tool_until(cursor, tools, " ", "<")
+    cursor.until(MESSAGE)
+    cursor.literal(MESSAGE)
+    yield from json_arguments_of(cursor, tool)
+
+
+def _grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
+    """Allows one call, which ends the answer, as the model itself does: a second call belongs to the next turn."""
+    channel, message, constrain = (tag(text, special) for text in (CHANNEL, MESSAGE, CONSTRAIN))
+    next_message = f'{tag(END, special)} {tag(START, special)} "assistant"'
+    calls = call_rules(
+        rules.callable,
+        lambda name, arguments: (
+            f"{channel} {quoted(f'commentary {TO_FUNCTIONS}{name} ')} "
+            f"{constrain} {quoted('json')} {message} {arguments}"
+        ),
+    )
+    rest = "call" if rules.mode is ToolMode.REQUIRED else "(final | preamble? call)"
+    lines = [
+        f"start: thought* {rest}",
+        f"thought: {channel} {quoted('analysis')} {message} TEXT {next_message}",
+        f"preamble: {channel} {quoted('commentary')} {message} TEXT {next_message}",
+        f"final: {channel} {quoted('final')} {message} TEXT",
+        r"TEXT: /(.|\n)*/",
+    ]
+    return document(lines, calls)
+
+
+HARMONY = ToolFormat(
+    name="openai",
+    begins=TAGS,
+    ends=(),
+    read=region_reader(_calls),
+    grammar=_grammar,
+    known_by=(CHANNEL, MESSAGE, "functions."),
+)
 _TAGS = StopStrings(TAGS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HarmonyFormat:
-    """The `AnswerFormat` of one request."""
-
-    visible: frozenset[int]
-    callable: tuple[Tool, ...] = ()
-    """Tools that may be called."""
-    parallel: bool = True
-
-    def parser(self) -> "HarmonyParser":
-        return HarmonyParser(Calls(HARMONY, self.callable, parallel=self.parallel))
+def harmony_format(calls: CallRules | None, visible: frozenset[int] = frozenset()) -> AnswerFormat:
+    return AnswerFormat(partial(HarmonyParser, calls or CallRules(HARMONY, ())), visible)
 
 
 class HarmonyParser:
     """The `AnswerParser` of one choice."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._search = TagSearch(_TAGS)
+    def __init__(self, rules: CallRules) -> None:
+        self._calls = ShownCalls(rules)
+        self._search = StopMatcher(_TAGS)
         self._header: str | None = ""
-        """What has come of it; None inside a message."""
-        self._message: Stage = _Saying()
+        """The header as far as it has come; None inside a message."""
+        self._region: CallRegion | None = None
+        """The call under way, or what looks like one."""
         self._thinks = False
-        """Whether the message under way is a thought."""
+        """True if the message under way is a thought."""
         self._tokens = 0
-        """Of the message under way, its header included."""
+        """Number of tokens of the message under way, with its header."""
         self._thought_tokens = 0
-        """Of those before it."""
+        """Tokens of the thoughts before it."""
 
     @property
     def reasoning_tokens(self) -> int:
@@ -76,95 +120,71 @@ class HarmonyParser:
         while True:
             found = self._search.feed(text)
             parts += self._text(found.text)
-            if found.tag is None:
+            if found.stop is None:
                 return parts
-            parts += self._tag(found.tag)
+            parts += self._end(found.stop) if self._header is None else self._begin(self._header + found.stop)
             text = found.rest
 
     def close(self, *, cut: bool) -> list[Part]:
         parts = self._text(self._search.close())
-        if self._header is None:
-            return parts + self._message.close(cut=cut)
-        # An answer without any header is one all the same; a header that was begun behind a message says nothing.
-        return parts if self._header.startswith(TAGS) else [*parts, *_content(self._header)]
+        if self._region is not None:
+            return parts + self._region.close(cut=cut)
+        # An answer without any header is content; a header that has only begun after a message is dropped.
+        return parts if not self._header or self._header.startswith(TAGS) else [*parts, Content(self._header)]
 
     def _text(self, text: str) -> list[Part]:
         if self._header is not None:
             self._header += text
             return []
-        step = self._message.feed(text)
-        if step.next is None:
-            return step.parts
-        self._message = step.next
-        return step.parts + self._message.feed(step.rest).parts
-
-    def _tag(self, tag: str) -> list[Part]:
-        if self._header is None:
-            return self._end(tag)
-        self._header += tag
-        return self._begin(self._header) if tag == MESSAGE else []
+        parts: list[Part] = []
+        if self._region is not None:
+            parts = self._region.feed(text)
+            if self._region.rest is None:
+                return parts
+            text, self._region = self._region.rest, None
+        return [*parts, Reasoning(text) if self._thinks else Content(text)] if text else parts
 
     def _begin(self, header: str) -> list[Part]:
-        """A message whose header is there."""
-        self._header = None
-        try:
-            channel, recipient = _read(header)
-        except HarmonyError:
-            self._message = _Saying()
-            return _content(header)
-        self._thinks = channel == ANALYSIS and recipient is None
-        if self._thinks:
-            self._message = _Thinking()
+        """Begins the message behind a header, if the header is whole."""
+        self._header = None if header.endswith(MESSAGE) else header
+        if self._header is not None:
             return []
-        if recipient is None:
-            self._message = _Saying()
+        found = _read_header(header)
+        before, to, behind = header.partition(TO_FUNCTIONS)
+        if found is None or (found.current_recipient is not None and not to):
+            return self._text(header)  # no header, or one to a tool that no request can bring
+        if found.current_recipient is None:
+            self._thinks = found.current_channel == ANALYSIS
             return []
-        place = header.find(TO_FUNCTIONS) + len(TO_FUNCTIONS)
-        if place < len(TO_FUNCTIONS):
-            self._message = _Saying()
-            return _content(header)  # to a tool that no request can bring
-        self._message = Calling(self._calls, None, header[:place], saying=lambda _: _Saying())
-        return self._text(header[place:])
+        self._region = CallRegion(self._calls, before + to)
+        return self._text(behind)
 
     def _end(self, tag: str) -> list[Part]:
-        parts = self._message.close(cut=False)
+        parts = self._region.close(cut=False) if self._region is not None else []
         if self._thinks:
             self._thought_tokens += self._tokens
-        self._thinks, self._tokens = False, 0
+        self._region, self._thinks, self._tokens = None, False, 0
         self._header = tag if tag == START else ""
         return parts
 
 
-class _Thinking:
-    def feed(self, text: str) -> Step:
-        return Step([Reasoning(text)] if text else [])
+def _read_header(header: str) -> "StreamableParser | None":
+    """Reads a header, its last tag included: the parser knows its channel and recipient. None if it is none."""
+    from openai_harmony import HarmonyError, StreamableParser  # here: it takes 0.1 s, and most models do without
 
-    def close(self, *, cut: bool) -> list[Part]:
-        return []
-
-
-class _Saying:
-    def feed(self, text: str) -> Step:
-        return Step(_content(text))
-
-    def close(self, *, cut: bool) -> list[Part]:
-        return []
-
-
-def _content(text: str) -> list[Part]:
-    return [Content(text)] if text else []
-
-
-def _read(header: str) -> tuple[str | None, str | None]:
-    """(channel, recipient) of a header, its last tag included. Raises `HarmonyError`."""
     parser = StreamableParser(_encoding(), None)
     text = header if header.startswith(START) else BEGUN + header
-    for token_id in _encoding().encode(text, allowed_special="all"):
-        parser.process(token_id)
-    return parser.current_channel, parser.current_recipient
+    try:
+        for token_id in _encoding().encode(text, allowed_special="all"):
+            parser.process(token_id)
+    except HarmonyError:
+        return None
+    return parser
 
 
 @cache
-def _encoding() -> HarmonyEncoding:
+def _encoding() -> "HarmonyEncoding":
     """Loading it takes 0.3 s; nothing is downloaded."""
+    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
     return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)

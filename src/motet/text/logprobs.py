@@ -1,7 +1,6 @@
-"""Log-probabilities in the two forms OpenAI has: of chat, and of completions. Also the echo of a prompt."""
+"""Log-probabilities in the two forms that OpenAI has, for chat and for completions; and the echo of a prompt."""
 
 from collections.abc import Sequence
-from typing import TypedDict
 
 import msgspec
 
@@ -13,28 +12,14 @@ LOWEST = -9999.0
 """Stands for minus infinity, which JSON has no number for (OpenAI's and vLLM's value)."""
 
 
-class ChatTopLogprob(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int]
+ChatLogprob = dict[str, object]
+"""An element of `logprobs.content` of a chat choice, or of the `top_logprobs` in one."""
+CompletionLogprobs = dict[str, list[object]]
+"""`logprobs` of a completions choice; the lists are equally long."""
 
 
-class ChatLogprob(ChatTopLogprob):
-    """An element of `logprobs.content` of a chat choice."""
-
-    top_logprobs: list[ChatTopLogprob]
-
-
-class CompletionLogprobs(TypedDict):
-    """`logprobs` of a completions choice; the lists are equally long."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], *, num_top: int) -> list[ChatLogprob]:
+def chat_logprobs(tokenizer: Tokenizer | None, logprobs: Sequence[TokenLogprob], *, num_top: int) -> list[ChatLogprob]:
+    """`tokenizer`: None if there is no text; tokens are then written as `token_id:5`, as in vLLM."""
     return [
         {
             **_chat_entry(tokenizer, entry.token_id, entry.logprob),
@@ -44,28 +29,15 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], *, num
     ]
 
 
-def completion_logprobs(
-    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], offsets: Sequence[int], *, num_top: int, base: int = 0
-) -> CompletionLogprobs:
-    """`base`: characters before the answer, of an echoed prompt. The drawn token is among its top ones, as the last
-    if it is not one of the `num_top`."""
-    return {
-        "tokens": [tokenizer.token_text(entry.token_id) for entry in logprobs],
-        "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
-        "top_logprobs": [_top_by_text(tokenizer, entry, num_top) for entry in logprobs],
-        "text_offset": [base + offset for offset in offsets],
-    }
-
-
-class Echo(msgspec.Struct, frozen=True):
-    """A prompt as `echo` shows it."""
+class PromptEcho(msgspec.Struct, frozen=True):
+    """A prompt as the field `echo` shows it."""
 
     text: str
     offsets: tuple[int, ...]
-    """One a token: where its text begins."""
+    """Where the text of each token begins."""
 
 
-def echo(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Echo:
+def echo(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> PromptEcho:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
     text, offsets, begins = "", [], 0
     for token_id in prompt:
@@ -73,20 +45,23 @@ def echo(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bo
         if piece := detokenizer.feed(token_id):
             text += piece
             begins = len(text)
-    return Echo(text + detokenizer.close(), tuple(offsets))
+    return PromptEcho(text + detokenizer.close(), tuple(offsets))
 
 
-def prompt_logprobs(
+def completion_logprobs(
     tokenizer: Tokenizer,
-    prompt: Sequence[int],
+    ids: Sequence[int],
     logprobs: Sequence[TokenLogprob | None],
     offsets: Sequence[int],
     *,
     num_top: int,
 ) -> CompletionLogprobs:
-    """The part of an echoed prompt; its first token has no log-probability, nothing comes before it."""
+    """Returns the form for an answer, or for an echoed prompt, whose first token has no log-probability.
+
+    The top tokens include the token itself, as the last one if it is not among the `num_top`.
+    """
     return {
-        "tokens": [tokenizer.token_text(token_id) for token_id in prompt],
+        "tokens": [tokenizer.token_text(token_id) for token_id in ids],
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
         "top_logprobs": [None if entry is None else _top_by_text(tokenizer, entry, num_top) for entry in logprobs],
         "text_offset": list(offsets),
@@ -94,24 +69,18 @@ def prompt_logprobs(
 
 
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    return {
-        "tokens": first["tokens"] + second["tokens"],
-        "token_logprobs": first["token_logprobs"] + second["token_logprobs"],
-        "top_logprobs": first["top_logprobs"] + second["top_logprobs"],
-        "text_offset": first["text_offset"] + second["text_offset"],
-    }
+    return {name: first[name] + second[name] for name in first}
 
 
-def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> ChatTopLogprob:
-    return {
-        "token": tokenizer.token_text(token_id),
-        "logprob": _finite(logprob),
-        "bytes": list(tokenizer.token_bytes(token_id)),
-    }
+def _chat_entry(tokenizer: Tokenizer | None, token_id: int, logprob: float) -> ChatLogprob:
+    if tokenizer is None:
+        return {"token": f"token_id:{token_id}", "logprob": _finite(logprob), "bytes": None}
+    text, written = tokenizer.token_text(token_id), tokenizer.token_bytes(token_id)
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(written)}
 
 
 def _top_by_text(tokenizer: Tokenizer, entry: TokenLogprob, num_top: int) -> dict[str, float]:
-    """Of tokens that look alike (parts of characters) the likeliest stays, but the drawn one has its own value."""
+    """Keeps the likeliest of tokens that look alike (parts of characters), but the drawn one has its own value."""
     top: dict[str, float] = {}
     for token_id, logprob in entry.top[:num_top]:
         top.setdefault(tokenizer.token_text(token_id), _finite(logprob))

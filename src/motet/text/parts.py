@@ -1,11 +1,12 @@
-"""What the text of a choice is made of: what it thinks, what it says, and the tools it calls.
+"""The parts of a choice's text: what it thinks, what it says, and the tools that it calls.
 
     text of tokens ─► AnswerParser ─► parts          one parser a choice, made by the AnswerFormat of the request
 
-A parser holds back what may still become a tag. Its parts do not depend on where the text was cut.
+A parser holds back text that may still become a tag. Its parts do not depend on where the text was cut.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -21,7 +22,7 @@ class Reasoning(msgspec.Struct, frozen=True, gc=False):
 
 class ToolCallBegin(msgspec.Struct, frozen=True, gc=False):
     number: int
-    """Of the call inside its choice, from 0."""
+    """The call's number inside its choice, from 0."""
     id: str
     name: str
 
@@ -41,29 +42,28 @@ class AnswerParser(Protocol):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Of those that were fed."""
+        """Tokens of thoughts among those that were fed."""
         ...
 
     @property
     def called(self) -> bool:
-        """Whether tool calls were told, and all of them are whole."""
+        """True if tool calls were shown, and all of them are whole."""
         ...
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Part]:
-        """`text` comes next; `token_ids` are those whose text is shown with it, often one, none at times."""
+        """Takes the next text. `token_ids`: the tokens whose text it is, often one, sometimes none."""
         ...
 
     def close(self, *, cut: bool) -> list[Part]:
-        """The answer is over: what is still held back. `cut`: not by the model, so what has begun may lack its end."""
+        """Returns what is still held back at the end. `cut`: the model did not end the answer itself."""
         ...
 
 
-class AnswerFormat(Protocol):
-    """How the choices of one request are to be read."""
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How the choices of one request are read."""
 
-    @property
-    def visible(self) -> frozenset[int]:
-        """Special tokens whose text the parser must see, whether or not special tokens are skipped."""
-        ...
-
-    def parser(self) -> AnswerParser: ...
+    parser: Callable[[], AnswerParser]
+    """Makes the parser of one choice."""
+    visible: frozenset[int]
+    """Special tokens whose text the parser must see, whether or not special tokens are skipped."""

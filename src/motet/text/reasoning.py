@@ -1,27 +1,33 @@
-"""How families of models mark what they think, and what the chat template of each is known by.
+"""How families of models mark their thoughts, and how the chat template of each is recognised.
 
 Names are those of vLLM's `--reasoning-parser` (vllm/reasoning/__init__.py); each entry says in which file of that
 folder its tags stand. Several of its parsers read the same tags and differ in whether a thought is open from the start;
-here the end of the prompt tells that.
+here the end of the prompt decides that.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from motet.errors import ConfigError
+from motet.text.stop import StopStrings
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningTags:
     names: tuple[str, ...]
-    """As in `--reasoning-parser`: what one family is called."""
-    opens: tuple[str, ...]
-    closes: tuple[str, ...]
+    """The family's names in `--reasoning-parser`."""
     known_by: tuple[str, ...]
-    """A chat template that holds all of these is of such a model, unless it is of one that stands before."""
+    """A chat template that contains all of these belongs to this family, unless it fits one further up."""
+    opens: tuple[str, ...] = ("<think>",)
+    closes: tuple[str, ...] = ("</think>",)
     around_answer: tuple[str, ...] = ()
-    """Tags that stand around what is said, and are not told."""
+    """Tags that stand around the content, and are not shown."""
+
+    @cached_property
+    def close_tags(self) -> StopStrings:
+        return StopStrings(self.closes)
 
 
 FAMILIES: Sequence[ReasoningTags] = (
@@ -41,10 +47,7 @@ FAMILIES: Sequence[ReasoningTags] = (
         names=("minimax_m3",), opens=("<mm:think>",), closes=("</mm:think>",), known_by=("mm:think>",)
     ),
     ReasoningTags(  # Kimi-VL and Kimi 1.5; SGLang's name (reasoning_parser.py), vLLM has none
-        names=("kimi",),
-        opens=("\u25c1think\u25b7",),
-        closes=("\u25c1/think\u25b7",),
-        known_by=("think\u25b7",),
+        names=("kimi",), opens=("\u25c1think\u25b7",), closes=("\u25c1/think\u25b7",), known_by=("think\u25b7",)
     ),
     ReasoningTags(  # gemma4_reasoning_parser.py: a channel, with its name on the first line
         names=("gemma4",), opens=("<|channel>thought",), closes=("<channel|>",), known_by=("<|channel>", "<channel|>")
@@ -57,21 +60,13 @@ FAMILIES: Sequence[ReasoningTags] = (
         around_answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
     ReasoningTags(  # hunyuan_a13b_reasoning_parser.py
-        names=("hunyuan_a13b",),
-        opens=("<think>",),
-        closes=("</think>",),
-        known_by=("<answer>", "<|extra_0|>"),
-        around_answer=("<answer>", "</answer>"),
+        names=("hunyuan_a13b",), known_by=("<answer>", "<|extra_0|>"), around_answer=("<answer>", "</answer>")
     ),
-    ReasoningTags(  # minimax_m2_reasoning_parser.py; what tools answered stands in <response> there
-        names=("minimax_m2",), opens=("<think>",), closes=("</think>",), known_by=("minimax:tool_call", "think>")
+    ReasoningTags(  # minimax_m2_reasoning_parser.py; tool results stand in <response> there
+        names=("minimax_m2",), known_by=("minimax:tool_call", "think>")
     ),
     ReasoningTags(  # ernie45_reasoning_parser.py
-        names=("ernie45",),
-        opens=("<think>",),
-        closes=("</think>",),
-        known_by=("<think>", "<response>"),
-        around_answer=("<response>", "</response>"),
+        names=("ernie45",), known_by=("<think>", "<response>"), around_answer=("<response>", "</response>")
     ),
     ReasoningTags(  # basic_parsers.py and those that build on it
         names=(
@@ -89,18 +84,16 @@ FAMILIES: Sequence[ReasoningTags] = (
             "step3",
             "step3p5",
         ),
-        opens=("<think>",),
-        closes=("</think>",),
         known_by=("think>",),  # DeepSeek-R1's template knows only the closing tag
     ),
 )
 
 GPT_OSS: Final = "openai_gptoss"
-"""vLLM's name for what is told apart in another way (`text.harmony`)."""
+"""vLLM's name for answers that `text.harmony` reads."""
 
 
 def tags_named(name: str) -> ReasoningTags:
-    """Raises `ConfigError` naming those there are."""
+    """Raises `ConfigError`, which lists all names."""
     for tags in FAMILIES:
         if name in tags.names:
             return tags
@@ -109,5 +102,5 @@ def tags_named(name: str) -> ReasoningTags:
 
 
 def tags_known_by(template: str) -> ReasoningTags | None:
-    """Of the models that a chat template is for; None if it does not speak of thoughts."""
+    """Returns the tags of the family that a chat template belongs to; None if it mentions no thoughts."""
     return next((tags for tags in FAMILIES if all(mark in template for mark in tags.known_by)), None)

@@ -1,7 +1,7 @@
-"""Finds stop strings in text that arrives in pieces, and holds back what may still become one.
+"""Finds stop strings, and tags, in text that arrives in pieces, and holds back text that may still become one.
 
-A choice ends at the first stop string to be complete; of several complete at the same character, the longest. So
-where the text was cut into pieces changes nothing, and no choice writes on only to see whether a longer one comes.
+A choice ends at the first stop string to be complete; of several complete at the same character, the longest. So it
+makes no difference how the text was cut into pieces, and no choice writes on to see if a longer one comes.
 
 The search is the automaton of Aho and Corasick ("Efficient string matching", CACM 1975): one state a prefix of a
 stop string, so the state after a character says both what is complete and how much must be held back.
@@ -19,9 +19,10 @@ class StopStrings:
     """The compiled stop strings of one request; shared by its choices, never changes."""
 
     def __init__(self, strings: Sequence[str]) -> None:
-        if not strings or not all(strings):
-            raise ValueError(f"stop strings must be given and not empty: {strings!r}")
-        self.longest = max(map(len, strings))
+        """`strings`: if there are none, nothing is found."""
+        if not all(strings):
+            raise ValueError(f"stop strings must not be empty: {strings!r}")
+        self.longest = max(map(len, strings), default=0)
         self.moves: list[dict[str, int]] = [{}]
         """State -> character -> state one character deeper. State 0: nothing matched."""
         self.fallback = [0]
@@ -29,7 +30,7 @@ class StopStrings:
         self.complete: list[str | None] = [None]
         """State -> the longest stop string that ends there."""
         self.held = [0]
-        """State -> characters that may still become a stop string."""
+        """State -> number of characters that may still become a stop string."""
         self.firsts = frozenset(string[0] for string in strings)
         for string in strings:
             self._add(string)
@@ -65,13 +66,13 @@ class StopStrings:
         return self.moves[state].get(char, 0)
 
 
-class Released(msgspec.Struct, frozen=True):
-    """What may be shown: `text`, and the stop string that ended the answer behind it."""
+class Released(msgspec.Struct, frozen=True, gc=False):
+    """The text that may be shown, up to the stop string if one was found."""
 
     text: str
     stop: str | None = None
-    kept: int = 0
-    """With `stop`: characters of `text` that come before the stop string."""
+    rest: str = ""
+    """With `stop`: the text after it in the piece."""
 
 
 class StopMatcher:
@@ -87,14 +88,13 @@ class StopMatcher:
         return len(self._held)
 
     def passes(self, piece: str) -> bool:
-        """Whether `feed` would release just this piece: nothing is held, and no stop string begins in it."""
+        """Returns True if `feed` would release just this piece: nothing is held, and no stop string begins in it."""
         return not self._state and self._strings.firsts.isdisjoint(piece)
 
     def feed(self, piece: str, *, may_stop: bool = True) -> Released:
         """Takes the next piece. Stop strings that are complete inside a piece that may not stop are plain text.
 
-        With a stop string found, the text released goes up to and including it; the rest of the piece is dropped,
-        and nothing may be fed any more.
+        After a stop string was found, the search may begin again with the rest of the piece.
         """
         if self.passes(piece):
             return Released(piece)
@@ -104,13 +104,13 @@ class StopMatcher:
             state = strings.step(state, char)
             stop = strings.complete[state]
             if stop is not None and may_stop:
-                self._held = ""
-                return Released(text[:end], stop, end - len(stop))
+                self._held, self._state = "", 0
+                return Released(text[: end - len(stop)], stop, text[end:])
         cut = len(text) - strings.held[state]
         self._state, self._held = state, text[cut:]
         return Released(text[:cut])
 
     def close(self) -> str:
-        """The answer is over: what was held back is plain text."""
+        """Returns what was held back, which is plain text now that the answer is over."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -1,19 +1,18 @@
-"""A queue between two threads whose other end can be slept on together with sockets."""
+"""A queue between two threads, whose reader can wait for it and for sockets at the same time."""
 
 import contextlib
 import os
 import threading
 from typing import Generic, TypeVar
 
-Item = TypeVar("Item")
+Letter = TypeVar("Letter")
 
 
-class Mailbox(Generic[Item]):
-    """Any thread puts, one thread takes. Unbounded: who takes does so in every round or step, and what
-    peers can say in between is bounded by the side channel."""
+class Mailbox(Generic[Letter]):
+    """Any thread puts, one thread takes. It has no limit, since the reader empties it in every round or step."""
 
     def __init__(self) -> None:
-        self._items: list[Item] = []
+        self._letters: list[Letter] = []
         self._lock = threading.Lock()
         """Held for a few instructions and a system call that does not block."""
         self._readable, self._writable = os.pipe()
@@ -22,31 +21,31 @@ class Mailbox(Generic[Item]):
         self._closed = False
 
     def fileno(self) -> int:
-        """Readable while there is something to take, or after `ring`."""
+        """Returns a descriptor that is readable while there is something to take, or after `ring`."""
         return self._readable
 
-    def put(self, item: Item) -> None:
-        """Into a closed mailbox too, from which nothing but `take` comes out any more."""
+    def put(self, letter: Letter) -> None:
+        """Adds a letter; also to a closed mailbox, whose letters `take` still returns."""
         with self._lock:
-            self._items.append(item)
+            self._letters.append(letter)
             self._make_readable()
 
     def ring(self) -> None:
-        """Wakes up who takes, with nothing to take."""
+        """Wakes up the taker, with nothing to take."""
         with self._lock:
             self._make_readable()
 
-    def take(self) -> list[Item]:
-        """Everything there is, in order."""
+    def take(self) -> list[Letter]:
+        """Takes everything there is, in order."""
         with self._lock:
-            items, self._items = self._items, []
+            letters, self._letters = self._letters, []
             with contextlib.suppress(BlockingIOError):
                 while not self._closed and os.read(self._readable, 4096):
                     pass
-        return items
+        return letters
 
     def close(self) -> None:
-        """Gives the descriptor back; twice changes nothing."""
+        """Closes the descriptor; a second call changes nothing."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -55,5 +54,5 @@ class Mailbox(Generic[Item]):
 
     def _make_readable(self) -> None:
         if not self._closed:
-            with contextlib.suppress(BlockingIOError):  # a full pipe is readable, which is all that is wanted
+            with contextlib.suppress(BlockingIOError):  # a full pipe is readable already
                 os.write(self._writable, b"\0")

@@ -1,46 +1,153 @@
-"""NIXL over UCX: blocks between processes and machines, by RDMA, shared memory or TCP, whichever both sides have.
+"""NIXL over UCX: moves blocks between processes and machines, by RDMA, shared memory or TCP, as both sides can.
 
-    read_blocks   initialize_xfer, transfer: over shared memory this is the copy, 30 MB in 4 ms
-    Read.poll     check_xfer_state, which also moves this side on
-    poll          get_new_notifs: answers what peers read here over TCP, and collects their messages
+    read_blocks      initialize_xfer, transfer: over shared memory this is the copy, 30 MB in 4 ms
+    NixlRead.poll    check_xfer_state, which also moves this side on
+    poll             get_new_notifs: answers what peers read here over TCP, and collects their messages
 
-There is no progress thread, because NIXL's burns a core per agent, idle or not; so a read over TCP gets on only while
-its target polls too. There is no listening thread either: descriptions travel over the side channel.
+There is no progress thread, because NIXL's uses a whole core for each agent, even when idle; so a read over TCP goes on
+only while its target polls too. There is no listening thread either: descriptions travel over the side channel.
+
+A read that is not final may write at any time, even hours later if its peer was stopped, and even after it was
+cancelled, released or removed (NIXL returns at once from all of these, and the bytes still land). So a handle is
+released only when its read is final, or with the whole agent, whose connections end with it.
 """
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import nixl  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
+import numpy.typing as npt
 
 from motet.errors import StartupError
-from motet.transfer.base import FailureKind, TransferError
-from motet.transfer.layout import Memory, Run, merged
-from motet.transfer.nixl_read import NIXL_ERRORS, NixlRead, ProofBuffer, Remote, register
-from motet.transfer.spans import Spans, block_spans, check_shapes, entry_spans, proof_spans
+from motet.transfer.orders import FailureKind, TransferError
+from motet.transfer.transport import (
+    BlockRun,
+    Memory,
+    ReadState,
+    Spans,
+    block_spans,
+    check_shapes,
+    entry_spans,
+    merged,
+    proof_spans,
+)
 
 LOOPBACK = {"NET_DEVICES": "lo"}
 """UCX settings of a worker that no other machine should reach; without them UCX listens on every network."""
 
 CLOSE_PATIENCE_S = 0.5
-"""How long `close` waits for reads under way. UCX aborts a process that is read from over TCP ("unexpected error:
-Endpoint timeout") when it comes to answer a reader that has gone since; so a reader that can wait for the answer does.
-One that is killed cannot: a worker that polls every millisecond has answered by then, one that was stopped aborts."""
+"""Seconds for which `close` waits for reads under way. Over TCP, UCX aborts the process that is read from ("unexpected
+error: Endpoint timeout") if it answers a reader that has gone; so a reader waits for the answer if it can. A reader
+that is killed cannot: a worker that polls every millisecond has usually answered before, one that was stopped
+aborts."""
+
+NIXL_ERRORS: tuple[type[Exception], ...] = (
+    *(kind for kind in vars(nixl).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+    *(OverflowError, RuntimeError, TypeError, ValueError),  # its bindings raise these for values that do not fit
+)
 
 SEND_ERRORS: tuple[type[Exception], ...] = (TransferError, *NIXL_ERRORS)
 
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class Remote:
+    """A worker that can be read from."""
+
+    name: str
+    memory: Memory
+    running: int = 0
+    """Number of reads that are not final."""
+    broken: bool = False
+    """True if its connection has failed; it does not come back by itself."""
+    leaving: bool = False
+    """True if the agent must remove it once none of its reads runs."""
+
+
+class NixlRead:
+    """A read of blocks, or of entries of a proof into a buffer of its own."""
+
+    def __init__(
+        self,
+        agent: nixl.nixl_agent,
+        peer: Remote,
+        *,
+        landed: Callable[[], object] = lambda: None,
+        buffer: nixl.nixlRegDList | None = None,
+    ) -> None:
+        """`landed` is called once when all is here. `buffer`: registered memory that only this read uses."""
+        self.num_bytes = 0
+        self.num_descriptors = 0
+        self.closed = False
+        self._agent = agent
+        self._peer = peer
+        self._landed = landed
+        self._buffer = buffer
+        self._handle: nixl.nixl_xfer_handle | None = None
+        self._state = ReadState.RUNNING
+
+    def post(self, ours: tuple[Spans, int], theirs: tuple[Spans, int]) -> None:
+        """Posts the read, given spans and their device on both sides. If NIXL raises, the caller must `cut` it."""
+        self._peer.running += 1
+        self.num_bytes, self.num_descriptors = int(ours[0][:, 1].sum()), len(ours[0])
+        local, remote = (self._agent.get_xfer_descs(*as_table(*side)) for side in (ours, theirs))
+        self._handle = self._agent.initialize_xfer("READ", local, remote, self._peer.name)
+        self._note(self._agent.transfer(self._handle))
+
+    def poll(self) -> ReadState:
+        if self._state is ReadState.RUNNING:
+            try:
+                self._note(self._agent.check_xfer_state(self._handle))
+            except NIXL_ERRORS as error:
+                log.debug("read from %s failed: %r", self._peer.name, error)
+                self._note("ERR")
+        return self._state
+
+    def close(self) -> None:
+        if self._state is ReadState.RUNNING:
+            raise RuntimeError("a read that still runs may still write: it cannot be closed")
+        self._let_go()
+
+    def cut(self) -> None:
+        """Ends a read that was never posted, or whose agent is closing, which ends everything that could write."""
+        if self._state is ReadState.RUNNING:
+            self._note("ERR")
+        self._let_go()
+
+    def _note(self, status: str) -> None:
+        """`status`: PROC, DONE or ERR, NIXL's words."""
+        if status == "PROC":
+            return
+        self._peer.running -= 1
+        self._state = ReadState.DONE if status == "DONE" else ReadState.FAILED
+        if self._state is ReadState.FAILED:
+            self._peer.broken = True
+        else:
+            self._landed()
+
+    def _let_go(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if self._handle is not None:
+                self._agent.release_xfer_handle(self._handle)
+            if self._buffer is not None:
+                self._agent.deregister_memory(self._buffer)
+        except NIXL_ERRORS as error:
+            log.debug("read from %s was not released: %r", self._peer.name, error)
+        self._handle = self._agent = None
+
+
 class NixlTransport:
     """One NIXL agent with the KV memory and the proof of one worker."""
 
     def __init__(self, name: str, memory: Memory, *, ucx: Mapping[str, str] | None = None) -> None:
-        """`name` must be new at every start. `ucx`: settings of UCX without their prefix, such as `{"TLS": "tcp"}`.
-
-        Raises StartupError."""
+        """`name` must be new at every start. `ucx`: settings of UCX, such as `{"TLS": "tcp"}`. Raises StartupError."""
         _silence_console()
         config = nixl.nixl_agent_config(enable_prog_thread=False, enable_listen_thread=False, backends=[])
         settings = {"engine_config": ",".join(f"{key}={value}" for key, value in ucx.items())} if ucx else {}
@@ -63,8 +170,12 @@ class NixlTransport:
     def connect(self, description: bytes, memory: Memory) -> str:
         check_shapes(ours=self._memory, theirs=memory)
         name = self._add(description)
-        if name in self._peers and self._peers[name].broken:
-            self._renew(self._peers[name], description)
+        if (known := self._peers.get(name)) is not None and known.broken:  # it is made again
+            self._sweep()
+            if known.running:
+                raise TransferError(f"reads over the lost connection to {name} still run", FailureKind.PEER_LOST)
+            self._forget(known)
+            self._add(description)
         peer = self._peers.setdefault(name, Remote(name, memory))
         peer.memory, peer.leaving = memory, False
         return name
@@ -74,7 +185,7 @@ class NixlTransport:
             known.leaving = True
             self._sweep()
 
-    def read_blocks(self, peer: str, runs: list[Run]) -> NixlRead:
+    def read_blocks(self, peer: str, runs: list[BlockRun]) -> NixlRead:
         known = self._known(peer)
         theirs = block_spans(known.memory, [(run.remote, run.count) for run in runs])
         ours = block_spans(self._memory, [(run.local, run.count) for run in runs])
@@ -83,16 +194,19 @@ class NixlTransport:
 
     def read_proof(self, peer: str, entries: list[int]) -> tuple[NixlRead, list[int]]:
         known = self._known(peer)
-        wanted = np.unique(np.array(entries, np.int64))
+        wanted = np.unique(np.array(entries, np.int64))  # each entry once, in ascending order
+        places = np.searchsorted(wanted, entries)
         runs = merged((entry, rank) for rank, entry in enumerate(wanted.tolist()))
         theirs = proof_spans(known.memory, [(run.remote, run.count) for run in runs])
+        values, shown = np.zeros(len(wanted), np.int64), list[int]()
+        address = values.ctypes.data
         try:
-            buffer = ProofBuffer(self._open(), len(wanted), np.searchsorted(wanted, entries))
+            buffer = register(self._open(), entry_spans(address, [(0, len(wanted))]), device=-1)
         except NIXL_ERRORS as error:
             raise TransferError(f"no memory can be registered: {error!r}", FailureKind.PEER_LOST) from error
-        ours = entry_spans(buffer.address, [(run.local, run.count) for run in runs])
-        read = NixlRead(self._open(), known, buffer=buffer)
-        return self._post(read, (ours, -1), (theirs, -1)), buffer.result
+        ours = entry_spans(address, [(run.local, run.count) for run in runs])
+        read = NixlRead(self._open(), known, landed=lambda: shown.extend(values[places].tolist()), buffer=buffer)
+        return self._post(read, (ours, -1), (theirs, -1)), shown
 
     def notify(self, peer: str, message: bytes) -> None:
         try:
@@ -118,8 +232,8 @@ class NixlTransport:
             time.sleep(0.001)
         for read in self._reads:
             read.cut()
-        for peer in self._peers.values():
-            self._remove(peer)
+        for peer in list(self._peers.values()):
+            self._forget(peer)
         for registered in self._registered:
             self._agent.deregister_memory(registered)
         self._agent = None  # the last reference: NIXL ends its connections
@@ -144,14 +258,6 @@ class NixlTransport:
             raise TransferError(f"NIXL refuses the worker's description: {error!r}", FailureKind.REFUSED) from error
         return name
 
-    def _renew(self, peer: Remote, description: bytes) -> None:
-        """A connection that failed is made again from nothing."""
-        self._sweep()
-        if peer.running:
-            raise TransferError(f"reads over the lost connection to {peer.name} still run", FailureKind.PEER_LOST)
-        self._forget(peer)
-        self._add(description)
-
     def _post(self, read: NixlRead, ours: tuple[Spans, int], theirs: tuple[Spans, int]) -> NixlRead:
         try:
             read.post(ours, theirs)
@@ -162,7 +268,7 @@ class NixlTransport:
         return read
 
     def _sweep(self) -> None:
-        """Drives the reads; then forgets those that are closed, and the peers that only waited for theirs."""
+        """Drives the reads; then removes closed ones, and leaving peers that have none any more."""
         for read in self._reads:
             read.poll()
         self._reads = [read for read in self._reads if not read.closed]
@@ -170,18 +276,26 @@ class NixlTransport:
             self._forget(peer)
 
     def _forget(self, peer: Remote) -> None:
-        self._remove(peer)
         self._peers.pop(peer.name, None)
-
-    def _remove(self, peer: Remote) -> None:
         try:
             self._open().remove_remote_agent(peer.name)
         except NIXL_ERRORS as error:
             log.debug("%s was not removed: %r", peer.name, error)
 
 
+def register(agent: nixl.nixl_agent, spans: Spans, device: int) -> nixl.nixlRegDList:
+    """Makes memory known to the agent; returns what `deregister_memory` takes."""
+    return agent.register_memory(*as_table(spans, device))
+
+
+def as_table(spans: Spans, device: int) -> tuple[npt.NDArray[np.uint64], str]:
+    """Returns spans as NIXL takes them: [num_spans, 3] of address, length and device, and the type of memory."""
+    devices = np.full((len(spans), 1), max(device, 0), np.uint64)
+    return np.concatenate([spans, devices], axis=1), "DRAM" if device < 0 else "VRAM"
+
+
 def _silence_console() -> None:
-    """NIXL prints INFO lines on standard output; its warnings now go where those of any library go."""
+    """Sends NIXL's warnings to the root logger: by default it prints INFO lines on standard output."""
     theirs = logging.getLogger("nixl")
     theirs.handlers.clear()
     theirs.propagate = True

@@ -1,11 +1,11 @@
-"""Numbers in registered memory by which a reader knows that what it has read is what it was promised.
+"""Numbers in registered memory by which a reader knows that it has read the blocks that it was promised.
 
     entry b                     generation of block b: raised before the block is handed out again
     entry num_blocks + slot     digest of the ticket whose lease is in that slot, 0 for none
 
-A reader reads data first and these after it: a generation that is still the ticket's shows that no byte of the block
-had been overwritten when the data was read. Generations begin at a number drawn at each start, so that those of an
-earlier start never match. They stay below 2^53, digests below 2^63.
+A reader reads the data first and these numbers after it: a generation that is still the ticket's shows that no byte of
+the block had been overwritten when the data was read. Generations begin at a random number at each start, so that those
+of an earlier start never match. They stay below 2^53, digests below 2^63.
 """
 
 import secrets
@@ -18,17 +18,16 @@ _NOTHING_SHOWN = bytes(array("q").itemsize * LEASE_SLOTS)
 
 
 class Proof:
-    """Owned by the engine core; never moves."""
+    """Owned by the engine core; its memory never moves."""
 
-    def __init__(self, num_blocks: int, *, first_generation: int | None = None) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # Half the range is left to count up in.
-        first = secrets.randbits(GENERATION_BITS - 1) if first_generation is None else first_generation
+        first = secrets.randbits(GENERATION_BITS - 1)  # the other half of the range is left for counting up
         self._entries = array("q", [first] * num_blocks + [0] * LEASE_SLOTS)
         self._slots_used = 0
-        """No slot from here on has shown anything yet."""
+        """Slots from this number on have never been used."""
         self._free_slots: list[int] = []
-        """Those before it that show nothing any more."""
+        """Slots below `_slots_used` that are free again."""
 
     @property
     def address(self) -> int:
@@ -40,7 +39,7 @@ class Proof:
 
     @property
     def has_room(self) -> bool:
-        """Whether another lease fits."""
+        """True if there is a slot for another lease."""
         return bool(self._free_slots) or self._slots_used < LEASE_SLOTS
 
     def raise_generations(self, blocks: Iterable[int]) -> None:
@@ -50,34 +49,28 @@ class Proof:
     def generations(self, blocks: Iterable[int]) -> tuple[int, ...]:
         return tuple(self._entries[block] for block in blocks)
 
-    def show(self, lease_id: int) -> int:
-        """Puts a lease into a free slot, which is returned."""
+    def take_slot(self) -> int:
+        """Returns a slot for a lease; it shows nothing yet."""
         if self._free_slots:
-            slot = self._free_slots.pop()
-        elif self._slots_used < LEASE_SLOTS:
-            slot, self._slots_used = self._slots_used, self._slots_used + 1
-        else:
+            return self._free_slots.pop()
+        if self._slots_used == LEASE_SLOTS:
             raise IndexError(f"all {LEASE_SLOTS} lease slots are taken")
-        self._entries[self.num_blocks + slot] = lease_id
-        return slot
+        self._slots_used += 1
+        return self._slots_used - 1
 
-    def reshow(self, slot: int, number: int) -> None:
-        """Puts something else into a slot that is taken."""
-        self._entries[self.num_blocks + slot] = number
+    def show(self, slot: int, digest: int) -> None:
+        self._entries[self.num_blocks + slot] = digest
 
     def hide(self, slot: int) -> None:
         self._entries[self.num_blocks + slot] = 0
         self._free_slots.append(slot)
 
-    def lease_entry(self, slot: int) -> int:
-        return self.num_blocks + slot
-
     def check(self, shown: Mapping[int, int]) -> None:
-        """Raises AssertionError unless exactly these leases are shown, by slot, and every other slot is free."""
+        """Raises AssertionError unless exactly these digests are shown, by slot, and every other slot is free."""
         if sorted([*self._free_slots, *shown]) != list(range(self._slots_used)):
             raise AssertionError("lease slots were lost, or are in two places")
         expected = array("q", _NOTHING_SHOWN)
-        for slot, lease_id in shown.items():
-            expected[slot] = lease_id
+        for slot, digest in shown.items():
+            expected[slot] = digest
         if self._entries[self.num_blocks :] != expected or 0 in shown.values():
-            raise AssertionError("the proof shows other leases than are held")
+            raise AssertionError("the proof shows other leases than those that are held")

@@ -3,36 +3,27 @@
     MEETING ──► READING ──► PROVING ──► OVER        landed, or refuted by the proof
        │           │           └──────► OVER        deadline, abandoned: nothing writes into the blocks any more
        │           └──► SETTLING ─────► OVER        deadline, abandoned: the transfer may still write
-       └──────────────────────────────► OVER        nothing was posted yet, or an earlier read from there is late
+       └──────────────────────────────► OVER        nothing was posted yet, or an earlier read from that peer is late
 
 The proof is read after the data: a generation that is still the ticket's then shows that no byte of the block had been
 overwritten when the data was read.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from motet.transfer.base import (
-    Failed,
-    FailureKind,
-    Landed,
-    News,
-    PullOrder,
-    Read,
-    ReadState,
-    Settled,
-    TransferError,
-)
-from motet.transfer.layout import Memory, merged
-from motet.transfer.peer import Peer, PeerState
+from motet.transfer.orders import FailureKind, News, PullFailed, PullLanded, PullOrder, PullSettled, TransferError
+from motet.transfer.peer import Peer
 from motet.transfer.ticket import Ticket
+from motet.transfer.transport import Memory, PostedRead, ReadState, merged
 
 WAITS_EVERY_S = 1.0
-"""How often the lease hears of a pull under way; its owner polls for readers only while it knows of some."""
+"""Seconds between two signs of life for the lease during a pull: its owner polls only while it knows of readers."""
 
 
-class Stage(Enum):
+class PullStage(Enum):
     MEETING = "meeting"
     READING = "reading"
     PROVING = "proving"
@@ -41,197 +32,169 @@ class Stage(Enum):
 
 
 MOVES = {
-    Stage.MEETING: {Stage.READING, Stage.OVER},
-    Stage.READING: {Stage.PROVING, Stage.SETTLING, Stage.OVER},
-    Stage.PROVING: {Stage.OVER},
-    Stage.SETTLING: {Stage.OVER},
-    Stage.OVER: set(),
+    PullStage.MEETING: {PullStage.READING, PullStage.OVER},
+    PullStage.READING: {PullStage.PROVING, PullStage.SETTLING, PullStage.OVER},
+    PullStage.PROVING: {PullStage.OVER},
+    PullStage.SETTLING: {PullStage.OVER},
+    PullStage.OVER: set(),
 }
 
 
-@dataclass(frozen=True)
-class PullTerms:
-    """How a pull is made."""
+@dataclass(eq=False, kw_only=True)
+class Pull:
+    """A pull under way; its owner calls `advance` until it is over."""
 
+    order: PullOrder
+    peer: Peer
+    clock: Callable[[], float]
     reader: str
-    """By which the lease knows who is done."""
+    """The name by which the lease knows this reader."""
     ordered_s: float
     timeout_s: float
-
-
-class Pull:
-    """Driven by `advance` until it is over."""
-
-    def __init__(self, order: PullOrder, peer: Peer, terms: PullTerms, clock: Callable[[], float]) -> None:
-        self.order = order
-        self.peer = peer
-        self._terms = terms
-        self._clock = clock
-        self._stage = Stage.MEETING
-        self._open: Read | None = None
-        self._shown: list[int] = []
-        self._num_bytes = 0
-        self._num_descriptors = 0
-        self._post_seconds = 0.0
-        self._next_sign_s = terms.ordered_s
+    """Seconds from the order after which the pull fails."""
+    _stage: PullStage = field(init=False, default=PullStage.MEETING)
+    _open: PostedRead | None = field(init=False, default=None)
+    """The read that must become final next."""
+    _entries: list[int] = field(init=False, default_factory=list)
+    """Entries of the peer's proof: the generations of the blocks that are read, then the lease's slot."""
+    _shown: list[int] = field(init=False, default_factory=list)
+    """The values of these entries."""
+    _num_bytes: int = field(init=False, default=0)
+    _num_descriptors: int = field(init=False, default=0)
+    _post_seconds: float = field(init=False, default=0.0)
+    _next_sign_s: float = field(init=False, default=-math.inf)
 
     @property
     def over(self) -> bool:
-        return self._stage is Stage.OVER
+        return self._stage is PullStage.OVER
+
+    @property
+    def told(self) -> bool:
+        """True once its PullLanded or PullFailed has been returned, or may not come any more."""
+        return self._stage in (PullStage.SETTLING, PullStage.OVER)
 
     def advance(self) -> News | None:
-        """One look at it; the news, if that made any."""
-        self._give_sign()
+        """Looks at the pull once; returns news, if there are any."""
+        if self.clock() >= self._next_sign_s and self._stage is not PullStage.SETTLING:
+            self._next_sign_s = self.clock() + WAITS_EVERY_S
+            self.peer.waits(self.order.ticket.lease_id)
         try:
             news = self._look()
         except TransferError as error:  # a read could not be posted
             news = self._fail(error.kind, error.message)
-        if news is None and self._clock() >= self._terms.ordered_s + self._terms.timeout_s:
+        if news is None and self.clock() >= self.ordered_s + self.timeout_s:
             return self._overdue()
         return news
 
     def abandon(self) -> News | None:
-        """Nobody wants it any more."""
-        if self._stage in (Stage.SETTLING, Stage.OVER):
-            return None  # has been told, or will be
+        """Ends a pull that nobody wants any more."""
+        if self.told:
+            return None
         failed = self._stop(FailureKind.CLOSED, "abandoned")
-        return Settled(self.order.number) if failed.settled else None
+        return PullSettled(self.order.number) if failed.settled else None
 
     def close(self) -> News | None:
-        """Everything ends."""
-        if self._stage in (Stage.SETTLING, Stage.OVER):
+        """Ends the pull because this worker is stopping."""
+        if self.told:
             return None
         return self._stop(FailureKind.CLOSED, "this worker stops")
 
     def _look(self) -> News | None:
-        news = self._meeting() if self._stage is Stage.MEETING else None
-        if self._stage is Stage.READING:
-            news = self._reading()
-        if self._stage is Stage.PROVING:
-            news = self._proving()
-        if self._stage is Stage.SETTLING:
-            news = self._settling()
+        """Begins to read once the peer is met, then goes on from one final read to the next."""
+        news = self._begin() if self._stage is PullStage.MEETING else None
+        while self._open is not None and (state := self._open.poll()) is not ReadState.RUNNING:
+            news = self._go_on(self._open, broken=state is ReadState.FAILED)
         return news
 
-    def _meeting(self) -> News | None:
-        error, memory = self.peer.error, self.peer.memory
-        if self.peer.state is PeerState.GONE and error is not None:
+    def _begin(self) -> News | None:
+        if (error := self.peer.error) is not None:
             return self._fail(error.kind, error.message)
-        if memory is None:
+        if (memory := self.peer.memory) is None:
             return None
-        if self.peer.late:  # after a link was cut, a connection may stand still for as long again
-            return self._stop(FailureKind.TIMEOUT, f"{self.peer} still owes what was asked of it earlier")
+        if self.peer.late:  # after a link was cut, a connection may stand still for as long as before
+            return self._stop(FailureKind.TIMEOUT, f"an earlier read from {self.peer} has not ended")
         if problem := _outside(self.order.ticket, memory):
             return self._fail(FailureKind.REFUSED, problem)
-        began_s = self._clock()
+        self._entries = [remote for remote, _, _ in self.order.pairs]
+        self._entries.append(memory.num_blocks + self.order.ticket.lease_slot)
+        began_s = self.clock()
         self._open = self.peer.read_blocks(merged((remote, local) for remote, _, local in self.order.pairs))
-        self._post_seconds += self._clock() - began_s
+        self._post_seconds += self.clock() - began_s
         self._num_bytes, self._num_descriptors = self._open.num_bytes, self._open.num_descriptors
-        self._move(Stage.READING)
+        self._move(PullStage.READING)
         return None
 
-    def _reading(self) -> News | None:
-        data, state = self._polled()
-        if state is ReadState.RUNNING:
-            return None
-        if state is ReadState.FAILED:
-            return self._lost()
-        began_s = self._clock()
-        self._open, self._shown = self.peer.read_proof(self._entries())
-        self._post_seconds += self._clock() - began_s
-        self.peer.drop(data)  # after the proof was posted: a peer that is GONE stays connected while reads are open
-        self._move(Stage.PROVING)
+    def _go_on(self, read: PostedRead, *, broken: bool) -> News | None:
+        """Goes on after a read that is final."""
+        message = f"the connection to {self.peer} broke"
+        if self._stage is PullStage.SETTLING:
+            if broken:
+                self.peer.lose(message, FailureKind.PEER_LOST)
+            self._finish()
+            return PullSettled(self.order.number)
+        if broken:
+            self.peer.release(self.order.ticket.lease_id, self.reader)  # maybe only the connection is gone
+            self.peer.lose(message, FailureKind.PEER_LOST)
+            return self._fail(FailureKind.PEER_LOST, message)
+        if self._stage is PullStage.PROVING:
+            return self._prove()
+        began_s = self.clock()
+        self._open, self._shown = self.peer.read_proof(self._entries)
+        self._post_seconds += self.clock() - began_s
+        self.peer.drop(read)  # after the proof was posted: a peer that is gone stays connected while reads are open
+        self._move(PullStage.PROVING)
         return None
 
-    def _proving(self) -> News | None:
-        _, state = self._polled()
-        if state is ReadState.RUNNING:
-            return None
-        if state is ReadState.FAILED:
-            return self._lost()
+    def _prove(self) -> News:
         *generations, digest = self._shown
         ticket = self.order.ticket
         if digest != ticket.digest:
-            return self._fail(
-                FailureKind.LEASE_ENDED, f"{self.peer} held no lease of this ticket when the data was read"
-            )
+            message = f"{self.peer} held no lease of this ticket when the data was read"
+            return self._fail(FailureKind.LEASE_ENDED, message)
         if generations != [generation for _, generation, _ in self.order.pairs]:
-            self.peer.release(ticket.lease_id, self._terms.reader)
-            return self._fail(FailureKind.STALE, f"blocks at {self.peer} had been given to someone else")
-        self.peer.acknowledge(ticket.lease_id, self._terms.reader)
+            self.peer.release(ticket.lease_id, self.reader)
+            return self._fail(FailureKind.STALE, f"blocks at {self.peer} had another owner when the data was read")
+        self.peer.acknowledge(ticket.lease_id, self.reader)
         self._finish()
-        seconds = self._clock() - self._terms.ordered_s
-        return Landed(self.order.number, self._num_bytes, self._num_descriptors, seconds, self._post_seconds)
+        seconds = self.clock() - self.ordered_s
+        return PullLanded(self.order.number, self._num_bytes, self._num_descriptors, seconds, self._post_seconds)
 
-    def _settling(self) -> News | None:
-        _, state = self._polled()
-        if state is ReadState.RUNNING:
+    def _overdue(self) -> PullFailed | None:
+        if self._stage is PullStage.SETTLING:
             return None
-        if state is ReadState.FAILED:
-            self.peer.lose(f"the connection to {self.peer} broke", FailureKind.PEER_LOST)
-        self._finish()
-        return Settled(self.order.number)
-
-    def _overdue(self) -> Failed | None:
-        if self._stage is Stage.SETTLING:
-            return None
-        if self._stage is Stage.MEETING:
+        if self._stage is PullStage.MEETING:
             return self._stop(FailureKind.UNREACHABLE, f"{self.peer} does not answer")
         if self._open is not None:
             self.peer.give_up(self._open)
-        return self._stop(FailureKind.TIMEOUT, f"{self.peer} took longer than {self._terms.timeout_s:g} s")
+        return self._stop(FailureKind.TIMEOUT, f"{self.peer} took longer than {self.timeout_s:g} s")
 
-    def _stop(self, kind: FailureKind, message: str) -> Failed:
-        """Ends it from this side, whatever it is doing, and tells the lease."""
-        self.peer.release(self.order.ticket.lease_id, self._terms.reader)
-        if self._stage is not Stage.READING:
+    def _stop(self, kind: FailureKind, message: str) -> PullFailed:
+        """Ends the pull from this side, in any stage, and tells the lease."""
+        self.peer.release(self.order.ticket.lease_id, self.reader)
+        if self._stage is not PullStage.READING:
             return self._fail(kind, message)
-        self._move(Stage.SETTLING)
-        return Failed(self.order.number, kind, message, settled=False)
+        self._move(PullStage.SETTLING)
+        return PullFailed(self.order.number, kind, message, settled=False)
 
-    def _lost(self) -> Failed:
-        message = f"the connection to {self.peer} broke"
-        self.peer.release(self.order.ticket.lease_id, self._terms.reader)  # perhaps only the connection is gone
-        self.peer.lose(message, FailureKind.PEER_LOST)
-        return self._fail(FailureKind.PEER_LOST, message)
-
-    def _fail(self, kind: FailureKind, message: str) -> Failed:
-        """Of a pull that writes nothing any more."""
+    def _fail(self, kind: FailureKind, message: str) -> PullFailed:
+        """Ends a pull that writes nothing any more."""
         self._finish()
-        return Failed(self.order.number, kind, message, settled=True)
+        return PullFailed(self.order.number, kind, message, settled=True)
 
     def _finish(self) -> None:
-        self._move(Stage.OVER)
+        self._move(PullStage.OVER)
         if self._open is not None:
             self.peer.drop(self._open)
             self._open = None
 
-    def _entries(self) -> list[int]:
-        """Of the peer's proof: the generations of the blocks that are read, and the lease."""
-        memory = self.peer.memory
-        num_blocks = 0 if memory is None else memory.num_blocks
-        return [*(remote for remote, _, _ in self.order.pairs), num_blocks + self.order.ticket.lease_slot]
-
-    def _polled(self) -> tuple[Read, ReadState]:
-        if self._open is None:
-            raise AssertionError(f"a pull that is {self._stage.value} has no read open")
-        return self._open, self._open.poll()
-
-    def _give_sign(self) -> None:
-        now_s = self._clock()
-        if now_s < self._next_sign_s or self._stage is Stage.SETTLING:
-            return
-        self._next_sign_s = now_s + WAITS_EVERY_S
-        self.peer.waits(self.order.ticket.lease_id)
-
-    def _move(self, stage: Stage) -> None:
+    def _move(self, stage: PullStage) -> None:
         if stage not in MOVES[self._stage]:
             raise AssertionError(f"a pull cannot go from {self._stage.value} to {stage.value}")
         self._stage = stage
 
 
 def _outside(ticket: Ticket, memory: Memory) -> str | None:
-    """What the ticket, which came through a client's hands, names and the peer does not have."""
+    """Returns what is wrong if the ticket, which a client may have changed, names memory that the peer lacks."""
     if wrong := [block for block in ticket.remote_block_ids if not 0 <= block < memory.num_blocks]:
         return f"the ticket names block {wrong[0]} of a worker that has {memory.num_blocks}"
     slots = memory.proof_entries - memory.num_blocks

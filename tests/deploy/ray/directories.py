@@ -3,14 +3,21 @@
 import asyncio
 from collections.abc import Callable
 
-from motet.deploy.ray.directory import Announcement, Directory, Listing, Stage, Version
-from motet.deploy.ray.following import Following
+from motet.deploy.ray.directory import (
+    Announcement,
+    Directory,
+    DirectoryVersion,
+    Following,
+    Listing,
+    RayDirectory,
+    WorkerStage,
+)
 from motet.deploy.stop import first_of
 from motet.errors import DirectoryError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 
-AWAY = DirectoryError("the directory of workers cannot be asked: it is away")
+AWAY = DirectoryError("the directory of workers cannot be reached: it is away")
 
 
 class Clock:
@@ -23,11 +30,12 @@ class Clock:
         return self.now_s
 
 
-class FakeDirectory:
-    """A `DirectoryClient`. `announced` and `withdrawn`: all that it was told, in order, whether it was heard or not."""
+class FakeDirectory(RayDirectory):
+    """In the loop of the test. `announced` and `withdrawn`: all that it was told, in order, heard or not."""
 
     def __init__(self, book: Directory | None = None) -> None:
         """`book`: of another one's directory."""
+        super().__init__(handle=None)
         self.clock = Clock()
         self.book = book or Directory(clock=self.clock, gather_s=0.0)
         self.announced: list[Announcement] = []
@@ -62,7 +70,7 @@ class FakeDirectory:
             self._told.clear()
             await self._told.wait()
 
-    async def announce(self, announcement: Announcement, known: Version) -> Listing:
+    async def announce(self, announcement: Announcement, known: DirectoryVersion) -> Listing:
         self.announced.append(announcement)
         self._told.set()
         await self._reach()
@@ -74,7 +82,7 @@ class FakeDirectory:
         await self._reach()
         self.book.withdraw(id)
 
-    async def changed(self, version: Version) -> Listing:
+    async def changed(self, version: DirectoryVersion) -> Listing:
         self.asked += 1
         self._told.set()
         await self._reach()
@@ -97,7 +105,7 @@ class FakeDirectory:
         if self.hangs:
             await asyncio.Event().wait()
 
-    def stages(self, id: str) -> list[Stage]:
+    def stages(self, id: str) -> list[WorkerStage]:
         """Of a worker, as it announced them; each once."""
         stages = [announcement.stage for announcement in self.announced if announcement.id == id]
         return [stage for number, stage in enumerate(stages) if number == 0 or stages[number - 1] is not stage]
@@ -106,7 +114,7 @@ class FakeDirectory:
 def worker(
     id: str,
     role: Role = Role.BOTH,
-    stage: Stage = Stage.READY,
+    stage: WorkerStage = WorkerStage.READY,
     *,
     engine_id: str = "",
     met: tuple[str, ...] = (),

@@ -1,10 +1,15 @@
-"""What is known before a cluster is started. Apart from the rest, for it imports Ray."""
+"""What is known before a cluster is started, and what Serve takes. Apart from the rest, for it imports Ray."""
 
 import socket
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from motet.deploy.ray.options import serve_config
 from motet.errors import ConfigError
+from motet.settings.declaration import ServerCommand
+from motet.settings.resolve import names_of, resolve_settings
+from tests.deploy.ray.test_serve_config import FLAGS
 
 pytestmark = [
     pytest.mark.ray,
@@ -15,7 +20,7 @@ pytestmark = [
 
 def test_a_port_that_is_taken_is_known_before_anything_is_started() -> None:
     """Serve tried for a minute to listen there, and then showed a traceback."""
-    from motet.deploy.ray.cluster import LOCAL, connected  # here: it takes seconds, also where it is not selected
+    from motet.deploy.ray.foreground import LOCAL, connected  # here: it takes seconds, also where it is not selected
 
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
@@ -26,3 +31,15 @@ def test_a_port_that_is_taken_is_known_before_anything_is_started() -> None:
             connected(LOCAL, host="127.0.0.1", port=port, cpus=1),
         ):
             pass
+
+
+@pytest.mark.parametrize("flags", [FLAGS, {}])
+def test_the_config_is_one_for_serve(flags: dict[str, object]) -> None:
+    from ray.serve.schema import ServeDeploySchema  # here: it takes seconds, also where this test is not selected
+
+    text = serve_config(resolve_settings(flags, environ={}, command=ServerCommand.RAY))
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    assert schema.http_options.port == flags.get("port", 8000)
+    (application,) = schema.applications
+    assert application.import_path == "motet.deploy.ray.app:application"
+    assert set(application.args) <= set(names_of(ServerCommand.RAY))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from motet.deploy.ray.directory import EXPIRY_S, WITHDRAWN_S, Directory, Listing, Stage, Version
+from motet.deploy.ray.directory import EXPIRY_S, WITHDRAWN_S, Directory, DirectoryVersion, Listing, WorkerStage
 from motet.types import Role
 from tests.deploy.ray.directories import Clock, worker
 
@@ -30,10 +30,10 @@ class Book:
         return [worker.id for worker in self.directory.listing().workers]
 
     @property
-    def version(self) -> Version:
+    def version(self) -> DirectoryVersion:
         return self.directory.listing().version
 
-    def waiting(self, version: Version, *, timeout_s: float = 60.0) -> "asyncio.Task[Listing]":
+    def waiting(self, version: DirectoryVersion, *, timeout_s: float = 60.0) -> "asyncio.Task[Listing]":
         return asyncio.ensure_future(self.directory.changed(version, timeout_s=timeout_s))
 
 
@@ -59,8 +59,8 @@ def test_one_that_is_not_heard_of_is_forgotten_and_may_come_back() -> None:
 
 def test_the_same_said_again_is_no_change() -> None:
     book = Book()
-    first = book.directory.announce(worker("a", stage=Stage.MEETING)).version
-    assert book.directory.announce(worker("a", stage=Stage.MEETING)).version == first
+    first = book.directory.announce(worker("a", stage=WorkerStage.MEETING)).version
+    assert book.directory.announce(worker("a", stage=WorkerStage.MEETING)).version == first
     ready = book.directory.announce(worker("a")).version
     assert (ready.epoch, ready.number) == (first.epoch, first.number + 1)
     book.directory.withdraw("nobody")
@@ -111,7 +111,7 @@ async def test_an_old_version_is_answered_at_once() -> None:
     old = book.version
     book.directory.announce(worker("a"))
     assert [listed.id for listed in (await book.directory.changed(old, timeout_s=60)).workers] == ["a"]
-    assert [listed.id for listed in (await book.directory.changed(Version(), timeout_s=60)).workers] == ["a"]
+    assert [listed.id for listed in (await book.directory.changed(DirectoryVersion(), timeout_s=60)).workers] == ["a"]
 
 
 async def test_a_change_wakes_all_who_wait_and_each_once() -> None:

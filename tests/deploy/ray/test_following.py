@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from motet.deploy.ray.directory import Announcement, Listing, Stage, Version
-from motet.deploy.ray.following import Following, ListedWorkers
+from motet.deploy.ray.directory import Announcement, DirectoryVersion, Following, ListedWorkers, Listing, WorkerStage
 from motet.settings.named_worker import NamedWorker
 from motet.types import EngineKind, Role
 from tests.deploy.ray.directories import FakeDirectory, ended, until_listed, worker
@@ -17,7 +16,7 @@ FIRST, SECOND = "first", "second"
 
 
 def listing(epoch: str, number: int, *workers: Announcement, settled: bool = True) -> Listing:
-    return Listing(version=Version(epoch, number), settled=settled, workers=workers)
+    return Listing(version=DirectoryVersion(epoch, number), settled=settled, workers=workers)
 
 
 def ids(following: Following) -> list[str]:
@@ -38,8 +37,8 @@ class Waits:
 def test_what_is_listed_is_known() -> None:
     following = Following(FakeDirectory())
     following.take(listing(FIRST, 1, worker("a"), worker("b")))
-    following.take(listing(FIRST, 2, worker("b", stage=Stage.LEAVING)))
-    assert following.workers == (worker("b", stage=Stage.LEAVING),)
+    following.take(listing(FIRST, 2, worker("b", stage=WorkerStage.LEAVING)))
+    assert following.workers == (worker("b", stage=WorkerStage.LEAVING),)
 
 
 def test_an_older_listing_that_comes_later_is_passed_over() -> None:
@@ -65,7 +64,7 @@ def test_a_directory_that_was_started_again_makes_nobody_disappear_until_it_is_s
     following.take(listing(FIRST, 9, worker("a"), worker("b"), worker("c")))
     following.take(listing(SECOND, 0, settled=False))
     assert ids(following) == ["a", "b", "c"]
-    following.take(listing(SECOND, 1, worker("b", stage=Stage.LEAVING), settled=False))
+    following.take(listing(SECOND, 1, worker("b", stage=WorkerStage.LEAVING), settled=False))
     assert ids(following) == ["a", "c", "b"]
     following.take(listing(SECOND, 2, worker("c"), settled=True))
     assert ids(following) == ["c"]
@@ -133,7 +132,7 @@ async def test_while_the_directory_is_away_who_was_known_stays_and_it_is_said_on
     asked = directory.asked
     await directory.until(lambda: directory.asked >= asked + 5)
     assert ids(following) == ["a"]
-    assert caplog.text.count("the workers stay as they are known") == 1
+    assert caplog.text.count("the list of workers stays as it was") == 1
     directory.fails = None
     directory.book.announce(worker("b"))
     await until_listed(following, lambda known: known == ("a", "b"))
@@ -167,9 +166,9 @@ def test_a_worker_is_named_from_when_it_is_ready_until_it_leaves() -> None:
         listing(
             FIRST,
             1,
-            worker("meeting", Role.DECODE, Stage.MEETING),
+            worker("meeting", Role.DECODE, WorkerStage.MEETING),
             worker("ready", Role.DECODE),
-            worker("leaving", Role.PREFILL, Stage.LEAVING),
+            worker("leaving", Role.PREFILL, WorkerStage.LEAVING),
             worker("other", Role.BOTH),
         )
     )

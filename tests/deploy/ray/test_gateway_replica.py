@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from motet.config import CellConfig, GatewayConfig, RoutingConfig, ServerConfig
-from motet.deploy.gateway_server import GatewayPlan
-from motet.deploy.ray.directory import Stage
-from motet.deploy.ray.gateway_replica import RayGateway
-from motet.deploy.tokenizers import TokenizerRules
+from motet.deploy.gateway import Gateway
+from motet.deploy.gateway_models import TokenizerRules
+from motet.deploy.plan import GatewayPlan
+from motet.deploy.ray.directory import WorkerStage
+from motet.deploy.ray.running import RunningServer, running_gateway
 from motet.engines.base import WorkerState
 from motet.errors import EngineDiedError
 from motet.types import Role
@@ -36,13 +37,13 @@ def plan() -> GatewayPlan:
     )
 
 
-async def until_members(gateway: RayGateway, *states: WorkerState) -> None:
+async def until_members(gateway: RunningServer[Gateway], *states: WorkerState) -> None:
     fleet = gateway.serving.workforce.router.fleet
     while [member.state for member in fleet.members] != list(states):
         await fleet.changed()
 
 
-async def answers(gateway: RayGateway) -> None:
+async def answers(gateway: RunningServer[Gateway]) -> None:
     async with httpx.AsyncClient(base_url=gateway.serving.url, verify=False) as http:
         answer = (await http.post("/v1/chat/completions", json=BODY | {"stream": False})).json()
     assert [choice["message"]["content"] for choice in answer["choices"]] == [ANSWER] * 2
@@ -51,13 +52,12 @@ async def answers(gateway: RayGateway) -> None:
 async def test_workers_are_taken_when_they_are_ready_and_kept_until_they_leave(folder: Path) -> None:
     belongings, directory = Belongings(), FakeDirectory()
     seen = FakeDirectory(directory.book)
-    gateway = RayGateway(plan(), seen)
-    start = asyncio.create_task(gateway.start())
-    directory.book.announce(worker("meeting", Role.DECODE, Stage.MEETING, url="http://127.0.0.1:1"))
+    start = asyncio.create_task(running_gateway(plan(), seen))
+    directory.book.announce(worker("meeting", Role.DECODE, WorkerStage.MEETING, url="http://127.0.0.1:1"))
     both = RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=(KEY,))
     await both.worker.start()
     both.engine.let_run()
-    await start
+    gateway = await start
     await until_members(gateway, WorkerState.READY)
     await answers(gateway)
 
@@ -82,8 +82,7 @@ async def test_who_is_listed_already_is_taken_at_once(folder: Path) -> None:
     directory = FakeDirectory()
     async with RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=(KEY,)) as both:
         both.engine.let_run()
-        gateway = RayGateway(plan(), directory)
-        await gateway.start()
+        gateway = await running_gateway(plan(), directory)
         await answers(gateway)
         await gateway.close()
 
@@ -91,7 +90,7 @@ async def test_who_is_listed_already_is_taken_at_once(folder: Path) -> None:
 async def test_being_cancelled_while_it_waits_for_a_worker_leaves_nothing() -> None:
     belongings, directory = Belongings(), FakeDirectory()
     directory.hangs = True
-    start = asyncio.create_task(RayGateway(plan(), directory).start())
+    start = asyncio.create_task(running_gateway(plan(), directory))
     await directory.until(lambda: directory.asked == 1)
     start.cancel()
     await asyncio.wait([start])

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from motet.deploy.ray.directory import Announcement, Listing, Stage, Version
-from motet.deploy.ray.following import Following
+from motet.deploy.ray.directory import Announcement, DirectoryVersion, Following, Listing, WorkerStage
 from motet.deploy.ray.meeting import Meeting, until_met
-from motet.transfer.base import FailureKind, TransferError
+from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 from tests.deploy.ray.directories import FakeDirectory, ended, worker
@@ -16,18 +15,29 @@ from tests.deploy.ray.directories import FakeDirectory, ended, worker
 pytestmark = pytest.mark.anyio
 
 
-class Decode:
-    """A decode worker's engine and meeting, and what is listed. Some engines `hang`, some `refuse`."""
+class Listens:
+    """A worker that is told who is listed."""
+
+    def __init__(self) -> None:
+        self.following = Following(FakeDirectory())
+        self._number = 0
+
+    def list(self, *workers: Announcement) -> None:
+        self._number += 1
+        self.following.take(Listing(version=DirectoryVersion("directory", self._number), settled=True, workers=workers))
+
+
+class Decode(Listens):
+    """A decode worker's engine and meeting. Some engines `hang`, some `refuse`."""
 
     def __init__(self, *, hang: Sequence[str] = (), refuse: Sequence[str] = (), limit_s: float = 60.0) -> None:
+        super().__init__()
         self.engine_id = "own"
         self.connected: list[str] = []
         self.open = 0
         self.told = 0
-        self.following = Following(FakeDirectory())
         self._hang = hang
         self._refuse = refuse
-        self._number = 0
         self._asked = asyncio.Event()
         self._news = asyncio.Event()
         self.meeting = Meeting(self._connect, lambda: self.engine_id, on_met=self._tell, limit_s=limit_s)
@@ -39,10 +49,6 @@ class Decode:
     async def __aexit__(self, *_: object) -> None:
         await ended(self.keeping)
         assert self.open == 0
-
-    def list(self, *workers: Announcement) -> None:
-        self._number += 1
-        self.following.take(Listing(version=Version("directory", self._number), settled=True, workers=workers))
 
     async def until_asked(self, *engine_ids: str) -> None:
         """Returns once it has begun to connect to these, each as often as it is named."""
@@ -80,16 +86,16 @@ class Decode:
             self.open -= 1
 
 
-def prefill(engine_id: str, stage: Stage = Stage.MEETING) -> Announcement:
+def prefill(engine_id: str, stage: WorkerStage = WorkerStage.MEETING) -> Announcement:
     return worker(f"of {engine_id}", Role.PREFILL, stage, engine_id=engine_id)
 
 
 async def test_all_who_are_there_are_met_and_nobody_else() -> None:
     async with Decode() as decode:
         decode.list(
-            prefill("a", Stage.MEETING),
+            prefill("a", WorkerStage.MEETING),
             prefill("b"),
-            prefill("leaving", Stage.LEAVING),
+            prefill("leaving", WorkerStage.LEAVING),
             worker("decode", Role.DECODE, engine_id="c"),
             worker("without", Role.PREFILL),
         )
@@ -106,7 +112,7 @@ async def test_whoever_comes_later_is_met_once() -> None:
     async with Decode() as decode:
         decode.list(prefill("a"))
         await decode.all_met()
-        decode.list(prefill("a"), prefill("b", Stage.MEETING))
+        decode.list(prefill("a"), prefill("b", WorkerStage.MEETING))
         await decode.all_met()
         decode.list(prefill("a"), prefill("b"))
         assert await decode.all_met() == ("a", "b")
@@ -187,24 +193,19 @@ async def test_at_its_end_nobody_is_being_met() -> None:
     assert (decode.open, decode.met) == (0, ())
 
 
-class Prefill:
+class Prefill(Listens):
     """A prefill worker that waits until it is met."""
 
     def __init__(self, *, limit_s: float = 60.0) -> None:
+        super().__init__()
         self.engine_id = "a"
-        self.following = Following(FakeDirectory())
         self._limit_s = limit_s
-        self._number = 0
-
-    def list(self, *workers: Announcement) -> None:
-        self._number += 1
-        self.following.take(Listing(version=Version("directory", self._number), settled=True, workers=workers))
 
     def waiting(self) -> "asyncio.Task[None]":
         return asyncio.ensure_future(until_met(lambda: self.engine_id, self.following, limit_s=self._limit_s))
 
 
-def decoding(*met: str, stage: Stage = Stage.READY, id: str = "decode") -> Announcement:
+def decoding(*met: str, stage: WorkerStage = WorkerStage.READY, id: str = "decode") -> Announcement:
     return worker(id, Role.DECODE, stage, met=met)
 
 
@@ -215,7 +216,7 @@ async def is_waiting(task: "asyncio.Task[None]") -> bool:
 
 async def test_prefill_waits_for_every_decode_worker_that_stays() -> None:
     prefill = Prefill()
-    prefill.list(decoding("other"), decoding("a", id="second"), decoding(id="leaving", stage=Stage.LEAVING))
+    prefill.list(decoding("other"), decoding("a", id="second"), decoding(id="leaving", stage=WorkerStage.LEAVING))
     task = prefill.waiting()
     assert await is_waiting(task)
     prefill.list(decoding("a", "other"), decoding("a", id="second"))
@@ -253,7 +254,7 @@ async def test_prefill_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) 
     prefill = Prefill(limit_s=0.01)
     prefill.list(decoding(id="dead"))
     await prefill.waiting()
-    assert "not met within 0.01 s by dead: ready all the same" in caplog.text
+    assert "not met within 0.01 s by dead: reports ready without them" in caplog.text
 
 
 async def test_what_nobody_foresaw_ends_the_meeting() -> None:
@@ -263,7 +264,7 @@ async def test_what_nobody_foresaw_ends_the_meeting() -> None:
         raise ZeroDivisionError
 
     following = Following(FakeDirectory())
-    following.take(Listing(version=Version("directory", 1), settled=True, workers=(prefill("a"),)))
+    following.take(Listing(version=DirectoryVersion("directory", 1), settled=True, workers=(prefill("a"),)))
     meeting = Meeting(connect, lambda: "own")
     with pytest.raises(ExceptionGroup):
         await meeting.keep(following, look_s=1.0)

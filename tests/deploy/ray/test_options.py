@@ -1,4 +1,6 @@
-"""What Serve is told of each deployment."""
+"""What Serve is told of each deployment, and who decides where a request of a client goes."""
+
+import logging
 
 import pytest
 
@@ -6,17 +8,24 @@ from motet.deploy.ray.options import (
     DECODE,
     DIRECTORY,
     END_MARGIN_S,
+    FORWARD_BODY,
     GATEWAY,
+    HAPROXY,
     PREFILL,
+    REQUEST_ROUTER,
+    check_hook,
     deployment_options,
     most_replicas,
+    request_router_options,
 )
-from motet.settings import Settings, resolve_settings
-from motet.settings.record import RAY
+from motet.errors import ConfigError
+from motet.settings.declaration import ServerCommand
+from motet.settings.record import Settings
+from motet.settings.resolve import resolve_settings
 
 
 def settings(**flags: object) -> Settings:
-    return resolve_settings(flags, environ={}, names=RAY)
+    return resolve_settings(flags, environ={}, command=ServerCommand.RAY)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +53,6 @@ def test_there_are_as_many_replicas_as_was_said_and_one_directory() -> None:
     }
     assert most_replicas(options[DECODE]) == 3
     assert deployment_options(settings())[DECODE]["num_replicas"] == 1
-
-
-def test_with_autoscale_they_are_the_most_there_may_be() -> None:
-    options = deployment_options(settings(prefill=2, decode=3, min_prefill=1, min_decode=2, autoscale=True))
-    for name, least, most in ((PREFILL, 1, 2), (DECODE, 2, 3)):
-        scaling = options[name]["autoscaling_config"]
-        assert (scaling["min_replicas"], scaling["max_replicas"], most_replicas(options[name])) == (least, most, most)
-        assert "num_replicas" not in options[name]
-    assert options[GATEWAY]["num_replicas"] == 1
 
 
 def test_workers_get_cpus_gpus_and_what_else_their_role_wants() -> None:
@@ -106,3 +106,47 @@ def test_gateways_are_updated_without_a_pause_where_they_need_no_room() -> None:
     assert options[GATEWAY]["max_surge_percent"] == 100
     assert not any("max_surge_percent" in options[name] for name in (DIRECTORY, PREFILL, DECODE))
     assert deployment_options(settings(resources_of=["gateway=edge:1"]))[GATEWAY]["max_surge_percent"] == 0
+
+
+BOTH = {HAPROXY: "1", FORWARD_BODY: "1"}
+
+
+def direct(**flags: object) -> Settings:
+    return settings(**{"ingress": "direct", **flags})
+
+
+def test_the_proxy_asks_our_router_and_is_told_how_long_sessions_last() -> None:
+    config = request_router_options(direct(session_expiry_s=30.0), {})["request_router_config"]
+    assert config["request_router_class"] == REQUEST_ROUTER
+    assert config["request_router_kwargs"] == {"session_ttl_s": 30.0}
+
+
+def test_behind_gateways_serve_chooses_as_it_likes() -> None:
+    assert request_router_options(direct(ingress="gateway"), {}) == {}
+
+
+def test_haproxy_has_no_use_for_a_router_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert request_router_options(direct(), {HAPROXY: "1"}) == {}
+    assert "--prefix-router" in caplog.text
+
+
+def test_with_the_hook_haproxy_has_a_router() -> None:
+    assert request_router_options(direct(prefix_router=True), BOTH)["request_router_config"]
+
+
+def test_the_hook_is_for_the_ray_it_is_known_in() -> None:
+    check_hook(direct(prefix_router=True), BOTH, ray_version="2.60.1")
+    with pytest.raises(ConfigError, match=r"--prefix-router .* 2\.60\.x, and this is Ray 2\.61\.0"):
+        check_hook(direct(prefix_router=True), BOTH, ray_version="2.61.0")
+
+
+@pytest.mark.parametrize("missing", [HAPROXY, FORWARD_BODY])
+def test_the_hook_needs_haproxy_and_the_bodies(missing: str) -> None:
+    environ = {name: value for name, value in BOTH.items() if name != missing}
+    with pytest.raises(ConfigError, match=f"--prefix-router needs HAProxy.*{missing}=1"):
+        check_hook(direct(prefix_router=True), environ, ray_version="2.60.0")
+
+
+def test_without_the_flag_nothing_is_checked() -> None:
+    check_hook(direct(), {}, ray_version="3.0")

@@ -1,28 +1,18 @@
 """A decode replica that serves clients itself, and the prefill replicas it asks."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from motet.config import CellConfig, RoutingConfig
-from motet.deploy.cell import Cell
-from motet.deploy.compose import make_router
-from motet.deploy.discover import FoundServer
-from motet.deploy.ray.following import Following
-from motet.deploy.ray.prefill_members import OneModelOnly, prefill_members
-from motet.deploy.ray.worker import Beside
-from motet.deploy.serving import Serving
+from motet.config import GatewayConfig
 from motet.engines.base import WorkerState
-from motet.engines.fake_leases import FakeLeases
-from motet.errors import EngineDiedError, EngineError
+from motet.errors import EngineDiedError
+from motet.testing.engine import FakeLeases
 from motet.types import Role
 from tests.deploy.dying import ANSWER, Starter
-from tests.deploy.kept import URL, report
 from tests.deploy.ray.directories import FakeDirectory
 from tests.deploy.ray.workers import Belongings, RunningWorker
 
@@ -31,9 +21,6 @@ pytestmark = pytest.mark.anyio
 KEY = "of the cell"
 CLIENT = {"authorization": "Bearer client"}
 BODY = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
-
-
-members = partial(prefill_members, api_key=KEY, worker_timeout_s=5.0, drain_s=5.0)
 
 
 class DirectCell:
@@ -47,9 +34,10 @@ class DirectCell:
     def prefill(self, id: str) -> RunningWorker:
         return RunningWorker(self._folder, self.directory, Role.PREFILL, id=id, starter=self._starter, api_keys=(KEY,))
 
-    def decode(self, beside: Beside = members) -> RunningWorker:
+    def decode(self) -> RunningWorker:
+        prefill = GatewayConfig(worker_api_key=KEY)
         return RunningWorker(
-            self._folder, self.directory, Role.DECODE, starter=self._starter, beside=beside, api_keys=("client",)
+            self._folder, self.directory, Role.DECODE, starter=self._starter, prefill=prefill, api_keys=("client",)
         )
 
 
@@ -94,26 +82,15 @@ async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(f
 async def test_a_replica_that_follows_prefill_no_more_is_of_no_use(folder: Path) -> None:
     """It went on without prefill for good, and said that it was well."""
     belongings, cell = Belongings(), DirectCell(folder)
-    kept: list[asyncio.Task[None]] = []
-
-    @contextlib.asynccontextmanager
-    async def beside(serving: Serving[Cell], following: Following) -> AsyncIterator[asyncio.Task[None]]:
-        async with members(serving, following) as watching:
-            kept.append(watching)
-            yield watching
-
-    async with cell.decode(beside) as decode:
+    async with cell.decode() as decode:
         decode.worker.check()
-        kept[0].cancel()
-        await asyncio.wait(kept)
-        with pytest.raises(EngineDiedError, match="not in touch"):
+        (watching,) = [task for task in asyncio.all_tasks() if coroutine_of(task) == "Gateway.watch"]
+        watching.cancel()
+        await asyncio.wait([watching])
+        with pytest.raises(EngineDiedError, match="lost contact"):
             decode.worker.check()
     belongings.check()
 
 
-async def test_only_a_prefill_replica_with_the_same_model_is_used() -> None:
-    router = make_router(RoutingConfig(), CellConfig())
-    server = FoundServer(URL, {})
-    await OneModelOnly(router, "fake").learn(report(), server)
-    with pytest.raises(EngineError, match=f"{URL} has the model fake, and this replica has mine"):
-        await OneModelOnly(router, "mine").learn(report(), server)
+def coroutine_of(task: "asyncio.Task[Any]") -> str:
+    return getattr(task.get_coro(), "__qualname__", "")

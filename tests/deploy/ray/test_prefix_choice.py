@@ -9,15 +9,15 @@ from motet.api.served import ServedModel
 from motet.block_names import block_names
 from motet.deploy.ray.prefix_choice import PrefixChoice
 from motet.engines.base import Worker
-from motet.engines.fake import FakeEngine, fake_info
 from motet.ids import ModelName
-from motet.routing.choose import Policy
 from motet.routing.fleet import Fleet
+from motet.testing.engine import FakeEngine, fake_info
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
+from motet.types import Policy
 from tests.api.two_models import ListedModels
-from tests.routing.cell import script
+from tests.routing.scene import script
 
 pytestmark = pytest.mark.anyio
 

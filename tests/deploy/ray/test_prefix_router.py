@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from motet.config import CellConfig, GatewayConfig, ServerConfig
-from motet.deploy.gateway_server import GatewayPlan
-from motet.deploy.ray.prefix_router import NOBODY, PrefixRouter
+from motet.deploy.plan import GatewayPlan
+from motet.deploy.ray.prefix_choice import NOBODY, PrefixRouter
 from motet.errors import EngineDiedError
 from motet.types import Role
 from tests.deploy.dying import Starter
@@ -76,11 +76,7 @@ async def test_eight_choices_at_one_replica_send_the_next_to_the_other(
         assert {first, await router.replica(BODY, "")} == {"one", "two"}
 
 
-async def test_one_that_has_ended_is_unhealthy(directory: FakeDirectory) -> None:
-    router = PrefixRouter(PLAN, directory)
-    with pytest.raises(EngineDiedError):
-        router.check()
-    await router.start()
+async def test_one_that_has_ended_is_unhealthy(router: PrefixRouter) -> None:
     router.check()
     await router.close()
     with pytest.raises(EngineDiedError):

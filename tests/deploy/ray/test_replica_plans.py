@@ -4,20 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from motet.deploy.gateway_server import GatewayPlan
-from motet.deploy.plan import engine_configs
-from motet.deploy.ray.replica_plans import Place, engine_key, gateway_plan, serves_clients, worker_plan, worker_role
+from motet.deploy.gateway_models import TokenizerRules
+from motet.deploy.plan import GatewayPlan, engine_configs
+from motet.deploy.ray.replica_plans import (
+    ReplicaPlace,
+    engine_key,
+    gateway_replica_plan,
+    serves_clients,
+    worker_plan,
+    worker_role,
+)
 from motet.deploy.ray.worker import WorkerPlan
-from motet.deploy.tokenizers import TokenizerRules
 from motet.errors import ConfigError, ModelLoadError
-from motet.settings import Settings, resolve_settings
-from motet.settings.record import RAY
+from motet.settings.declaration import ServerCommand
+from motet.settings.record import Settings
+from motet.settings.resolve import resolve_settings
 from motet.text.formats import ParserNames
 from motet.types import Role
 from tests.models.model_folders import write_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
-PLACE = Place("decode-abc", "10.0.0.7", 2)
+PLACE = ReplicaPlace("decode-abc", "10.0.0.7", 2)
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +34,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(model: Path, environ: dict[str, str] | None = None, **flags: object) -> Settings:
     return resolve_settings(
-        {"model": str(model), "cluster_key": "of the cell", **flags}, environ=environ or {}, names=RAY
+        {"model": str(model), "cluster_key": "of the cell", **flags}, environ=environ or {}, command=ServerCommand.RAY
     )
 
 
-def plan_of(settings: Settings, role: Role, place: Place = PLACE) -> WorkerPlan:
+def plan_of(settings: Settings, role: Role, place: ReplicaPlace = PLACE) -> WorkerPlan:
     return worker_plan(settings, role, place, environ={})
 
 
 def gateway_of(settings: Settings) -> GatewayPlan:
-    return gateway_plan(settings, Place("gateway-abc", "10.0.0.7", 0), environ={})
+    return gateway_replica_plan(settings, ReplicaPlace("gateway-abc", "10.0.0.7", 0), environ={})
 
 
 def test_decode_replicas_do_it_all_where_there_are_none_for_prefill(model: Path) -> None:
@@ -75,11 +82,6 @@ def test_an_engine_has_as_many_threads_as_cpus_are_kept_for_it(model: Path) -> N
 
     assert (threads(), threads(cpus_per_worker=3.5), threads(cpus_per_worker=0.1)) == (1, 4, 1)
     assert threads(cpus_per_worker=8.0, num_threads=2) == 2
-
-
-def test_replicas_with_several_gpus_are_so_many_ports_apart(model: Path) -> None:
-    plan = plan_of(settings(model, prefill=4, decode=1, gpus_per_worker=2.0), Role.PREFILL)
-    assert plan.ports[0] == 20004
 
 
 def test_only_who_serves_clients_takes_their_keys(model: Path) -> None:

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from motet.deploy.ray.running import RunningServer
-from motet.deploy.server import Outcome
-from motet.deploy.serving import Serving
+from motet.deploy.server import Outcome, Serving
 from motet.deploy.stop import StopSignals
 from motet.errors import EngineDiedError, ModelLoadError, StartupError
 
@@ -29,7 +28,7 @@ class Script:
         self._fails = fails
         self._lasts = lasts
 
-    async def __call__(self, on_ready: OnReady, signals: StopSignals) -> Outcome:
+    async def __call__(self, *, on_ready: OnReady, signals: StopSignals) -> Outcome:
         self.begun.set()
         try:
             if self._serves:
@@ -51,14 +50,16 @@ async def test_it_serves_from_its_start_to_its_stop() -> None:
     await server.start(script)
     assert (server.serving, server.serves) == (SERVING, True)
     server.check()
-    await server.stop()
-    await server.stop()
+    await server.close()
+    await server.close()
     assert script.over.is_set()
     assert not server.serves
 
 
 async def test_one_that_was_never_started_is_stopped_at_once() -> None:
-    await RunningServer[str]().stop()
+    server = RunningServer[str]()
+    await server.close()
+    assert not server.serves
 
 
 async def test_why_it_cannot_start_is_raised_and_it_may_be_tried_again() -> None:
@@ -68,7 +69,7 @@ async def test_why_it_cannot_start_is_raised_and_it_may_be_tried_again() -> None
     assert not server.serves
     await server.start(Script())
     server.check()
-    await server.stop()
+    await server.close()
 
 
 async def test_one_that_ends_before_it_serves_has_not_started() -> None:
@@ -94,5 +95,5 @@ async def test_one_that_ends_by_itself_is_of_no_use_any_more(caplog: pytest.LogC
     assert not server.serves
     with pytest.raises(EngineDiedError):
         server.check()
-    await server.stop()
+    await server.close()
     assert "a defect" in caplog.text

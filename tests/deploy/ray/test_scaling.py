@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from motet.deploy.ray.options import DECODE, GATEWAY, PREFILL, deployment_options, most_replicas
+from motet.deploy.ray.options import DECODE, PREFILL, deployment_options, most_replicas
 from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS, ReplicasByLoad, load_of
-from motet.settings import resolve_settings
-from motet.settings.record import RAY
+from motet.settings.declaration import ServerCommand
+from motet.settings.resolve import resolve_settings
 from motet.types import EngineStats
 
 Figures = Mapping[str, Mapping[object, float]]
@@ -82,11 +82,11 @@ def test_a_prompt_that_was_over_before_anybody_looked_counts_once() -> None:
 
 def test_scaled_deployments_have_a_range_and_a_policy_in_place_of_a_number() -> None:
     given = {"autoscale": True, "prefill": 2, "decode": 3, "choices_per_decode": 16, "scale_down_delay_s": 7.0}
-    given |= {"scale_up_delay_s": 3.0}
-    options = deployment_options(resolve_settings(given, environ={}, names=RAY))
+    given |= {"scale_up_delay_s": 3.0, "min_decode": 2}
+    options = deployment_options(resolve_settings(given, environ={}, command=ServerCommand.RAY))
     prefill, decode = (options[name]["autoscaling_config"] for name in (PREFILL, DECODE))
     assert (prefill["min_replicas"], prefill["max_replicas"]) == (0, 2)
-    assert (decode["min_replicas"], decode["max_replicas"]) == (1, 3)
+    assert (decode["min_replicas"], decode["max_replicas"]) == (2, 3)
     assert decode["policy"] == {
         "policy_function": "motet.deploy.ray.scaling.ReplicasByLoad",
         "policy_kwargs": {"counted": "choices", "per_replica": 16},
@@ -95,16 +95,5 @@ def test_scaled_deployments_have_a_range_and_a_policy_in_place_of_a_number() -> 
     assert decode["upscale_delay_s"] == 3.0
     assert (decode["downscale_delay_s"], prefill["downscale_to_zero_delay_s"]) == (7.0, 35.0)
     assert not any("num_replicas" in options[name] for name in (PREFILL, DECODE))
-    assert options[GATEWAY]["num_replicas"] == 1
-    assert {name: most_replicas(one) for name, one in options.items()} == {
-        "directory": 1,
-        "prefill": 2,
-        "decode": 3,
-        "gateway": 1,
-    }
-
-
-def test_without_autoscale_all_replicas_are_there_from_the_start() -> None:
-    options = deployment_options(resolve_settings({"prefill": 2, "decode": 3}, environ={}, names=RAY))
-    assert [most_replicas(options[name]) for name in (PREFILL, DECODE)] == [2, 3]
-    assert not any("autoscaling_config" in one for one in options.values())
+    most = {name: most_replicas(one) for name, one in options.items()}
+    assert most == {"directory": 1, "prefill": 2, "decode": 3, "gateway": 1}

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from motet.deploy.ray.serve_config import check_arguments, serve_config
+from motet.deploy.ray.options import check_arguments, serve_config
 from motet.errors import ConfigError
-from motet.settings import Settings, resolve_settings
-from motet.settings.record import RAY
+from motet.settings.declaration import ServerCommand
+from motet.settings.record import Settings
+from motet.settings.resolve import resolve_settings
 
 
 def resolved(flags: dict[str, object], environ: dict[str, str] | None = None, file: Path | None = None) -> Settings:
-    return resolve_settings(flags, environ=environ or {}, file=file, names=RAY)
+    return resolve_settings(flags, environ=environ or {}, file=file, command=ServerCommand.RAY)
 
 
 def written(settings: Settings) -> dict[str, Any]:

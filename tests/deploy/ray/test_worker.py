@@ -1,22 +1,24 @@
-"""A prefill or decode replica from its start to its end: whom it meets, what it says of itself, and what is left."""
+"""A prefill or decode replica: where it listens, whom it meets, what it says of itself, and what is left of it."""
 
 import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from bench.ports import free_port
-from motet.config import EngineConfig
+from motet.config import EngineConfig, RayConfig
 from motet.deploy.listen import listen, port_of
-from motet.deploy.ray.directory import Stage
-from motet.deploy.ray.worker import WorkerLimits
+from motet.deploy.ray.directory import Announcement, DirectoryVersion, Following, Listing, WorkerStage
+from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS
+from motet.deploy.ray.worker import TRIES, Announcing, WorkerLimits, is_free, side_channel_ports
 from motet.errors import DirectoryError, EngineDiedError, ModelLoadError, PortTakenError
-from motet.types import Role
-from tests.deploy.dying import DyingEngine, Starter
-from tests.deploy.ray.directories import AWAY, FakeDirectory, worker
-from tests.deploy.ray.workers import Belongings, RunningWorker
+from motet.types import EngineStats, Role
+from tests.deploy.dying import DEAD, DyingEngine, Starter
+from tests.deploy.ray.directories import AWAY, FakeDirectory, ended, worker
+from tests.deploy.ray.workers import QUICK, Belongings, RunningWorker
 
 pytestmark = pytest.mark.anyio
 
@@ -44,13 +46,13 @@ async def test_two_that_start_at_the_same_time_meet_before_both_are_ready(folder
     decode = RunningWorker(folder, directory, Role.DECODE, starter=starter)
     await asyncio.gather(prefill.worker.start(), decode.worker.start())
     for one in (prefill, decode):
-        assert directory.stages(one.id) == [Stage.MEETING, Stage.READY]
+        assert directory.stages(one.id) == [WorkerStage.MEETING, WorkerStage.READY]
     assert decode.engine.met == [prefill.engine.info.transfer]
     await asyncio.gather(prefill.worker.close(), decode.worker.close())
     await decode.worker.close()
     assert directory.book.listing().workers == ()
     for one in (prefill, decode):
-        assert directory.stages(one.id) == [Stage.MEETING, Stage.READY, Stage.LEAVING]
+        assert directory.stages(one.id) == [WorkerStage.MEETING, WorkerStage.READY, WorkerStage.LEAVING]
     assert all(engine.closed for engine in starter.engines)
     belongings.check()
 
@@ -64,7 +66,7 @@ async def test_who_comes_later_is_met_at_once(folder: Path, caplog: pytest.LogCa
         RunningWorker(folder, directory, Role.PREFILL, starter=starter, limits=seldom) as prefill,
     ):
         assert decode.announced_met == {prefill.engine_id}
-    assert "ready all the same" not in caplog.text
+    assert "reports ready without them" not in caplog.text
 
 
 async def test_who_was_started_again_is_met_again(folder: Path) -> None:
@@ -90,14 +92,14 @@ async def test_a_prefill_worker_is_not_ready_before_it_was_met_and_being_cancell
     folder: Path,
 ) -> None:
     belongings, directory, starter = Belongings(), FakeDirectory(), Starter()
-    directory.book.announce(worker("decode", Role.DECODE, Stage.READY))
+    directory.book.announce(worker("decode", Role.DECODE, WorkerStage.READY))
     prefill = RunningWorker(folder, directory, Role.PREFILL, starter=starter)
     start = asyncio.create_task(prefill.worker.start())
     await directory.until(lambda: len(directory.announced) == 3)
     start.cancel()
     await asyncio.wait([start])
     assert start.cancelled()
-    assert directory.stages(prefill.id) == [Stage.MEETING, Stage.LEAVING]
+    assert directory.stages(prefill.id) == [WorkerStage.MEETING, WorkerStage.LEAVING]
     assert directory.withdrawn == [prefill.id]
     assert starter.engines[0].closed
     belongings.check()
@@ -179,7 +181,7 @@ async def test_a_directory_that_is_away_at_first_and_at_the_end_holds_up_nothing
     await start
     directory.hangs = True
     await decode.worker.close()
-    assert directory.stages(decode.id) == [Stage.MEETING, Stage.READY, Stage.LEAVING]
+    assert directory.stages(decode.id) == [WorkerStage.MEETING, WorkerStage.READY, WorkerStage.LEAVING]
     assert directory.withdrawn == [decode.id]
     belongings.check()
 
@@ -195,4 +197,228 @@ async def test_a_worker_whose_engine_is_lost_for_good_says_so_and_is_listed_no_m
         with pytest.raises(EngineDiedError):
             both.worker.check()
         assert directory.book.listing().workers == ()
-    assert directory.stages(both.id) == [Stage.MEETING, Stage.READY]
+    assert directory.stages(both.id) == [WorkerStage.MEETING, WorkerStage.READY]
+
+
+NEVER_S = 3600.0
+
+
+class Said:
+    """A worker with something to say."""
+
+    def __init__(self, directory: FakeDirectory | None = None, *, period_s: float = NEVER_S) -> None:
+        self.met: tuple[str, ...] = ()
+        self.directory = directory or FakeDirectory()
+        self.following = Following(self.directory)
+        self.announcing = Announcing(self.following, self._say, WorkerLimits(announce_s=period_s, retry_s=0.01))
+
+    @property
+    def said(self) -> list[tuple[WorkerStage, tuple[str, ...]]]:
+        return [(said.stage, said.met) for said in self.directory.announced]
+
+    def _say(self, stage: WorkerStage) -> Announcement:
+        return worker("a", Role.DECODE, stage, met=self.met)
+
+
+async def test_the_directory_s_answer_is_known_before_anything_else_is_done() -> None:
+    """Of two that start at once, the second one sees the first one before it goes on."""
+    said = Said()
+    said.directory.book.announce(worker("other"))
+    await said.announcing.reach(WorkerStage.MEETING, limit_s=1.0)
+    assert [known.id for known in said.following.workers] == ["other", "a"]
+
+
+async def test_news_are_told_at_once_and_the_rest_every_few_seconds() -> None:
+    said = Said(period_s=0.01)
+    await said.announcing.reach(WorkerStage.READY, limit_s=1.0)
+    keeping = asyncio.create_task(said.announcing.keep())
+    await said.directory.until(lambda: len(said.said) >= 3)
+    await ended(keeping)
+    assert set(said.said) == {(WorkerStage.READY, ())}
+    quiet = Said()
+    keeping = asyncio.create_task(quiet.announcing.keep())
+    for number in range(1, 3):
+        quiet.met += (str(number),)
+        quiet.announcing.has_news()
+        await quiet.directory.until(lambda number=number: len(quiet.said) == number)  # type: ignore[misc]
+    await asyncio.wait([keeping], timeout=0.01)
+    await ended(keeping)
+    assert quiet.said == [(WorkerStage.MEETING, ("1",)), (WorkerStage.MEETING, ("1", "2"))]
+
+
+class SlowDirectory(FakeDirectory):
+    """Answers an announcement when it is let to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Semaphore(0)
+
+    async def announce(self, announcement: Announcement, known: DirectoryVersion) -> Listing:
+        listing = await super().announce(announcement, known)
+        await self.may_answer.acquire()
+        return listing
+
+
+async def test_what_is_new_while_it_announces_is_told_right_after() -> None:
+    directory = SlowDirectory()
+    said = Said(directory)
+    keeping = asyncio.create_task(said.announcing.keep())
+    said.announcing.has_news()
+    await directory.until(lambda: len(said.said) == 1)
+    said.met = ("new",)
+    said.announcing.has_news()
+    directory.may_answer.release()
+    await directory.until(lambda: len(said.said) == 2)
+    await ended(keeping)
+    assert said.said == [(WorkerStage.MEETING, ()), (WorkerStage.MEETING, ("new",))]
+
+
+async def test_one_announcement_comes_after_the_other() -> None:
+    """Two on their way could arrive in another order, and a worker that leaves would be ready again."""
+    directory = SlowDirectory()
+    said = Said(directory)
+    keeping = asyncio.create_task(said.announcing.keep())
+    said.announcing.has_news()
+    await directory.until(lambda: len(said.said) == 1)
+    leaving = asyncio.create_task(said.announcing.reach(WorkerStage.LEAVING, limit_s=NEVER_S))
+    await asyncio.sleep(0)
+    assert len(said.said) == 1
+    directory.may_answer.release()
+    directory.may_answer.release()
+    await leaving
+    await ended(keeping)
+    assert said.said == [(WorkerStage.MEETING, ()), (WorkerStage.LEAVING, ())]
+
+
+async def test_a_directory_that_is_away_for_a_moment_is_told_when_it_is_back() -> None:
+    said = Said()
+    said.directory.fails = AWAY
+    reaching = asyncio.create_task(said.announcing.reach(WorkerStage.MEETING, limit_s=NEVER_S))
+    await said.directory.until(lambda: len(said.said) == 1)
+    said.directory.fails = None
+    await reaching
+    assert len(said.said) == 2
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_directory_that_is_away_is_not_waited_for_longer_than_its_limit(hangs: bool) -> None:
+    said = Said()
+    said.directory.hangs, said.directory.fails = hangs, None if hangs else AWAY
+    why = "does not answer" if hangs else "it is away"
+    with pytest.raises(DirectoryError, match=rf"{why}; it was tried for 0\.02 s"):
+        await said.announcing.reach(WorkerStage.READY, limit_s=0.02)
+
+
+async def test_who_was_not_heard_says_it_again() -> None:
+    said = Said(period_s=0.01)
+    said.directory.fails = AWAY
+    keeping = asyncio.create_task(said.announcing.keep())
+    await said.directory.until(lambda: len(said.said) >= 2)
+    said.directory.fails = None
+    count = len(said.said)
+    await said.directory.until(lambda: len(said.said) > count + 1)
+    await ended(keeping)
+    assert [known.id for known in said.directory.book.listing().workers] == ["a"]
+
+
+STATS = EngineStats(groups_running=2, choices_running=8, choices_waiting=4, prompt_tokens=100, blocks_total=10)
+LOAD = {CHOICES: 12.0, PROMPTS: 2.0, FULLNESS: 8 / 256}
+
+
+class AskedEngine(DyingEngine):
+    """Has so much to do, or is in a step that takes long."""
+
+    told: EngineStats | None = STATS
+
+    async def stats(self) -> EngineStats:
+        if self.death is not None:
+            raise self.death
+        if self.told is None:
+            await asyncio.Event().wait()
+        return self.told or STATS
+
+
+class Asked(Starter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = AskedEngine()
+
+    async def __call__(self, config: EngineConfig) -> DyingEngine:
+        return self.asked
+
+
+def running(folder: Path, starter: Asked) -> RunningWorker:
+    return RunningWorker(folder, FakeDirectory(), Role.BOTH, starter=starter, limits=replace(QUICK, tell_s=0.05))
+
+
+async def test_a_replica_tells_what_its_engine_has(folder: Path) -> None:
+    starter = Asked()
+    async with running(folder, starter) as one:
+        assert await one.worker.load() == LOAD
+        starter.asked.told = EngineStats(prompt_tokens=100, blocks_total=10)
+        assert await one.worker.load() == {CHOICES: 0.0, PROMPTS: 0.0, FULLNESS: 0.0}
+
+
+async def test_a_replica_in_a_long_step_has_the_load_that_it_had(folder: Path) -> None:
+    """Without a word from it Serve would take it to have none, and end the one that has most to do."""
+    starter = Asked()
+    async with running(folder, starter) as one:
+        assert await one.worker.load() == LOAD
+        starter.asked.told = None
+        assert await one.worker.load() == LOAD
+
+
+async def test_a_replica_whose_engine_is_lost_does_not_fail(folder: Path) -> None:
+    starter = Asked()
+    async with running(folder, starter) as one:
+        starter.asked.death = DEAD
+        assert await one.worker.load() == {}
+
+
+@pytest.mark.parametrize(
+    ("role", "rank", "first"),
+    [(Role.PREFILL, 0, 20000), (Role.PREFILL, 3, 20003), (Role.DECODE, 1, 22001)],
+)
+def test_a_port_is_the_first_of_its_role_and_the_rank(role: Role, rank: int, first: int) -> None:
+    assert side_channel_ports(role, rank, RayConfig()) == range(first, first + TRIES)
+
+
+def test_first_ports_may_be_others() -> None:
+    config = RayConfig(prefill_port=30000, decode_port=40000)
+    assert side_channel_ports(Role.PREFILL, 1, config)[0] == 30001
+    assert side_channel_ports(Role.DECODE, 1, config)[0] == 40001
+
+
+def test_zero_and_a_role_that_nobody_asks_take_any_free_one() -> None:
+    assert list(side_channel_ports(Role.DECODE, 5, RayConfig(decode_port=0))) == [0]
+    assert list(side_channel_ports(Role.BOTH, 5, RayConfig())) == [0]
+
+
+def test_no_port_is_beyond_the_last_one() -> None:
+    assert side_channel_ports(Role.DECODE, 30, RayConfig(decode_port=65500)) == range(65530, 65536)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_is_free_unless_somebody_listens_there(host: str) -> None:
+    with listen(host, 0) as taken:
+        assert not is_free(host, port_of(taken))
+    assert is_free(host, port_of_closed(host))
+
+
+def port_of_closed(host: str) -> int:
+    with listen(host, 0) as listener:
+        return port_of(listener)
+
+
+def test_a_port_whose_last_connection_is_just_over_is_free() -> None:
+    """A replica takes the port of the one that it replaces."""
+    with listen("127.0.0.1", 0) as listener:
+        port = port_of(listener)
+        with socket.create_connection(("127.0.0.1", port)):
+            listener.accept()[0].close()  # first: the connection lingers at this end
+    assert is_free("127.0.0.1", port)
+
+
+def test_an_address_that_is_not_here_is_not_taken() -> None:
+    """All ports were said to be taken there, where the engine says that no interface has that address."""
+    assert is_free("192.0.2.1", 20000)

@@ -9,9 +9,9 @@ from types import TracebackType
 import msgspec
 import psutil
 
-from motet.config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, GatewayConfig, RoutingConfig, ServerConfig
 from motet.deploy.plan import ServerPlan
-from motet.deploy.ray.worker import Beside, RayWorker, WorkerLimits, WorkerPlan
+from motet.deploy.ray.worker import RayWorker, WorkerLimits, WorkerPlan
 from motet.engines.base import Engine
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter
@@ -23,7 +23,7 @@ QUICK = WorkerLimits(announce_s=0.05, retry_s=0.01, meet_s=5.0, reach_s=5.0, far
 class RunningWorker:
     """A replica from `async with` to its end."""
 
-    def __init__(  # sizes: what makes one up; most tests give none but the first three
+    def __init__(
         self,
         folder: Path,
         directory: FakeDirectory,
@@ -34,7 +34,7 @@ class RunningWorker:
         ports: range = range(1),
         restarts: int = 0,
         limits: WorkerLimits = QUICK,
-        beside: Beside | None = None,
+        prefill: GatewayConfig | None = None,
         **server: object,
     ) -> None:
         self.id = id or role.value
@@ -50,7 +50,7 @@ class RunningWorker:
             death_linger_s=0.0,
         )
         self.worker = RayWorker(
-            WorkerPlan(self.id, plan, ports), directory, start_engine=starter, beside=beside, limits=limits
+            WorkerPlan(self.id, plan, ports, prefill), directory, start_engine=starter, limits=limits
         )
 
     async def __aenter__(self) -> "RunningWorker":

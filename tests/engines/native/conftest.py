@@ -1,7 +1,8 @@
 """What is made once a test run: tiny models on disk, what transformers says of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -9,8 +10,12 @@ from tests.devices import DEVICES
 from tests.engines.native.drive import prompt_of
 from tests.tiny_models import Reference, save_tiny_model
 
+if TYPE_CHECKING:
+    from tests.engines.native.pair import Pair
+
 GREEDY_TOKENS = 60
 Expected = Callable[[str, int], list[int]]
+MakePair = Callable[..., "Pair"]
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +61,24 @@ def expected(reference: Callable[[str], Reference]) -> Expected:
         return known[family, length]
 
     return get
+
+
+@pytest.fixture
+def make_pair(tiny: Callable[[str], Path]) -> "Iterator[MakePair]":
+    """Makes a pair, which holds nothing when the test ends."""
+    from tests.engines.native.pair import Pair  # needs ZeroMQ, which tests on a GPU do without
+
+    made: list[Pair] = []
+
+    def make(**changes: object) -> Pair:
+        made.append(Pair(tiny("llama"), **changes))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.check_empty()
+
+
+@pytest.fixture
+def pair(make_pair: MakePair) -> "Pair":
+    return make_pair()

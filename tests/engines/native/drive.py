@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from motet.config import EngineConfig
 from motet.engines.native.build import build_core
 from motet.engines.native.core import EngineCore
 from motet.errors import MotetError
@@ -19,26 +18,8 @@ from motet.types import (
     TokenLogprob,
     choice_starts,
 )
+from tests.tiny_engine import BLOCK_SIZE, engine_config
 from tests.tiny_models import KV_NUMBERS_PER_TOKEN, VOCAB_SIZE
-
-BLOCK_SIZE = 8
-
-
-def engine_config(folder: Path, **changes: object) -> EngineConfig:
-    """Settings for a tiny model; `changes` are fields of `EngineConfig`."""
-    fields: dict[str, object] = {
-        "model_path": str(folder),
-        "model_name": "tiny",
-        "device": "cpu",
-        "dtype": "float32",
-        "max_model_len": 512,
-        "kv_cache_gb": 0.02,
-        "block_size": BLOCK_SIZE,
-        "max_num_seqs": 64,
-        "num_threads": 1,
-        **changes,
-    }
-    return EngineConfig(**fields)  # type: ignore[arg-type]
 
 
 def make_core(

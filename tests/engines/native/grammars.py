@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from motet.constraint import Grammar, GrammarKind
 from motet.grammar.compiled import Grammars, Matcher
 from motet.text.tokenizer import Tokenizer
-from motet.types import Finish, FinishReason, GenerateRequest
+from motet.types import Finish, FinishReason, GenerateRequest, Grammar, GrammarKind
 from tests.engines.native.drive import Outcome, group
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.tiny_tokenizer import build_tiny_tokenizer, save_tiny_tokenizer

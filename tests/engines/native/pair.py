@@ -1,21 +1,26 @@
 """A prefill core and a decode core in one process, with transfers that happen when the test says so."""
 
 import ctypes
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from motet.engines.native.build import build_parts
-from motet.engines.native.core import EngineCore, ModelRunner
+from motet.engines.native.core import EngineCore
+from motet.engines.native.step.run import ModelRunner
 from motet.errors import MotetError
 from motet.ids import RequestId
-from motet.transfer.base import Failed, FailureKind, Landed, Met, News, PullOrder, ReaderDone, Settled
-from motet.transfer.layout import Memory, merged
+from motet.transfer import orders
+from motet.transfer.orders import FailureKind
 from motet.transfer.proof import Proof
-from motet.transfer.ticket import Ticket, TransferAddress
+from motet.transfer.thread import TransferThread
+from motet.transfer.ticket import ClusterKey, Ticket, TransferAddress
+from motet.transfer.transport import Memory, merged
 from motet.types import GenerateRequest, Role
-from tests.engines.native.drive import Outcome, engine_config, gb_of, make_core, run, take_step
+from tests.engines.native.drive import Outcome, gb_of, make_core, run, take_step
+from tests.tiny_engine import engine_config
 
 
 class CountingRunner:
@@ -30,52 +35,47 @@ class CountingRunner:
         self.settled += 1
 
 
-class ScriptedTransfers:
-    """`Transfers` that keeps orders until the test lets them land, fail or settle. Copies real memory."""
+class ScriptedTransfers(TransferThread):
+    """Has no thread: it keeps orders until the test lets them land, fail or settle. Copies real memory."""
 
     def __init__(self, name: str, memory: Memory) -> None:
         self.address = TransferAddress(name, "nowhere", 1)
         self.memory = memory
         self.peers: dict[str, ScriptedTransfers] = {}
-        self.orders: dict[int, PullOrder] = {}
+        self.orders: dict[int, orders.PullOrder] = {}
         self.abandoned: set[int] = set()
         self.expected: list[Ticket] = []
         self.released: list[Ticket] = []
         self.leases_told = 0
-        self.trusting = True
-        self.later: list[News] = []
+        self.key = ClusterKey("")
+        self.later: list[orders.News] = []
+        self._never: int | None = None
 
-    def sealed(self, ticket: Ticket) -> Ticket:
-        return ticket
+    def order(self, order: orders.Order) -> None:
+        match order:
+            case orders.KeepAlive(ticket):
+                self.expected.append(ticket)
+            case orders.PullOrder(number):
+                self.orders[number] = order
+            case orders.AbandonPull(number):
+                self.abandoned.add(number)
+                if pull := self.orders.get(number):
+                    self._tell_owner(pull.ticket)
+            case orders.ReleaseTicket(ticket):
+                self.released.append(ticket)
+                self._tell_owner(ticket)
+            case orders.MeetWorker(number):
+                self.later.append(orders.Met(number, None))
+            case orders.LeasesHeld(num_leases):
+                self.leases_told = num_leases
 
-    def believes(self, ticket: Ticket) -> bool:
-        return self.trusting
+    def fileno(self) -> int:
+        """A descriptor that is never readable: tests ask for news themselves."""
+        if self._never is None:
+            self._never = os.eventfd(0)
+        return self._never
 
-    def expect(self, ticket: Ticket) -> None:
-        self.expected.append(ticket)
-
-    def pull(self, order: PullOrder) -> None:
-        self.orders[order.number] = order
-
-    def abandon(self, number: int) -> None:
-        self.abandoned.add(number)
-        if order := self.orders.get(number):
-            self._tell_owner(order.ticket)
-
-    def release(self, ticket: Ticket) -> None:
-        self.released.append(ticket)
-        self._tell_owner(ticket)
-
-    def meet(self, number: int, address: TransferAddress) -> None:
-        self.later.append(Met(number, None))
-
-    def holding(self, leases: int) -> None:
-        self.leases_told = leases
-
-    def fileno(self) -> int | None:
-        return None
-
-    def news(self) -> list[News]:
+    def news(self) -> list[orders.News]:
         news, self.later = self.later, []
         return news
 
@@ -89,16 +89,16 @@ class ScriptedTransfers:
         for piece in merged((remote, local) for remote, _, local in order.pairs):
             for ours, theirs in zip(self.memory.regions, peer.regions, strict=True):
                 ctypes.memmove(ours + piece.local * size, theirs + piece.remote * size, piece.count * size)
-        return len(order.pairs) * self.memory.block_bytes
+        return len(order.pairs) * len(self.memory.regions) * size
 
     def land(self, number: int) -> None:
         num_bytes = self.copy(number)
         order = self.orders.pop(number)
-        self.later.append(Landed(number, num_bytes, 1, 0.01, 0.001))
+        self.later.append(orders.PullLanded(number, num_bytes, 1, 0.01, 0.001))
         self._tell_owner(order.ticket)
 
     def fail(self, number: int, kind: FailureKind = FailureKind.PEER_LOST, *, settled: bool = True) -> None:
-        self.later.append(Failed(number, kind, f"the pull failed: {kind}", settled))
+        self.later.append(orders.PullFailed(number, kind, f"the pull failed: {kind}", settled))
         if settled:
             del self.orders[number]
 
@@ -106,10 +106,10 @@ class ScriptedTransfers:
         """The transfer of a pull that nobody wants any more ends after all: late, and with its bytes."""
         self.copy(number)
         del self.orders[number]
-        self.later.append(Settled(number))
+        self.later.append(orders.PullSettled(number))
 
     def _tell_owner(self, ticket: Ticket) -> None:
-        self.peers[ticket.remote_engine_id].later.append(ReaderDone(ticket.lease_id, self.address.engine_id))
+        self.peers[ticket.remote_engine_id].later.append(orders.ReaderDone(ticket.lease_id, self.address.engine_id))
 
 
 class Pair:
@@ -124,6 +124,7 @@ class Pair:
         lease_s: float = 60.0,
         **changes: object,
     ) -> None:
+        self.folder = folder
         self.lease_s = lease_s
         self.now_s = 1000.0
         self.runners: dict[str, CountingRunner] = {}
@@ -181,6 +182,16 @@ class Pair:
                 for number in set(self.d_transfers.orders) - self.d_transfers.abandoned:
                     self.d_transfers.land(number)
         raise AssertionError("no end in sight")
+
+    def hand_over(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
+        """P prefills, D is given the ticket, which is returned."""
+        ticket = self.prefill(request, readers=readers)
+        self.submit(with_ticket(request, ticket))
+        return ticket
+
+    def check_same(self, *requests: GenerateRequest) -> None:
+        """D has said what one core says to these requests by itself."""
+        assert tokens(self.outcomes, [request.request_id for request in requests]) == alone(self.folder, *requests)
 
     def settle_p(self) -> None:
         self.p.step()

@@ -11,19 +11,18 @@ from collections.abc import Sequence as SequenceOf
 from typing import TypedDict, Unpack
 
 from motet.block_names import block_names
-from motet.engines.native.answers import AnswerCache
 from motet.engines.native.attention.plan import Table
-from motet.engines.native.commit import Commit, Drawn
-from motet.engines.native.counters import Counters
-from motet.engines.native.inputs import StepInputs, build_inputs
+from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.plan import StepPlan
 from motet.engines.native.sample.sampler import Sampled
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
-from motet.engines.native.scheduler import Scheduler, SchedulerLimits
-from motet.engines.native.sequence import Group, Sequence
+from motet.engines.native.step.commit import AnswerCache, Commit, DrawnToken
+from motet.engines.native.step.inputs import StepInputs, build_inputs
+from motet.engines.native.step.plan import StepPlan
+from motet.engines.native.step.scheduler import Scheduler, SchedulerLimits
+from motet.engines.native.step.sequence import Group, Sequence
 from motet.ids import RequestId
-from motet.types import ChoiceStart, Finish, GenerateRequest, GroupDelta, SamplingParams, choice_starts
+from motet.types import ChoiceStart, EngineStats, Finish, GenerateRequest, GroupDelta, SamplingParams, choice_starts
 
 BLOCK_SIZE = 4
 NO_EOS = frozenset[int]()
@@ -162,14 +161,6 @@ def _reads(inputs: StepInputs) -> dict[int, list[tuple[Table, int]]]:
     return reads
 
 
-class NoTrunkSource:
-    """Every trunk is computed."""
-
-    def fetch(self, group: Group) -> None: ...
-
-    def give_up(self, group: Group) -> None: ...
-
-
 class PaperEngine:
     """Submit, step, abort and stop as the core does; what each choice wrote is in `wrote`."""
 
@@ -184,14 +175,23 @@ class PaperEngine:
         eos: frozenset[int] = NO_EOS,
     ) -> None:
         self.pool = BlockPool(blocks)
-        self.counters = Counters()
+        self.counters = EngineStats()
         self.memory = PaperMemory(blocks, BLOCK_SIZE)
         limits = SchedulerLimits(BLOCK_SIZE, 100, max_num_seqs, budget)
-        self.scheduler = Scheduler(self.pool, limits, self.counters, NoTrunkSource())
+        handover = Handover(
+            transfers=None,
+            pool=self.pool,
+            counters=self.counters,
+            block_size=BLOCK_SIZE,
+            lease_s=60.0,
+            clock=lambda: 0.0,
+            settle=lambda: None,
+        )
+        self.scheduler = Scheduler(self.pool, limits, self.counters, handover)
         self.answers = AnswerCache(self.pool, BLOCK_SIZE, self.memory.copy)
         self.commit = Commit(
-            self.scheduler,
-            self.counters,
+            scheduler=self.scheduler,
+            counters=self.counters,
             eos_token_ids=eos,
             max_model_len=max_model_len,
             answers=self.answers if cache_answers else None,
@@ -209,6 +209,15 @@ class PaperEngine:
         self.groups[request.request_id] = group
         self.scheduler.add(group)
         return group
+
+    def serve(self, request: GenerateRequest) -> None:
+        """Submits a group, and runs all there are to their end."""
+        self.submit(request)
+        self.run_to_end()
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
 
     def abort(self, name: str) -> None:
         self.scheduler.remove(self.groups.pop(name))
@@ -230,7 +239,7 @@ class PaperEngine:
         entries = self.memory.run(inputs)
         self.commit.advance(plan)
         drawn = [
-            Drawn(draw.sequence, Sampled(next_token(entries[draw.row], draw.sequence.sampling.seed), None))
+            DrawnToken(draw.sequence, Sampled(next_token(entries[draw.row], draw.sequence.sampling.seed), None))
             for draw in inputs.draws
         ]
         self.deltas = self.commit.write(drawn)

@@ -4,8 +4,9 @@ import torch
 
 from motet.config import EngineConfig
 from motet.engines.native.build import Parts, build_parts
-from motet.engines.native.core import EngineCore, ModelRunner
-from motet.engines.native.inputs import StepInputs
+from motet.engines.native.core import EngineCore
+from motet.engines.native.step.inputs import StepInputs
+from motet.engines.native.step.run import ModelRunner
 
 RowKey = tuple[int, int]
 """(seed, position): where every choice of every group has a seed of its own, whatever its index."""

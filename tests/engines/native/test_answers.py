@@ -13,8 +13,7 @@ def conversation(prompt: tuple[int, ...], seed: int, tokens: int) -> tuple[int, 
 
 def test_without_the_switch_an_answer_is_run_again() -> None:
     engine = PaperEngine(blocks=40)
-    engine.submit(request("a", PROMPT, max_tokens=9))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, max_tokens=9))
     follower = engine.submit(request("b", conversation(PROMPT, 0, 9)))
     engine.step()
     assert follower.cached_tokens == 8  # the two full blocks of the first prompt
@@ -23,8 +22,7 @@ def test_without_the_switch_an_answer_is_run_again() -> None:
 
 def test_with_the_switch_the_next_turn_finds_the_answer() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
-    engine.submit(request("a", PROMPT, max_tokens=9))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, max_tokens=9))
     turn = conversation(PROMPT, 0, 9)
     follower = engine.submit(request("b", turn))
     engine.step()
@@ -36,8 +34,7 @@ def test_with_the_switch_the_next_turn_finds_the_answer() -> None:
 
 def test_the_copied_entries_are_those_of_the_same_tokens_as_a_prompt() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
-    engine.submit(request("a", PROMPT, n=3, max_tokens=9))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, n=3, max_tokens=9))
     for seed in range(3):
         known = (*PROMPT, *answer(PROMPT, seed, 9))[:18]
         table = engine.pool.find(block_names(known, BLOCK_SIZE, ""))
@@ -50,33 +47,28 @@ def test_the_copied_entries_are_those_of_the_same_tokens_as_a_prompt() -> None:
 
 def test_siblings_share_the_blocks_of_the_prompt_and_nothing_else() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
-    engine.submit(request("a", PROMPT, n=3, max_tokens=9))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, n=3, max_tokens=9))
     assert engine.pool.num_idle == 2 + 3 * 2  # the block that holds prompt and answer tokens is each choice's own
 
 
 def test_an_answer_that_fills_no_block_takes_none() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
-    engine.submit(request("a", PROMPT, max_tokens=2))  # 11 computed
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, max_tokens=2))  # 11 computed
     assert engine.pool.num_idle == 2
 
 
 def test_the_same_answer_is_kept_once() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
-    engine.submit(request("a", PROMPT, max_tokens=9))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, max_tokens=9))
     assert engine.memory.num_copied == 8  # two blocks
-    engine.submit(request("b", PROMPT, max_tokens=9))
-    engine.run_to_end()
+    engine.serve(request("b", PROMPT, max_tokens=9))
     assert engine.memory.num_copied == 8
     assert engine.pool.num_idle == 4
 
 
 def test_answers_keep_to_their_salt() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
-    engine.submit(request("a", PROMPT, max_tokens=9, cache_salt="mine"))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, max_tokens=9, cache_salt="mine"))
     turn = conversation(PROMPT, 0, 9)
     groups = [engine.submit(request(salt, turn, cache_salt=salt)) for salt in ("mine", "yours", "")]
     engine.step()
@@ -85,6 +77,5 @@ def test_answers_keep_to_their_salt() -> None:
 
 def test_an_answer_is_not_kept_when_blocks_are_short() -> None:
     engine = PaperEngine(blocks=6, cache_answers=True)
-    engine.submit(request("a", PROMPT, max_tokens=9))  # 3 + 2 blocks, one is free, two are wanted
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, max_tokens=9))  # 3 + 2 blocks, one is free, two are wanted
     assert engine.pool.num_idle == 2

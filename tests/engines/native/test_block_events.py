@@ -1,20 +1,21 @@
 """What followers of a real engine know, against what its prefix cache finds."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from motet.block_names import block_names
 from motet.engines.native.client import NativeEngine
-from motet.kv_events.changes import apply_to
-from motet.kv_events.follower import follow_blocks
+from motet.kv_events.changes import BlockChange
+from motet.kv_events.follower import BlockSource, follow_blocks
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.kv_events.subscription import BlockSource
 from motet.types import GenerateRequest
-from tests.engines.native.drive import BLOCK_SIZE, engine_config, gb_of, group, prompt_of
-from tests.engines.native.forked import ForkingProcess
+from tests.engines.native.drive import gb_of, group, prompt_of
+from tests.forked import ForkingProcess
+from tests.kv_events.names import apply_to
+from tests.tiny_engine import BLOCK_SIZE, engine_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -24,8 +25,8 @@ class Known:
         self.names: set[bytes] = set()
         self.changed = asyncio.Event()
 
-    def __call__(self, changes: object) -> None:
-        apply_to(self.names, changes)  # type: ignore[arg-type]
+    def __call__(self, changes: Sequence[BlockChange]) -> None:
+        apply_to(self.names, changes)
         self.changed.set()
 
     def cached_tokens(self, request: GenerateRequest) -> int:

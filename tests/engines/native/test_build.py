@@ -1,15 +1,22 @@
-"""What cannot be built ends with the error that says why."""
+"""What cannot be built ends with the error that says why; the blocks that fit into a given memory; who may reach it."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from motet.engines.native.build import build_parts
-from motet.errors import KVMemoryError, ModelLoadError, UnsupportedModelError
-from tests.engines.native.drive import engine_config
+from motet.engines.native.build import build_core, build_parts, kv_cache_gb_for, num_blocks_for
+from motet.engines.native.step.sequence import blocks_for
+from motet.errors import ConfigError, KVMemoryError, ModelLoadError, UnsupportedModelError
+from motet.transfer.ticket import is_loopback
+from motet.types import Role
+from tests.property_settings import examples
+from tests.tiny_engine import engine_config
 from tests.tiny_models import save_tiny_model
 
 Tiny = Callable[[str], Path]
@@ -62,3 +69,70 @@ def test_a_weight_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match="lack 1 tensors"):
         build_parts(engine_config(folder))
+
+
+MB = 2**20
+
+
+def test_memory_is_counted_in_whole_blocks() -> None:
+    assert num_blocks_for(1.0, MB, max_model_len=100, block_size=16) == 1024
+    assert num_blocks_for(0.5, MB, max_model_len=100, block_size=16) == 512
+    assert num_blocks_for(1.0, 3 * MB, max_model_len=100, block_size=16) == 341
+
+
+def test_one_block_more_than_the_longest_sequence_is_enough_and_one_less_is_not() -> None:
+    # 100 tokens in blocks of 16: 7 blocks, and one because prompt and tail are rounded up apart.
+    assert num_blocks_for(8 / 1024, MB, max_model_len=100, block_size=16) == 8
+    with pytest.raises(KVMemoryError):
+        num_blocks_for(7 / 1024, MB, max_model_len=100, block_size=16)
+
+
+def test_the_error_says_what_would_fit_and_that_fits() -> None:
+    with pytest.raises(KVMemoryError, match=r"hold 7 blocks.*needs 8.*--max-model-len to 96 or less"):
+        num_blocks_for(7 / 1024, MB, max_model_len=100, block_size=16)
+    assert num_blocks_for(7 / 1024, MB, max_model_len=96, block_size=16) == 7
+
+
+def test_no_memory_at_all_is_said_as_such() -> None:
+    with pytest.raises(KVMemoryError, match="hold 0 blocks"):
+        num_blocks_for(0.0, MB, max_model_len=100, block_size=16)
+
+
+def test_a_part_of_a_gpu_is_filled_with_what_the_weights_leave() -> None:
+    total = 80 * 2**30
+    assert kv_cache_gb_for(0.9, total_bytes=total, free_bytes=total - 16 * 2**30) == pytest.approx(72 - 16)
+    assert kv_cache_gb_for(1.0, total_bytes=total, free_bytes=total) == 80
+
+
+def test_a_gpu_that_is_full_already_is_said_as_such() -> None:
+    with pytest.raises(KVMemoryError, match=r"0\.9 of 80\.0 GB leaves no room .* 75\.0 GB are taken"):
+        kv_cache_gb_for(0.9, total_bytes=80 * 2**30, free_bytes=5 * 2**30)
+
+
+@examples(200)
+@given(st.integers(1, 200), st.integers(0, 200), st.sampled_from([8, 16, 32]))
+def test_every_split_of_the_longest_sequence_into_prompt_and_tail_fits(prompt: int, tail: int, block_size: int) -> None:
+    least = blocks_for(prompt + tail, block_size) + 1
+    assert blocks_for(prompt, block_size) + max(1, blocks_for(tail, block_size)) <= least
+
+
+ELSEWHERE = "203.0.113.9"
+"""An address of documentation (RFC 5737): no machine has it."""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_is_what_only_this_machine_reaches(host: str) -> None:
+    assert is_loopback(host)
+    assert not is_loopback(ELSEWHERE)
+
+
+@pytest.mark.parametrize(("cluster_key", "warnings"), [("", 1), ("ours", 0)])
+def test_a_worker_that_others_reach_without_a_cluster_key_says_what_that_means(
+    cluster_key: str, warnings: int, tiny: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = engine_config(
+        tiny("llama"), role=Role.DECODE, side_channel_host=ELSEWHERE, side_channel_port=0, cluster_key=cluster_key
+    )
+    with caplog.at_level(logging.WARNING, logger="motet"), pytest.raises(ConfigError, match="no interface"):
+        build_core(config)
+    assert [record.message.startswith("--cluster-key is not set") for record in caplog.records] == [True] * warnings

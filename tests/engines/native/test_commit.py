@@ -1,9 +1,9 @@
-"""What a step leaves behind: counts, deltas, ends."""
+"""What a step leaves behind: counts, deltas, ends; which token ends a choice, and how."""
 
-from motet.engines.native.commit import Drawn
 from motet.engines.native.sample.sampler import Sampled
+from motet.engines.native.step.commit import DrawnToken
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, SamplingParams, TokenLogprob
-from tests.engines.native.paper import PaperEngine, answer, request
+from tests.engines.native.paper import PaperEngine, answer, group_of, request
 
 PROMPT = tuple(range(10))
 LENGTH = Finish(FinishReason.LENGTH)
@@ -27,8 +27,7 @@ def test_one_delta_a_group_and_step_with_all_its_choices() -> None:
 
 def test_the_prompt_report_comes_once_and_tells_the_cached_tokens() -> None:
     engine = PaperEngine(blocks=20)
-    engine.submit(request("a", PROMPT))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT))
     engine.submit(request("b", PROMPT, max_tokens=3))
     reports = []
     while engine.groups:
@@ -61,8 +60,7 @@ def test_a_choice_that_ends_frees_its_blocks_in_that_step() -> None:
 def test_choices_end_apart_at_their_own_tokens() -> None:
     stop = answer(PROMPT, 1, 3)[2]
     engine = PaperEngine(blocks=20, eos=frozenset({stop}))
-    engine.submit(request("a", PROMPT, n=2, max_tokens=5))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, n=2, max_tokens=5))
     assert engine.wrote["a", 0] == answer(PROMPT, 0, 5)
     assert engine.wrote["a", 1] == answer(PROMPT, 1, 3)
     assert engine.finish == {("a", 0): LENGTH, ("a", 1): Finish(FinishReason.STOP)}
@@ -70,8 +68,7 @@ def test_choices_end_apart_at_their_own_tokens() -> None:
 
 def test_the_models_length_ends_a_choice() -> None:
     engine = PaperEngine(blocks=20, max_model_len=12)
-    engine.submit(request("a", PROMPT, max_tokens=8))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, max_tokens=8))
     assert engine.wrote["a", 0] == answer(PROMPT, 0, 2)
     assert engine.finish["a", 0] == LENGTH
 
@@ -81,21 +78,59 @@ def test_the_drawn_tokens_logprob_goes_with_it() -> None:
     group = engine.submit(request("a", PROMPT, n=2, sampling=SamplingParams(max_tokens=3, logprobs=0)))
     engine.step()
     one = TokenLogprob(5, -0.5, 1)
-    drawn = [Drawn(group.sequences[0], Sampled(5, one)), Drawn(group.sequences[1], Sampled(6, None))]
+    drawn = [DrawnToken(group.sequences[0], Sampled(5, one)), DrawnToken(group.sequences[1], Sampled(6, None))]
     (delta,) = engine.commit.write(drawn)
     assert delta.choices == (ChoiceDelta(0, (5,), (one,)), ChoiceDelta(1, (6,), None))
 
 
 def test_the_counters_tell_what_was_done() -> None:
     engine = PaperEngine(blocks=20, budget=6)
-    engine.submit(request("a", PROMPT, n=3, max_tokens=3))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, n=3, max_tokens=3))
     counters = engine.counters
     assert counters.steps == 4  # prompt in two chunks; the second draws, then two tokens more
     assert (counters.prompt_tokens, counters.prefill_tokens, counters.cached_tokens) == (10, 10, 0)
     assert (counters.generated_tokens, counters.replayed_tokens, counters.preemptions) == (9, 0, 0)
     assert (counters.forks, counters.blocks_shared, counters.bytes_saved) == (2, 6, 600)
     assert (counters.trunk_tokens_read, counters.trunk_tokens_unshared) == (20, 60)  # two steps of decode
-    engine.submit(request("b", PROMPT, max_tokens=1))
-    engine.run_to_end()
+    engine.serve(request("b", PROMPT, max_tokens=1))
     assert (counters.prompt_tokens, counters.prefill_tokens, counters.cached_tokens) == (20, 12, 8)
+
+
+EOS, STOP_TOKEN, OTHER = 2, 50, 7
+SAMPLING = SamplingParams(max_tokens=10, stop_token_ids=(STOP_TOKEN,))
+AT_STOP_TOKEN = Finish(FinishReason.STOP, STOP_TOKEN)
+
+
+def finish(token_id: int, sampling: SamplingParams = SAMPLING, *, written: int = 3, total: int = 13) -> Finish | None:
+    (sequence,) = group_of(request("g", range(total - written), sampling=sampling)).sequences
+    sequence.written[:] = [OTHER] * (written - 1) + [token_id]
+    return PaperEngine(blocks=1, eos=frozenset({EOS}), max_model_len=100).commit.finish_of(sequence)
+
+
+def test_an_ordinary_token_ends_nothing() -> None:
+    assert finish(OTHER) is None
+
+
+def test_end_of_sequence_stops_without_naming_a_token() -> None:
+    assert finish(EOS) == Finish(FinishReason.STOP)
+
+
+def test_a_stop_token_is_named() -> None:
+    assert finish(STOP_TOKEN) == AT_STOP_TOKEN
+
+
+def test_end_of_sequence_may_be_ignored_but_a_stop_token_not() -> None:
+    ignoring = SamplingParams(max_tokens=10, stop_token_ids=(STOP_TOKEN, EOS), ignore_eos=True)
+    assert finish(OTHER, ignoring) is None
+    assert finish(EOS, ignoring) == Finish(FinishReason.STOP, EOS)
+    assert finish(EOS, SamplingParams(max_tokens=10, ignore_eos=True)) is None
+
+
+def test_max_tokens_counts_what_is_written_and_the_models_length_the_prompt_too() -> None:
+    assert [finish(OTHER, written=written) for written in (9, 10)] == [None, Finish(FinishReason.LENGTH)]
+    assert [finish(OTHER, total=total) for total in (99, 100)] == [None, Finish(FinishReason.LENGTH)]
+
+
+def test_a_stop_on_the_last_token_allowed_is_a_stop() -> None:
+    assert finish(EOS, written=10) == Finish(FinishReason.STOP)
+    assert finish(STOP_TOKEN, written=10) == AT_STOP_TOKEN

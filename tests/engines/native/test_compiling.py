@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from motet.constraint import Grammar, GrammarKind
-from motet.engines.native.compiling import Compiled, Compiling
-from motet.engines.native.matchers import at_once
+from motet.engines.native.compiling import Compiling, Matchers, at_once
 from motet.errors import EngineError, GrammarError, RequestError
 from motet.grammar.compiled import CompiledGrammar, Grammars
 from motet.ids import RequestId
-from motet.types import ChoiceStart, GenerateRequest
+from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind
 from tests.engines.native.drive import group, prompt_of
 from tests.engines.native.grammars import EOS_IDS, NUMBER, PERSON, WORD, tiny_tokenizer, token_of
 from tests.tiny_models import VOCAB_SIZE
@@ -57,7 +55,7 @@ def wanted(name: str, grammar: Grammar = PERSON, **fields: object) -> GenerateRe
     return group(name, prompt_of(8), grammar=grammar, **fields)  # type: ignore[arg-type]
 
 
-def taken(compiling: Compiling) -> list[Compiled]:
+def taken(compiling: Compiling) -> list[tuple[GenerateRequest, Matchers]]:
     """What comes first, as the loop would get it."""
     ready, _, _ = select.select([compiling.fileno()], [], [], 10)
     assert ready, "the loop was not woken"
@@ -70,10 +68,10 @@ def test_a_group_comes_back_with_a_matcher_for_each_choice(compiling: Compiling,
     assert compiling.take() == []
     assert compiling.waiting == [request]
     grammars.let.release()
-    (compiled,) = taken(compiling)
-    assert compiled.request == request
-    assert isinstance(compiled.matchers, dict) and sorted(compiled.matchers) == [0, 1, 2]
-    assert len({id(matcher.inner) for matcher in compiled.matchers.values()}) == 3
+    ((compiled, matchers),) = taken(compiling)
+    assert compiled == request
+    assert isinstance(matchers, dict) and sorted(matchers) == [0, 1, 2]
+    assert len({id(matcher.inner) for matcher in matchers.values()}) == 3
     assert compiling.waiting == []
 
 
@@ -84,7 +82,7 @@ def test_what_was_written_is_read_beside_the_steps(compiling: Compiling, grammar
     grammars.let.release(2)
     results: dict[str, object] = {}
     while len(results) < 2:
-        results |= {compiled.request.request_id: compiled.matchers for compiled in taken(compiling)}
+        results |= {request.request_id: matchers for request, matchers in taken(compiling)}
     assert isinstance(results[RequestId("good")], dict)
     assert isinstance(results[RequestId("bad")], GrammarError)
 
@@ -96,10 +94,10 @@ def test_an_aborted_group_comes_back_no_more_and_its_id_is_free(compiling: Compi
     assert compiling.abort(RequestId("g")) is None
     compiling.submit(second)
     grammars.let.release(2)
-    compiled: list[Compiled] = []
+    compiled: list[tuple[GenerateRequest, Matchers]] = []
     while not compiled:
         compiled = taken(compiling)
-    assert [one.request for one in compiled] == [second]
+    assert [request for request, _ in compiled] == [second]
     assert compiling.take() == []
 
 
@@ -108,8 +106,8 @@ def test_a_choice_stopped_meanwhile_is_not_submitted(compiling: Compiling, gramm
     assert compiling.stop_choice(RequestId("g"), 1)
     assert compiling.stop_choice(RequestId("unknown"), 0)
     grammars.let.release()
-    (compiled,) = taken(compiling)
-    assert [start.index for start in compiled.request.choices] == [0, 2]
+    ((compiled, _),) = taken(compiling)
+    assert [start.index for start in compiled.choices] == [0, 2]
     compiling.submit(wanted("h"))
     assert not compiling.stop_choice(RequestId("h"), 0)
 
@@ -127,8 +125,8 @@ def test_what_cannot_be_compiled_ends_its_group_and_the_thread_goes_on(
         for _ in range(3):
             compiling.submit(request)
             grammars.let.release()
-            (compiled,) = taken(compiling)
-            assert isinstance(compiled.matchers, error)
+            ((_, matchers),) = taken(compiling)
+            assert isinstance(matchers, error)
 
 
 def test_one_that_takes_long_does_not_hold_up_the_next(compiling: Compiling, grammars: HeldGrammars) -> None:

@@ -1,4 +1,4 @@
-"""The core as its process uses it: refusals, ends from outside, sick logits, what is counted."""
+"""The core as its process uses it: refusals, ends from outside, broken logits, what is counted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from motet.engines.native.build import build_parts
-from motet.engines.native.core import EngineCore, ModelRunner
-from motet.engines.native.inputs import StepInputs
+from motet.engines.native.core import EngineCore
+from motet.engines.native.step.inputs import StepInputs
+from motet.engines.native.step.run import ModelRunner
 from motet.errors import ConfigError, ContextLengthError, EngineError, KVMemoryError, RequestError
 from motet.ids import RequestId
 from motet.types import ChoiceStart, FinishReason
-from tests.engines.native.drive import Outcome, engine_config, group, make_core, prompt_of, run, take_step
+from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.recorder import WrappedRunner
+from tests.tiny_engine import engine_config
 from tests.tiny_models import Reference
 
 Tiny = Callable[[str], Path]
@@ -51,8 +53,6 @@ def test_a_cache_too_small_for_one_sequence_is_said_with_what_would_fit(tiny: Ti
 
 def test_impossible_settings_name_their_flag(tiny: Tiny) -> None:
     for changes, flag in (
-        ({"block_size": 10}, "--block-size"),
-        ({"max_num_batched_tokens": 10}, "--max-num-batched-tokens"),
         ({"max_model_len": 5000}, "--max-model-len"),
         ({"device": "tpu"}, "--device"),
         ({"device": "cuda:7"}, "--device"),
@@ -122,7 +122,7 @@ def test_a_stopped_choice_of_a_greedy_group_leaves_its_siblings(device: str, tin
     assert outcomes["g"].tokens[1] == outcomes["g"].tokens[2]
 
 
-class SickRunner(WrappedRunner):
+class NonFiniteRunner(WrappedRunner):
     """Spoils the logits of one group at its third token, as overflowing weights would."""
 
     def __init__(self, runner: ModelRunner, victim: str) -> None:
@@ -142,16 +142,16 @@ def test_logits_that_are_not_finite_fail_their_group_alone(device: str, tiny: Ti
         "well"
     ].tokens
     parts = build_parts(engine_config(tiny("llama"), device=device))
-    core = EngineCore(parts.info, SickRunner(parts.runner, "sick"), parts.options)
-    outcomes = run(core, [group("sick", prompt_of(25), n=3), group("well", prompt_of(30, 2), n=2, seed=9)])
-    assert isinstance(outcomes["sick"].error, EngineError)
-    assert [len(tokens) for tokens in outcomes["sick"].tokens.values()] == [2, 2, 2]
+    core = EngineCore(parts.info, NonFiniteRunner(parts.runner, "broken"), parts.options)
+    outcomes = run(core, [group("broken", prompt_of(25), n=3), group("well", prompt_of(30, 2), n=2, seed=9)])
+    assert isinstance(outcomes["broken"].error, EngineError)
+    assert [len(tokens) for tokens in outcomes["broken"].tokens.values()] == [2, 2, 2]
     assert outcomes["well"].tokens == expected
 
 
 def test_preempted_choices_count_as_waiting(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device, blocks=40, max_model_len=256)
-    core.submit(group("g", prompt_of(64), n=12, max_tokens=60))
+    core.submit(group("g", prompt_of(64), n=12, max_tokens=40))
     outcomes, seen = {"g": Outcome()}, set[tuple[int, int]]()
     while core.busy:
         take_step(core, outcomes)

@@ -20,10 +20,12 @@ Tiny = Callable[[str], Path]
 References = Callable[[str], Reference]
 
 
-MOST_SLOW = [
-    family if family in ("llama", "gemma2") else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES
+SOME_LONG = [
+    family if family in ("llama", "gemma2", "gemma3") else pytest.param(family, marks=pytest.mark.long)
+    for family in FAMILIES
 ]
-"""Every family is compared in `make check` once; what changes nothing is then tried with two."""
+"""What changes nothing is tried with the families whose attention differs most, and with whole prompts;
+`make test-long` tries all."""
 
 
 def assert_equal(reference: Reference, length: int, ours: list[int], theirs: list[int]) -> None:
@@ -36,7 +38,9 @@ def test_the_tiny_models_say_many_things(family: str, reference: References) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("budget", [512, 48], ids=["whole prompts", "chunks"])
+@pytest.mark.parametrize(
+    "budget", [pytest.param(512, marks=pytest.mark.long, id="whole prompts"), pytest.param(48, id="chunks")]
+)
 def test_ragged_batches_of_groups_equal_generate(
     family: str, budget: int, device: str, tiny: Tiny, reference: References, expected: Expected
 ) -> None:
@@ -54,7 +58,7 @@ def test_ragged_batches_of_groups_equal_generate(
             assert_equal(reference(family), length, tokens, expected(family, length))
 
 
-@pytest.mark.parametrize("family", MOST_SLOW)
+@pytest.mark.parametrize("family", SOME_LONG)
 def test_a_prefix_hit_changes_nothing(
     family: str, device: str, tiny: Tiny, reference: References, expected: Expected
 ) -> None:
@@ -70,7 +74,7 @@ def test_a_prefix_hit_changes_nothing(
     assert_equal(reference(family), 130, again.tokens[0], expected(family, 130))
 
 
-@pytest.mark.parametrize("family", MOST_SLOW)
+@pytest.mark.parametrize("family", SOME_LONG)
 def test_preemption_changes_nothing(
     family: str, device: str, tiny: Tiny, reference: References, expected: Expected
 ) -> None:

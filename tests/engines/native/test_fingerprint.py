@@ -1,10 +1,19 @@
 """The probe of this machine's operators: it says yes where rows are padded, and can say no."""
 
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from motet.engines.native.build import build_parts
 from motet.engines.native.fingerprint import fingerprint, linears_agree, operators_agree, prompts_agree, trunks_agree
+from tests.tiny_engine import engine_config
 
+Tiny = Callable[[str], Path]
 MODEL = torch.nn.Sequential(torch.nn.Linear(1536, 576, bias=False), torch.nn.Linear(576, 960, bias=False))
 
 
@@ -14,9 +23,9 @@ def test_padded_rows_agree_here_and_the_fingerprint_says_so(dtype: torch.dtype) 
     assert linears_agree(model, dtype) and prompts_agree(64, dtype) and trunks_agree(64, dtype)
     cpu = torch.device("cpu")
     same = operators_agree(model, head_dim=64, dtype=dtype, device=cpu)
-    text = fingerprint("torch-2", same, dtype, cpu)
+    text = fingerprint("torch-2", same, dtype, cpu, model="0123456789abcdef" * 2)
     assert text.endswith(f"_{str(dtype).removeprefix('torch.')}-same")
-    assert "_torch-2_" in text
+    assert "_model-0123456789abcdef_torch-2_" in text
 
 
 def test_the_probe_sees_rows_that_are_not_padded() -> None:
@@ -24,3 +33,35 @@ def test_the_probe_sees_rows_that_are_not_padded() -> None:
     assert not linears_agree(MODEL.to(torch.float32), torch.float32, counts=counts), (
         "then padding would cost for nothing"
     )
+
+
+def test_engines_with_other_weights_or_another_configuration_have_other_fingerprints_and_refuse_each_others_kv(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """Two servers with other weights had equal fingerprints, and a group went on from one to the other."""
+    ours = build_parts(engine_config(tiny("llama")))
+    copied = shutil.copytree(tiny("llama"), tmp_path / "copied")
+    copy = build_parts(engine_config(copied))
+    assert copy.info.fingerprint == ours.info.fingerprint and copy.facts == ours.facts
+
+    weights = load_file(copied / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][5, 7] += 0.5
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    retrained = build_parts(engine_config(copied))
+
+    shutil.copy(tiny("llama") / "model.safetensors", copied)
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    configured = build_parts(engine_config(copied))
+
+    three = (ours, retrained, configured)
+    assert len({parts.info.fingerprint for parts in three}) == len({parts.info.model_digest for parts in three}) == 3
+    assert all(parts.info.fingerprint.endswith("-same") for parts in three)
+    assert [fact.split()[0] for fact in ours.facts.differences(retrained.facts)] == ["model_digest"]
+    assert [fact.split()[0] for fact in ours.facts.differences(configured.facts)] == ["model_digest"]
+
+
+def test_a_model_keeps_its_digest_in_another_dtype(tiny: Tiny) -> None:
+    float32, bfloat16 = (build_parts(engine_config(tiny("llama"), dtype=name)) for name in ("float32", "bfloat16"))
+    assert float32.info.model_digest == float32.facts.model_digest == bfloat16.facts.model_digest
+    assert float32.info.fingerprint != bfloat16.info.fingerprint

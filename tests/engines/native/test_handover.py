@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from motet.ids import RequestId
-from motet.transfer.base import FailureKind
+from motet.transfer.orders import FailureKind
+from tests.engines.native.conftest import MakePair
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.pair import Pair, alone, tokens, with_ticket
 
@@ -31,28 +32,25 @@ def test_choices_after_a_transfer_are_those_of_one_engine(family: str, dtype: st
     ]
     pair = Pair(folder, dtype=dtype)
     for request in requests:
-        pair.submit(with_ticket(request, pair.prefill(request)))
+        pair.hand_over(request)
     pair.finish()
     names = [request.request_id for request in requests]
     assert tokens(pair.outcomes, names) == alone(folder, *requests, dtype=dtype)
     pair.check_empty()
 
 
-def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_is(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_is(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=32, seed=5)
-    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.hand_over(request)
     pair.finish()
     p, d = pair.p.stats(), pair.d.stats()
     assert (p.prefills, p.prefill_tokens, p.generated_tokens) == (1, 99, 0)
     assert (d.transfers, d.recomputed_tokens, d.prefill_tokens) == (1, 1, 1)
     assert d.transfer_bytes == 13 * pair.d.info.bytes_per_block  # 99 tokens in blocks of 8
     assert sum(d.transfer_seconds) == 1
-    pair.check_empty()
 
 
-def test_memory_is_at_rest_before_others_read_it_and_before_it_is_written_from_outside(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_memory_is_at_rest_before_others_read_it_and_before_it_is_written_from_outside(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
     assert pair.runners["P"].settled == 1
@@ -60,41 +58,35 @@ def test_memory_is_at_rest_before_others_read_it_and_before_it_is_written_from_o
     pair.step_d()
     assert (pair.runners["D"].settled, len(pair.d_transfers.orders)) == (1, 1)
     pair.finish()
-    pair.check_empty()
 
 
-def test_a_prompt_cached_on_decode_shrinks_the_pull(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_prompt_cached_on_decode_shrinks_the_pull(pair: Pair) -> None:
     common, own = prompt_of(64, 1), prompt_of(40, 2)
     first = group("first", common + prompt_of(9, 3), n=2)
     second = group("second", common + own, n=3, seed=7)
     pair.submit(first)
     pair.finish()
-    pair.submit(with_ticket(second, pair.prefill(second)))
+    pair.hand_over(second)
     pair.step_d()
     (order,) = pair.d_transfers.orders.values()
     assert len(order.pairs) == 5, "103 tokens are 13 blocks, of which 8 were here"
     pair.finish()
     assert pair.d.stats().pull_blocks_avoided == 8
-    assert tokens(pair.outcomes, ["second"]) == alone(tiny("llama"), second)
-    pair.check_empty()
+    pair.check_same(second)
 
 
-def test_a_prompt_wholly_cached_on_decode_is_not_pulled_and_its_lease_ends(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_prompt_wholly_cached_on_decode_is_not_pulled_and_its_lease_ends(pair: Pair) -> None:
     request = group("g", prompt_of(65), n=2)
     pair.submit(group("before", prompt_of(65)))
     pair.finish()
-    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.hand_over(request)
     pair.finish()
     stats = pair.d.stats()
     assert (stats.transfers, stats.pulls_avoided, stats.pull_blocks_avoided) == (0, 1, 8)
-    assert tokens(pair.outcomes, ["g"]) == alone(tiny("llama"), request)
-    pair.check_empty()
+    pair.check_same(request)
 
 
-def test_a_prompt_cached_on_prefill_is_not_computed_again(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_prompt_cached_on_prefill_is_not_computed_again(pair: Pair) -> None:
     request = group("a", prompt_of(65))
     first = pair.prefill(request)
     second = pair.prefill(group("b", prompt_of(65)))
@@ -107,32 +99,27 @@ def test_a_prompt_cached_on_prefill_is_not_computed_again(tiny: Tiny) -> None:
     outcome = pair.outcomes["a"]
     assert outcome.prompt is not None
     assert outcome.prompt.cached_tokens == 64, "what nobody computed for this request"
-    pair.check_empty()
 
 
 @pytest.mark.parametrize("kind", [FailureKind.STALE, FailureKind.PEER_LOST])
-def test_a_pull_that_fails_is_computed_instead(kind: FailureKind, tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_pull_that_fails_is_computed_instead(kind: FailureKind, pair: Pair) -> None:
     request = group("g", prompt_of(100), n=5, seed=3)
-    ticket = pair.prefill(request)
-    pair.submit(with_ticket(request, ticket))
+    ticket = pair.hand_over(request)
     pair.step_d()
     pair.d_transfers.fail(0, kind)
     pair.finish()
-    assert tokens(pair.outcomes, ["g"]) == alone(tiny("llama"), request)
+    pair.check_same(request)
     stats = pair.d.stats()
     assert (stats.transfers, stats.recomputed_tokens) == (0, 100)
     assert stats.transfer_failures == {kind: 1}
     pair.p.release(ticket)
-    pair.check_empty()
 
 
-def test_a_late_write_of_a_pull_that_timed_out_harms_nobody(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"), decode_blocks=80)
+def test_a_late_write_of_a_pull_that_timed_out_harms_nobody(make_pair: MakePair) -> None:
+    pair = make_pair(decode_blocks=80)
     request = group("g", prompt_of(100), n=2, seed=3)
     others = [group(f"o{i}", prompt_of(60, 40 + i), n=2, seed=9 + i, max_tokens=60) for i in range(4)]
-    ticket = pair.prefill(request)
-    pair.submit(with_ticket(request, ticket))
+    ticket = pair.hand_over(request)
     pair.step_d()
     pair.d_transfers.fail(0, FailureKind.TIMEOUT, settled=False)
     pair.submit(*others)
@@ -142,17 +129,15 @@ def test_a_late_write_of_a_pull_that_timed_out_harms_nobody(tiny: Tiny) -> None:
     assert (stats.pulls_open, stats.blocks_pulling) == (1, 13)
     pair.d_transfers.settle(0)  # the bytes land now, in blocks that nobody else may have had meanwhile
     pair.finish()
-    names = [str(one.request_id) for one in (request, *others)]
-    assert tokens(pair.outcomes, names) == alone(tiny("llama"), request, *others)
+    pair.check_same(request, *others)
     pair.p.release(ticket)
-    pair.check_empty()
 
 
-def test_an_aborted_group_leaves_its_blocks_to_the_pull_until_nothing_writes_any_more(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"), decode_blocks=70)
+def test_an_aborted_group_leaves_its_blocks_to_the_pull_until_nothing_writes_any_more(make_pair: MakePair) -> None:
+    pair = make_pair(decode_blocks=70)
     request = group("g", prompt_of(100), n=2)
     other = group("o", prompt_of(200, 8), n=2, seed=4)
-    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.hand_over(request)
     pair.step_d()
     pair.d.abort(RequestId("g"))
     pair.d.check()
@@ -163,56 +148,49 @@ def test_an_aborted_group_leaves_its_blocks_to_the_pull_until_nothing_writes_any
         pair.step_d()
     pair.d_transfers.settle(0)
     pair.finish()
-    assert tokens(pair.outcomes, ["o"]) == alone(tiny("llama"), other)
-    pair.check_empty()
+    pair.check_same(other)
 
 
-def test_a_landing_that_was_under_way_when_its_group_ended_frees_the_blocks(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_landing_that_was_under_way_when_its_group_ended_frees_the_blocks(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
-    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.hand_over(request)
     pair.step_d()
     pair.d_transfers.land(0)
     pair.d.abort(RequestId("g"))
     pair.step_d()
-    pair.check_empty()
 
 
-def test_a_group_that_ends_while_it_waits_for_room_gives_its_lease_back(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"), decode_blocks=66)
+def test_a_group_that_ends_while_it_waits_for_room_gives_its_lease_back(make_pair: MakePair) -> None:
+    pair = make_pair(decode_blocks=66)
     big = group("big", prompt_of(400, 5), n=2, max_tokens=60)
     request = group("g", prompt_of(100), n=2)
     pair.submit(big)
     pair.step_d()
-    ticket = pair.prefill(request)
-    pair.submit(with_ticket(request, ticket))
+    ticket = pair.hand_over(request)
     pair.step_d()
     assert pair.d_transfers.expected == [ticket]
     assert not pair.d_transfers.orders
     pair.d.abort(RequestId("g"))
     assert pair.d_transfers.released == [ticket]
     pair.finish()
-    pair.check_empty()
 
 
-def test_a_pulling_group_that_is_preempted_for_an_older_one_comes_out_the_same(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"), decode_blocks=66)
+def test_a_pulling_group_that_is_preempted_for_an_older_one_comes_out_the_same(make_pair: MakePair) -> None:
+    pair = make_pair(decode_blocks=66)
     old = group("old", prompt_of(200, 5), n=4, seed=50, max_tokens=100)
     young = group("young", prompt_of(100), n=2, seed=3)
     pair.submit(old)
     pair.step_d()
-    pair.submit(with_ticket(young, pair.prefill(young)))
+    pair.hand_over(young)
     while pair.d.stats().preemptions == 0 or pair.d_transfers.abandoned == set():
         pair.step_d()
     assert pair.d.stats().blocks_pulling == 13
     pair.d_transfers.settle(0)
     pair.finish()
-    assert tokens(pair.outcomes, ["old", "young"]) == alone(tiny("llama"), old, young)
-    pair.check_empty()
+    pair.check_same(old, young)
 
 
-def test_a_lease_is_held_for_every_reader(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_lease_is_held_for_every_reader(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request, readers=2)
     assert pair.p_transfers.leases_told == 1
@@ -223,11 +201,10 @@ def test_a_lease_is_held_for_every_reader(tiny: Tiny) -> None:
     pair.d_transfers.address = msgspec.structs.replace(pair.d_transfers.address, engine_id="D2")
     pair.submit(with_ticket(group("h", request.prompt, n=3), ticket))
     pair.finish()
-    pair.check_empty()
 
 
-def test_a_lease_nobody_asks_for_expires_and_its_slot_and_blocks_are_used_again(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"), prefill_blocks=66)
+def test_a_lease_nobody_asks_for_expires_and_its_slot_and_blocks_are_used_again(make_pair: MakePair) -> None:
+    pair = make_pair(prefill_blocks=66)
     ticket = pair.prefill(group("g", prompt_of(400)))
     after = group("h", prompt_of(400, 1))
     pair.p.prefill(after)
@@ -242,36 +219,29 @@ def test_a_lease_nobody_asks_for_expires_and_its_slot_and_blocks_are_used_again(
     now = dict(zip(later.remote_block_ids, later.generations, strict=True))
     assert all(now[block] > before[block] for block in reused), "a reader with the old ticket can tell"
     pair.p.release(later)
-    pair.check_empty()
 
 
-def test_aborting_a_prefill_ends_its_group_or_its_lease(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_aborting_a_prefill_ends_its_group_or_its_lease(pair: Pair) -> None:
     pair.p.prefill(group("running", prompt_of(300)))
     pair.p.step()
     pair.p.abort(RequestId("running"))
     pair.prefill(group("done", prompt_of(300, 1)))
     pair.p.abort(RequestId("done"))
-    pair.check_empty()
 
 
-def test_a_worker_that_is_given_its_own_ticket_uses_its_prefix_cache(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_worker_that_is_given_its_own_ticket_uses_its_prefix_cache(pair: Pair) -> None:
     request = group("g", prompt_of(97), n=2, seed=4)
     ticket = pair.prefill(request)
     outcomes = run(pair.p, [with_ticket(request, ticket)])
-    assert outcomes["g"].tokens == alone(tiny("llama"), request)["g"]
+    assert outcomes["g"].tokens == alone(pair.folder, request)["g"]
     assert pair.p.stats().cached_tokens == 96
-    pair.check_empty()
 
 
-def test_logprobs_of_the_prompt_come_from_computing_it(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_logprobs_of_the_prompt_come_from_computing_it(pair: Pair) -> None:
     request = group("g", prompt_of(50), n=2, prompt_logprobs=1)
-    pair.submit(with_ticket(request, pair.prefill(request)))
+    pair.hand_over(request)
     pair.finish()
-    report, alone_report = pair.outcomes["g"].prompt, run(make_core(tiny("llama")), [request])["g"].prompt
+    report, alone_report = pair.outcomes["g"].prompt, run(make_core(pair.folder), [request])["g"].prompt
     assert report is not None and alone_report is not None
     assert report.logprobs == alone_report.logprobs
     assert pair.d.stats().transfers == 0
-    pair.check_empty()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from motet.ids import RequestId
-from motet.transfer.base import FailureKind
+from motet.transfer.orders import FailureKind
 from motet.types import GenerateRequest
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.pair import Pair
@@ -98,7 +98,7 @@ class Course:
             self.pair.d.abort(RequestId(name))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 24))])
 def test_whatever_happens_to_pulls_choices_say_what_they_say_alone(seed: int, tiny: Tiny, answers: Answers) -> None:
     course = Course(tiny("llama"), seed)
     course.run()

@@ -1,79 +1,87 @@
-"""What an engine refuses to prefill or to take over, and that the leases of what it refuses end."""
+"""What an engine refuses to prefill or to take over, that the leases of what it refuses end, and what it logs."""
 
-from collections.abc import Callable
-from pathlib import Path
+import logging
 
+import msgspec
 import pytest
 
 from motet.errors import ContextLengthError, RequestError
-from motet.transfer.base import FailureKind
-from motet.transfer.ticket import TransferAddress
+from motet.transfer.orders import FailureKind
+from motet.transfer.ticket import ClusterKey
 from tests.engines.native.drive import group, make_core, prompt_of
-from tests.engines.native.pair import Pair, alone, tokens, with_ticket
+from tests.engines.native.pair import Pair, with_ticket
 
-Tiny = Callable[[str], Path]
+pytestmark = pytest.mark.slow
 
 
-def test_a_ticket_for_another_prompt_is_refused_and_given_back(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_ticket_for_another_prompt_is_refused_and_given_back(pair: Pair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     with pytest.raises(RequestError, match="not for this prompt") as refused:
         pair.submit(with_ticket(group("h", prompt_of(100, 1)), ticket))
     assert refused.value.param == "kv_transfer_params"
     assert pair.d_transfers.released == [ticket]
     assert not pair.d.busy
-    pair.check_empty()
 
 
-def test_a_group_that_can_never_run_here_gives_its_ticket_back(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_group_that_can_never_run_here_gives_its_ticket_back(pair: Pair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     too_many = pair.d.info.max_num_seqs + 1
     with pytest.raises(RequestError, match="at most"):
         pair.submit(with_ticket(group("g", prompt_of(100), n=too_many), ticket))
     assert pair.d_transfers.released == [ticket]
-    pair.check_empty()
 
 
-def test_a_ticket_that_nobody_here_can_give_back_does_no_harm(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_ticket_that_nobody_here_can_give_back_does_no_harm(pair: Pair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
-    make_core(tiny("llama")).release(ticket)
+    make_core(pair.folder).release(ticket)
     pair.p.release(ticket)
-    pair.check_empty()
 
 
-def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(pair: Pair) -> None:
     with pytest.raises(ContextLengthError, match="at least 2"):
         pair.p.prefill(group("short", prompt_of(1)))
-    single = make_core(tiny("llama"))
+    single = make_core(pair.folder)
     with pytest.raises(RequestError, match="keeps its KV cache to itself"):
         single.prefill(group("g", prompt_of(10)))
+    ticket = pair.prefill(group("g", prompt_of(100)))
     with pytest.raises(RequestError, match="--role"):
-        single.submit(with_ticket(group("g", prompt_of(100)), pair.prefill(group("g", prompt_of(100)))))
+        single.submit(with_ticket(group("g", prompt_of(100)), ticket))
     assert not single.busy
+    pair.p.release(ticket)
 
 
-def test_an_engine_without_transfer_says_that_it_meets_nobody(tiny: Tiny) -> None:
-    single = make_core(tiny("llama"))
-    single.transfers.meet(7, TransferAddress("someone", "127.0.0.1", 1))
-    (met,) = single.step().met
-    assert met.number == 7
-    assert met.error is not None and met.error.kind is FailureKind.REFUSED
-    assert single.step().met == []
-
-
-def test_a_ticket_without_the_cluster_s_seal_is_not_used_and_nobody_is_asked(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+def test_a_ticket_without_the_cluster_s_seal_is_not_used_and_nobody_is_asked(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
-    pair.d_transfers.trusting = False
+    pair.d_transfers.key = ClusterKey("ours")
     pair.submit(with_ticket(request, ticket))
     pair.finish()
-    assert tokens(pair.outcomes, ["g"]) == alone(tiny("llama"), request)
+    pair.check_same(request)
     assert pair.d.stats().transfer_failures == {FailureKind.REFUSED: 1}
     pair.d.release(ticket)
     assert (pair.d_transfers.expected, pair.d_transfers.released) == ([], [])
     pair.p.release(ticket)
-    pair.check_empty()
+
+
+def test_both_workers_name_the_client_s_request(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    request = msgspec.structs.replace(group("g", prompt_of(100)), trace="from-the-client")
+    pair.hand_over(request)
+    pair.finish()
+    assert "prefilled g (from-the-client) for 1: 99 tokens" in caplog.messages
+    assert any(message.startswith("fetched g (from-the-client): ") for message in caplog.messages)
+
+
+def test_ten_seconds_after_a_transfer_there_is_one_line_of_figures(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    request = group("g", prompt_of(100))
+    pair.hand_over(request)
+    pair.finish()
+    assert pair.d.wake_s == pair.now_s + 10, "it comes also when there is nothing else to do"
+    for _ in range(3):
+        pair.now_s += 10
+        pair.step_d()
+    (line,) = [message for message in caplog.messages if message.startswith("KV transfers:")]
+    assert line.startswith("KV transfers: number=1 ")

@@ -12,6 +12,8 @@ from motet.types import Finish, FinishReason, GenerateRequest
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.grammars import PERSON, person, speaking_model, tiny_grammars
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -22,7 +24,7 @@ class Failing(Matcher):
     """Comes to its limit after a few tokens."""
 
     def __init__(self, matcher: Matcher, patience: int) -> None:
-        super().__init__(matcher.inner, matcher.mask_words)
+        super().__init__(matcher.inner)
         self._patience = patience
 
     def consume(self, token_id: int) -> None:

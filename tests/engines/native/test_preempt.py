@@ -1,7 +1,7 @@
 """Who gives up blocks, in which order, and how they come back."""
 
-from motet.engines.native.preempt import TakeTail, TakeTrunk, choose_victim
-from motet.engines.native.sequence import Group
+from motet.engines.native.step.scheduler import youngest_holder
+from motet.engines.native.step.sequence import Group
 from motet.types import ChoiceStart
 from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables
 
@@ -21,14 +21,13 @@ def victims(groups: list[Group], asking: Group, choice: int) -> list[str]:
     """All that would be taken for the sake of one choice, in order, until its own tail goes; oldest group first."""
     order, running = [], list(groups)
     while True:
-        victim = choose_victim(running[-1])
-        if isinstance(victim, TakeTrunk):
-            order.append(f"trunk of {victim.group.request.request_id}")
-            running.remove(victim.group)
+        victim = youngest_holder(running[-1])
+        if victim is None:
+            order.append(f"trunk of {running.pop().request.request_id}")
             continue
-        order.append(f"{victim.sequence.group.request.request_id}{victim.sequence.rank}")
-        victim.sequence.blocks = []
-        if victim.sequence is asking.sequences[choice]:
+        order.append(f"{victim.group.request.request_id}{victim.rank}")
+        victim.blocks = []
+        if victim is asking.sequences[choice]:
             return order
 
 
@@ -49,19 +48,13 @@ def test_preempted_siblings_have_nothing_to_give() -> None:
     assert victims([a, b], a, 0) == ["trunk of b", "a1", "a0"]
 
 
-def test_one_victim_is_one_tail() -> None:
-    b = running("b", 1, n=2)
-    assert choose_victim(b) == TakeTail(b.sequences[1])
-
-
 # Preemption: pools of few blocks, so that choices take blocks from each other.
 
 
 def test_the_youngest_choice_gives_up_its_tail_and_replays_what_it_wrote() -> None:
     engine = PaperEngine(blocks=6)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=8))  # 1 + 3 blocks, later 1 + 6
-    for _ in range(5):
-        engine.step()
+    engine.steps(5)
     assert tables(group) == ([0], [[1], [2], [3]])
     plan = engine.step()  # 0 and 1 take blocks 4 and 5; 2 gets none
     assert tables(group) == ([0], [[1, 4], [2, 5], []])
@@ -80,8 +73,7 @@ def test_a_group_that_came_later_takes_blocks_first_if_its_priority_says_so() ->
     engine.step()
     starts = [ChoiceStart(0, 0, tuple(answer(range(50, 54), 0, 2)))]
     first = engine.submit(request("b", range(50, 54), starts=starts, priority=0))  # 1 + 1
-    for _ in range(4):
-        engine.step()
+    engine.steps(4)
     assert (tables(late), tables(first)) == (([0], [[1]]), ([2], [[3]]))
     engine.step()  # both want block 4
     assert (tables(late), tables(first)) == (([0], [[]]), ([2], [[3, 4]]))
@@ -92,8 +84,7 @@ def test_a_group_that_came_later_takes_blocks_first_if_its_priority_says_so() ->
 def test_a_preempted_choice_comes_back_only_when_the_others_can_go_on() -> None:
     engine = PaperEngine(blocks=8)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
-    for _ in range(10):
-        engine.step()
+    engine.steps(10)
     assert states(group) == ["running", "running", "waiting"]  # 1 + 3 + 3 blocks
     engine.stop("a", 1)  # 4 blocks free: 3 for what choice 2 has written, 1 for choice 0 to grow
     engine.step()
@@ -103,8 +94,7 @@ def test_a_preempted_choice_comes_back_only_when_the_others_can_go_on() -> None:
 def test_a_preempted_choice_waits_when_it_would_be_preempted_again_at_once() -> None:
     engine = PaperEngine(blocks=6)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
-    for _ in range(6):
-        engine.step()
+    engine.steps(6)
     assert states(group) == ["running", "running", "waiting"]  # 1 + 2 + 2 blocks, choice 2 wrote 5
     assert engine.pool.num_free == 1
     engine.step()
@@ -114,8 +104,7 @@ def test_a_preempted_choice_waits_when_it_would_be_preempted_again_at_once() -> 
 def test_nobody_is_admitted_while_a_preempted_choice_waits() -> None:
     engine = PaperEngine(blocks=6)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
-    for _ in range(6):
-        engine.step()
+    engine.steps(6)
     engine.submit(request("b", [50], max_tokens=1, priority=-1))
     while len(engine.scheduler.waiting):
         assert "waiting" in states(group)
@@ -130,16 +119,13 @@ def test_a_group_that_lost_its_trunk_waits_in_its_old_place_and_comes_back() -> 
     engine.submit(request("a", PROMPT[:8], max_tokens=21))  # grows to 2 + 5 blocks
     young = engine.submit(request("b", range(50, 54), n=2, max_tokens=12))  # 1 + 2 blocks
     engine.submit(request("c", [60], max_tokens=3))
-    for _ in range(5):
-        engine.step()
+    engine.steps(5)
     assert tables(young) == ([3], [[4], [5]])
     engine.step()  # a takes block 6, b's first choice takes its sibling's
     assert tables(young) == ([3], [[4, 5], []])
-    for _ in range(4):
-        engine.step()
+    engine.steps(4)
     assert tables(young) == ([3], [[], []])  # a has its third tail block
-    for _ in range(7):
-        engine.step()
+    engine.steps(7)
     assert tables(young) == ([3], [[], []])  # its fourth was free
     engine.step()
     assert tables(young) == ([], [[], []])

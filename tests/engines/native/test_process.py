@@ -16,19 +16,22 @@ import pytest
 
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.protocol import Launch
-from motet.engines.native.spawn import Spawn, spawn
+from motet.engines.native.spawn import Spawn
 from motet.errors import (
     ContextLengthError,
     EngineClosedError,
     EngineDiedError,
     KVMemoryError,
     ModelLoadError,
+    StartupError,
     UnsupportedModelError,
 )
 from motet.ids import RequestId
 from motet.types import GenerateRequest, GroupDelta
-from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
+from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
+from tests.tiny_engine import engine_config
 
 Tiny = Callable[[str], Path]
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -41,7 +44,7 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def engine(folder: Path, *, spawn: Spawn = spawn, **changes: object) -> AsyncIterator[NativeEngine]:
+async def engine(folder: Path, spawn: Spawn, **changes: object) -> AsyncIterator[NativeEngine]:
     """Started, and closed whatever happens; nothing of it may be left."""
     before = pipe_folders()
     started = await NativeEngine.start(engine_config(folder, **changes), spawn=spawn)
@@ -54,8 +57,8 @@ async def engine(folder: Path, *, spawn: Spawn = spawn, **changes: object) -> As
 
 
 @pytest.fixture(scope="module")
-async def shared(tiny: Tiny) -> AsyncIterator[NativeEngine]:
-    async with engine(tiny("llama")) as started:
+async def shared(tiny: Tiny, forking: ForkingProcess) -> AsyncIterator[NativeEngine]:
+    async with engine(tiny("llama"), forking.spawn) as started:
         yield started
 
 
@@ -131,8 +134,8 @@ async def test_a_group_that_cannot_run_is_refused_and_the_next_one_runs(native: 
     assert len((await tokens_of(native, group("fine", prompt_of(9), max_tokens=5)))[0]) == 5
 
 
-async def test_a_killed_engine_ends_every_group_with_engine_died(tiny: Tiny) -> None:
-    async with engine(tiny("llama")) as native:
+async def test_a_killed_engine_ends_every_group_with_engine_died(tiny: Tiny, forking: ForkingProcess) -> None:
+    async with engine(tiny("llama"), forking.spawn) as native:
         streams = [native.generate(group(f"g{i}", prompt_of(20, i), n=3, max_tokens=450)) for i in range(3)]
         for stream in streams:
             await anext(stream)
@@ -148,8 +151,8 @@ async def test_a_killed_engine_ends_every_group_with_engine_died(tiny: Tiny) -> 
             await native.stats()
 
 
-async def test_closing_ends_open_groups_with_engine_closed(tiny: Tiny) -> None:
-    async with engine(tiny("llama")) as native:
+async def test_closing_ends_open_groups_with_engine_closed(tiny: Tiny, forking: ForkingProcess) -> None:
+    async with engine(tiny("llama"), forking.spawn) as native:
         stream = native.generate(group("g", prompt_of(20), max_tokens=450))
         await anext(stream)
         await native.close()
@@ -157,6 +160,30 @@ async def test_closing_ends_open_groups_with_engine_closed(tiny: Tiny) -> None:
             async for _ in stream:
                 pass
         assert not native.died.is_set()
+
+
+async def test_an_engine_whose_close_is_cancelled_is_killed(tiny: Tiny, forking: ForkingProcess) -> None:
+    """It lived on, and closing it again did nothing."""
+    async with engine(tiny("llama"), forking.spawn) as native:
+        assert native.info.pid is not None
+        os.kill(native.info.pid, signal.SIGSTOP)
+        closing = asyncio.create_task(native.close(timeout_s=PATIENCE_S))
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert not psutil.pid_exists(native.info.pid)
+
+
+async def test_an_engine_that_no_pipes_can_be_had_for_leaves_nothing(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder for temporary files with a long name ended the start in ZeroMQ's own words, and left a folder there."""
+    (deep := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(StartupError, match="no pipes to an engine process"):
+        await NativeEngine.start(engine_config(tiny("llama")))
+    assert list(deep.iterdir()) == []
 
 
 async def test_signals_for_the_whole_terminal_leave_the_engine_to_its_parent(native: NativeEngine) -> None:
@@ -203,7 +230,9 @@ def test_an_engine_whose_parent_dies_before_it_is_connected_leaves_no_file(tiny:
     assert not pipes.exists()
 
 
-async def test_what_cannot_start_says_why_and_leaves_nothing(tiny: Tiny, tmp_path: Path) -> None:
+async def test_what_cannot_start_says_why_and_leaves_nothing(
+    tiny: Tiny, forking: ForkingProcess, tmp_path: Path
+) -> None:
     """One reason of each class; what else there is, is asked without a process (`test_build`)."""
     before = pipe_folders()
     other = tmp_path / "other"
@@ -216,5 +245,5 @@ async def test_what_cannot_start_says_why_and_leaves_nothing(tiny: Tiny, tmp_pat
         (tiny("llama"), {"kv_cache_gb": 0.0001}, KVMemoryError, "--kv-cache-gb"),
     ):
         with pytest.raises(error, match=words):
-            await NativeEngine.start(engine_config(folder, **changes))
+            await NativeEngine.start(engine_config(folder, **changes), spawn=forking.spawn)
     assert pipe_folders() <= before

@@ -6,6 +6,7 @@ two runs can draw equal tokens from logits that are only nearly equal, and part 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 
 from motet.engines.native.build import Parts, build_parts
 from motet.types import ChoiceStart, GenerateRequest
-from tests.engines.native.drive import Outcome, engine_config, gb_of, group, make_core, prompt_of, run
+from tests.engines.native.drive import Outcome, gb_of, group, make_core, prompt_of, run
 from tests.engines.native.recorder import RowKey, recorded_over
+from tests.pairwise import pairwise
+from tests.tiny_engine import engine_config
 
 Tiny = Callable[[str], Path]
 
@@ -26,27 +29,51 @@ RESUMED_AFTER = tuple(enumerate((1, 4, 0, 17, 20, 0, 64, 67, 0, 65, 68, 0)))
 """Seeds, and how many tokens each has written."""
 COMPARED = (0, 1, 2, 3, 6, 16, 31)
 """Choices of a group, however many it has."""
-SLOW, KERNELS = pytest.mark.slow, pytest.mark.kernels
-SOME_FAMILIES = ("llama", *(pytest.param(family, marks=SLOW) for family in ("qwen3", "mistral", "gemma2", "gemma3")))
+SLOW, KERNELS, LONG = pytest.mark.slow, pytest.mark.kernels, pytest.mark.long
 NUMBERS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16 by torch": {"dtype": "bfloat16", "kernels": "torch"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
-BY_NUMBERS = pytest.mark.parametrize(
-    "numbers",
-    [
-        fields if name == "bfloat16" else pytest.param(fields, marks=[SLOW, KERNELS] if name == "int8" else SLOW)
-        for name, fields in NUMBERS.items()
-    ],
-    ids=NUMBERS,
-)
+SOME_NUMBERS = [
+    pytest.param(fields, marks=[SLOW, KERNELS] if name == "int8" else [] if name == "bfloat16" else SLOW, id=name)
+    for name, fields in NUMBERS.items()
+]
+BY_NUMBERS = pytest.mark.parametrize("numbers", SOME_NUMBERS)
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
     "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
 }
+
+
+FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3")
+WITH = {
+    "llama": [*NUMBERS],
+    "qwen3": ["bfloat16"],
+    "mistral": ["bfloat16", "int8"],
+    "gemma2": ["bfloat16"],
+    "gemma3": ["bfloat16", "bfloat16 by torch"],
+}
+"""Numbers that a family is tried with in `make test`: all families with those of the kernels, all numbers with two
+families. The others are marked `long`: torch's operators compute every family as `test_families` has it."""
+BY_FAMILY_AND_NUMBERS = pytest.mark.parametrize(
+    ("family", "numbers"),
+    [
+        pytest.param(
+            family,
+            fields,
+            marks=[
+                *([] if (family, name) == ("llama", "bfloat16") else [SLOW]),
+                *([KERNELS] if name == "int8" else []),
+                *([] if name in WITH[family] else [LONG]),
+            ],
+            id=f"{family}-{name}",
+        )
+        for family, (name, fields) in product(FAMILIES, NUMBERS.items())
+    ],
+)
 
 
 def parts_of(folder: Path, numbers: dict[str, Any], **changes: Any) -> Parts:
@@ -107,8 +134,7 @@ def assert_same_rows(
         assert not different, f"{len(different)} of {len(keys)} rows of seed {seed} differ, the first {different[0]}"
 
 
-@BY_NUMBERS
-@pytest.mark.parametrize("family", SOME_FAMILIES)
+@BY_FAMILY_AND_NUMBERS
 def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
     parts = parts_of(tiny(family), numbers)
     core, alone = recorded_over(parts)
@@ -132,8 +158,7 @@ def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[st
         assert_same_rows(rows.rows, alone.rows, seeds)
 
 
-@BY_NUMBERS
-@pytest.mark.parametrize("family", SOME_FAMILIES)
+@BY_FAMILY_AND_NUMBERS
 def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
     """Three of each group, one of them from its beginning; all groups and strangers side by side."""
     parts = parts_of(tiny(family), numbers)
@@ -153,9 +178,14 @@ def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, number
     assert resumed.counters.replayed_tokens > 0
 
 
-@BY_NUMBERS
-@pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW) if way != "plain" else way for way in WAYS])
-@pytest.mark.parametrize("n", [*(pytest.param(n, marks=SLOW) for n in (1, 2, 7)), 32])
+@pytest.mark.parametrize(
+    ("n", "way", "numbers"),
+    pairwise(
+        [32, *(pytest.param(n, marks=SLOW) for n in (1, 2, 7))],
+        ["plain", *(pytest.param(way, marks=SLOW) for way in WAYS if way != "plain")],
+        sorted(SOME_NUMBERS, key=lambda numbers: numbers.id != "bfloat16"),
+    ),
+)
 def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(
     n: int, way: str, numbers: dict[str, Any], tiny: Tiny, singles: Singles
 ) -> None:
@@ -184,7 +214,9 @@ def test_another_salt_finds_nothing(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
 
     def cached(salt: str) -> int:
-        report = run(core, [group(f"salt {salt}", prompt_of(LENGTH), cache_salt=salt)])[f"salt {salt}"].prompt
+        report = run(core, [group(f"salt {salt}", prompt_of(LENGTH), cache_salt=salt, max_tokens=1)])[
+            f"salt {salt}"
+        ].prompt
         assert report is not None
         return report.cached_tokens
 
@@ -196,12 +228,11 @@ def test_answers_enter_the_prefix_cache_only_when_asked(tiny: Tiny) -> None:
         core = make_core(tiny("llama"), cache_answers=cache_answers)
         prompt = prompt_of(LENGTH)
         answer = run(core, [group("ask", prompt, max_tokens=30)])["ask"].tokens[0]
-        again: Outcome = run(core, [group("again", [*prompt, *answer, 5, 6, 7], max_tokens=30, temperature=0.0)])[
-            "again"
-        ]
-        fresh = run(make_core(tiny("llama")), [group("f", [*prompt, *answer, 5, 6, 7], max_tokens=30, temperature=0.0)])
+        asked = group("again", [*prompt, *answer, 5, 6, 7], max_tokens=10, temperature=0.0)
+        again: Outcome = run(core, [asked])["again"]
+        fresh = run(make_core(tiny("llama")), [asked])["again"]
         assert again.prompt is not None
         assert again.prompt.cached_tokens == (112 if cache_answers else 80), (
             "112 of 83 + 30 lie in full, computed blocks"
         )
-        assert again.tokens == fresh["f"].tokens, "float32: the answer's KV is near enough for greedy decoding"
+        assert again.tokens == fresh.tokens, "float32: the answer's KV is near enough for greedy decoding"

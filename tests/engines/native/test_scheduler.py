@@ -1,10 +1,11 @@
-"""What is scheduled when, with literal block ids; blocks hold four tokens."""
+"""What is scheduled and admitted when, with literal block ids (blocks hold four tokens), and the order of queues."""
 
 import pytest
 
-from motet.engines.native.sequence import SequenceState
+from motet.engines.native.step.scheduler import ByAge
+from motet.engines.native.step.sequence import Group, Sequence, SequenceState
 from motet.types import ChoiceStart, SamplingParams
-from tests.engines.native.paper import PaperEngine, answer, chunks, request, tables
+from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables
 
 PROMPT = tuple(range(10))
 
@@ -24,8 +25,7 @@ def test_a_fork_shares_all_trunk_blocks_and_copies_none() -> None:
 def test_a_tail_grows_by_one_block_when_it_has_filled_the_last() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=2))
-    for _ in range(5):
-        engine.step()
+    engine.steps(5)
     assert tables(group) == ([0, 1, 2], [[3], [4]])  # four tail tokens computed, the fifth written
     engine.step()
     assert tables(group) == ([0, 1, 2], [[3, 5], [4, 6]])
@@ -116,8 +116,7 @@ def test_a_prefix_hit_shares_full_blocks_and_runs_the_rest() -> None:
 
 def test_the_last_prompt_token_is_run_though_all_its_blocks_are_known() -> None:
     engine = PaperEngine(blocks=20)
-    engine.submit(request("a", PROMPT[:8]))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT[:8]))
     again = engine.submit(request("b", PROMPT[:8]))
     assert chunks(engine.step()) == ([], [("b", 4, 8)])
     # Block 0 is shared; block 1 holds the same tokens, but is computed again, elsewhere: blocks are never rewritten.
@@ -129,8 +128,7 @@ def test_the_last_prompt_token_is_run_though_all_its_blocks_are_known() -> None:
 
 def test_a_block_that_is_not_full_is_never_published() -> None:
     engine = PaperEngine(blocks=20)
-    engine.submit(request("a", PROMPT))  # 4 + 4 + 2
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT))  # 4 + 4 + 2
     assert engine.pool.num_idle == 2
     engine.submit(request("b", (*PROMPT, 50, 51)))
     assert chunks(engine.step()) == ([], [("b", 8, 12)])
@@ -147,8 +145,7 @@ def test_a_block_is_published_when_the_chunk_that_completes_it_is_done() -> None
 
 def test_blocks_of_another_salt_are_not_shared() -> None:
     engine = PaperEngine(blocks=20)
-    engine.submit(request("a", PROMPT, cache_salt="mine"))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT, cache_salt="mine"))
     other = engine.submit(request("b", PROMPT, cache_salt="yours"))
     same = engine.submit(request("c", PROMPT, cache_salt="mine"))
     engine.step()
@@ -157,8 +154,7 @@ def test_blocks_of_another_salt_are_not_shared() -> None:
 
 def test_a_group_that_wants_prompt_logprobs_skips_hits_and_runs_all_of_its_prompt() -> None:
     engine = PaperEngine(blocks=20)
-    engine.submit(request("a", PROMPT))
-    engine.run_to_end()
+    engine.serve(request("a", PROMPT))
     sampling = SamplingParams(max_tokens=2, prompt_logprobs=0)
     group = engine.submit(request("b", PROMPT, sampling=sampling))
     assert chunks(engine.step()) == ([], [("b", 0, 10)])
@@ -167,8 +163,7 @@ def test_a_group_that_wants_prompt_logprobs_skips_hits_and_runs_all_of_its_promp
 
 def test_a_hit_on_idle_blocks_counts_against_the_room_there_is() -> None:
     engine = PaperEngine(blocks=7)
-    engine.submit(request("a", PROMPT, max_tokens=1))
-    engine.run_to_end()  # 0 and 1 idle: 7 free
+    engine.serve(request("a", PROMPT, max_tokens=1))  # 0 and 1 idle: 7 free
     engine.submit(request("b", range(50, 58), max_tokens=9))  # 2 + 1 blocks: 4 free
     engine.step()
     assert (engine.pool.num_free, engine.pool.num_idle) == (4, 2)
@@ -194,8 +189,7 @@ def test_a_trunk_goes_on_right_behind_its_hit_though_another_run_fits_better() -
 def test_a_trunk_that_does_not_fit_behind_its_hit_lies_in_one_run_elsewhere() -> None:
     engine = PaperEngine(blocks=40)
     engine.submit(request("a", PROMPT[:8], max_tokens=1))
-    engine.submit(request("x", range(50, 58), max_tokens=1))
-    engine.run_to_end()  # idle: 0, 1 of a and 3, 4 of x; free: 2 and 5..39
+    engine.serve(request("x", range(50, 58), max_tokens=1))  # idle: 0, 1 of a and 3, 4 of x; free: 2 and 5..39
     long = engine.submit(request("b", (*PROMPT, *range(60, 70))))
     engine.step()
     assert tables(long) == ([0, 1, 5, 6, 7], [[2]])  # 2 follows the hit, but three are wanted in one run
@@ -205,8 +199,7 @@ def test_a_tail_takes_the_smallest_hole_and_leaves_long_runs_to_trunks() -> None
     engine = PaperEngine(blocks=40)
     engine.submit(request("x", [50], max_tokens=1))  # 0 and 1
     group = engine.submit(request("a", [51]))  # 2 and 3
-    for _ in range(6):
-        engine.step()
+    engine.steps(6)
     assert tables(group) == ([2], [[3, 0]])  # not 4, which follows 3
 
 
@@ -226,8 +219,7 @@ def test_the_last_sibling_takes_the_trunk_with_it() -> None:
 def test_an_aborted_group_leaves_nothing_behind_at_any_time(steps: int) -> None:
     engine = PaperEngine(blocks=20, budget=6)
     engine.submit(request("a", PROMPT, n=2))
-    for _ in range(steps):
-        engine.step()
+    engine.steps(steps)
     engine.abort("a")
     assert engine.pool.num_held == 0
     assert len(engine.scheduler.waiting) == 0
@@ -244,3 +236,135 @@ def test_states_are_those_of_the_tables() -> None:
     engine.run_to_end()
     assert [sequence.state for sequence in sequences] == [SequenceState.FINISHED] * 2
     assert [sequence.blocks for sequence in sequences] == [[], []]
+
+
+def groups(*priorities: int) -> list[Group]:
+    return [group_of(request(f"g{i}", [1], priority=p), i) for i, p in enumerate(priorities)]
+
+
+def queue_of(groups: list[Group]) -> ByAge[Group]:
+    queue = ByAge[Group]()
+    for group in groups:
+        queue.add(group)
+    return queue
+
+
+def names(queue: ByAge[Group]) -> list[str]:
+    return [str(group.request.request_id) for group in queue]
+
+
+def test_equal_priorities_stand_in_order_of_arrival() -> None:
+    assert names(queue_of(groups(0, 0, 0)[::-1])) == ["g0", "g1", "g2"]
+
+
+def test_lower_priority_numbers_go_first() -> None:
+    assert names(queue_of(groups(5, 0, -1, 5, 0))) == ["g2", "g1", "g4", "g0", "g3"]
+
+
+def test_a_group_that_comes_back_stands_where_it_stood() -> None:
+    one, two, three = groups(0, 0, 0)
+    queue = queue_of([one, two, three])
+    queue.remove(two)
+    assert names(queue) == ["g0", "g2"]
+    queue.add(two)
+    assert names(queue) == ["g0", "g1", "g2"]
+
+
+def test_choices_stand_by_their_groups_and_then_by_their_rank() -> None:
+    one, two = (group_of(request(name, [1], n=2), arrival) for arrival, name in enumerate("ab"))
+    queue = ByAge[Sequence]()
+    for sequence in (*two.sequences, *one.sequences):
+        queue.add(sequence)
+    assert list(queue) == [*one.sequences, *two.sequences]
+
+
+def test_who_is_not_there_cannot_be_removed() -> None:
+    one, two, three = groups(0, 0, 0)
+    queue = queue_of([one, three])
+    for absent in (two, groups(0)[0]):  # the second has the age of one that is there
+        with pytest.raises(ValueError, match="nothing of age"):
+            queue.remove(absent)
+    assert names(queue) == ["g0", "g2"]
+
+
+def test_oldest_and_youngest_stand_at_the_ends() -> None:
+    queue = ByAge[Group]()
+    assert (queue.oldest(), queue.youngest(), len(queue)) == (None, None, 0)
+    one, two = groups(0, 0)
+    queue.add(one)
+    queue.add(two)
+    assert (queue.oldest(), queue.youngest(), len(queue)) == (one, two, 2)
+
+
+def test_a_group_is_not_admitted_when_the_budget_is_spent() -> None:
+    engine = PaperEngine(blocks=40, budget=8)
+    engine.submit(request("a", PROMPT))
+    late = engine.submit(request("b", [50]))
+    engine.step()
+    assert tables(late) == ([], [[]])
+    engine.step()
+    assert late in engine.scheduler.running
+
+
+def test_a_group_is_admitted_with_all_its_choices_or_not_at_all() -> None:
+    engine = PaperEngine(blocks=8)
+    small = engine.submit(request("a", PROMPT, n=2))  # 3 + 2 blocks, 3 are left
+    large = engine.submit(request("b", range(50, 54), n=3))  # 1 + 3
+    engine.step()
+    assert list(engine.scheduler.running) == [small]
+    assert tables(large) == ([], [[], [], []])
+    assert states(large) == ["waiting"] * 3
+    engine.abort("a")
+    engine.step()
+    assert list(engine.scheduler.running) == [large]
+    assert states(large) == ["running"] * 3
+
+
+def test_choices_that_run_at_once_are_limited_over_all_groups() -> None:
+    engine = PaperEngine(blocks=40, max_num_seqs=4)
+    first = engine.submit(request("a", PROMPT, n=3))
+    second = engine.submit(request("b", PROMPT, n=2))
+    engine.step()
+    assert list(engine.scheduler.running) == [first]
+    engine.stop("a", 0)
+    engine.step()
+    assert list(engine.scheduler.running) == [first, second]
+
+
+def test_a_large_group_is_not_overtaken_by_a_small_one_behind_it() -> None:
+    engine = PaperEngine(blocks=8)
+    engine.submit(request("a", PROMPT))  # 4 blocks, 4 are left
+    engine.submit(request("b", PROMPT[::-1], n=3))  # needs 6
+    engine.submit(request("c", [1]))  # needs 2
+    engine.step()
+    assert [group.request.request_id for group in engine.scheduler.waiting] == ["b", "c"]
+
+
+def test_a_group_that_found_no_room_is_admitted_once_it_has_fewer_choices() -> None:
+    engine = PaperEngine(blocks=8)
+    engine.submit(request("a", PROMPT))  # 4 blocks, 4 are left
+    late = engine.submit(request("b", PROMPT[::-1], n=2))  # needs 5
+    engine.step()
+    engine.step()
+    assert late in engine.scheduler.waiting
+    engine.stop("b", 1)
+    engine.step()
+    assert late in engine.scheduler.running
+
+
+def test_a_group_that_found_no_room_is_admitted_once_its_prefix_is_known() -> None:
+    engine = PaperEngine(blocks=6)
+    engine.submit(request("a", PROMPT[:8]))  # 3 blocks, 3 are left
+    late = engine.submit(request("b", (*PROMPT[:8], 50)))  # needs 4, or 2 behind what a has computed
+    engine.step()
+    assert late in engine.scheduler.waiting
+    engine.step()
+    assert late in engine.scheduler.running
+
+
+def test_lower_priority_numbers_are_admitted_first() -> None:
+    engine = PaperEngine(blocks=5)
+    engine.submit(request("a", PROMPT, priority=1))
+    engine.submit(request("b", PROMPT[::-1], priority=0))
+    engine.step()
+    assert [group.request.request_id for group in engine.scheduler.running] == ["b"]

@@ -19,10 +19,11 @@ from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError, EngineSilentError
 from motet.types import Role
-from tests.engines.native.drive import engine_config, group, prompt_of
-from tests.engines.native.forked import ForkingProcess
+from tests.engines.native.drive import group, prompt_of
 from tests.engines.native.test_process import engine, idle, pipe_folders, tokens_of
+from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
+from tests.tiny_engine import engine_config
 from tests.tiny_models import save_tiny_model
 
 Tiny = Callable[[str], Path]
@@ -129,24 +130,25 @@ async def test_a_parent_that_was_busy_or_stopped_kills_nobody(tiny: Tiny) -> Non
         "from motet.engines.native.client import NativeEngine\n"
         "async def main():\n"
         "    native = await NativeEngine.start(msgspec.json.decode(sys.argv[1], type=EngineConfig))\n"
-        "    for _ in range(2):\n"
-        "        print(native.info.pid, flush=True)\n"
-        "        time.sleep(1.5)\n"
-        "        for _ in range(3):\n"
-        "            await native.stats()\n"
-        "            await asyncio.sleep(0.3)\n"
+        "    time.sleep(1.5)\n"
+        "    await native.stats()\n"
+        "    await asyncio.sleep(0.6)\n"
+        "    print(native.info.pid, flush=True)\n"
+        "    await asyncio.to_thread(input)\n"
+        "    await native.stats()\n"
+        "    await asyncio.sleep(0.6)\n"
         "    await native.close()\n"
         "    print(native.died.is_set())\n"
         "asyncio.run(main())\n"
     )
     config = msgspec.json.encode(engine_config(tiny("llama"), heartbeat_timeout_s=SILENCE_S)).decode()
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, config, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, config, stdin=pipe, stdout=pipe)
     assert parent.stdout is not None
-    for _ in range(2):
-        assert psutil.pid_exists(int(await parent.stdout.readline()))
-        parent.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(2 * SILENCE_S)  # time that passes for the engine and not for its parent
-        parent.send_signal(signal.SIGCONT)
-    said, _ = await parent.communicate()
+    assert psutil.pid_exists(int(await parent.stdout.readline()))
+    parent.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(1.5 * SILENCE_S)  # time that passes for the engine and not for its parent
+    parent.send_signal(signal.SIGCONT)
+    said, _ = await parent.communicate(b"\n")
     assert (said, parent.returncode) == (b"False\n", 0)
     assert not pipe_folders(parent.pid)

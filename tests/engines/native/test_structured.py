@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.constraint import Grammar, GrammarKind, Thinking
 from motet.errors import GrammarError
-from motet.types import ChoiceStart, Finish, FinishReason
+from motet.types import ChoiceStart, Finish, FinishReason, Grammar, GrammarKind, Thinking
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.grammars import (
     NUMBER,
@@ -21,6 +20,8 @@ from tests.engines.native.grammars import (
 )
 from tests.engines.native.pair import Pair, alone, with_ticket
 
+pytestmark = pytest.mark.slow
+
 WAYS: dict[str, dict[str, object]] = {
     "plain": {"logprobs": 3},
     "filtered": {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
@@ -33,7 +34,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return speaking_model(tmp_path_factory.mktemp("speaking"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_choice_i_of_a_group_is_the_single_with_its_seed(model: Path, way: str) -> None:
     fields = {**WAYS[way], "grammar": PERSON, "max_tokens": 120, "ignore_eos": False}
@@ -67,7 +67,6 @@ def test_a_preempted_choice_goes_on_where_its_grammar_was(model: Path) -> None:
         assert disturbed[name].tokens == whole[name].tokens
 
 
-@pytest.mark.slow
 def test_a_choice_resumed_after_any_token_writes_what_it_would_have_written(model: Path) -> None:
     prompt = prompt_of(20)
     whole = run(make_core(model), [person("g", prompt, n=2, seed=6)])["g"]
@@ -80,7 +79,6 @@ def test_a_choice_resumed_after_any_token_writes_what_it_would_have_written(mode
         assert {i: whole.tokens[i][: int(cut)] + rest.tokens[i] for i in (0, 1)} == whole.tokens
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_choice_that_thinks_first_goes_on_in_its_thoughts_and_behind_them(model: Path, opened: bool) -> None:
     thinking = Thinking("[", "]", opened=opened)
@@ -104,7 +102,6 @@ def test_a_choice_that_thinks_first_goes_on_in_its_thoughts_and_behind_them(mode
     assert {text.rpartition("]")[2].strip() for text in ended} <= {"yes", "no", "hello"}
 
 
-@pytest.mark.slow
 def test_grammars_and_free_choices_share_steps_and_none_disturbs_another(model: Path) -> None:
     requests = [
         person("person", prompt_of(25), n=3, seed=1),

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from motet.constraint import Grammar, GrammarKind
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError, GrammarError
 from motet.ids import RequestId
-from motet.types import ChoiceStart, GenerateRequest
-from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
-from tests.engines.native.forked import ForkingProcess
+from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind
+from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.grammars import NUMBER, PERSON, speaking_model
+from tests.forked import ForkingProcess
+from tests.tiny_engine import engine_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -100,12 +100,6 @@ async def test_who_leaves_while_a_grammar_is_compiled_leaves_nothing_behind(nati
         await stream.aclose()
     assert await idle(native)
     assert (await tokens_of(native, person("next")))[0]
-
-
-async def test_an_engine_that_compiles_closes_at_once(model: Path, forking: ForkingProcess) -> None:
-    async with engine(model, forking.spawn) as native:
-        native.generate(group("g", prompt_of(20), grammar=SLOW))
-        await asyncio.wait_for(native.close(timeout_s=60), 10)
 
 
 async def test_choices_go_on_in_another_engine_after_a_kill_as_if_nothing_had_been(

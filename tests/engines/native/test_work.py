@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from motet.engines.native.core import CoreOptions, EngineCore
-from motet.engines.native.inputs import StepInputs
+from motet.engines.native.step.inputs import StepInputs
 from motet.ids import ModelName, RequestId
 from motet.transfer.lease import LeaseTable
 from motet.transfer.proof import Proof
 from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
 from tests.engines.native.work import WatchedList, WatchedTuple, bytecodes, watch
+from tests.transfer.worker import granted
 
 pytestmark = pytest.mark.slow
 
@@ -100,12 +101,12 @@ def decoding(n: int = 4, *, groups: int = 1, prompt: int = 64, written: int = 20
 
 
 def test_a_token_costs_the_less_the_larger_its_group() -> None:
-    costs = [decoding(n).decode_cost() for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+    costs = [decoding(n).decode_cost() for n in (1, 4, 16, 64, 256)]
     assert costs == sorted(costs, reverse=True)
 
 
 def test_a_token_costs_the_less_the_more_groups_there_are() -> None:
-    costs = [decoding(8, groups=groups).decode_cost() for groups in (1, 4, 16, 64)]
+    costs = [decoding(8, groups=groups).decode_cost() for groups in (1, 8, 32)]
     assert costs == sorted(costs, reverse=True)
 
 
@@ -119,7 +120,7 @@ def test_a_token_costs_the_same_behind_any_prompt() -> None:
 
 
 def test_a_token_costs_the_same_after_any_number_of_others() -> None:
-    assert decoding(written=3000).decode_cost() == pytest.approx(decoding(written=20).decode_cost(), rel=0.01)
+    assert decoding(written=1500).decode_cost() == pytest.approx(decoding(written=20).decode_cost(), rel=0.01)
 
 
 def test_a_prompt_token_costs_the_same_at_any_place() -> None:
@@ -196,9 +197,10 @@ def test_choices_that_take_blocks_from_each_other_cost_the_same_each() -> None:
 
 def test_a_step_costs_the_same_whoever_holds_leases() -> None:
     def cost(leases: int) -> int:
-        table = LeaseTable(Proof(10), seconds=60.0)
-        for i in range(leases):
-            table.grant(RequestId(f"{i}"), [], readers=1, now_s=0.0)
+        proof = Proof(10)
+        table = LeaseTable(proof, seconds=60.0)
+        for _ in range(leases):
+            granted(table, proof)
         return bytecodes(lambda: table.expired(1.0)) + bytecodes(table.next_end_s)
 
     assert cost(1000) == cost(1)

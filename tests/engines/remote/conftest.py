@@ -1,15 +1,12 @@
-"""Prefill servers: our own API over a scripted engine, on real sockets."""
+"""Servers that are workers: our own API over a scripted engine, on real sockets."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
-import httpx
 import pytest
 
-from motet.engines.remote import prefill_client
 from motet.text.tokenizer import Tokenizer
-from motet.types import Role
-from tests.api.serving import Served, Serving, WatchedEngine
+from tests.api.serving import Served, Serving
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 
@@ -28,14 +25,3 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
 @pytest.fixture
 async def served(serve: Serving) -> Served:
     return await serve()
-
-
-@pytest.fixture
-async def prefill_server(serve: Serving) -> Served:
-    return await serve(engine=WatchedEngine(role=Role.PREFILL))
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with prefill_client() as client:
-        yield client

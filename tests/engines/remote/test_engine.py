@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from motet.constraint import Grammar, GrammarKind, Thinking
 from motet.engines.base import WorkerState
-from motet.engines.fake import FakeEngine, FakeGroup
 from motet.errors import (
     ContextLengthError,
     DrainingError,
@@ -20,7 +18,8 @@ from motet.errors import (
     RequestError,
     WorkerLeavingError,
 )
-from motet.types import ChoiceStart, GenerateRequest, GroupDelta, SamplingParams
+from motet.testing.engine import FakeEngine, FakeGroup
+from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind, GroupDelta, SamplingParams, Thinking
 from tests.api.serving import Served, Serving, WatchedEngine
 from tests.engines.remote.worker import SAMPLING, TellingEngine, counting, deltas_of, endless, engine_at, group
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.calls import server_client
+from motet.engines.http import server_client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import PROTOCOL, frame
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
@@ -74,7 +74,7 @@ async def test_a_connection_that_is_cut_in_mid_answer_is_a_dead_worker() -> None
         stream = engine.generate(GROUP)
         assert await anext(stream) == FIRST
         cut.set()
-        with pytest.raises(EngineDiedError, match="was lost in mid-answer"):
+        with pytest.raises(EngineDiedError, match="was lost in the middle of its answer"):
             await anext(stream)
 
 
@@ -136,10 +136,12 @@ async def test_a_client_that_was_closed_too_early_is_said_to_be() -> None:
     await engine.close()
 
 
-async def test_a_url_that_is_none_is_no_dead_worker() -> None:
+@pytest.mark.parametrize("url", ["no url", "http://a..b:8000", f"http://{'x' * 64}:8000"])
+async def test_a_url_that_is_none_is_no_dead_worker(url: str) -> None:
+    """A host that no name can have ended the whole gateway, also when an operator joined it."""
     async with server_client() as client:
-        with pytest.raises(EngineError, match="cannot be asked") as caught:
-            await EngineServer("no url", client).report()
+        with pytest.raises(EngineError, match="is not valid") as caught:
+            await EngineServer(url, client).report()
     assert type(caught.value) is EngineError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from motet.config import ServerConfig
 from motet.engines.base import WorkerState
-from motet.engines.fake import NOWHERE, FakeEngine
+from motet.engines.remote import RemoteEngine
 from motet.errors import (
     DrainingError,
     EngineClosedError,
@@ -16,21 +16,38 @@ from motet.errors import (
     EngineSilentError,
     OverloadedError,
 )
+from motet.testing.engine import NOWHERE, FakeEngine, FakeLeases
 from motet.transfer.ticket import TransferAddress
-from motet.types import GenerateRequest, Role
+from motet.types import Role
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
-from tests.engines.remote.worker import TellingEngine, counting, deltas_of, endless, engine_at, group
+from tests.engines.remote.worker import (
+    LAST_CHUNK,
+    TellingEngine,
+    asked,
+    counting,
+    deltas_of,
+    endless,
+    engine_at,
+    group,
+    response,
+    scripted,
+)
+from tests.routing.scene import Hold
 
 pytestmark = pytest.mark.anyio
 
 
+async def cancel_prefill(engine: RemoteEngine, begun: asyncio.Event) -> None:
+    """Gives a prefill up as soon as the server has begun it."""
+    prefilling = asyncio.ensure_future(engine.prefill(group()))
+    await begun.wait()
+    prefilling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await prefilling
+
+
 async def test_lost_ends_groups_prefills_and_questions_with_its_error(serve: Serving) -> None:
-    held, entered = asyncio.Event(), asyncio.Event()
-
-    async def hold(_: GenerateRequest) -> None:
-        entered.set()
-        await held.wait()
-
+    hold = Hold()
     served = await serve(engine=WatchedEngine(endless, role=Role.PREFILL, gated=True, during_prefill=hold))
     async with engine_at(served.url) as engine:
         unread, read = engine.generate(group("unread")), engine.generate(group("read"))
@@ -38,7 +55,7 @@ async def test_lost_ends_groups_prefills_and_questions_with_its_error(serve: Ser
         prefilling = asyncio.ensure_future(engine.prefill(group("prefilled")))
         for _ in range(2):
             await served.engine.submitted.acquire()
-        await entered.wait()
+        await hold.entered.wait()
         engine.lost(EngineSilentError("it hangs"))
         engine.lost(EngineDiedError("said twice"))
         for waiting in (reading, prefilling, asyncio.ensure_future(anext(unread))):
@@ -62,9 +79,10 @@ async def test_close_ends_all_and_nothing_is_asked_any_more(serve: Serving) -> N
         await served.engine.submitted.acquire()
         await engine.close()
         await engine.close()
-        for late in (stream, engine.generate(group("late"))):
-            with pytest.raises(EngineClosedError, match="is closing"):
-                await anext(late)
+        with pytest.raises(EngineClosedError, match="is closing"):
+            await anext(stream)
+        with pytest.raises(EngineClosedError, match="is closing"):
+            engine.generate(group("late"))
         for question in (engine.stats(), engine.prefill(group())):
             with pytest.raises(EngineClosedError):
                 await question
@@ -115,26 +133,55 @@ async def test_a_prefill_brings_a_ticket_and_release_ends_its_lease(serve: Servi
         ticket = await engine.prefill(group(n=8), readers=3)
         assert list(served.engine.leases.held.values()) == [ticket]
         assert (ticket.readers, ticket.is_for(group().prompt)) == (3, True)
-        await engine.release(ticket)
-        assert served.engine.released == [ticket]
+        await engine.release(ticket, trace="trace-2")
+        assert (served.engine.released, served.engine.release_traces) == ([ticket], ["trace-2"])
         assert served.engine.requests == []
 
 
 async def test_a_prefill_that_is_cancelled_is_freed(serve: Serving) -> None:
-    held, entered = asyncio.Event(), asyncio.Event()
-
-    async def hold(_: GenerateRequest) -> None:
-        entered.set()
-        await held.wait()
-
+    hold = Hold()
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=hold))
     async with engine_at(served.url) as engine:
-        prefilling = asyncio.ensure_future(engine.prefill(group()))
-        await entered.wait()
-        prefilling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await prefilling
+        await cancel_prefill(engine, hold.entered)
         await served.until_empty()
+
+
+async def test_a_ticket_that_is_on_its_way_when_its_prefill_is_cancelled_is_given_back() -> None:
+    """Its lease was left to expire. The calls carry the client's request id."""
+    traced: list[bool] = []
+    begun, stopped, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    ticket = FakeLeases().grant(group(), NOWHERE, readers=1, block_size=16)
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await asked(reader)
+        if b"/engine/prefill" in head:
+            begun.set()
+            await stopped.wait()  # too late: the ticket has been sent
+            writer.write(response("200 OK", msgspec.msgpack.encode(ticket)) + LAST_CHUNK)
+            return
+        writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
+        traced.append(b"x-request-id: trace-g" in head.lower())
+        (stopped if b"/engine/stop" in head else released).set()
+        assert b"/engine/stop" in head or b"/engine/release" in head
+
+    async with scripted(converse) as engine:
+        await cancel_prefill(engine, begun)
+        await released.wait()
+    assert traced == [True, True]
+
+
+async def test_a_prefill_of_a_server_that_cannot_be_told_so_ends_with_its_connection() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b"/engine/prefill" in await asked(reader):
+            begun.set()
+            assert await reader.read() == b""
+            ended.set()
+
+    async with scripted(converse) as engine:
+        await cancel_prefill(engine, begun)
+        await ended.wait()
 
 
 async def test_the_ticket_of_a_group_that_was_withdrawn_is_given_back(serve: Serving) -> None:

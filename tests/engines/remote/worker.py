@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from motet.engines.base import Engine, WorkerState
-from motet.engines.calls import server_client
-from motet.engines.fake import fake_info
+from motet.engines.http import server_client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import EngineReport
 from motet.ids import RequestId
+from motet.testing.engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest, GroupDelta, Role, SamplingParams, choice_starts
 from tests.api.serving import WatchedEngine
@@ -72,8 +72,8 @@ class TellingEngine(WatchedEngine):
         await super().stop_choice(request_id, index)
         self.stopped.set()
 
-    async def release(self, ticket: Ticket) -> None:
-        await super().release(ticket)
+    async def release(self, ticket: Ticket, *, trace: str = "") -> None:
+        await super().release(ticket, trace=trace)
         self.given_back.set()
 
 

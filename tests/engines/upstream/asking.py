@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from motet.engines.calls import server_client
-from motet.engines.upstream.base import Piece, TextGroup, TextRequest, TextRoute, TextStep, TextUsage
-from motet.engines.upstream.client import UpstreamOptions, UpstreamServer
-from motet.engines.upstream.report import report_of
+from motet.engines.http import server_client
+from motet.engines.upstream.base import TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
+from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
 from motet.engines.upstream.upstream import TextUpstream
+from motet.types import Usage
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import Manners
 
 ROUTES = (TextRoute.CHAT, TextRoute.COMPLETIONS)
 
 
-def request_for(  # sizes: what a request may say
+def request_for(
     route: TextRoute = TextRoute.CHAT,
     *,
     n: int = 1,
@@ -69,7 +69,7 @@ class Whole:
     """All that came of a group."""
 
     choices: dict[int, Brought] = field(default_factory=dict)
-    usage: TextUsage | None = None
+    usage: Usage | None = None
 
     def take(self, step: TextStep) -> None:
         for piece in step.pieces:
@@ -83,7 +83,7 @@ class Whole:
         return [self.choices[number].text for number in sorted(self.choices)]
 
 
-def _add(brought: Brought, piece: Piece) -> None:
+def _add(brought: Brought, piece: TextPiece) -> None:
     fields = {name: msgspec.json.decode(value) for name, value in piece.fields.items()}
     said = fields.get("delta") or fields.get("message") or {"content": fields.get("text")}
     brought.text += said.get("content") or ""
@@ -92,7 +92,7 @@ def _add(brought: Brought, piece: Piece) -> None:
     brought.finish = piece.finish or brought.finish
 
 
-async def read_all(group: TextGroup) -> Whole:
+async def read_all(group: TextGroupStream) -> Whole:
     whole = Whole()
     try:
         while steps := await group.read():
@@ -124,7 +124,7 @@ async def playing(
         peer = await stack.enter_async_context(FakeOpenAI(manners))
         client = await stack.enter_async_context(server_client())
         server = UpstreamServer(peer.url, client, options=options)
-        upstream = TextUpstream(server, await report_of(server))
+        upstream = TextUpstream(server, await server.report())
         stack.push_async_callback(upstream.close)
         if learn:
             await upstream.learn()

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from motet.engines.upstream.base import Piece, TextRoute, TextUsage
-from motet.engines.upstream.client import UpstreamOptions
-from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError
+from motet import types
+from motet.engines.upstream.base import TextPiece, TextRoute
+from motet.engines.upstream.server import UpstreamOptions
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError
 from tests.engines.upstream.asking import ROUTES, Whole, playing, read_all, request_for
+from tests.pairwise import pairwise
 from tests.peers.openai_script import COMPLETIONS, Break, Index, Manners, Refused, Usage
 
 pytestmark = pytest.mark.anyio
@@ -41,9 +43,7 @@ async def honest(route: TextRoute, *, n: int, prompts: tuple[str, ...], stream: 
         return await played.ask(request_for(route, n=n, prompts=prompts, stream=stream, max_tokens=4))
 
 
-@every_route
-@streamed_or_not
-@pytest.mark.parametrize("name", list(MANNERS))
+@pytest.mark.parametrize(("name", "route", "stream"), pairwise(list(MANNERS), ROUTES, [False, True]))
 async def test_a_group_is_the_same_whatever_manners_the_server_has(name: str, route: TextRoute, stream: bool) -> None:
     prompts = ("hi",) if route is TextRoute.CHAT else ("hi", "you")
     expected = await honest(route, n=4, prompts=prompts)
@@ -68,17 +68,7 @@ WORDS = {5: " w0", 6: " w0 w1", 7: " w0 w1", 8: ""}
 async def test_an_honest_server_is_asked_once_for_all_choices() -> None:
     async with playing() as played:
         await played.ask(request_for(n=4))
-        assert [asked.body["n"] for asked in played.peer.asked] == [4]
-        assert played.peer.asked[0].body["seed"] == 5
-
-
-@every_route
-async def test_a_server_that_ignores_n_is_asked_once_a_choice_with_a_seed_each(route: TextRoute) -> None:
-    async with playing(Manners(ignores_n=True)) as played:
-        await played.ask(request_for(route, n=3, session_id=7))
-        bodies = [asked.body for asked in played.peer.asked]
-    assert sorted(body["seed"] for body in bodies) == [5, 6, 7]
-    assert all("n" not in body and "session_id" not in body for body in bodies)
+        assert [(asked.body["n"], asked.body["seed"]) for asked in played.peer.asked] == [(4, 5)]
 
 
 async def test_fields_that_are_not_ours_reach_the_server_as_they_were_written() -> None:
@@ -94,20 +84,25 @@ async def test_fields_that_are_not_ours_reach_the_server_as_they_were_written() 
     assert {name: body[name] for name in fields} == fields
 
 
+@every_route
 @pytest.mark.parametrize(
     ("seed", "sent"),
-    [(2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)]), (2**64 - 1, [-1, 0, 1]), (-3, [-3, -2, -1])],
+    [
+        (5, [5, 6, 7]),
+        (2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)]),
+        (2**64 - 1, [-1, 0, 1]),
+        (-3, [-3, -2, -1]),
+        (None, [None] * 3),
+    ],
 )
-async def test_seeds_wrap_at_64_bits_and_are_sent_as_signed_integers(seed: int, sent: list[int]) -> None:
+async def test_a_server_that_ignores_n_is_asked_once_a_choice_with_a_signed_seed_of_64_bits_each(
+    route: TextRoute, seed: int | None, sent: list[int | None]
+) -> None:
     async with playing(Manners(ignores_n=True)) as played:
-        await played.ask(request_for(n=3, seed=seed))
-        assert [asked.body["seed"] for asked in played.peer.asked] == sent
-
-
-async def test_without_a_seed_none_is_sent() -> None:
-    async with playing(Manners(ignores_n=True)) as played:
-        await played.ask(request_for(n=3, seed=None))
-        assert all("seed" not in asked.body for asked in played.peer.asked)
+        await played.ask(request_for(route, n=3, seed=seed, session_id=7))
+        bodies = [asked.body for asked in played.peer.asked]
+    assert sorted(map(str, (body.get("seed") for body in bodies))) == sorted(map(str, sent))
+    assert all("n" not in body and "session_id" not in body for body in bodies)
 
 
 async def test_no_more_single_requests_run_at_once_than_may() -> None:
@@ -124,7 +119,7 @@ async def test_single_streams_come_as_they_are_written_and_not_one_after_the_oth
         for _ in range(2):
             await played.peer.arrived.acquire()
         assert played.peer.gate is not None
-        pieces: list[Piece] = []
+        pieces: list[TextPiece] = []
         while {piece.index for piece in pieces} != {0, 1}:
             played.peer.gate.release()
             pieces += [piece for step in await reading for piece in step.pieces]
@@ -144,7 +139,7 @@ async def test_usage_counts_each_prompt_once_and_sums_the_choices() -> None:
     async with playing(Manners(ignores_n=True)) as played:
         whole = await played.ask(request_for(TextRoute.COMPLETIONS, n=3, prompts=("abc", "defgh"), seed=4))
     # of each prompt: seed 4 writes 2 words, 5 writes 3, 6 writes 4
-    assert whole.usage == TextUsage(prompt_tokens=8, completion_tokens=18, cached_tokens=2)
+    assert whole.usage == types.Usage(prompt_tokens=8, completion_tokens=18, cached_tokens=2, reasoning_tokens=None)
 
 
 async def test_several_prompts_of_one_choice_each_are_split_where_numbers_cannot_be_trusted() -> None:
@@ -264,6 +259,17 @@ async def test_losing_the_server_ends_its_groups_for_whoever_waits() -> None:
         with pytest.raises(EngineDiedError, match="gone"):
             await reading
         await group.aclose()
+
+
+async def test_a_group_that_was_closed_is_over_for_whoever_reads_it() -> None:
+    async with playing(gated=True) as played:
+        group = played.upstream.generate(request_for())
+        reading = asyncio.create_task(group.read())
+        await played.peer.arrived.acquire()
+        await group.aclose()
+        for late in (reading, group.read()):
+            with pytest.raises(EngineClosedError):
+                await late
 
 
 async def test_best_of_is_refused_where_choices_are_asked_for_one_by_one() -> None:

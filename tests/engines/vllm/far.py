@@ -1,22 +1,72 @@
-"""A vLLM server that a test plays: it takes requests, says tokens and ends when it is told to."""
+"""vLLM servers that a test plays, groups for them, and tickets of theirs."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import msgspec
+from aiohttp import web
 
-from motet.engines.base import WorkerState
-from motet.engines.fake import fake_info
-from motet.engines.vllm.ask import Ask
+from motet.engines.base import GroupStream, WorkerState
+from motet.engines.http import server_client
 from motet.engines.vllm.engine import VLLMEngine
-from motet.engines.vllm.figures import PDFigures
-from motet.engines.vllm.tickets import KVParams
-from motet.engines.vllm.wire import Piece, Usage
+from motet.engines.vllm.plan import KVParams, VLLMAsk, ticket_from
+from motet.engines.vllm.server import VLLMAnswer, VLLMServer
+from motet.engines.vllm.wire import VLLMPiece, VLLMUsage
 from motet.engines.wire import EngineReport
 from motet.errors import MotetError
-from motet.types import EngineKind, Finish, FinishReason, TokenLogprob
+from motet.ids import ModelName, RequestId
+from motet.metrics.routing import TicketBook
+from motet.testing.engine import fake_info
+from motet.transfer.ticket import Ticket
+from motet.types import (
+    ChoiceStart,
+    EngineKind,
+    Finish,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenLogprob,
+    choice_starts,
+)
+
+PROMPT = (5, 6, 7, 8)
+PARAMS: dict[str, object] = {"do_remote_prefill": True, "remote_request_id": "cmpl-1", "remote_block_ids": [[1, 2]]}
+SAMPLING = SamplingParams(max_tokens=50, temperature=0.5)
+GREEDY = SamplingParams(max_tokens=50, temperature=0.0)
+
+
+def ticket(name: str = "cmpl-1") -> Ticket:
+    return ticket_from({**PARAMS, "remote_request_id": name}, engine_id="far-1", prompt=PROMPT)
+
+
+def group(
+    name: str = "g",
+    *,
+    n: int = 3,
+    choices: tuple[ChoiceStart, ...] | None = None,
+    sampling: SamplingParams = SAMPLING,
+    ticket: Ticket | None = None,
+    seeded: bool = False,
+    stops: bool = False,
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=RequestId(name),
+        prompt=PROMPT,
+        choices=choices or choice_starts(n, seed=7),
+        sampling=sampling,
+        cache_salt="salt",
+        priority=3,
+        ticket=ticket,
+        trace=f"trace-{name}",
+        session_id="session-1",
+        model=ModelName("m"),
+        seeded=seeded,
+        stops=stops,
+    )
+
 
 REPORT = EngineReport(
     version="0",
@@ -27,11 +77,11 @@ REPORT = EngineReport(
 LENGTH = Finish(FinishReason.LENGTH)
 
 
-class Call:
+class Call(VLLMAnswer):
     """One request, and the answer to it: what is said lies ready until it is read."""
 
-    def __init__(self, ask: Ask, trace: str, session_id: str) -> None:
-        self.ask, self.trace, self.session_id = ask, trace, session_id
+    def __init__(self, ask: VLLMAsk) -> None:
+        self.ask = ask
         self.opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.taken = False
         """Whether who asked knows that it was taken."""
@@ -41,7 +91,7 @@ class Call:
         """Ended from here."""
         self.reads = 0
         """That brought something."""
-        self._items: deque[Piece | Usage] = deque()
+        self._items: deque[VLLMPiece | VLLMUsage] = deque()
         self._error: MotetError | None = None
         self._news = asyncio.Event()
 
@@ -58,7 +108,7 @@ class Call:
         if not self.opening.done():
             self.opening.set_exception(error)
 
-    def say(self, *items: Piece | Usage) -> None:
+    def say(self, *items: VLLMPiece | VLLMUsage) -> None:
         self._items.extend(items)
         self._news.set()
 
@@ -66,7 +116,7 @@ class Call:
         self.over, self._error = True, error
         self._news.set()
 
-    async def read(self) -> list[Piece | Usage]:
+    async def read(self) -> list[VLLMPiece | VLLMUsage]:
         while not self._items and not self.over:
             self._news.clear()
             await self._news.wait()
@@ -81,25 +131,26 @@ class Call:
         self.closed = True
 
 
-class FarServer:
-    """`VLLMServer`, as engines and groups ask it."""
+class FarServer(VLLMServer):
+    """A `VLLMServer` without a connection, as engines and groups ask it."""
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.name = "the vLLM server http://far.test"
         self.accepting = accepting
         """Whether it takes requests at once; else `Call.accept` does."""
         self.calls: list[Call] = []
-        self.prefills: list[Ask] = []
+        self.prefills: list[VLLMAsk] = []
         self.prefilled: asyncio.Future[list[KVParams]] | None = None
         self.rejected: list[Mapping[str, object]] = []
+        self.reject_names: list[str] = []
         self.rejects = True
         """Whether it can still tell prefill that a ticket is not used."""
         self.rejecting: asyncio.Future[None] | None = None
         self.known_prompt: asyncio.Future[tuple[TokenLogprob | None, ...]] | None = None
         self.answer_report = REPORT
 
-    async def open(self, ask: Ask, *, trace: str = "", session_id: str = "") -> Call:
-        call = Call(ask, trace, session_id)
+    async def open(self, ask: VLLMAsk) -> Call:
+        call = Call(ask)
         self.calls.append(call)
         if self.accepting:
             call.accept()
@@ -111,19 +162,20 @@ class FarServer:
         call.taken = True
         return call
 
-    async def prompt_logprobs(self, ask: Ask, *, trace: str = "") -> tuple[TokenLogprob | None, ...]:
+    async def prompt_logprobs(self, ask: VLLMAsk) -> tuple[TokenLogprob | None, ...]:
         self.known_prompt = asyncio.get_running_loop().create_future()
         return await self.known_prompt
 
-    async def report(self, *, timeout_s: float) -> EngineReport:
+    async def report(self, *, timeout_s: float = 1.0) -> EngineReport:
         return self.answer_report
 
-    async def prefill(self, ask: Ask, *, trace: str = "", session_id: str = "") -> list[KVParams]:
+    async def prefill(self, ask: VLLMAsk) -> list[KVParams]:
         self.prefills.append(ask)
         self.prefilled = asyncio.get_running_loop().create_future()
         return await self.prefilled
 
-    async def reject(self, params: Mapping[str, object], model: str) -> bool:
+    async def reject(self, params: Mapping[str, object], model: str, *, trace: str = "") -> bool:
+        self.reject_names.append(trace)
         self.rejected.append(params)
         await asyncio.sleep(0)
         if self.rejecting is not None:
@@ -152,9 +204,9 @@ class Scene:
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.server = FarServer(accepting=accepting)
-        self.figures = PDFigures()
+        self.figures = TicketBook()
         self.late = Lateness()
-        self.engine = VLLMEngine(self.server, REPORT, figures=self.figures, leader_timeout_s=10.0, wait=self.late)
+        self.engine = VLLMEngine(self.server, REPORT, tickets=self.figures, leader_timeout_s=10.0, wait=self.late)
 
     @property
     def calls(self) -> list[Call]:
@@ -182,11 +234,62 @@ async def scene(*, accepting: bool = True) -> AsyncIterator[Scene]:
     assert made.open == []
 
 
+@asynccontextmanager
+async def asked(
+    request: GenerateRequest, *, accepting: bool = True, leaves: bool = False
+) -> AsyncIterator[tuple[Scene, GroupStream]]:
+    """A scene in which a group has been asked for. `leaves`: its reader leaves at the end."""
+    async with scene(accepting=accepting) as there:
+        stream = there.engine.generate(request)
+        await settle()
+        yield there, stream
+        if leaves:
+            await stream.aclose()
+
+
 async def settle() -> None:
     """Lets everything that can run do so."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-def piece(child: int, *token_ids: int, finish: Finish | None = None) -> Piece:
-    return Piece(child, token_ids, None, finish)
+def piece(child: int, *token_ids: int, finish: Finish | None = None) -> VLLMPiece:
+    return VLLMPiece(child, token_ids, None, finish)
+
+
+@dataclass
+class Canned:
+    """`answers`: status and body of each path; 404 for the others."""
+
+    answers: dict[str, tuple[int, bytes]]
+    url: str = ""
+    asked: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
+    """Path, headers and body of each question."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append((request.path, request.headers.copy(), await request.read()))
+        status, body = self.answers.get(request.path, (404, b'{"detail":"Not Found"}'))
+        return web.Response(status=status, body=body)
+
+
+@asynccontextmanager
+async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[Canned]:
+    server = Canned(answers)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def asking(url: str, *, api_key: str | None = None) -> AsyncIterator[VLLMServer]:
+    """The side of a gateway."""
+    async with server_client() as client:
+        yield VLLMServer(url, client, api_key=api_key)

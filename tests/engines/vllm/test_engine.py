@@ -5,12 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.vllm.tickets import ticket_from
+from motet.engines.vllm.plan import ticket_from
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, RequestError
 from motet.ids import ModelName
-from motet.types import EngineStats
-from tests.engines.vllm.asked import PARAMS, PROMPT, group, ticket
-from tests.engines.vllm.far import REPORT, piece, scene, settle
+from motet.metrics.routing import TicketBook, TicketEnd
+from motet.types import ChoiceStart, EngineStats
+from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, Scene, asked, group, piece, scene, settle, ticket
 
 pytestmark = pytest.mark.anyio
 
@@ -23,6 +23,7 @@ async def test_a_prefill_asks_for_the_plain_prompt_once_and_brings_a_ticket() ->
         prefilling = asyncio.ensure_future(there.engine.prefill(group(n=8)))
         await settle()
         (ask,) = there.server.prefills
+        assert (ask.trace, ask.session_id) == ("trace-g", "session-1")
         assert (ask.prompt, ask.n, ask.kv_params) == (PROMPT, 1, None)
         assert (ask.model, ask.cache_salt, ask.priority) == ("m", "salt", 3)
         assert there.server.prefilled is not None
@@ -40,6 +41,7 @@ async def test_of_several_tickets_the_first_is_used_and_the_others_are_given_bac
         assert (await prefilling).remote_request_id == "cmpl-0"
         await settle()
         assert there.server.rejected == several[1:]
+        assert there.server.reject_names == ["trace-g", "trace-g"]
         assert there.figures.tickets_unused == {"released": 2, "left": 0}
 
 
@@ -50,23 +52,9 @@ async def test_a_ticket_has_one_reader() -> None:
         assert there.server.prefills == []
 
 
-async def test_a_prefill_that_is_cancelled_is_ended_there() -> None:
-    async with scene() as there:
-        prefilling = asyncio.ensure_future(there.engine.prefill(group()))
-        await settle()
-        prefilling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await prefilling
-        assert there.server.prefilled is not None
-        assert there.server.prefilled.cancelled()
-
-
 async def test_a_server_without_a_model_named_is_told_its_own() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(msgspec.structs.replace(group(), model=ModelName("")))
-        await settle()
+    async with asked(msgspec.structs.replace(group(), model=ModelName("")), leaves=True) as (there, _):
         assert there.calls[0].ask.model == REPORT.info.model
-        await stream.aclose()
 
 
 async def test_a_ticket_is_given_back_once_whoever_says_so() -> None:
@@ -81,6 +69,17 @@ async def test_a_ticket_that_is_not_vllms_is_left_to_its_lease(foreign: str) -> 
     async with scene() as there:
         await there.engine.release(msgspec.structs.replace(ticket(), foreign=foreign))
         assert (there.server.rejected, there.figures.tickets_unused) == ([], LEFT)
+
+
+async def test_a_ticket_that_two_give_back_at_once_costs_one_call_with_the_clients_id() -> None:
+    """So it is when a server refuses a group: the group gives its ticket back, and so does routing."""
+    async with scene() as there:
+        there.server.rejecting = asyncio.get_running_loop().create_future()
+        releases = [asyncio.ensure_future(there.engine.release(ticket(), trace="trace-1")) for _ in range(2)]
+        await settle()
+        there.server.rejecting.set_result(None)
+        await asyncio.gather(*releases)
+        assert (there.server.reject_names, there.figures.tickets_unused) == (["trace-1"], RELEASED)
 
 
 async def test_what_one_server_could_not_give_back_another_may() -> None:
@@ -131,15 +130,14 @@ async def test_a_group_that_begins_after_lost_is_asked_as_ever() -> None:
 
 
 async def test_close_ends_all_and_nothing_is_asked_any_more() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group())
-        await settle()
+    async with asked(group()) as (there, stream):
         for _ in range(2):
             await there.engine.close()
         assert there.open == []
-        for late in (stream, there.engine.generate(group("late"))):
-            with pytest.raises(EngineClosedError, match="is closing"):
-                await anext(late)
+        with pytest.raises(EngineClosedError, match="is closing"):
+            await anext(stream)
+        with pytest.raises(EngineClosedError, match="is closing"):
+            there.engine.generate(group("late"))
         for question in (there.engine.stats(), there.engine.prefill(group())):
             with pytest.raises(EngineClosedError):
                 await question
@@ -147,9 +145,7 @@ async def test_close_ends_all_and_nothing_is_asked_any_more() -> None:
 
 
 async def test_tickets_that_are_left_when_it_closes_are_counted() -> None:
-    async with scene(accepting=False) as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket()), accepting=False) as (there, stream):
         await there.engine.close()
         await stream.aclose()
         await settle()
@@ -186,3 +182,71 @@ async def test_figures_are_those_of_the_report() -> None:
         there.server.answer_report = msgspec.structs.replace(REPORT, stats=stats)
         assert await there.engine.stats() == stats
         assert (there.engine.engine_id, there.engine.info) == ("far-2", REPORT.info)
+
+
+def unused(there: Scene) -> dict[str, int]:
+    return dict(there.figures.tickets_unused)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_given_back(sent: bool) -> None:
+    async with scene(accepting=False) as there:
+        stream = there.engine.generate(group(ticket=ticket()))
+        if sent:
+            await settle()
+        await stream.aclose()
+        await settle()
+        assert (len(there.calls), there.server.rejected, unused(there)) == (sent, [PARAMS], {"released": 1, "left": 0})
+
+
+async def test_one_that_is_late_before_the_server_took_it_gives_its_ticket_back() -> None:
+    async with asked(group(ticket=ticket()), accepting=False, leaves=True) as (there, _):
+        there.late.pass_()
+        await settle()
+        assert (there.open, there.server.rejected) == ([1], [PARAMS])
+
+
+async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> None:
+    async with scene(accepting=False) as there:
+        there.server.rejecting = asyncio.get_running_loop().create_future()
+        stream = there.engine.generate(group(ticket=ticket()))
+        await settle()
+        there.late.pass_()
+        await settle()
+        await stream.aclose()
+        await settle()
+        assert there.server.rejected == [PARAMS]
+        there.server.rejecting.set_result(None)
+
+
+async def test_a_ticket_that_the_server_took_is_its_own_to_end() -> None:
+    async with asked(group(ticket=ticket())) as (there, stream):
+        await stream.aclose()
+        await there.engine.release(ticket())  # routing, which cannot know that it was taken
+        assert (there.server.rejected, unused(there)) == ([], {"released": 0, "left": 0})
+
+
+async def test_the_ticket_that_a_lost_server_took_can_be_given_back_through_another() -> None:
+    async with asked(group(ticket=ticket())) as (there, stream):
+        there.engine.lost(EngineDiedError("gone"))
+        with pytest.raises(EngineDiedError):
+            await anext(stream)
+        await there.engine.release(ticket())
+        assert (there.server.rejected, unused(there)) == ([PARAMS], {"released": 1, "left": 0})
+
+
+async def test_the_ticket_of_a_group_that_cannot_be_planned_is_given_back() -> None:
+    async with scene() as there:
+        choices = (ChoiceStart(0, 7), ChoiceStart(1, 8, (20,) * 50))
+        with pytest.raises(EngineError, match="nothing to resume"):
+            await anext(there.engine.generate(group(choices=choices, ticket=ticket())))
+        await settle()
+        assert (there.calls, there.server.rejected) == ([], [PARAMS])
+
+
+async def test_a_ticket_that_nobody_was_there_to_give_back_is_counted_once_unless_it_was_taken() -> None:
+    figures, lost, taken = TicketBook(), ticket(), msgspec.structs.replace(ticket(), remote_request_id="taken")
+    figures.ended(taken, TicketEnd.TAKEN)
+    for one in (lost, lost, taken):
+        figures.left(one)
+    assert figures.tickets_unused == {"released": 0, "left": 1}

@@ -5,17 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.vllm.wire import Piece, Usage
+from motet.engines.vllm.wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, RequestError
-from motet.types import (
-    ChoiceDelta,
-    ChoiceStart,
-    GroupDelta,
-    PromptReport,
-    TokenLogprob,
-)
-from tests.engines.vllm.asked import GREEDY, SAMPLING, group
-from tests.engines.vllm.far import LENGTH, piece, scene, settle
+from motet.types import ChoiceDelta, ChoiceStart, GroupDelta, PromptReport, TokenLogprob
+from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, asked, group, piece, scene, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -25,18 +18,13 @@ def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDel
 
 
 async def test_requests_go_out_before_anybody_reads_with_trace_and_session() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group())
-        await settle()
+    async with asked(group(), leaves=True) as (there, _):
         (call,) = there.calls
-        assert (call.ask.n, call.ask.model, call.trace, call.session_id) == (3, "m", "trace-g", "session-1")
-        await stream.aclose()
+        assert (call.ask.n, call.ask.model, call.ask.trace, call.ask.session_id) == (3, "m", "trace-g", "session-1")
 
 
 async def test_all_that_lies_ready_is_one_delta_and_the_first_tells_of_the_prompt() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(stops=True))
-        await settle()
+    async with asked(group(stops=True), leaves=True) as (there, stream):
         for number, call in enumerate(there.calls):
             call.say(piece(0, 10 + number), piece(0, 20 + number))
         await settle()
@@ -48,17 +36,14 @@ async def test_all_that_lies_ready_is_one_delta_and_the_first_tells_of_the_promp
         )
         there.calls[1].say(piece(0, 31, finish=LENGTH))
         assert await anext(stream) == delta(ChoiceDelta(1, (31,), None, LENGTH))
-        await stream.aclose()
 
 
 async def test_children_are_choices_and_the_stream_ends_with_the_last() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(choices=(ChoiceStart(4, 7), ChoiceStart(2, 8))))
-        await settle()
+    async with asked(group(choices=(ChoiceStart(4, 7), ChoiceStart(2, 8)))) as (there, stream):
         (call,) = there.calls
         call.say(piece(0, 10), piece(1, 11, finish=LENGTH))
         assert (await anext(stream)).choices == (ChoiceDelta(2, (11,), None, LENGTH), ChoiceDelta(4, (10,)))
-        call.say(piece(0, finish=LENGTH), Usage(4, None))
+        call.say(piece(0, finish=LENGTH), VLLMUsage())
         call.end()
         assert (await anext(stream)).choices == (ChoiceDelta(4, (), None, LENGTH),)
         for _ in range(2):
@@ -67,26 +52,20 @@ async def test_children_are_choices_and_the_stream_ends_with_the_last() -> None:
 
 
 async def test_logprobs_stay_with_their_tokens() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(n=1))
-        await settle()
+    async with asked(group(n=1)) as (there, stream):
         logprobs = tuple(TokenLogprob(token_id, -0.5, 1) for token_id in (10, 11))
-        there.calls[0].say(Piece(0, (10,), logprobs[:1]), Piece(0, (11,), logprobs[1:], LENGTH))
+        there.calls[0].say(VLLMPiece(0, (10,), logprobs[:1]), VLLMPiece(0, (11,), logprobs[1:], LENGTH))
         assert (await anext(stream)).choices == (ChoiceDelta(0, (10, 11), logprobs, LENGTH),)
 
 
 async def test_cached_tokens_are_told_if_the_answer_is_all_there() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(n=1))
-        await settle()
-        there.calls[0].say(piece(0, 10, finish=LENGTH), Usage(4, 3))
+    async with asked(group(n=1)) as (there, stream):
+        there.calls[0].say(piece(0, 10, finish=LENGTH), VLLMUsage(3))
         assert (await anext(stream)).prompt == PromptReport(cached_tokens=3)
 
 
 async def test_greedy_choices_are_copies_and_a_stopped_copy_is_only_muted() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(sampling=GREEDY))
-        await settle()
+    async with asked(group(sampling=GREEDY)) as (there, stream):
         (call,) = there.calls
         call.say(piece(0, 10))
         assert [choice.index for choice in (await anext(stream)).choices] == [0, 1, 2]
@@ -98,35 +77,16 @@ async def test_greedy_choices_are_copies_and_a_stopped_copy_is_only_muted() -> N
         )
 
 
-async def test_a_stopped_choice_that_is_alone_in_its_request_ends_there() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(stops=True))
-        await settle()
-        await there.engine.stop_choice(group().request_id, 1)
-        await settle()
-        assert there.open == [0, 2]
-        for call in there.calls:
-            call.say(piece(0, 10, finish=LENGTH))
-        assert [choice.index for choice in (await anext(stream)).choices] == [0, 2]
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-
-
 async def test_what_lay_ready_of_a_stopped_choice_is_dropped() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group())
-        await settle()
+    async with asked(group(), leaves=True) as (there, stream):
         there.calls[0].say(piece(0, 10), piece(1, 11), piece(2, 12))
         await settle()
         await there.engine.stop_choice(group().request_id, 1)
         assert [choice.index for choice in (await anext(stream)).choices] == [0, 2]
-        await stream.aclose()
 
 
 async def test_a_request_of_several_ends_when_none_of_them_is_read_any_more() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group())
-        await settle()
+    async with asked(group()) as (there, stream):
         (call,) = there.calls
         call.say(piece(2, 12, finish=LENGTH))
         await anext(stream)
@@ -142,35 +102,30 @@ async def test_a_request_of_several_ends_when_none_of_them_is_read_any_more() ->
 
 
 async def test_a_muted_child_alone_keeps_no_request_open_when_the_others_have_finished() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(choices=(ChoiceStart(0, 1), ChoiceStart(1, 2), ChoiceStart(2, 9, (5,)))))
-        await settle()
+    async with asked(group(choices=(ChoiceStart(0, 1), ChoiceStart(1, 2), ChoiceStart(2, 9, (5,)))), leaves=True) as (
+        there,
+        stream,
+    ):
         await there.engine.stop_choice(group().request_id, 0)
         there.calls[0].say(piece(1, 11, finish=LENGTH))
         await anext(stream)
         await settle()
         assert there.open == [1]
-        await stream.aclose()
 
 
 async def test_the_rest_of_an_answer_is_read_so_that_its_connection_can_be_used_again() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(stops=True))
-        await settle()
+    async with asked(group(stops=True), leaves=True) as (there, stream):
         first = there.calls[0]
         first.say(piece(0, 10, finish=LENGTH))
         await anext(stream)
-        first.say(Usage(4, None))
+        first.say(VLLMUsage())
         await settle()
         assert (first.reads, first.closed) == (2, False)
         first.end()
-        await stream.aclose()
 
 
 async def test_an_answer_that_breaks_behind_the_end_of_its_choices_is_no_error_of_the_group() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(n=2, stops=True))
-        await settle()
+    async with asked(group(n=2, stops=True)) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH))
         await anext(stream)
         there.calls[0].end(EngineDiedError("broke off"))
@@ -180,9 +135,7 @@ async def test_an_answer_that_breaks_behind_the_end_of_its_choices_is_no_error_o
 
 
 async def test_a_slow_reader_holds_its_connections_back() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(n=1))
-        await settle()
+    async with asked(group(n=1), leaves=True) as (there, stream):
         (call,) = there.calls
         for token_id in range(10, 14):
             call.say(piece(0, token_id))
@@ -190,14 +143,11 @@ async def test_a_slow_reader_holds_its_connections_back() -> None:
         assert call.reads == 1
         assert (await anext(stream)).choices == (ChoiceDelta(0, (10,)),)
         assert (await anext(stream)).choices == (ChoiceDelta(0, (11, 12, 13)),)
-        await stream.aclose()
 
 
 @pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), EngineError("broken")])
 async def test_an_error_of_one_request_ends_the_group_behind_what_has_come(error: EngineError) -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(stops=True))
-        await settle()
+    async with asked(group(stops=True)) as (there, stream):
         there.calls[0].say(piece(0, 10))
         there.calls[1].end(error)
         await settle()
@@ -209,9 +159,7 @@ async def test_an_error_of_one_request_ends_the_group_behind_what_has_come(error
 
 
 async def test_a_refusal_ends_the_group_and_what_was_asked_beside_it() -> None:
-    async with scene(accepting=False) as there:
-        stream = there.engine.generate(group(stops=True))
-        await settle()
+    async with asked(group(stops=True), accepting=False) as (there, stream):
         there.calls[2].refuse(RequestError("too long"))
         with pytest.raises(RequestError, match="too long"):
             await anext(stream)
@@ -220,9 +168,7 @@ async def test_a_refusal_ends_the_group_and_what_was_asked_beside_it() -> None:
 
 
 async def test_an_answer_that_breaks_off_is_a_server_that_died() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group())
-        await settle()
+    async with asked(group()) as (there, stream):
         there.calls[0].say(piece(1, 10, finish=LENGTH))
         there.calls[0].end()
         assert (await anext(stream)).choices == (ChoiceDelta(1, (10,), None, LENGTH),)
@@ -231,9 +177,7 @@ async def test_an_answer_that_breaks_off_is_a_server_that_died() -> None:
 
 
 async def test_what_is_wrong_with_the_code_reaches_the_reader() -> None:
-    async with scene(accepting=False) as there:
-        stream = there.engine.generate(group())
-        await settle()
+    async with asked(group(), accepting=False) as (there, stream):
         there.calls[0].opening.set_exception(ZeroDivisionError("a defect"))
         with pytest.raises(ZeroDivisionError):
             await anext(stream)
@@ -272,9 +216,7 @@ async def test_a_reader_that_is_cancelled_may_read_again() -> None:
 async def test_the_first_delta_waits_for_the_logprobs_of_the_prompt() -> None:
     request = group(n=1, sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))
     logprobs = (None, *(TokenLogprob(token_id, -0.5, 1) for token_id in request.prompt[1:]))
-    async with scene() as there:
-        stream = there.engine.generate(request)
-        await settle()
+    async with asked(request) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH))
         waiting = asyncio.ensure_future(anext(stream))
         await settle()
@@ -285,9 +227,7 @@ async def test_the_first_delta_waits_for_the_logprobs_of_the_prompt() -> None:
 
 
 async def test_no_logprobs_of_the_prompt_no_group() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1)))
-        await settle()
+    async with asked(group(sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))) as (there, stream):
         there.calls[0].say(piece(0, 10))
         assert there.server.known_prompt is not None
         there.server.known_prompt.set_exception(EngineError("broken"))

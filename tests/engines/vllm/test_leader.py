@@ -5,12 +5,11 @@ import logging
 import msgspec
 import pytest
 
-from motet.engines.vllm.wire import Piece
+from motet.engines.vllm.wire import VLLMPiece
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.log import fields_of
 from motet.types import ChoiceDelta, ChoiceStart, PromptReport
-from tests.engines.vllm.asked import GREEDY, PARAMS, group, ticket
-from tests.engines.vllm.far import LENGTH, Scene, piece, scene, settle
+from tests.engines.vllm.far import GREEDY, LENGTH, PARAMS, Scene, asked, group, piece, settle, ticket
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +18,7 @@ TOKEN = piece(0, 10)
 LAST = piece(0, 10, finish=LENGTH)
 
 
-def asked(there: Scene) -> list[tuple[str, int, object]]:
+def requests(there: Scene) -> list[tuple[str, int, object]]:
     """Name, n and ticket of each request."""
     return [(call.ask.request_id, call.ask.n, call.ask.kv_params) for call in there.calls]
 
@@ -29,14 +28,12 @@ def unused(there: Scene) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("first", [TOKEN, LAST])
-async def test_the_others_wait_for_its_first_token_and_go_without_ticket(first: Piece) -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
-        assert asked(there) == [("g:leader", 1, PARAMS)]
+async def test_the_others_wait_for_its_first_token_and_go_without_ticket(first: VLLMPiece) -> None:
+    async with asked(group(ticket=ticket())) as (there, stream):
+        assert requests(there) == [("g:leader", 1, PARAMS)]
         there.calls[0].say(first)
         await settle()
-        assert asked(there) == [("g:leader", 1, PARAMS), ("g:0", 2, None)]
+        assert requests(there) == [("g:leader", 1, PARAMS), ("g:0", 2, None)]
         there.calls[1].say(piece(0, 11), piece(1, 12))
         await settle()
         assert (await anext(stream)).choices == (
@@ -49,24 +46,19 @@ async def test_the_others_wait_for_its_first_token_and_go_without_ticket(first: 
 
 
 async def test_the_ticket_tells_how_much_of_the_prompt_was_cached_where_it_was_computed() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=msgspec.structs.replace(ticket(), cached_tokens=2)))
-        await settle()
+    async with asked(group(ticket=msgspec.structs.replace(ticket(), cached_tokens=2)), leaves=True) as (there, stream):
         there.calls[0].say(TOKEN)
         assert (await anext(stream)).prompt == PromptReport(cached_tokens=2)
-        await stream.aclose()
 
 
 async def test_one_that_is_late_is_closed_and_all_are_asked_for_again_without_ticket(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket())) as (there, stream):
         with caplog.at_level(logging.WARNING, "motet"):
             there.late.pass_()
             await settle()
-        assert (asked(there)[1:], there.open) == ([("g:again:0", 3, None)], [1])
+        assert (requests(there)[1:], there.open) == ([("g:again:0", 3, None)], [1])
         assert there.figures.pull_fallbacks == {"late": 1, "failed": 0}
         (line,) = caplog.records
         assert (fields_of(line)["request_id"], fields_of(line)["reason"]) == ("trace-g", "late")
@@ -76,12 +68,13 @@ async def test_one_that_is_late_is_closed_and_all_are_asked_for_again_without_ti
 
 
 async def test_one_that_fails_before_its_first_token_is_asked_for_again_with_all_the_others() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket())) as (there, stream):
         there.calls[0].end(EngineError("KV load failure"))
         await settle()
-        assert (asked(there)[1:], there.figures.pull_fallbacks) == ([("g:again:0", 3, None)], {"late": 0, "failed": 1})
+        assert (requests(there)[1:], there.figures.pull_fallbacks) == (
+            [("g:again:0", 3, None)],
+            {"late": 0, "failed": 1},
+        )
         # A decode server whose fetch failed tells prefill nothing.
         assert (there.server.rejected, unused(there)) == ([PARAMS], {"released": 1, "left": 0})
         there.late.pass_()
@@ -92,9 +85,7 @@ async def test_one_that_fails_before_its_first_token_is_asked_for_again_with_all
 
 
 async def test_one_that_is_refused_with_an_internal_error_gives_its_ticket_back_and_all_are_asked_for_again() -> None:
-    async with scene(accepting=False) as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket()), accepting=False) as (there, stream):
         there.calls[0].refuse(EngineError("500"))
         await settle()
         assert (there.server.rejected, unused(there)) == ([PARAMS], {"released": 1, "left": 0})
@@ -106,9 +97,7 @@ async def test_one_that_is_refused_with_an_internal_error_gives_its_ticket_back_
 @pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), OverloadedError("full")])
 @pytest.mark.parametrize("taken", [True, False])
 async def test_what_would_come_again_or_is_for_another_worker_ends_the_group(error: MotetError, taken: bool) -> None:
-    async with scene(accepting=taken) as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket()), accepting=taken) as (there, stream):
         if taken:
             there.calls[0].end(error)
         else:
@@ -122,18 +111,14 @@ async def test_what_would_come_again_or_is_for_another_worker_ends_the_group(err
 
 
 async def test_a_connection_that_ends_without_a_token_is_a_server_that_died() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket())) as (there, stream):
         there.calls[0].end()
         with pytest.raises(EngineDiedError, match=r"broke off before choices \[0\] ended"):
             await anext(stream)
 
 
 async def test_after_its_first_token_it_is_neither_late_nor_asked_for_again() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket())) as (there, stream):
         there.calls[0].say(TOKEN)
         await settle()
         there.late.pass_()
@@ -146,9 +131,7 @@ async def test_after_its_first_token_it_is_neither_late_nor_asked_for_again() ->
 
 
 async def test_stopped_it_still_fetches_for_the_others_and_is_closed_then() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket())) as (there, stream):
         await there.engine.stop_choice(NAME, 0)
         await settle()
         assert there.open == [0]
@@ -160,31 +143,23 @@ async def test_stopped_it_still_fetches_for_the_others_and_is_closed_then() -> N
 
 
 async def test_stopped_and_late_it_is_not_asked_for_again() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket(), seeded=True))
-        await settle()
+    async with asked(group(ticket=ticket(), seeded=True), leaves=True) as (there, _):
         await there.engine.stop_choice(NAME, 0)
         there.late.pass_()
         await settle()
         assert [(call.ask.n, call.ask.seed) for call in there.calls] == [(1, 7), (2, 8)]
-        await stream.aclose()
 
 
 async def test_those_that_were_stopped_while_they_waited_are_never_asked_for() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(n=4, ticket=ticket(), seeded=True))
-        await settle()
+    async with asked(group(n=4, ticket=ticket(), seeded=True), leaves=True) as (there, _):
         await there.engine.stop_choice(NAME, 2)
         there.calls[0].say(TOKEN)
         await settle()
         assert [(call.ask.n, call.ask.seed) for call in there.calls] == [(1, 7), (1, 8), (1, 10)]
-        await stream.aclose()
 
 
 async def test_where_all_are_stopped_nothing_is_left_open_and_nobody_follows() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket())) as (there, stream):
         for index in range(3):
             await there.engine.stop_choice(NAME, index)
         with pytest.raises(StopAsyncIteration):
@@ -195,10 +170,8 @@ async def test_where_all_are_stopped_nothing_is_left_open_and_nobody_follows() -
 
 async def test_a_scouts_token_is_nobodys() -> None:
     choices = (ChoiceStart(0, 7, (20,)), ChoiceStart(1, 8, (21,)))
-    async with scene() as there:
-        stream = there.engine.generate(group(choices=choices, ticket=ticket()))
-        await settle()
-        assert asked(there) == [("g:leader", 1, PARAMS)]
+    async with asked(group(choices=choices, ticket=ticket())) as (there, stream):
+        assert requests(there) == [("g:leader", 1, PARAMS)]
         there.calls[0].say(LAST)
         await settle()
         assert [call.ask.prompt[4:] for call in there.calls] == [(), (20,), (21,)]
@@ -211,33 +184,26 @@ async def test_a_scouts_token_is_nobodys() -> None:
 
 
 async def test_a_scout_that_ends_without_a_token_is_a_server_that_died() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(choices=(ChoiceStart(0, 7, (20,)),), ticket=ticket()))
-        await settle()
+    async with asked(group(choices=(ChoiceStart(0, 7, (20,)),), ticket=ticket())) as (there, stream):
         there.calls[0].end()
         with pytest.raises(EngineDiedError, match="broke off before the first token"):
             await anext(stream)
 
 
 async def test_what_comes_without_a_token_lets_nobody_follow() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(ticket=ticket()))
-        await settle()
+    async with asked(group(ticket=ticket()), leaves=True) as (there, _):
         there.calls[0].say(piece(0))
         await settle()
         assert len(there.calls) == 1
         there.calls[0].end(EngineError("KV load failure"))
         await settle()
         assert there.figures.pull_fallbacks["failed"] == 1
-        await stream.aclose()
 
 
 async def test_a_greedy_group_has_nobody_to_wait_for_it_and_falls_back_like_others() -> None:
-    async with scene() as there:
-        stream = there.engine.generate(group(sampling=GREEDY, ticket=ticket()))
-        await settle()
+    async with asked(group(sampling=GREEDY, ticket=ticket())) as (there, stream):
         there.calls[0].end(EngineError("KV load failure"))
         await settle()
-        assert asked(there) == [("g:leader", 1, PARAMS), ("g:again:0", 1, None)]
+        assert requests(there) == [("g:leader", 1, PARAMS), ("g:again:0", 1, None)]
         there.calls[1].say(LAST)
         assert len((await anext(stream)).choices) == 3

@@ -1,78 +1,99 @@
-"""Which requests make up a group, and in which order."""
+"""Which requests make up a group, and the JSON of each: every sampling parameter of ours, by vLLM's names."""
 
 from dataclasses import replace
+from typing import cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.constraint import Grammar, GrammarKind
-from motet.engines.vllm.ask import Ask, prompt_ask, signed_seed
-from motet.engines.vllm.plan import Plan, PlannedAsk, plan_asks, resumed_seed, without_ticket
+from motet.engines.vllm.plan import (
+    Dialect,
+    GroupAsks,
+    VLLMAsk,
+    body_of,
+    plan_asks,
+    prefill_ask,
+    prompt_ask,
+    resumed_seed,
+    signed_seed,
+    without_ticket,
+)
 from motet.errors import EngineError, WorkerLeavingError
 from motet.ids import RequestId
-from motet.types import ChoiceStart, GenerateRequest, SamplingParams, choice_starts
-from tests.engines.vllm.asked import GREEDY, PARAMS, PROMPT, SAMPLING, group, ticket
+from motet.types import (
+    AS_ASKED,
+    ChoiceStart,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    Thinking,
+    choice_starts,
+)
+from tests.engines.vllm.far import GREEDY, PARAMS, PROMPT, SAMPLING, group, ticket
 
-ALONE = Ask(
-    request_id="g:0", model="m", prompt=PROMPT, n=1, seed=None, sampling=SAMPLING, cache_salt="salt", priority=3
+ALONE = VLLMAsk(
+    request_id="g:0",
+    model="m",
+    prompt=PROMPT,
+    n=1,
+    seed=None,
+    sampling=SAMPLING,
+    cache_salt="salt",
+    priority=3,
+    trace="trace-g",
+    session_id="session-1",
+    choices=((0,),),
 )
 
 
-def shape(plan: Plan) -> list[tuple[int, int | None, tuple[tuple[int, ...], ...]]]:
+def shape(plan: GroupAsks) -> list[tuple[int, int | None, tuple[tuple[int, ...], ...]]]:
     """n, seed and choices of each request, the leader first."""
     planned = [*([plan.leader] if plan.leader else []), *plan.rest]
-    return [(one.ask.n, one.ask.seed, one.choices) for one in planned]
+    return [(one.n, one.seed, one.choices) for one in planned]
 
 
 def test_choices_without_a_seed_are_one_request() -> None:
-    assert plan_asks(group()) == Plan(None, (PlannedAsk(replace(ALONE, n=3), ((0,), (1,), (2,))),))
+    assert plan_asks(group()) == GroupAsks(None, (replace(ALONE, n=3, choices=((0,), (1,), (2,))),))
 
 
-def test_consecutive_seeds_are_one_request_that_names_the_first() -> None:
-    assert shape(plan_asks(group(seeded=True))) == [(3, 7, ((0,), (1,), (2,)))]
+GAP = (ChoiceStart(0, 7), ChoiceStart(2, 9), ChoiceStart(3, 10))
+SHAPES = {
+    "consecutive seeds": (group(seeded=True), [(3, 7, ((0,), (1,), (2,)))]),
+    "a gap": (group(choices=GAP, seeded=True), [(1, 7, ((0,),)), (2, 9, ((2,), (3,)))]),
+    "our seeds wrap, vLLM's do not": (
+        group(choices=choice_starts(2, seed=2**64 - 1), seeded=True),
+        [(1, 2**64 - 1, ((0,),)), (1, 0, ((1,),))],
+    ),
+    "single ones may end": (group(seeded=True, stops=True), [(1, 7, ((0,),)), (1, 8, ((1,),)), (1, 9, ((2,),))]),
+    "greedy": (group(sampling=GREEDY, seeded=True, stops=True), [(1, None, ((0, 1, 2),))]),
+}
 
 
-def test_a_gap_between_seeds_begins_another_request() -> None:
-    choices = (ChoiceStart(0, 7), ChoiceStart(2, 9), ChoiceStart(3, 10))
-    assert shape(plan_asks(group(choices=choices, seeded=True))) == [(1, 7, ((0,),)), (2, 9, ((2,), (3,)))]
-
-
-def test_where_our_seeds_wrap_and_vllms_do_not_a_request_begins() -> None:
-    choices = choice_starts(2, seed=2**64 - 1)
-    assert shape(plan_asks(group(choices=choices, seeded=True))) == [(1, 2**64 - 1, ((0,),)), (1, 0, ((1,),))]
-
-
-def test_choices_that_may_be_stopped_are_requests_of_their_own() -> None:
-    assert shape(plan_asks(group(seeded=True, stops=True))) == [(1, 7, ((0,),)), (1, 8, ((1,),)), (1, 9, ((2,),))]
-
-
-def test_greedy_choices_are_one_child_whose_tokens_are_everybodys_and_need_no_seed() -> None:
-    assert shape(plan_asks(group(sampling=GREEDY, seeded=True, stops=True))) == [(1, None, ((0, 1, 2),))]
+@pytest.mark.parametrize("name", SHAPES)
+def test_choices_are_one_request_as_far_as_vllm_counts_their_seeds_and_nobody_ends_them_alone(name: str) -> None:
+    request, asked = SHAPES[name]
+    assert shape(plan_asks(request)) == asked
 
 
 def test_greedy_choices_that_have_written_different_things_are_different_requests() -> None:
     choices = (ChoiceStart(0, 7, (9,)), ChoiceStart(1, 8), ChoiceStart(2, 9, (9,)))
     planned = plan_asks(group(choices=choices, sampling=GREEDY)).rest
-    assert [(one.ask.prompt, one.choices) for one in planned] == [((*PROMPT, 9), ((0, 2),)), (PROMPT, ((1,),))]
+    assert [(one.prompt, one.choices) for one in planned] == [((*PROMPT, 9), ((0, 2),)), (PROMPT, ((1,),))]
 
 
 def test_a_resumed_choice_goes_on_behind_what_it_wrote_with_another_seed() -> None:
     sampling = SamplingParams(max_tokens=10, temperature=0.5, min_tokens=4)
     (planned,) = plan_asks(group(choices=(ChoiceStart(1, 8, (20, 21, 22)),), sampling=sampling, seeded=True)).rest
-    assert planned.ask == replace(
+    assert planned == replace(
         ALONE,
+        choices=((1,),),
         prompt=(*PROMPT, 20, 21, 22),
         seed=resumed_seed(8, 3),
         sampling=SamplingParams(max_tokens=7, temperature=0.5, min_tokens=1),
     )
-
-
-def test_min_tokens_that_were_written_are_not_asked_for_again() -> None:
-    sampling = SamplingParams(max_tokens=10, min_tokens=2)
-    (planned,) = plan_asks(group(choices=(ChoiceStart(0, 7, (20, 21, 22)),), sampling=sampling)).rest
-    assert (planned.ask.sampling.max_tokens, planned.ask.sampling.min_tokens) == (7, 0)
 
 
 def test_a_resumed_choice_has_its_own_seed_at_every_length() -> None:
@@ -80,24 +101,36 @@ def test_a_resumed_choice_has_its_own_seed_at_every_length() -> None:
     assert resumed_seed(8, 3) == 8128751145005083446
 
 
-def test_penalties_of_written_tokens_go_along_as_biases() -> None:
-    sampling = SamplingParams(
-        max_tokens=10, frequency_penalty=0.5, presence_penalty=0.25, logit_bias={20: 1.0, 30: -2.0}
-    )
-    (planned,) = plan_asks(group(choices=(ChoiceStart(0, 7, (20, 21, 20)),), sampling=sampling)).rest
-    assert planned.ask.sampling.logit_bias == {20: 1.0 - 2 * 0.5 - 0.25, 21: -0.75, 30: -2.0}
+RESUMED = {
+    "min_tokens are written": (SamplingParams(max_tokens=10, min_tokens=2), (20, 21, 22), SamplingParams(max_tokens=7)),
+    "penalties go along as biases": (
+        SamplingParams(max_tokens=10, frequency_penalty=0.5, presence_penalty=0.25, logit_bias={20: 1.0, 30: -2.0}),
+        (20, 21, 20),
+        SamplingParams(
+            max_tokens=7,
+            frequency_penalty=0.5,
+            presence_penalty=0.25,
+            logit_bias={20: 1.0 - 2 * 0.5 - 0.25, 21: -0.75, 30: -2.0},
+        ),
+    ),
+    "biases stay within what vLLM takes": (
+        SamplingParams(max_tokens=200, frequency_penalty=2.0),
+        (20,) * 99,
+        SamplingParams(max_tokens=101, frequency_penalty=2.0, logit_bias={20: -100.0}),
+    ),
+    "no such penalty, no bias": (
+        SamplingParams(max_tokens=10, repetition_penalty=1.5, logit_bias={30: -2.0}),
+        (20,),
+        SamplingParams(max_tokens=9, repetition_penalty=1.5, logit_bias={30: -2.0}),
+    ),
+}
 
 
-def test_biases_stay_within_what_vllm_takes() -> None:
-    sampling = SamplingParams(max_tokens=200, frequency_penalty=2.0)
-    (planned,) = plan_asks(group(choices=(ChoiceStart(0, 7, (20,) * 99),), sampling=sampling)).rest
-    assert planned.ask.sampling.logit_bias == {20: -100.0}
-
-
-def test_without_such_penalties_no_bias_is_added() -> None:
-    sampling = SamplingParams(max_tokens=10, repetition_penalty=1.5, logit_bias={30: -2.0})
-    (planned,) = plan_asks(group(choices=(ChoiceStart(0, 7, (20,)),), sampling=sampling)).rest
-    assert planned.ask.sampling.logit_bias == {30: -2.0}
+@pytest.mark.parametrize("name", RESUMED)
+def test_what_is_left_of_a_resumed_choice_is_asked_for_as_it_would_have_been_written(name: str) -> None:
+    sampling, written, left = RESUMED[name]
+    (planned,) = plan_asks(group(choices=(ChoiceStart(0, 7, written),), sampling=sampling)).rest
+    assert planned.sampling == left
 
 
 def test_a_choice_that_has_written_all_there_is_cannot_be_resumed() -> None:
@@ -109,7 +142,7 @@ def test_a_choice_that_has_written_all_there_is_cannot_be_resumed() -> None:
 def test_a_choice_with_a_grammar_is_begun_here_and_never_taken_up_in_mid_answer() -> None:
     bound = msgspec.structs.replace(SAMPLING, grammar=Grammar(GrammarKind.REGEX, "a+"))
     (planned,) = plan_asks(group(n=3, sampling=bound)).rest
-    assert planned.ask.sampling.grammar == bound.grammar
+    assert planned.sampling.grammar == bound.grammar
     resumed = group(choices=(ChoiceStart(0, 7), ChoiceStart(1, 8, (20,))), sampling=bound)
     with pytest.raises(WorkerLeavingError, match=r"choice 1 follows a grammar"):
         plan_asks(resumed)
@@ -117,9 +150,9 @@ def test_a_choice_with_a_grammar_is_begun_here_and_never_taken_up_in_mid_answer(
 
 def test_the_first_fresh_choice_goes_ahead_with_the_ticket() -> None:
     plan = plan_asks(group(n=4, seeded=True, ticket=ticket()))
-    assert plan.leader == PlannedAsk(replace(ALONE, request_id="g:leader", seed=7, kv_params=PARAMS), ((0,),))
+    assert plan.leader == replace(ALONE, request_id="g:leader", seed=7, kv_params=PARAMS)
     assert shape(plan)[1:] == [(3, 8, ((1,), (2,), (3,)))]
-    assert plan.rest[0].ask.kv_params is None
+    assert plan.rest[0].kv_params is None
 
 
 def test_a_resumed_choice_leaves_the_ticket_to_a_fresh_one() -> None:
@@ -132,7 +165,7 @@ def test_where_all_are_resumed_a_scout_fetches_the_prompt() -> None:
     choices = (ChoiceStart(0, 7, (20,)), ChoiceStart(1, 8, (21,)))
     plan = plan_asks(group(choices=choices, ticket=ticket()))
     scouting = SamplingParams(max_tokens=1, temperature=0.0)
-    assert plan.leader == PlannedAsk(replace(ALONE, request_id="g:leader", sampling=scouting, kv_params=PARAMS), ((),))
+    assert plan.leader == replace(ALONE, request_id="g:leader", sampling=scouting, kv_params=PARAMS, choices=((),))
     assert [one.choices for one in plan.rest] == [((0,),), ((1,),)]
 
 
@@ -186,22 +219,22 @@ def test_every_choice_is_asked_for_once_with_its_prompt_and_seed_and_one_request
     leader = [plan.leader] if plan.leader else []
     planned = [*leader, *plan.rest]
     assert sorted(index for one in planned for index in one.indices) == sorted(s.index for s in request.choices)
-    assert [one.ask.kv_params for one in planned if one.ask.kv_params is not None] == [PARAMS] * len(leader)
+    assert [one.kv_params for one in planned if one.kv_params is not None] == [PARAMS] * len(leader)
     assert len(leader) == (request.ticket is not None)
-    assert all(one.ask.kv_params is not None and one.ask.n == 1 and one.ask.prompt == PROMPT for one in leader)
-    assert len({one.ask.request_id for one in planned}) == len(planned)
+    assert all(one.kv_params is not None and one.n == 1 and one.prompt == PROMPT for one in leader)
+    assert len({one.request_id for one in planned}) == len(planned)
     of_index = {start.index: start for start in request.choices}
     for one in planned:
-        assert len(one.choices) == one.ask.n
-        assert one.ask.n == 1 or not (request.stops or request.sampling.greedy)
+        assert len(one.choices) == one.n
+        assert one.n == 1 or not (request.stops or request.sampling.greedy)
         for child, indices in enumerate(one.choices):
             for start in (of_index[index] for index in indices):
-                assert one.ask.prompt == PROMPT + start.written
-                assert one.ask.sampling.max_tokens == 50 - len(start.written)
-                check_seed(one.ask, child, start, request)
+                assert one.prompt == PROMPT + start.written
+                assert one.sampling.max_tokens == 50 - len(start.written)
+                check_seed(one, child, start, request)
 
 
-def check_seed(ask: Ask, child: int, start: ChoiceStart, request: GenerateRequest) -> None:
+def check_seed(ask: VLLMAsk, child: int, start: ChoiceStart, request: GenerateRequest) -> None:
     """What vLLM draws with is what it would draw with if the choice were alone."""
     if not request.seeded or request.sampling.greedy:
         assert ask.seed is None
@@ -209,3 +242,177 @@ def check_seed(ask: Ask, child: int, start: ChoiceStart, request: GenerateReques
     assert ask.seed is not None
     alone = resumed_seed(start.seed, len(start.written)) if start.written else start.seed
     assert signed_seed(ask.seed) + child == signed_seed(alone)
+
+
+DEFAULTS: dict[str, object] = {
+    "n": 3,
+    "seed": None,
+    "max_tokens": 9,
+    "min_tokens": 0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "ignore_eos": False,
+    "stop_token_ids": [],
+    "prompt_logprobs": None,
+}
+DEFAULTS |= {name: getattr(SamplingParams(max_tokens=9), name) for name in AS_ASKED if name not in DEFAULTS}
+ASK = VLLMAsk(request_id="r-1", model="m", prompt=(5, 6), n=3, seed=None, sampling=SamplingParams(max_tokens=9))
+UNUSUAL = SamplingParams(
+    max_tokens=20,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.1,
+    presence_penalty=0.2,
+    frequency_penalty=-0.3,
+    repetition_penalty=1.1,
+    logit_bias={7: -100.0},
+    min_tokens=4,
+    ignore_eos=True,
+    stop_token_ids=(2, 9),
+    logprobs=5,
+    prompt_logprobs=2,
+)
+
+
+def body(dialect: Dialect, ask: VLLMAsk) -> dict[str, object]:
+    return msgspec.json.decode(body_of(dialect, ask), type=dict[str, object])
+
+
+def drawing(dialect: Dialect, ask: VLLMAsk) -> dict[str, object]:
+    """Where the sampling parameters stand."""
+    sent = body(dialect, ask)
+    return cast("dict[str, object]", sent["sampling_params"]) if dialect is Dialect.GENERATE else sent
+
+
+def test_completions_are_asked_for_token_ids_and_with_every_default_said() -> None:
+    assert body(Dialect.COMPLETIONS, ASK) == {
+        "model": "m",
+        "request_id": "r-1",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "prompt": [5, 6],
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "logprobs": None,
+        **DEFAULTS,
+    }
+
+
+def test_generate_takes_the_same_in_sampling_params_and_writes_no_text() -> None:
+    assert body(Dialect.GENERATE, ASK) == {
+        "model": "m",
+        "request_id": "r-1",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "token_ids": [5, 6],
+        "sampling_params": {**DEFAULTS, "logprobs": None, "detokenize": False},
+    }
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_every_parameter_arrives(dialect: Dialect) -> None:
+    sent = drawing(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
+    expected = msgspec.to_builtins(UNUSUAL) | {"n": 3, "seed": 2**32, "logit_bias": {"7": -100.0}}
+    expected["stop_token_ids"] = [2, 9]
+    if dialect is Dialect.GENERATE:
+        expected["logprobs"] = 6
+    assert {name: sent[name] for name in expected} == expected
+    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, "grammar"}  # none was forgotten
+
+
+GRAMMARS = (
+    (Grammar(GrammarKind.JSON, '{"type": "object"}'), {"json": '{"type": "object"}'}),
+    (Grammar(GrammarKind.REGEX, "[a-z]+"), {"regex": "[a-z]+"}),
+    (Grammar(GrammarKind.CHOICE, '["yes", "n\u00f6"]'), {"choice": ["yes", "nö"]}),
+    (Grammar(GrammarKind.LARK, 'start: "a"'), {"grammar": 'start: "a"'}),
+    (Grammar(GrammarKind.REGEX, "a", Thinking("<think>", "</think>", opened=True)), {"regex": "a"}),
+)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize(("grammar", "sent"), GRAMMARS)
+def test_a_grammar_goes_along_by_vllms_name_and_wins_over_what_would_write_on(
+    dialect: Dialect, grammar: Grammar, sent: dict[str, object]
+) -> None:
+    drawn = drawing(dialect, replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=grammar)))
+    assert drawn["structured_outputs"] == sent
+    assert (drawn["min_tokens"], drawn["ignore_eos"]) == (0, False)
+    without = drawing(dialect, replace(ASK, sampling=UNUSUAL))
+    assert "structured_outputs" not in without and without["min_tokens"] == 4
+
+
+def test_what_is_asked_beside_the_choices_has_no_grammar() -> None:
+    ask = replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=GRAMMARS[0][0]))
+    for beside in (prefill_ask(ask), prompt_ask(ask)):
+        assert "structured_outputs" not in drawing(Dialect.COMPLETIONS, beside)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_a_stream_does_not_ask_for_the_log_probabilities_of_the_prompt(dialect: Dialect) -> None:
+    """vLLM refuses them there."""
+    assert drawing(dialect, replace(ASK, sampling=UNUSUAL))["prompt_logprobs"] is None
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_what_surrounds_a_request_is_sent_only_if_it_is_there(dialect: Dialect) -> None:
+    assert {"priority", "cache_salt", "kv_transfer_params"}.isdisjoint(body(dialect, ASK))
+    around = {"priority": -2, "cache_salt": "s", "kv_transfer_params": {"opaque": [1]}}
+    sent = body(dialect, replace(ASK, priority=-2, cache_salt="s", kv_params={"opaque": [1]}))
+    assert {name: sent[name] for name in around} == around
+
+
+@pytest.mark.parametrize(("asked", "sent"), [(None, None), (0, 0), (1, 2), (5, 6), (19, 20), (20, 20), (25, 25)])
+def test_generate_is_asked_for_one_log_probability_more_as_far_as_servers_allow(
+    asked: int | None, sent: int | None
+) -> None:
+    """It counts the drawn token among the k."""
+    ask = replace(ASK, sampling=SamplingParams(max_tokens=9, logprobs=asked))
+    assert drawing(Dialect.GENERATE, ask)["logprobs"] == sent
+    assert drawing(Dialect.COMPLETIONS, ask)["logprobs"] == asked
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_a_prefill_asks_for_one_greedy_token_and_a_ticket_without_a_stream(dialect: Dialect) -> None:
+    ask = replace(ASK, sampling=UNUSUAL, seed=7, cache_salt="s", kv_params={"old": 1})
+    sent = body(dialect, prefill_ask(ask))
+    assert (sent["stream"], sent["cache_salt"], "stream_options" in sent) == (False, "s", False)
+    assert sent["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
+    changed = {"n": 1, "max_tokens": 1, "temperature": 0.0}
+    expected = DEFAULTS | changed
+    assert {name: drawing(dialect, prefill_ask(ask))[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_the_log_probabilities_of_a_prompt_are_asked_for_with_one_token_and_without_a_stream(dialect: Dialect) -> None:
+    ask = prompt_ask(replace(ASK, sampling=UNUSUAL, kv_params={"ticket": 1}))
+    sent = drawing(dialect, ask)
+    assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["logprobs"]) == (2, 1, 1, None)
+    assert (ask.stream, ask.kv_params, ask.prompt) == (False, None, ASK.prompt)
+
+
+def test_the_seeds_that_clients_send_stay_as_they_are() -> None:
+    assert [signed_seed(seed) for seed in (0, 1, 42, 2**53, 2**63 - 2**32 - 1)] == [0, 1, 42, 2**53, 2**63 - 2**32 - 1]
+
+
+def test_seeds_a_certain_distance_apart_are_one_to_vllm() -> None:
+    assert signed_seed(5 + 2**63 - 2**32) == signed_seed(5)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 2**32))
+def test_no_child_is_unseeded_or_beyond_64_signed_bits(seed: int, n: int) -> None:
+    assert signed_seed(seed) >= 0
+    assert signed_seed(seed) + n - 1 < 2**63
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 200))
+def test_a_child_has_the_seed_of_a_single_request_but_where_the_count_begins_anew(seed: int, child: int) -> None:
+    single = signed_seed((seed + child) % 2**64)
+    counted = signed_seed(seed) + child
+    assert single in (counted, counted - (2**63 - 2**32)) or seed + child >= 2**64

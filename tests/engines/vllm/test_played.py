@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from motet.engines.base import Engine
-from motet.engines.calls import server_client
+from motet.engines.http import server_client
 from motet.engines.vllm.engine import VLLMEngine
-from motet.engines.vllm.figures import PDFigures
 from motet.engines.vllm.server import VLLMServer
 from motet.errors import EngineDiedError
 from motet.ids import ModelName, RequestId
-from motet.types import ChoiceStart, GenerateRequest, SamplingParams, choice_starts
+from motet.metrics.routing import TicketBook
+from motet.types import ChoiceStart, GenerateRequest, SamplingParams
+from tests.engines.vllm import far
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_switches import Switches
 from tests.peers.vllm_tickets import Held, Network
@@ -29,7 +30,7 @@ GREEDY = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)
 NEVER_S = 60.0
 
 
-def group(  # sizes: what groups differ in
+def group(
     *,
     n: int = 4,
     choices: tuple[ChoiceStart, ...] | None = None,
@@ -37,16 +38,8 @@ def group(  # sizes: what groups differ in
     seeded: bool = True,
     stops: bool = False,
 ) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=RequestId("g"),
-        prompt=PROMPT,
-        choices=choices or choice_starts(n, seed=7),
-        sampling=sampling,
-        trace="trace",
-        model=ModelName(MODEL),
-        seeded=seeded,
-        stops=stops,
-    )
+    request = far.group(n=n, choices=choices, sampling=sampling, seeded=seeded, stops=stops)
+    return msgspec.structs.replace(request, prompt=PROMPT, model=ModelName(MODEL), cache_salt="", priority=0)
 
 
 async def tokens_of(engine: Engine, request: GenerateRequest) -> dict[int, list[int]]:
@@ -71,7 +64,7 @@ class Pair:
     prefill: VLLMEngine
     decode: VLLMEngine
     network: Network
-    figures: PDFigures
+    figures: TicketBook
 
     async def request_with_ticket(self, request: GenerateRequest) -> GenerateRequest:
         return msgspec.structs.replace(request, ticket=await self.prefill.prefill(request))
@@ -84,7 +77,7 @@ class Pair:
 @asynccontextmanager
 async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: bool = False) -> AsyncIterator[Pair]:
     """Afterwards nothing is open, pinned or wrong."""
-    network, figures = Network(), PDFigures()
+    network, figures = Network(), TicketBook()
     switches = [Switches(scale_out=scale_out) for _ in range(2)]
     async with (
         FakeVLLM(network=network, switches=switches[0]) as prefill_server,
@@ -95,7 +88,7 @@ async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: b
         for played in (prefill_server, decode_server):
             server = VLLMServer(played.url, client)
             report = await server.report()
-            engines.append(VLLMEngine(server, report, figures=figures, leader_timeout_s=leader_timeout_s))
+            engines.append(VLLMEngine(server, report, tickets=figures, leader_timeout_s=leader_timeout_s))
         if stepped:
             decode_server.hold()
         yield Pair(prefill_server, decode_server, engines[0], engines[1], network, figures)

@@ -6,13 +6,13 @@ from contextlib import AsyncExitStack
 import pytest
 
 from motet.engines.base import WorkerState
-from motet.engines.vllm.ask import Dialect
+from motet.engines.vllm.plan import Dialect
 from motet.engines.vllm.server import VLLMServer
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, OtherServerError
 from motet.ids import ModelName
 from motet.types import EngineKind, ModelCard
-from tests.engines.vllm.servers import asking, canned
-from tests.engines.vllm.test_scrape import TEXT
+from tests.engines.vllm.far import asking, canned
+from tests.engines.vllm.test_report import TEXT
 from tests.peers.fake_vllm import FakeVLLM
 from tests.peers.vllm_switches import Switches
 
@@ -179,7 +179,7 @@ async def test_a_server_that_hangs_or_is_too_busy_to_answer_is_silent(fake: Fake
 
 async def test_a_url_that_is_none_is_said_to_be_none() -> None:
     async with asking("no url") as server:
-        with pytest.raises(EngineError, match="its URL is none"):
+        with pytest.raises(EngineError, match="The URL of the vLLM server no url is not valid"):
             await server.report()
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.vllm.tickets import LEASE_S, kv_params_in, params_from, ticket_from
+from motet.engines.vllm.plan import LEASE_S, params_from, ticket_from
+from motet.engines.vllm.wire import kv_params_in
 from motet.errors import EngineError
 from motet.transfer.ticket import Ticket, prompt_digest
 
@@ -39,7 +40,7 @@ def test_a_server_that_makes_none_is_told_how_it_would(params: bytes) -> None:
 
 @pytest.mark.parametrize("answer", [b"no", JSON % b'"text"', JSON % b"[1]"])
 def test_what_is_no_answer_to_a_prefill_is_said_to_be_none(answer: bytes) -> None:
-    with pytest.raises(EngineError, match="no answer to a prefill"):
+    with pytest.raises(EngineError, match="answer of vLLM to a prefill cannot be read"):
         kv_params_in(answer)
 
 
@@ -82,5 +83,5 @@ def test_a_port_that_is_none_is_not_taken(port: object) -> None:
 @pytest.mark.parametrize("foreign", ["", "[]", "no"])
 def test_a_ticket_of_another_kind_is_not_for_vllm(foreign: str) -> None:
     ours = ticket_from(PARAMS, engine_id="e", prompt=(1,))
-    with pytest.raises(EngineError, match="a ticket of e is none"):
+    with pytest.raises(EngineError, match="the ticket of e is not one of vLLM's"):
         params_from(msgspec.structs.replace(ours, foreign=foreign))

@@ -1,4 +1,4 @@
-"""Streams of vLLM 0.32, in the bytes it writes, however they are cut."""
+"""What vLLM 0.32 answers, in the bytes it writes, however they are cut: streams, log-probabilities, refusals."""
 
 from itertools import pairwise
 
@@ -6,10 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.sse import MAX_EVENT_BYTES
-from motet.engines.vllm.ask import Dialect
-from motet.engines.vllm.wire import Piece, Reader, Usage
-from motet.errors import EngineError, MotetError, RequestError, WorkerLeavingError
+from motet.engines.http import Refusal
+from motet.engines.vllm.wire import LOWEST, VLLMPiece, VLLMReader, VLLMUsage, prompt_logprobs_in, refused
+from motet.errors import (
+    ContextLengthError,
+    EngineDiedError,
+    EngineError,
+    ModelNotFoundError,
+    MotetError,
+    OtherServerError,
+    OverloadedError,
+    RequestError,
+    WorkerLeavingError,
+)
 from motet.types import Finish, FinishReason, SamplingParams, TokenLogprob
 
 PLAIN = SamplingParams(max_tokens=9, stop_token_ids=(30,))
@@ -31,10 +40,10 @@ COMPLETIONS = (
 )
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 PIECES = [
-    Piece(1, (28,)),
-    Piece(0, (29, 30), None, Finish(STOP, 30)),
-    Piece(1, (31,), None, Finish(LENGTH)),
-    Usage(2, None),
+    VLLMPiece(1, (28,)),
+    VLLMPiece(0, (29, 30), None, Finish(STOP, 30)),
+    VLLMPiece(1, (31,), None, Finish(LENGTH)),
+    VLLMUsage(),
 ]
 
 GENERATE = (
@@ -54,20 +63,20 @@ GENERATE = (
 )
 BEST = ((3, -0.5), (4, -1.0))
 GENERATED = [
-    Piece(0, (7,), (TokenLogprob(7, -2.5, 9, BEST),)),
-    Piece(0, (4,), (TokenLogprob(4, -1.0, 2, BEST),), Finish(STOP)),
-    Usage(2, 1),
+    VLLMPiece(0, (7,), (TokenLogprob(7, -2.5, 9, BEST),)),
+    VLLMPiece(0, (4,), (TokenLogprob(4, -1.0, 2, BEST),), Finish(STOP)),
+    VLLMUsage(1),
 ]
 
 
-def reader(dialect: Dialect = Dialect.COMPLETIONS, sampling: SamplingParams = PLAIN) -> Reader:
-    return Reader(dialect, sampling, server="the server")
+def reader(sampling: SamplingParams = PLAIN) -> VLLMReader:
+    return VLLMReader(sampling, server="the server")
 
 
-def read(*parts: bytes, dialect: Dialect = Dialect.COMPLETIONS, sampling: SamplingParams = PLAIN) -> list[object]:
-    whole = reader(dialect, sampling)
+def read(*parts: bytes, sampling: SamplingParams = PLAIN) -> list[object]:
+    whole = reader(sampling)
     pieces: list[object] = [piece for part in parts for piece in whole.feed(part)]
-    assert whole.done
+    whole.close()
     return pieces
 
 
@@ -86,47 +95,37 @@ def test_a_stream_of_completions_is_read_as_pieces_and_usage() -> None:
 
 
 def test_a_stream_of_generate_is_read_with_ranks_and_the_best_of_each_token() -> None:
-    assert read(GENERATE, dialect=Dialect.GENERATE, sampling=LISTED) == GENERATED
+    assert read(GENERATE, sampling=LISTED) == GENERATED
 
 
 @pytest.mark.parametrize("lines", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
 @given(cuts=st.lists(st.integers(0, 2000), max_size=40))
 def test_wherever_a_stream_is_cut_it_holds_the_same(lines: bytes, cuts: list[int]) -> None:
-    streams = [(COMPLETIONS, Dialect.COMPLETIONS, PLAIN, PIECES), (GENERATE, Dialect.GENERATE, LISTED, GENERATED)]
-    for stream, dialect, sampling, pieces in streams:
+    for stream, sampling, pieces in ((COMPLETIONS, PLAIN, PIECES), (GENERATE, LISTED, GENERATED)):
         data = stream.replace(b"\n", lines)
         ends = [0, *sorted(cuts), len(data)]
         parts = [data[begin:end] for begin, end in pairwise(ends)]
-        assert read(*parts, dialect=dialect, sampling=sampling) == pieces
-
-
-def test_every_byte_may_come_by_itself() -> None:
-    assert read(*(COMPLETIONS[i : i + 1] for i in range(len(COMPLETIONS)))) == PIECES
+        assert read(*parts, sampling=sampling) == pieces
 
 
 def test_it_is_done_at_the_servers_word_and_not_before() -> None:
     stream = reader()
     stream.feed(COMPLETIONS.removesuffix(b"\n"))
-    assert not stream.done
+    with pytest.raises(EngineDiedError, match="the server broke off in the middle of its answer"):
+        stream.close()
     stream.feed(b"\n")
-    assert stream.done
-
-
-def test_the_data_of_an_event_may_have_several_lines_and_other_fields_beside_it() -> None:
-    assert read(b'event: x\nid: 1\ndata:{"choices": [{"index": 0,\ndata: "token_ids": [5]}]}\n\ndata:[DONE]\n\n') == [
-        Piece(0, (5,))
-    ]
+    stream.close()
 
 
 def test_several_choices_may_come_in_one_event() -> None:
     choices = b'"index":0,"token_ids":[5]},{"index":1,"token_ids":[],"finish_reason":"length"'
-    assert reader().feed(event(choices)) == [Piece(0, (5,)), Piece(1, (), None, Finish(LENGTH))]
+    assert reader().feed(event(choices)) == [VLLMPiece(0, (5,)), VLLMPiece(1, (), None, Finish(LENGTH))]
 
 
 def test_a_stop_token_that_was_not_asked_for_is_an_end_of_sequence() -> None:
     """vLLM tells the further ends of sequence of a model as stop tokens."""
     (piece,) = reader().feed(event(b'"index":0,"token_ids":[99],"finish_reason":"stop","stop_reason":99'))
-    assert piece == Piece(0, (99,), None, Finish(STOP, None))
+    assert piece == VLLMPiece(0, (99,), None, Finish(STOP, None))
 
 
 def test_the_rank_of_a_completion_is_counted_from_what_is_listed() -> None:
@@ -136,13 +135,13 @@ def test_the_rank_of_a_completion_is_counted_from_what_is_listed() -> None:
         b'{"token_id:4":-1.0,"token_id:3":-0.5}]}'
     )
     assert reader(sampling=LISTED).feed(event(choice)) == [
-        Piece(0, (7, 4), (TokenLogprob(7, -2.5, 3, BEST), TokenLogprob(4, -1.0, 2, BEST)))
+        VLLMPiece(0, (7, 4), (TokenLogprob(7, -2.5, 3, BEST), TokenLogprob(4, -1.0, 2, BEST)))
     ]
 
 
 def test_a_piece_without_tokens_has_no_log_probabilities() -> None:
     end = b'"index":0,"token_ids":[],"logprobs":null,"finish_reason":"length"'
-    assert reader(sampling=LISTED).feed(event(end)) == [Piece(0, (), (), Finish(LENGTH))]
+    assert reader(sampling=LISTED).feed(event(end)) == [VLLMPiece(0, (), (), Finish(LENGTH))]
 
 
 @pytest.mark.parametrize("lists", [b"null", b'{"token_logprobs":[],"top_logprobs":[]}'])
@@ -164,12 +163,12 @@ def test_log_probabilities_of_texts_are_an_error() -> None:
         (
             b'{"message":"EngineCore encountered an issue.","type":"InternalServerError","param":null,"code":500}',
             EngineError,
-            "the server gave up in mid-answer: EngineCore encountered an issue.",
+            "the server gave up in the middle of its answer: EngineCore encountered an issue.",
         ),
         (
             b'{"message":"Request failed; please retry","type":"InternalServerError","param":null,"code":503}',
             WorkerLeavingError,
-            "the server gave up in mid-answer: Request failed; please retry",
+            "the server gave up in the middle of its answer: Request failed; please retry",
         ),
         (
             b'{"message":"bad","type":"BadRequestError","param":"top_k","code":400}',
@@ -198,8 +197,8 @@ def test_an_end_that_is_no_end_of_a_choice_is_an_error_that_quotes_it(reason: by
     [
         (b"data: <html>\n\n", "<html>"),
         (b'data: {"object":"x"}\n\n', "it has no choices"),
-        (b'data: {"choices":[{"index":"a"}]}\n\n', "what cannot be read"),
-        (b'data: {"choices":[{"index":0,"token_ids":["\xff"]}]}\n\n', "what cannot be read"),
+        (b'data: {"choices":[{"index":"a"}]}\n\n', "that cannot be read"),
+        (b'data: {"choices":[{"index":0,"token_ids":["\xff"]}]}\n\n', "that cannot be read"),
         (event(b'"index":0,"text":"hello"'), "sends no token ids"),
     ],
     ids=["no JSON", "other JSON", "wrong type", "no UTF-8", "no token ids"],
@@ -210,8 +209,97 @@ def test_nonsense_is_said_to_be_nonsense(data: bytes, message: str) -> None:
     assert message in error.message
 
 
-def test_a_line_without_an_end_is_given_up() -> None:
-    stream = reader()
-    with pytest.raises(EngineError, match="has more than"):
-        for _ in range(3):
-            stream.feed(b"x" * (MAX_EVENT_BYTES // 2))
+LISTS = (
+    b'[null,{"6":{"logprob":-3.0,"rank":12,"decoded_token":"x"},"2":{"logprob":-0.1,"rank":1,"decoded_token":"a"},'
+    b'"3":{"logprob":-0.7,"rank":2,"decoded_token":"b"}},{"3":{"logprob":-0.7,"rank":2,"decoded_token":"b"},'
+    b'"2":{"logprob":null,"rank":1,"decoded_token":"a"}}]'
+)
+TOLD = (None, TokenLogprob(6, -3.0, 12, ((2, -0.1), (3, -0.7))), TokenLogprob(3, -0.7, 2, ((2, LOWEST), (3, -0.7))))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices":[{"index":0,"token_ids":[9],"prompt_logprobs":' + LISTS + b"}]}",
+        b'{"choices":[{"index":0,"token_ids":[9]}],"prompt_logprobs":' + LISTS + b"}",
+    ],
+    ids=["completions", "generate"],
+)
+def test_the_log_probabilities_of_a_prompt_are_told_a_token_best_first(body: bytes) -> None:
+    assert prompt_logprobs_in(body, (5, 6, 3), 2) == TOLD
+
+
+def test_without_the_best_only_the_prompts_own_is_told() -> None:
+    body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":12}}]}]}'
+    assert prompt_logprobs_in(body, (5, 6), 0) == (None, TokenLogprob(6, -3.0, 12, ()))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"choices":[{}]}', "of 0 of 2 prompt tokens"),
+        (b'{"choices":[{"prompt_logprobs":[null]}]}', "of 1 of 2 prompt tokens"),
+        (b'{"choices":[{"prompt_logprobs":[null,{"8":{"logprob":-1.0}}]}]}', "of prompt token 6"),
+        (b"no", "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_the_prompt_is_an_error(body: bytes, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        prompt_logprobs_in(body, (5, 6), 1)
+
+
+def refusal_of(status: int, body: str = "", *, retry_after_s: int | None = None) -> MotetError:
+    return refused(Refusal(status, "Phrase", body.encode(), retry_after_s), "the server")
+
+
+def body(message: str, kind: str = "BadRequestError", *, param: str | None = None, code: int = 400) -> str:
+    quoted = "null" if param is None else f'"{param}"'
+    return f'{{"error":{{"message":"{message}","type":"{kind}","param":{quoted},"code":{code}}}}}'
+
+
+@pytest.mark.parametrize(("told", "ours"), [("top_p", "top_p"), ("body.prompt", "prompt"), (None, None)])
+def test_a_request_that_is_refused_is_the_clients(told: str | None, ours: str | None) -> None:
+    error = refusal_of(400, body("no", param=told))
+    assert isinstance(error, RequestError)
+    assert (type(error), error.message, error.param) == (RequestError, "The engine refused the request: no", ours)
+
+
+def test_a_prompt_that_is_too_long_is_told_as_such() -> None:
+    error = refusal_of(400, body("maximum context length is 10", param="input_tokens"))
+    assert (type(error), error.code) == (ContextLengthError, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind"),
+    [
+        (404, body("The model `x` does not exist.", "NotFoundError", code=404), ModelNotFoundError),
+        (404, body("Not Found", "Not Found", code=404), OtherServerError),
+        (404, '{"detail":"Not Found"}', OtherServerError),
+        (405, "", OtherServerError),
+        (501, body("no completions", "NotImplementedError", code=501), OtherServerError),
+        (401, '{"error":"Unauthorized"}', EngineError),
+        (403, body("no", "Forbidden", code=403), EngineError),
+        (409, body("no", "Conflict", code=409), EngineError),
+        (429, "", OverloadedError),
+        (503, body("busy", "Service Unavailable", code=503), OverloadedError),
+        (503, '{"error":"The model is currently scaling."}', OverloadedError),
+        (503, "", EngineDiedError),
+        (502, "<html>", EngineDiedError),
+        (500, body("broke", "InternalServerError", code=500), EngineError),
+        (302, "", EngineError),
+        (400, "<html>", EngineError),
+    ],
+)
+def test_each_refusal_has_its_error(status: int, text: str, kind: type[MotetError]) -> None:
+    assert type(refusal_of(status, text)) is kind
+
+
+def test_a_refusal_is_quoted_with_who_said_it_and_what_to_do() -> None:
+    assert refusal_of(401, '{"error":"Unauthorized"}').message == (
+        "the server answered 401: Unauthorized. Give the gateway a key that this server knows."
+    )
+    assert refusal_of(502).message == "the server answered 502: Phrase"
+
+
+def test_a_busy_server_says_when_to_come_again() -> None:
+    assert refusal_of(503, body("busy"), retry_after_s=7).retry_after_s == 7

@@ -1,6 +1,6 @@
 """Arrays: of what, how many, and in which places."""
 
-from tests.structured.schemas.case import SchemaCase, closed, text
+from tests.structured.schemas.case import SchemaCase, closed, of_value, text
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 PAIR = {"type": "array", "items": DIGIT, "minItems": 2, "maxItems": 2}
@@ -26,34 +26,19 @@ CASES = (
         good=('{"scores":[1,2]}', '{"scores":[1,2,3,4]}'),
         bad=('{"scores":[1]}', '{"scores":[1,2,3,4,5]}'),
     ),
-    SchemaCase(
+    of_value(
         "exactly_three_items",
-        closed(
-            rgb={
-                "type": "array",
-                "items": {"type": "integer", "minimum": 0, "maximum": 255},
-                "minItems": 3,
-                "maxItems": 3,
-            }
-        ),
-        good=('{"rgb":[0,128,255]}',),
-        bad=('{"rgb":[0,128]}', '{"rgb":[0,128,256]}', '{"rgb":[0,1,2,3]}'),
+        {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}, "minItems": 3, "maxItems": 3},
+        ("[0,128,255]",),
+        ("[0,128]", "[0,128,256]", "[0,1,2,3]"),
         ask="A colour, please.",
     ),
-    SchemaCase(
-        "array_that_must_be_empty",
-        closed(none={"type": "array", "items": DIGIT, "maxItems": 0}),
-        good=('{"none":[]}',),
-        bad=('{"none":[1]}',),
-        few=True,
-    ),
-    SchemaCase(
+    of_value("array_that_must_be_empty", {"type": "array", "items": DIGIT, "maxItems": 0}, ("[]",), ("[1]",), few=True),
+    of_value(
         "places_with_types_of_their_own",
-        closed(
-            row={"type": "array", "prefixItems": [text(10), DIGIT, {"type": "boolean"}], "items": False, "minItems": 3}
-        ),
-        good=('{"row":["a",1,true]}',),
-        bad=('{"row":[1,"a",true]}', '{"row":["a",1,true,2]}', '{"row":["a",1]}'),
+        {"type": "array", "prefixItems": [text(10), DIGIT, {"type": "boolean"}], "items": False, "minItems": 3},
+        ('["a",1,true]',),
+        ('[1,"a",true]', '["a",1,true,2]', '["a",1]'),
     ),
     SchemaCase(
         "places_with_types_of_their_own_and_others_behind",
@@ -81,26 +66,17 @@ CASES = (
         bad=('{"items":[{"name":"nail"}]}', '{"items":[]}', '{"items":[{"name":"nail","n":33}]}'),
         ask="A shopping list, please.",
     ),
-    SchemaCase(
+    of_value(
         "array_of_some_of_several_words",
-        closed(
-            days={"type": "array", "items": {"enum": ["mon", "tue", "wed", "thu", "fri"]}, "minItems": 2, "maxItems": 5}
-        ),
-        good=('{"days":["mon","fri"]}',),
-        bad=('{"days":["mon","sat"]}', '{"days":["mon"]}'),
+        {"type": "array", "items": {"enum": ["mon", "tue", "wed", "thu", "fri"]}, "minItems": 2, "maxItems": 5},
+        ('["mon","fri"]',),
+        ('["mon","sat"]', '["mon"]'),
         ask="On which days?",
     ),
-    SchemaCase(
+    of_value(
         "array_of_several_types",
-        closed(
-            mixed={
-                "type": "array",
-                "items": {"anyOf": [DIGIT, text(6), {"type": "null"}]},
-                "minItems": 2,
-                "maxItems": 4,
-            }
-        ),
-        good=('{"mixed":[1,"a",null]}',),
-        bad=('{"mixed":[1,true]}', '{"mixed":[10,1]}'),
+        {"type": "array", "items": {"anyOf": [DIGIT, text(6), {"type": "null"}]}, "minItems": 2, "maxItems": 4},
+        ('[1,"a",null]',),
+        ("[1,true]", "[10,1]"),
     ),
 )

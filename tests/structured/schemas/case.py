@@ -23,12 +23,21 @@ class SchemaCase:
 
 def closed(**properties: object) -> Schema:
     """An object with exactly these properties, as OpenAI's strict mode wants it."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def of_value(
+    name: str,
+    schema: object,
+    good: tuple[str, ...],
+    bad: tuple[str, ...],
+    *,
+    ask: str = SchemaCase.ask,
+    few: bool = False,
+) -> SchemaCase:
+    """An object with one value in it, `v`; `good` and `bad` are texts of the value."""
+    texts, others = (tuple(f'{{"v":{value}}}' for value in values) for values in (good, bad))
+    return SchemaCase(name, closed(v=schema), texts, others, ask, few)
 
 
 def text(max_length: int = 20) -> Schema:

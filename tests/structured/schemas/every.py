@@ -14,17 +14,8 @@ from tests.structured.schemas import (
     values,
 )
 
-GROUPS = {
-    "objects": objects.CASES,
-    "arrays": arrays.CASES,
-    "values": values.CASES,
-    "formats": formats.CASES,
-    "strings": strings.CASES,
-    "numbers": numbers.CASES,
-    "references": references.CASES,
-    "combined": combined.CASES,
-    "unicode": unicode.CASES,
-    "real_life": real_life.CASES,
-    "pydantic": pydantic_models.CASES,
-}
-CASES = tuple(case for cases in GROUPS.values() for case in cases)
+GROUPS = (
+    *(objects, arrays, values, formats, strings, numbers),
+    *(references, combined, unicode, real_life, pydantic_models),
+)
+CASES = tuple(case for group in GROUPS for case in group.CASES)

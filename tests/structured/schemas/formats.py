@@ -1,16 +1,12 @@
 """Strings in the formats that are enforced."""
 
-from tests.structured.schemas.case import SchemaCase, closed
+from tests.structured.schemas.case import SchemaCase, of_value
 
 
 def case(name: str, ask: str, good: tuple[str, ...], bad: tuple[str, ...], **more: object) -> SchemaCase:
-    """An object with one string in it."""
-    return SchemaCase(
-        f"format_{name.replace('-', '_')}",
-        closed(v={"type": "string", "format": name, **more}),
-        good=tuple(f'{{"v":"{text}"}}' for text in good),
-        bad=tuple(f'{{"v":"{text}"}}' for text in bad),
-        ask=ask,
+    texts, others = (tuple(f'"{text}"' for text in texts) for texts in (good, bad))
+    return of_value(
+        f"format_{name.replace('-', '_')}", {"type": "string", "format": name, **more}, texts, others, ask=ask
     )
 
 

@@ -1,17 +1,10 @@
 """Numbers and their bounds."""
 
-from tests.structured.schemas.case import SchemaCase, closed
+from tests.structured.schemas.case import SchemaCase, of_value
 
 
-def case(name: str, good: tuple[str, ...], bad: tuple[str, ...], kind: str = "number", **more: object) -> SchemaCase:
-    """An object with one number in it. More of `more`: its bounds."""
-    return SchemaCase(
-        name,
-        closed(v={"type": kind, **more}),
-        good=tuple(f'{{"v":{number}}}' for number in good),
-        bad=tuple(f'{{"v":{number}}}' for number in bad),
-        ask="How many legs does a cat have?",
-    )
+def case(name: str, good: tuple[str, ...], bad: tuple[str, ...], kind: str = "number", **bounds: object) -> SchemaCase:
+    return of_value(name, {"type": kind, **bounds}, good, bad, ask="How many legs does a cat have?")
 
 
 CASES = (

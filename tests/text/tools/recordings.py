@@ -6,11 +6,15 @@ source     who published it; "made up" if nobody did
 """
 
 import tomllib
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from motet.text.tools.base import Tool
+from motet.text.answers import CallRules, tagged_format
+from motet.text.parts import Content, Part, ToolCallArguments, ToolCallBegin
+from motet.text.tools.base import Tool, ToolFormat
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -28,6 +32,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     output: list[Recorded]
 
 
+@cache
 def recorded() -> list[tuple[str, Recorded]]:
     """(name of the format, answer)"""
     files = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))}
@@ -72,3 +77,17 @@ TOOLS = (
     *map(tool, ("searchTool", "trending_songs", "getOpenIncidentsTool")),
     *map(tool, ("add", "multiply", "get_age", "register_user")),
 )
+
+
+def told(form: ToolFormat, pieces: Iterable[str], tools: tuple[Tool, ...] = TOOLS) -> tuple[str, list[tuple[str, str]]]:
+    """Content, and (name, arguments) of each call."""
+    parser = tagged_format(None, CallRules(form, tools)).parser()
+    parts: list[Part] = [part for piece in pieces for part in parser.feed(piece, [])]
+    parts += parser.close(cut=False)
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    names = [part.name for part in parts if isinstance(part, ToolCallBegin)]
+    arguments = [""] * len(names)
+    for part in parts:
+        if isinstance(part, ToolCallArguments):
+            arguments[part.number] += part.text
+    return content, list(zip(names, arguments, strict=True))

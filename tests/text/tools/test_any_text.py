@@ -1,12 +1,15 @@
 """Whatever stands in a region, a format reads it without failing, and takes nothing back that it told of a call."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.text.formats import FORMATS
 from motet.text.tools.base import ToolFormat
-from motet.text.tools.cursor import Cursor, EndOfText, NotACall, decoded
-from motet.text.tools.formats import FORMATS
+from motet.text.tools.cursor import Cursor, EndOfText, NotACall, Span, decoded, repaired
+from tests.property_settings import examples
 from tests.text.tools.recordings import recorded
 from tests.text.tools.test_recorded import check_growth
 
@@ -27,11 +30,13 @@ def pieces_of(name: str) -> list[str]:
     return sorted(set(texts))
 
 
+@cache
 def texts(name: str) -> st.SearchStrategy[str]:
     pieces = st.one_of(st.sampled_from(pieces_of(name)), LETTERS, WORDS)
     return st.lists(pieces, max_size=24).map("".join)
 
 
+@cache
 def broken(name: str) -> st.SearchStrategy[str]:
     """What a model wrote, with something put in the place of a part of it."""
     answers = st.sampled_from([answer.text for known, answer in recorded() if known == name])
@@ -49,13 +54,20 @@ def broken(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@examples(40)
 @given(st.data())
 def test_any_text_is_read(form: ToolFormat, data: st.DataObject) -> None:
     check_growth(form, data.draw(texts(form.name) | broken(form.name)))
 
 
+@pytest.mark.parametrize("quotes", ["'''", '"""'])
+def test_a_string_behind_a_word_is_wrong_from_its_first_quote_on(quotes: str) -> None:
+    """Two quotes were refused, and three could yet have become a string."""
+    check_growth(FORMATS["olmo3"], f"get_time(null{quotes}")
+
+
 JSON = st.recursive(
-    st.sampled_from(["null", "true", "-1.5e+3", "0", '""', '"a\\u00e9\\n}"']),
+    st.sampled_from(["null", "true", "-1.5e+3", "0", '""', '"a\\u00e9\\n}"', '"line\nbreak"']),
     lambda inner: (
         st.lists(inner, max_size=3).map(lambda parts: f"[{', '.join(parts)}]")
         | st.lists(inner, max_size=3).map(lambda parts: "{" + ",".join(f'"k" : {part}' for part in parts) + "}")
@@ -76,8 +88,8 @@ def test_a_value_of_json_ends_where_it_ends(text: str, behind: str) -> None:
 
 @given(JSON, st.integers(0, 100))
 def test_a_beginning_of_json_is_never_wrong(text: str, cut: int) -> None:
-    span = Cursor(text[: cut % len(text)]).value()
-    assert not span.whole
+    cut %= len(text)
+    assert Cursor(text[:cut]).value() == Span(0, cut, whole=False)
 
 
 @given(st.lists(st.one_of(LETTERS, WORDS, JSON), max_size=6).map("".join))
@@ -98,3 +110,31 @@ def test_a_literal_that_may_still_come_is_awaited(literal: str, text: str) -> No
         Cursor(text).literal(literal)
     with pytest.raises(NotACall):
         Cursor(f"{text} ").literal(literal)
+
+
+WRONG_WORDS = "01 +1 .5 1.e5 --1 nux True NaN Infinity 'a' {'a' {a {1 [1,] [1} [, {, } <"
+WRONG = ('"\\q', '"\\u12g', '"\\\n', '{"a" 1', '{"a": 1 x', '{"a": "x"y', '{"a": 1,}', '{"a": 1]')
+
+
+@pytest.mark.parametrize("text", [*WRONG_WORDS.split(), *WRONG])
+def test_what_json_never_has_is_seen_at_once(text: str) -> None:
+    for behind in (" ", '"', "}"):
+        with pytest.raises(NotACall):
+            Cursor(text + behind).value()
+
+
+@pytest.mark.parametrize("text", ['{"a": "}"}', "[]", '{"": {"": []}}', '"\\""', '[1, 2.5e-3, "\\u00e9", null]'])
+def test_a_value_ends_with_its_last_bracket_whatever_follows(text: str) -> None:
+    for behind in ("", "}", " tail", "</tool_call>"):
+        cursor = Cursor(f"x{text}{behind}")
+        cursor.literal("x")
+        span = cursor.value()
+        assert (span.start, span.end, span.whole) == (1, 1 + len(text), True)
+
+
+def test_control_characters_are_escaped_inside_strings_only() -> None:
+    text = '{\n"a": "one\ntwo\tthree \\n \\" \n",\t"b": ""\n}'
+    assert repaired(text) == '{\n"a": "one\\ntwo\\tthree \\n \\" \\n",\t"b": ""\n}'
+    assert decoded(repaired(text)) == {"a": 'one\ntwo\tthree \n " \n', "b": ""}
+    for cut in range(len(text) + 1):
+        assert repaired(text).startswith(repaired(text[:cut]))

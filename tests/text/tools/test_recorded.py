@@ -2,38 +2,22 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from motet.text.answers import TaggedFormat, Tools
-from motet.text.parts import Content, Part, ToolCallArguments, ToolCallBegin
-from motet.text.tools.base import ReadCall, Reading, Tool, ToolFormat
-from motet.text.tools.formats import FORMATS
-from tests.text.tools.recordings import TOOLS, Recorded, recorded
+from motet.text.formats import FORMATS
+from motet.text.tools.base import ParsedCall, ParsedRegion, Tool, ToolFormat
+from tests.text.tools.recordings import TOOLS, Recorded, recorded, told
 
 ANSWERS = [pytest.param(FORMATS[name], answer, id=f"{name}: {answer.name}") for name, answer in recorded()]
-
-
-def told(form: ToolFormat, pieces: Iterable[str]) -> tuple[str, list[tuple[str, str]]]:
-    """Content, and (name, arguments) of each call."""
-    parser = TaggedFormat.of(None, Tools.of(form, TOOLS, parallel=True), visible=frozenset()).parser()
-    parts: list[Part] = [part for piece in pieces for part in parser.feed(piece, [])]
-    parts += parser.close(cut=False)
-    content = "".join(part.text for part in parts if isinstance(part, Content))
-    names = [part.name for part in parts if isinstance(part, ToolCallBegin)]
-    arguments = [""] * len(names)
-    for part in parts:
-        if isinstance(part, ToolCallArguments):
-            arguments[part.number] += part.text
-    return content, list(zip(names, arguments, strict=True))
 
 
 def regions(form: ToolFormat, answer: Recorded) -> list[str]:
     """The texts that the format was given to read: whole regions only."""
     seen: list[str] = []
 
-    def read(text: str, final: bool, tools: Sequence[Tool]) -> Reading:
+    def read(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
         seen.append(text)
         return form.read(text, final, tools)
 
@@ -76,7 +60,7 @@ def test_what_is_told_of_calls_only_grows(form: ToolFormat, answer: Recorded) ->
 
 
 def check_growth(form: ToolFormat, region: str) -> None:
-    last: tuple[ReadCall, ...] = ()
+    last: tuple[ParsedCall, ...] = ()
     for cut in range(len(region) + 1):
         reading = form.read(region[:cut], False, TOOLS)
         if reading.malformed:
@@ -90,7 +74,7 @@ def check_growth(form: ToolFormat, region: str) -> None:
     check_beginning(last, form.read(region, True, TOOLS).calls)
 
 
-def check_beginning(before: Sequence[ReadCall], after: Sequence[ReadCall]) -> None:
+def check_beginning(before: Sequence[ParsedCall], after: Sequence[ParsedCall]) -> None:
     assert len(before) <= len(after)
     for old, new in zip(before, after, strict=False):
         if old.whole:

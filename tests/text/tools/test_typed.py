@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from motet.text.formats import FORMATS
 from motet.text.tools.base import Tool
-from motet.text.tools.formats import FORMATS
 from motet.text.tools.typed import as_json, property_schema, types_of
 
 ROOT = {
@@ -17,6 +17,7 @@ ROOT = {
     },
     "$defs": {"Unit": {"enum": ["c", 1, None]}, "a/b": {"type": "boolean"}},
 }
+UNIT = {"$ref": "#/$defs/Unit"}
 ANY = {"string", "number", "integer", "boolean", "object", "array", "null"}
 
 
@@ -31,13 +32,10 @@ ANY = {"string", "number", "integer", "boolean", "object", "array", "null"}
             {"anyOf": [{"type": "string"}, {"oneOf": [{"type": "null"}, {"const": True}]}]},
             {"string", "null", "boolean"},
         ),
-        ({"$ref": "#/$defs/Unit"}, {"string", "integer", "number", "null"}),
+        (UNIT, {"string", "integer", "number", "null"}),
         ({"$ref": "#/$defs/a~1b"}, {"boolean"}),
         ({"$ref": "#/properties/again"}, ANY),
-        (
-            {"anyOf": [{"$ref": "#/$defs/Unit"}, {"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/Unit"}]},
-            ANY - {"object", "array"},
-        ),
+        ({"anyOf": [UNIT, {"$ref": "#/$defs/a~1b"}, UNIT]}, ANY - {"object", "array"}),
         ({"$ref": "https://example.com/unit.json"}, ANY),
         ({}, ANY),
         ({"type": "float"}, ANY),

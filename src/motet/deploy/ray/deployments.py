@@ -1,108 +1,80 @@
-"""The classes that Serve makes replicas of. Each is a frame around one of our objects; what they do is in those."""
+"""The classes of which Serve makes replicas. Each is a thin frame around one of our objects, which does the work."""
 
 import asyncio
 import logging
 from collections.abc import Mapping
-from functools import partial
 
+import msgspec
 import ray
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from ray import serve
 
+from motet.api.caller import session_id_of
 from motet.config import EngineConfig, environment
-from motet.deploy.compose import Router
-from motet.deploy.heap import freeze_heap
+from motet.deploy.cell import LocalEngine
+from motet.deploy.gateway import Gateway
 from motet.deploy.ray.balance import Record
-from motet.deploy.ray.gateway_replica import RayGateway
-from motet.deploy.ray.handles import Handle, RayDirectory
-from motet.deploy.ray.interest import Farewell, Interest
-from motet.deploy.ray.prefill_members import prefill_members
-from motet.deploy.ray.replica_plans import Place, engine_key, gateway_plan, serves_clients, worker_plan, worker_role
-from motet.deploy.ray.waking import Waker, missed_by, wake
+from motet.deploy.ray.clients import ClientStreams
+from motet.deploy.ray.directory import Handle, RayDirectory
+from motet.deploy.ray.prefix_choice import PrefixRouter
+from motet.deploy.ray.replica_plans import ReplicaPlace, gateway_replica_plan, worker_plan, worker_role
+from motet.deploy.ray.running import RunningServer, running_gateway
 from motet.deploy.ray.worker import RayWorker
-from motet.deploy.start import LocalEngine
+from motet.deploy.server import freeze_heap
 from motet.engines.native.client import NativeEngine
-from motet.log import setup_logging_as
-from motet.settings import Settings, resolve_settings
-from motet.settings.record import RAY
+from motet.log import setup_logging
+from motet.settings.declaration import ServerCommand
+from motet.settings.record import Settings
+from motet.settings.resolve import resolve_settings
 from motet.types import Role
 
 logger = logging.getLogger(__name__)
 
 STATUS_S = 5.0
 STOPPING = "STOPPING"
+ROUTE = "/internal/route"
 
 Arguments = Mapping[str, object]
-"""Settings by name, as they came into the application."""
+"""Settings by name, as the application got them."""
 
 
-def settings_here(arguments: Arguments) -> Settings:
-    """With what the environment of this node adds, such as the address of its fast network."""
-    settings = resolve_settings(arguments, environ=environment(), names=RAY)
-    server = settings.server(served_model_name="")
-    setup_logging_as(server.log_format, server.log_level)
-    return settings
+class Replica:
+    """The common part of all replicas with a server of ours."""
+
+    server: RayWorker | RunningServer[Gateway]
+    streams: ClientStreams | None = None
+    """None unless the replica serves clients."""
+
+    async def check_health(self) -> None:
+        (self.streams or self.server).check()
+
+    async def __del__(self) -> None:
+        await (self.streams or self.server).close()
 
 
-def place_here() -> Place:
-    context = serve.get_replica_context()
-    rank = context.rank.rank if context.rank is not None else 0
-    return Place(
-        id=f"{context.deployment}-{context.replica_id.unique_id}",
-        address=str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
-        rank=rank,
-    )
+class WorkerReplica(Replica):
+    """Computes prompts and passes their KV on, or writes choices for gateways."""
 
-
-class WorkerReplica:
-    """What prefill and decode replicas have in common."""
+    server: RayWorker
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, arguments: Arguments, directory: Handle, role: Role | None = None
     ) -> None:
+        """`role`: None for replicas that decode."""
         settings = settings_here(arguments)
-        role = role or worker_role(settings)
-        plan = worker_plan(settings, role, place_here(), environ=environment())
-        beside = None
-        if serves_clients(settings, role) and role is Role.DECODE:
-            beside = partial(
-                prefill_members,
-                api_key=engine_key(settings),
-                worker_timeout_s=settings.gateway.worker_timeout_s,
-                drain_s=plan.server.server.drain_timeout_s,
-            )
-        self.worker = RayWorker(plan, RayDirectory(directory), start_engine=self._start_engine, beside=beside)
-        await self.worker.start()
+        plan = worker_plan(settings, role or worker_role(settings), place_here(), environ=environment())
+        self.server = RayWorker(plan, RayDirectory(directory), start_engine=self._start_engine)
+        await self.server.start()
         freeze_heap()
 
     async def _start_engine(self, config: EngineConfig) -> LocalEngine:
         return await NativeEngine.start(config)
 
-    async def check_health(self) -> None:
-        self.worker.check()
-
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return await self.worker.load()
-
-    async def __del__(self) -> None:
-        await self.worker.close()
-
-
-class PrefillReplica(WorkerReplica):
-    """Computes prompts, and hands their KV over."""
-
-    async def __init__(self, arguments: Arguments, directory: Handle) -> None:  # type: ignore[misc]
-        await WorkerReplica.__init__(self, arguments, directory, Role.PREFILL)
+        return await self.server.load()
 
     async def wake(self) -> None:
-        """Answers: that it is there is all that is wanted."""
-
-
-class DecodeReplica(WorkerReplica):
-    """Writes choices for gateways."""
-
-    async def __init__(self, arguments: Arguments, directory: Handle) -> None:  # type: ignore[misc]
-        await WorkerReplica.__init__(self, arguments, directory)
+        """Answers, so that the caller knows that a replica is there."""
 
 
 @serve.ingress(None)
@@ -112,80 +84,103 @@ class DirectReplica(WorkerReplica):
     async def __init__(  # type: ignore[misc]
         self, arguments: Arguments, directory: Handle, prefill: Handle | None = None
     ) -> None:
-        self._waker: Waker | None = None
-        self._farewell: Farewell | None = None
         await WorkerReplica.__init__(self, arguments, directory)
         self._records = 0
-        self._waker = waker_of(prefill, self.worker.serving.workforce.router)
-        limit_s = self.worker.serving.service.config.drain_timeout_s
-        self._interest = Interest(one_is_ended)
-        self._farewell = Farewell(self._interest, limit_s, partial(self.worker.close, at_once=True))
-
-    async def check_health(self) -> None:
-        self._interest.asked()
-        self.worker.check()
+        self.streams = ClientStreams(self.server, prefill, one_is_ended)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        return self.worker.serving.app
+        return self.server.serving.app
 
     def record_routing_stats(self) -> dict[str, int]:
-        """For Serve, which hands it to the routers."""
+        """Reports the load to Serve, which passes it to the routers."""
         self._records += 1
-        return Record(self._records, self.worker.serving.service.key_limits.num_choices).stats()
-
-    async def __del__(self) -> None:
-        if self._waker is not None:
-            await self._waker.close()
-        if self._farewell is not None:
-            await self._farewell.close()
-        await self.worker.close()
+        return msgspec.structs.asdict(Record(self._records, self.server.serving.service.key_limits.num_choices))
 
 
 @serve.ingress(None)
-class GatewayReplica:
+class GatewayReplica(Replica):
     """Serves clients, over workers elsewhere."""
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Arguments, directory: Handle, decode: Handle, prefill: Handle | None = None
     ) -> None:
-        self._waker: Waker | None = None
-        self._farewell: Farewell | None = None
-        settings = settings_here(arguments)
-        self.gateway = RayGateway(gateway_plan(settings, place_here(), environ=environment()), RayDirectory(directory))
-        await self.gateway.start()
-        self._waker = waker_of(prefill, self.gateway.serving.workforce.router)
-        limit_s = self.gateway.serving.service.config.drain_timeout_s
-        self._interest = Interest(one_is_ended)
-        self._farewell = Farewell(self._interest, limit_s, partial(self.gateway.close, at_once=True))
+        plan = gateway_replica_plan(settings_here(arguments), place_here(), environ=environment())
+        self.server = await running_gateway(plan, RayDirectory(directory))
+        self.streams = ClientStreams(self.server, prefill, one_is_ended)
         freeze_heap()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        return self.gateway.serving.app
+        return self.server.serving.app
+
+
+@serve.ingress(None)
+class RouterReplica:
+    """`--prefix-router`: HAProxy asks it which decode replica gets a request, and sends it the body.
+
+    This class and `app` use an internal function of Ray, `Application._with_ingress_request_router`, so a new Ray can
+    break them: `options.check_hook` refuses all versions except a known one. What Ray does there:
+
+    1. the router is a deployment of its own; Serve runs one replica of it on each node that has a proxy
+    2. for each POST HAProxy asks it: POST /internal/route, with the body (at most 8 MiB of it; X-Body-Truncated says if
+       it is not whole) and the session header. Other methods go to the replica with the fewest connections
+    3. it answers {"host", "port", "replica_id"}; any other answer, or none within 5 s, is a 503 to the client
+    4. HAProxy sends the request there, and the answer back, past Serve's Python
+    """
+
+    async def __init__(self, arguments: Arguments, directory: Handle, decode: Handle) -> None:  # type: ignore[misc]
+        plan = gateway_replica_plan(settings_here(arguments), place_here(), environ=environment())
+        self._router = PrefixRouter(plan, RayDirectory(directory))
+        self._decode = decode
+        decode._init()  # noqa: SLF001  it learns its replicas from now on, not from the first request on
+        await self._router.start()
+        freeze_heap()
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        app = FastAPI(openapi_url=None)
+        app.post(ROUTE)(self.route)
+        return app
 
     async def check_health(self) -> None:
-        self._interest.asked()
-        self.gateway.check()
+        self._router.check()
 
     async def __del__(self) -> None:
-        if self._waker is not None:
-            await self._waker.close()
-        if self._farewell is not None:
-            await self._farewell.close()
-        await self.gateway.close()
+        await self._router.close()
+
+    async def route(self, request: Request) -> Response:
+        session = session_id_of(request.headers.items())
+        wanted = await self._router.replica(await request.body(), session)
+        handle = self._decode.options(session_id=session) if session else self._decode
+        async with handle.choose_replica(wanted, _reserve=False) as selection:  # `ChoicesRouter` takes the wanted one
+            replica = selection._replica  # noqa: SLF001  of the hook's contract
+            host, port = replica.backend_http_endpoint
+            answer = {"host": host, "port": port, "replica_id": replica.replica_id.to_full_id_str()}
+            return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-def waker_of(prefill: Handle | None, router: Router) -> Waker | None:
-    """None: there is no such deployment."""
-    return None if prefill is None else Waker(missed_by(router), partial(wake, prefill))
+def settings_here(arguments: Arguments) -> Settings:
+    """Resolves the settings with this node's environment, for instance the address of its fast network."""
+    settings = resolve_settings(arguments, environ=environment(), command=ServerCommand.RAY)
+    server = settings.server()
+    setup_logging(format=server.log_format, level=server.log_level)
+    return settings
+
+
+def place_here() -> ReplicaPlace:
+    context = serve.get_replica_context()
+    return ReplicaPlace(
+        id=f"{context.deployment}-{context.replica_id.unique_id}",
+        address=str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
+        rank=context.rank.rank if context.rank is not None else 0,
+    )
 
 
 async def one_is_ended() -> bool:
-    """Whether Serve says that a replica of this deployment is being ended; not if it does not answer."""
+    """Returns True if Serve reports that a replica of this deployment is being ended; False if it does not answer."""
     context = serve.get_replica_context()
     try:
         async with asyncio.timeout(STATUS_S):
             status = await asyncio.to_thread(serve.status)
-    except Exception as error:  # whatever Ray makes of a controller that is gone
+    except Exception as error:  # Ray may raise anything for a controller that is gone
         logger.info("Serve does not answer: %s", error)
         return False
     application = status.applications.get(context.app_name)

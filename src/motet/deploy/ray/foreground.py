@@ -1,213 +1,143 @@
 """`motet ray`: runs the application until a signal ends it, and leaves nothing behind.
 
-1. the cluster is joined or started, then Serve (`cluster`)
+1. the cluster is joined or started, then Serve; at the end, everything that was started here is taken down:
+
+       found                   started            taken down
+       no cluster              all of it          all of it
+       a cluster, no Serve     Serve, the app     the app, Serve
+       a cluster with Serve    the app            the app
+
 2. the application is run; a signal meanwhile ends that
-3. ready: it is watched. The first signal takes it down, and answers under way have their time; the second one does not
+3. ready: it is watched. The first signal takes it down after answers under way had their time; the second one does not
    wait for them
 """
 
+import asyncio
+import contextlib
 import logging
-import os
-import signal
-import sys
+import math
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
-from types import FrameType
+from itertools import count
 
+import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve import Application
+from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client  # noqa: PLC2701  of `serve.run`, which waits with it too
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from motet.config import environment
-from motet.deploy.listen import url_at
+from motet.deploy.listen import KEEP_ALIVE_S, listen, url_at
+from motet.deploy.plan import cores
 from motet.deploy.ray.app import application
-from motet.deploy.ray.cluster import connected, said_by
-from motet.deploy.ray.direct_ingress import check_hook
-from motet.deploy.ray.options import deployment_options, most_replicas
+from motet.deploy.ray.options import check_hook, deployment_options, most_replicas
 from motet.deploy.server import Outcome
-from motet.deploy.stop import SIGNALS
+from motet.deploy.stop import StopSignals, first_of
 from motet.errors import ConfigError, StartupError
-from motet.settings import Settings
+from motet.settings.record import Settings
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""Between two looks at the application."""
-STEP_S = 0.1
-
+"""Time between two looks at the application."""
+STEP_S = 0.5
+"""Seconds between two checks while it starts or ends."""
+LOOKS = 10
+"""Number of such checks between two log lines about what delays the start, and without an answer before the end."""
+LOCAL, FOUND = "local", "auto"
+CONTROLLER, NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 
 OnReady = Callable[[str, Mapping[str, int]], None]
-"""Gets the URL, and how many replicas of each deployment run."""
+"""Called with the URL, and the number of replicas of each deployment."""
 
 
-class Stopping:
-    """Signals, counted: one asks to stop, two to stop at once."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.at_once = threading.Event()
-
-    def ask(self, number: int = 0, frame: FrameType | None = None) -> None:
-        (self.at_once if self.asked.is_set() else self.asked).set()
-
-    def watch_stdin(self) -> None:
-        """Stops at once when the program at the other end of standard input has ended, however it did."""
-
-        def watch() -> None:
-            while os.read(sys.stdin.fileno(), 4096):
-                pass
-            self.asked.set()
-            self.at_once.set()
-
-        threading.Thread(target=watch, daemon=True).start()
-
-    def take_signals(self) -> None:
-        """From the main thread, and once Ray is there: it takes them too, and its own way to end is not ours."""
-        for number in SIGNALS:
-            signal.signal(number, self.ask)
-
-
-def run_application(
+async def run_application(
     settings: Settings,
     arguments: Mapping[str, object],
     *,
     on_ready: OnReady,
-    stopping: Stopping,
+    signals: StopSignals,
     make: Callable[[Mapping[str, object]], Application] = application,
 ) -> Outcome:
-    """Raises StartupError or ConfigError."""
-    ray, server = settings.ray, settings.server(served_model_name="")
+    """Runs the application of these settings; `make` makes it of `arguments`. Raises StartupError or ConfigError.
+
+    Ray and Serve are asked in the thread of the loop, in which nothing else runs; slow calls have a thread."""
+    ray, server = settings.ray, settings.server()
     check_hook(settings, environment(), ray_version=version("ray"))
     cpus = sum(
         most_replicas(options) * options["ray_actor_options"]["num_cpus"]
         for options in deployment_options(settings).values()
     )
     with connected(ray.ray_address, host=server.host, port=server.port, cpus=cpus) as served:
-        stopping.take_signals()
+        signals.take()  # again, since Ray has replaced the handlers by its own
         if served:
-            logger.warning("Serve runs on this cluster already: it listens where it does, not at --host and --port")
-        _check_name(ray.app_name)
+            logger.warning("Serve runs on this cluster already, at its own address: --host and --port have no effect")
+        if ray.app_name in serve.status().applications:
+            raise ConfigError(
+                f"--app-name {ray.app_name}: an application with this name runs on this cluster. Choose another name, "
+                "or, if that one is a cell too, another cluster (--ray-address): both want the route /"
+            )
         try:
-            return _run(ray.app_name, lambda: make(arguments), on_ready, url_at(server.host, server.port), stopping)
+            return await _run(
+                ray.app_name, lambda: make(arguments), on_ready, url_at(server.host, server.port), signals
+            )
         finally:
-            _take_down(ray.app_name, stopping)
+            await _take_down(ray.app_name, signals)
 
 
-def _check_name(name: str) -> None:
-    if name in serve.status().applications:
-        raise ConfigError(
-            f"--app-name {name}: an application of that name runs on this cluster. Choose another name, or, if that "
-            "one is a cell too, another cluster (--ray-address): both want the route /"
-        )
-
-
-def _run(name: str, make: Callable[[], Application], on_ready: OnReady, url: str, stopping: Stopping) -> Outcome:
-    started = _in_a_thread(lambda: serve.run(make(), name=name, route_prefix="/"))
-    if not _until_started(name, started, stopping):
-        return Outcome.STOPPED_BEFORE_READY
+async def _run(
+    name: str, make: Callable[[], Application], on_ready: OnReady, url: str, signals: StopSignals
+) -> Outcome:
     try:
-        started.result()
+        if not await _until_started(name, make, signals):
+            return Outcome.STOPPED_BEFORE_READY
     except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
         raise StartupError(_why(name, error)) from error
-    on_ready(url, _replicas(name))
-    while not stopping.asked.wait(LOOK_S):
-        if not _is_there(name):
+    deployments = started.deployments if (started := _overview(name)) else {}
+    on_ready(url, {deployment: sum(one.replica_states.values()) for deployment, one in deployments.items()})
+    while not signals.drain.is_set():
+        if _is_gone(name):
             logger.error("the application %s is gone: somebody else took it down", name)
             return Outcome.ENGINE_DIED
+        await first_of(signals.drain.wait(), timeout_s=LOOK_S)
     return Outcome.STOPPED
 
 
-def _until_started(name: str, started: "Future[object]", stopping: Stopping) -> bool:
-    """False: it is not wanted any more. What holds it up is logged: no room on the cluster, say, or a replica that did
-    not start and is tried again."""
+async def _until_started(name: str, make: Callable[[], Application], signals: StopSignals) -> bool:
+    """Returns True once it has started, False if it should end. Logs Serve's reasons for a delay.
+
+    `serve.run` would wait for that too, but cannot be told to stop: if it asks Ray after Ray's end, the process dies. A
+    signal waits while the application is on its way to Serve, since it could arrive after the take-down, and stay."""
+    if not await _done(lambda: _deploy(serve.RunTarget(make(), name, "/")), signals):
+        return False
     told = ""
-    look_s = time.monotonic() + LOOK_S
-    while not started.done():
-        if stopping.asked.wait(STEP_S):
-            _until_sent(name, started, stopping)
+    for look in count(1):
+        one = _overview(name)
+        if one is not None and one.status is ApplicationStatus.RUNNING:
+            break
+        if one is not None and one.status is ApplicationStatus.DEPLOY_FAILED:
+            raise RuntimeError(one.message)
+        await first_of(signals.drain.wait(), timeout_s=STEP_S)
+        if signals.drain.is_set():
             return False
-        if time.monotonic() >= look_s:
-            look_s += LOOK_S
-            said = _complaints(name)
-            if said and said != told:
-                logger.warning("the application %s is not ready yet:%s", name, said)
-                told = said
-    return True
+        if look % LOOKS == 0 and (said := _complaints(one)) and said != told:
+            logger.warning("the application %s is not ready yet:%s", name, said)
+            told = said
+    return await _done(lambda: _get_global_client().wait_for_proxies_serving(), signals)  # type: ignore[union-attr]
 
 
-def _until_sent(name: str, started: "Future[object]", stopping: Stopping) -> None:
-    """What is still on its way to Serve would come when there is nothing to take down yet, and stay."""
-    while not (started.done() or name in (_applications() or {}) or stopping.at_once.wait(STEP_S)):
-        pass
+def _deploy(target: serve.RunTarget) -> None:
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
-def _why(name: str, error: Exception) -> str:
-    why = f"the application {name} cannot be run: {said_by(error)}{_complaints(name)}"
-    if not isinstance(error, RayServeException):
-        return why
-    return f"{why} A cell has the route / to itself: take down what has it, or use another cluster (--ray-address)"
-
-
-def _applications() -> Mapping[str, ApplicationStatusOverview] | None:
-    """By name; None: Serve does not answer now."""
-    try:
-        return serve.status().applications
-    except RayError as error:  # the controller is being started again
-        logger.warning("Serve does not answer: %s", said_by(error))
-        return None
-
-
-def _deployments(name: str) -> Mapping[str, DeploymentStatusOverview]:
-    status = (_applications() or {}).get(name)
-    return {} if status is None else status.deployments
-
-
-def _complaints(name: str) -> str:
-    """What Serve says of its deployments: why a replica did not start stands there alone."""
-    return "".join(f"\n{deployment}: {one.message}" for deployment, one in _deployments(name).items() if one.message)
-
-
-def _replicas(name: str) -> Mapping[str, int]:
-    return {deployment: sum(one.replica_states.values()) for deployment, one in _deployments(name).items()}
-
-
-def _is_there(name: str) -> bool:
-    """Or nobody knows."""
-    applications = _applications()
-    if applications is None:
-        return True
-    return name in applications and applications[name].status is not ApplicationStatus.DELETING
-
-
-def _take_down(name: str, stopping: Stopping) -> None:
-    """Waits for answers under way, unless a second signal comes."""
-    taken = _in_a_thread(lambda: _delete(name))
-    while not taken.done():
-        if stopping.at_once.wait(STEP_S):
-            return
-    if error := taken.exception():
-        logger.error("the application %s could not be taken down: %s", name, error)
-
-
-def _delete(name: str) -> None:
-    while True:
-        try:
-            serve.delete(name)
-        except TimeoutError:  # Serve waits for a minute, and answers may have longer
-            logger.info("the application %s still has answers under way", name)
-            continue
-        except RayServeException:  # there is no Serve any more: somebody took down all of it
-            pass
-        return
-
-
-def _in_a_thread(work: Callable[[], object]) -> "Future[object]":
-    """Not of a pool: its threads are waited for at the end of the program."""
+async def _done(work: Callable[[], object], signals: StopSignals) -> bool:
+    """Does the work in a thread. Returns False if a signal came. Neither the second signal nor the end of the program
+    waits for the thread: for those of a pool it would."""
     future: Future[object] = Future()
 
     def run() -> None:
@@ -217,4 +147,116 @@ def _in_a_thread(work: Callable[[], object]) -> "Future[object]":
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return future
+    done = asyncio.wrap_future(future)
+    await first_of(asyncio.wait([done]), signals.at_once.wait())
+    if not signals.drain.is_set():
+        done.result()
+    return not signals.drain.is_set()
+
+
+def _why(name: str, error: Exception) -> str:
+    why = f"the application {name} cannot be run: {said_by(error)}{_complaints(_overview(name))}"
+    if not isinstance(error, RayServeException):
+        return why
+    return f"{why} A cell has the route / to itself: take down what has it, or use another cluster (--ray-address)"
+
+
+def _applications() -> Mapping[str, ApplicationStatusOverview] | None:
+    """Returns the applications by name, none if there is no Serve any more; None if Serve does not answer now."""
+    try:
+        return serve.status().applications
+    except RayError as error:  # the controller is being started again
+        logger.warning("Serve does not answer: %s", said_by(error))
+        return None
+
+
+def _overview(name: str) -> ApplicationStatusOverview | None:
+    return (_applications() or {}).get(name)
+
+
+def _complaints(application: ApplicationStatusOverview | None) -> str:
+    """Returns Serve's messages about its deployments, which are the only place for the reason of a failed start."""
+    deployments = application.deployments if application else {}
+    return "".join(f"\n{deployment}: {one.message}" for deployment, one in deployments.items() if one.message)
+
+
+def _is_gone(name: str) -> bool:
+    """Returns True if the application is gone; False while Serve does not answer."""
+    applications = _applications()
+    if applications is None:
+        return False
+    return name not in applications or applications[name].status is ApplicationStatus.DELETING
+
+
+async def _take_down(name: str, signals: StopSignals) -> None:
+    """Ends the application, and waits for answers under way unless a second signal comes: then Serve ends it alone."""
+    unanswered = 0
+    while unanswered < LOOKS:
+        applications = _applications()
+        unanswered = unanswered + 1 if applications is None else 0
+        if applications is not None and name not in applications:
+            return
+        if applications is not None and applications[name].status is not ApplicationStatus.DELETING:
+            with contextlib.suppress(RayError, RayServeException):  # it is gone, or is asked again
+                serve.delete(name, _blocking=False)
+        elif signals.at_once.is_set():
+            return
+        await first_of(signals.at_once.wait(), timeout_s=STEP_S)
+    logger.error("the application %s could not be taken down: Serve does not answer", name)
+
+
+@contextlib.contextmanager
+def connected(address: str | None, *, host: str, port: int, cpus: float) -> Iterator[bool]:
+    """Yields True if Serve was there before. `cpus`: the least CPUs of a cluster made here. Raises StartupError."""
+    with contextlib.ExitStack() as stack:
+        if not _joined(address):
+            listen(host, port).close()  # Serve will listen there: a taken port is found at once
+            ray.init(
+                address=LOCAL,
+                num_cpus=max(cores(), math.ceil(cpus)),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+        stack.callback(ray.shutdown)
+        served = _serve_is_there()
+        if not served:
+            stack.callback(serve.shutdown)
+            _start_serve(host, port)
+        yield served
+
+
+def said_by(error: Exception) -> str:
+    """Returns the error's text without the traceback of the process it comes from."""
+    return str(error.cause if isinstance(error, RayTaskError) else error)
+
+
+def _joined(address: str | None) -> bool:
+    """Joins a cluster; returns False if one must be started here."""
+    if address == LOCAL:
+        return False
+    try:
+        ray.init(address=address or FOUND, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError) as error:
+        if address is not None:
+            raise StartupError(f"--ray-address {address}: no cluster can be reached there: {error}") from error
+        logger.info("no cluster that can be joined, so one is started here: %s", str(error).partition("\n")[0])
+        return False
+    except RuntimeError as error:  # such as another version of Ray or Python
+        raise StartupError(f"the cluster at {address or FOUND} cannot be joined: {error}") from error
+    return True
+
+
+def _start_serve(host: str, port: int) -> None:
+    try:
+        serve.start(http_options=HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S))
+    except (RuntimeError, TimeoutError, RayError) as error:
+        raise StartupError(f"Serve cannot be started to listen at {host}:{port}: {said_by(error)}") from error
+
+
+def _serve_is_there() -> bool:
+    try:
+        ray.get_actor(CONTROLLER, namespace=NAMESPACE)
+    except ValueError:
+        return False
+    return True

@@ -1,19 +1,23 @@
-"""Replicas that exchange KV meet before one of them reports ready, and again whenever the other side was started anew.
+"""Replicas that exchange KV meet before one of them reports ready, and again whenever the other side was restarted.
 
-    decode     connects to every prefill worker that is announced, and announces whom it has met
+    decode     connects to every prefill worker that is announced, and announces which ones it has met
     prefill    is ready when every decode worker that is announced has met it
 
-Nobody waits for ever: one that cannot be met within `MEET_S` is logged and done without; what cannot be fetched is
-computed. Nobody waits for another one to be met either: each is met by itself.
+If a worker cannot be met within `MEET_S`, this is logged, and decode computes the KV that it cannot fetch. Each worker
+is met by itself, so none waits for another.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
-from motet.deploy.ray.directory import Announcement, Stage
-from motet.deploy.ray.following import Following
+from motet.config import GatewayConfig
+from motet.deploy.cell import Cell, prefill_members
+from motet.deploy.ray.directory import Announcement, Following, ListedWorkers, WorkerStage
+from motet.deploy.server import Serving
 from motet.deploy.stop import first_of
+from motet.engines.http import server_client
 from motet.errors import MotetError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
@@ -22,22 +26,19 @@ logger = logging.getLogger(__name__)
 
 MEET_S = 20.0
 
-Connect = Callable[[TransferAddress], Awaitable[None]]
-"""Raises MotetError if that cannot be."""
-
 
 class Meeting:
-    """Of one decode worker: whom it has met."""
+    """Knows which prefill workers one decode worker has met."""
 
     def __init__(
         self,
-        connect: Connect,
+        connect: Callable[[TransferAddress], Awaitable[None]],
         own: Callable[[], str],
         *,
         on_met: Callable[[], None] = lambda: None,
         limit_s: float = MEET_S,
     ) -> None:
-        """`own`: its engine's id. One that was started again has met nobody. `on_met`: called when `met` has grown."""
+        """`connect`: raises MotetError; `own`: returns its engine's id; `on_met`: called after each meeting."""
         self._connect = connect
         self._own = own
         self._on_met = on_met
@@ -48,13 +49,12 @@ class Meeting:
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     def met_of(self, workers: Iterable[Announcement]) -> tuple[str, ...]:
-        """Engine ids of those of them that wait to be met, and were, or were given up; sorted, so that equal sets are
-        equal announcements."""
-        waiting = [worker for worker in workers if worker.stage is Stage.MEETING]
+        """Returns the sorted engine ids of the waiting workers that it has met or given up."""
+        waiting = [worker for worker in workers if worker.stage is WorkerStage.MEETING]
         return tuple(sorted(self._met & _prefill(waiting).keys()))
 
     async def keep(self, following: Following, *, look_s: float) -> None:
-        """Meets whoever comes, until it is cancelled. `look_s`: between two looks whether its own engine is another."""
+        """Meets every newcomer, until it is cancelled. `look_s`: time between two checks of its own engine."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 revision = following.revision
@@ -62,7 +62,7 @@ class Meeting:
                 await first_of(following.change(revision), timeout_s=look_s)
 
     async def all_met(self, following: Following) -> None:
-        """While it is kept: returns once all who are there now have been met, given up, or are gone."""
+        """Returns once all workers that are there now were met, given up, or are gone. `keep` must run meanwhile."""
         wanted = _prefill(following.workers).keys()
         while True:
             self._one_more.clear()
@@ -72,7 +72,7 @@ class Meeting:
             await first_of(self._one_more.wait(), following.change(revision))
 
     def _greet(self, prefill: Mapping[str, TransferAddress], tasks: asyncio.TaskGroup) -> None:
-        """Begins to meet whom of them it has not met yet; those that are gone are forgotten."""
+        """Begins to meet workers that it has not met yet, and forgets those that are gone."""
         gone = self._under_way.keys() - prefill.keys()
         if self._met_by != self._own():
             self._met_by, self._met = self._own(), set()
@@ -97,8 +97,7 @@ class Meeting:
 
 
 async def until_met(own: Callable[[], str], following: Following, *, limit_s: float = MEET_S) -> None:
-    """Returns once every decode worker that is announced has met this prefill worker, whose engine has the id `own`, or
-    the time is up."""
+    """Returns once every announced decode worker has met the prefill engine `own`, or the time is up."""
     try:
         async with asyncio.timeout(limit_s):
             while True:
@@ -108,15 +107,37 @@ async def until_met(own: Callable[[], str], following: Following, *, limit_s: fl
                 await following.change(revision)
     except TimeoutError:
         names = ", ".join(worker.id for worker in _strangers(own(), following.workers))
-        logger.warning("not met within %g s by %s: ready all the same", limit_s, names)
+        logger.warning("not met within %g s by %s: reports ready without them", limit_s, names)
 
 
 def _strangers(engine_id: str, workers: Iterable[Announcement]) -> list[Announcement]:
-    fetching = [worker for worker in workers if worker.role is Role.DECODE and worker.stage is not Stage.LEAVING]
+    fetching = [worker for worker in workers if worker.role is Role.DECODE and worker.stage is not WorkerStage.LEAVING]
     return [worker for worker in fetching if engine_id not in worker.met]
 
 
 def _prefill(workers: Iterable[Announcement]) -> Mapping[str, TransferAddress]:
-    """Where KV can be fetched, by engine id."""
-    staying = [worker for worker in workers if worker.role is Role.PREFILL and worker.stage is not Stage.LEAVING]
+    """Returns the addresses where KV can be fetched, by engine id."""
+    staying = [worker for worker in workers if worker.role is Role.PREFILL and worker.stage is not WorkerStage.LEAVING]
     return {worker.transfer.engine_id: worker.transfer for worker in staying if worker.transfer is not None}
+
+
+@contextlib.asynccontextmanager
+async def prefill_replicas(
+    serving: Serving[Cell], following: Following, *, config: GatewayConfig
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Makes the prefill replicas workers of a decode replica that serves clients itself. They join and leave with the
+    directory, in the task that it yields; those that are there have joined when it is entered."""
+    async with server_client() as client:
+        members = prefill_members(
+            serving.workforce,
+            client,
+            config,
+            drain_s=serving.service.config.drain_timeout_s,
+            introduces=False,
+            listed=ListedWorkers(following, (Role.PREFILL,)),
+        )
+        try:
+            async with members.watched() as watching:
+                yield watching
+        finally:
+            await members.close()

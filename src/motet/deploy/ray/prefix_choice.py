@@ -1,56 +1,45 @@
-"""Which decode replica gets a request whose body is known: by what each has cached of its prompt, by load and session.
+"""Chooses the decode replica for a request whose body is known: by cached prefix, by load and by session.
 
-It is the choice of a gateway, made of the same parts, without its streams: who is there is learnt from the directory,
-what they have cached and how busy they are from themselves; the prompt becomes tokens as it does in the server. What a
-replica gets through here is counted there until it tells itself what it has.
+It chooses as a gateway does, but without its streams: the directory lists the replicas, and they report themselves what
+they have cached and how busy they are. A request that was sent from here counts until the replica's next report.
 
-A body that cannot be read is no reason to refuse a request: the replica that gets it says what is wrong with it.
+A request whose body cannot be read is not refused here: the replica that gets it answers what is wrong. Serve chooses
+while no replica is known, and if the choice fails.
 """
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import count
 
 import msgspec
 from pydantic import ValidationError
 
-from motet.api.prompts import chat_prompt, completion_prompts
-from motet.api.schema_chat import ChatRequest
-from motet.api.schema_completion import CompletionRequest
-from motet.api.schema_generate import TokensRequest
+from motet.api.plan import chat_prompt, completion_prompts
+from motet.api.schemas.chat import ChatRequest
+from motet.api.schemas.completions import CompletionRequest, TokensRequest
 from motet.api.served import Models, ServedModel, TextModel, model_named
+from motet.deploy.plan import GatewayPlan
+from motet.deploy.ray.directory import Following, ListedWorkers, RayDirectory
+from motet.deploy.ray.running import Companions
+from motet.deploy.server import make_gateway
+from motet.engines.http import server_client
 from motet.errors import ModelNotFoundError, MotetError
-from motet.ids import ModelName, new_request_id
-from motet.routing.choose import Policy, Work, choose
+from motet.ids import new_request_id
+from motet.routing.choose import choose
+from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.survey import survey
-from motet.types import GenerateRequest, SamplingParams, choice_starts
+from motet.types import GenerateRequest, Policy, Role, SamplingParams, choice_starts
 
 logger = logging.getLogger(__name__)
 
-NO_ANSWER = SamplingParams(max_tokens=1)
-"""What is asked of the answer does not matter here."""
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A body, as far as it matters."""
-
-    model: str
-    """As its workers call it; empty: any."""
-    prompt: Sequence[int]
-    """The first of them."""
-    choices: int
-    """Of all prompts."""
-    cache_salt: str = ""
-
-
-UNREAD = _Read("", (), 1)
+NO_ANSWER = SamplingParams(max_tokens=1)  # the parameters of the answer do not matter here
+NOBODY = ""
 
 
 class PrefixChoice:
-    """Over a fleet that others keep."""
+    """Chooses in a fleet that others keep."""
 
     def __init__(self, fleet: Fleet, models: Models, policy: Policy) -> None:
         self._fleet = fleet
@@ -59,62 +48,99 @@ class PrefixChoice:
         self._turns = count()
 
     async def choose(self, body: bytes, session: str) -> str | None:
-        """The URL of the replica; None: nobody is known."""
-        request = _request(await self._read(body), session)
+        """Returns the URL of the replica; None if none is known."""
+        request = await self._request(body, session)
         turn = next(self._turns)
         seen = survey(self._fleet, Work.GENERATE, request, turn=turn)
-        decision = seen and choose(seen.candidates, seen.wanted, self._policy, turn=turn)
+        decision = seen and choose(seen.candidates, seen.needs, self._policy, turn=turn)
         if not seen or not decision:
             return None
         member, _ = seen.present[decision.place]
         member.expect(len(request.choices))
-        if session:
-            self._fleet.sessions.keep(session, member.id)
+        self._fleet.sessions[Work.GENERATE].keep(session, member.id)
         logger.debug("%s: %s", member.address, decision.why)
         return member.address
 
-    async def _read(self, body: bytes) -> _Read:
+    async def _request(self, body: bytes, session: str) -> GenerateRequest:
+        unread = GenerateRequest(
+            request_id=new_request_id("route"),
+            prompt=(),
+            choices=choice_starts(1, 0),
+            sampling=NO_ANSWER,
+            session_id=session,
+        )
         try:
-            fields = msgspec.json.decode(body)
-            if not isinstance(fields, dict):
-                return UNREAD
-            if "messages" in fields:
-                return await self._chat(ChatRequest.model_validate(fields))
-            if "prompt" in fields:
-                return await self._completion(CompletionRequest.model_validate(fields))
-            return self._tokens(TokensRequest.model_validate(fields)) if "token_ids" in fields else UNREAD
+            return await self._read(msgspec.json.decode(body), unread)
         except (msgspec.DecodeError, ValidationError, MotetError) as error:
             logger.debug("chosen without its prompt: %s", error)
-            return UNREAD
+            return unread
 
-    async def _chat(self, body: ChatRequest) -> _Read:
-        served = self._served(body.model)
-        return _Read(served.info.model, await chat_prompt(served.preparer, body), body.n, body.cache_salt)
-
-    async def _completion(self, body: CompletionRequest) -> _Read:
-        served = self._served(body.model)
-        special = body.add_special_tokens
-        prompts = await completion_prompts(served.preparer, body.prompt, add_special_tokens=special)
-        return _Read(served.info.model, prompts[0], len(prompts) * body.num_drawn, body.cache_salt)
-
-    def _tokens(self, body: TokensRequest) -> _Read:
-        served = self._served(body.model)
-        return _Read(served.info.model, body.token_ids, body.sampling_params.n, body.cache_salt)
+    async def _read(self, fields: object, unread: GenerateRequest) -> GenerateRequest:
+        """Returns the request with the body's model, first prompt, choices of all prompts, and cache salt."""
+        prompt: Sequence[int]
+        match fields:
+            case {"messages": _}:
+                chat = ChatRequest.model_validate(fields)
+                served, salt, choices = self._served(chat.model), chat.cache_salt, chat.n
+                prompt = await chat_prompt(served.preparer, chat)
+            case {"prompt": _}:
+                body = CompletionRequest.model_validate(fields)
+                served, salt, special = self._served(body.model), body.cache_salt, body.add_special_tokens
+                prompts = await completion_prompts(served.preparer, body.prompt, add_special_tokens=special)
+                prompt, choices = prompts[0], len(prompts) * body.num_drawn
+            case {"token_ids": _}:
+                tokens = TokensRequest.model_validate(fields)
+                served, salt, choices = self._served(tokens.model), tokens.cache_salt, tokens.sampling_params.n
+                prompt = tokens.token_ids
+            case _:
+                return unread
+        return msgspec.structs.replace(
+            unread, model=served.info.model, prompt=tuple(prompt), choices=choice_starts(choices, 0), cache_salt=salt
+        )
 
     def _served(self, name: str | None) -> ServedModel:
-        served = model_named(self._models, name)
+        served = model_named(self._models(), name)
         if isinstance(served, TextModel):
-            raise ModelNotFoundError(f"{served.name} is not asked in tokens")
+            raise ModelNotFoundError(f"{served.name} does not take tokens")
         return served
 
 
-def _request(read: _Read, session: str) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=new_request_id("route"),
-        prompt=tuple(read.prompt),
-        choices=choice_starts(read.choices, 0),
-        sampling=NO_ANSWER,
-        cache_salt=read.cache_salt,
-        session_id=session,
-        model=ModelName(read.model),
-    )
+class PrefixRouter:
+    """The router in a replica of `--prefix-router`: a gateway over the decode replicas of the directory."""
+
+    def __init__(self, plan: GatewayPlan, directory: RayDirectory) -> None:
+        self._following = Following(directory)
+        listed = ListedWorkers(self._following, (Role.DECODE, Role.BOTH))
+        # Clients ask the same servers, so this uses a client's key, if one is set.
+        key = next(iter(plan.server.api_keys), None)
+        config = replace(plan.gateway, worker_api_key=key)
+        self._plan = replace(plan, gateway=config, introduces=False, listed=listed)
+        self._companions = Companions()
+        self._choice: PrefixChoice | None = None
+
+    async def start(self) -> None:
+        client = await self._companions.enter_async_context(server_client(ca_file=self._plan.gateway.worker_ca_file))
+        gateway, models = make_gateway(self._plan, client)
+        self._companions.push_async_callback(gateway.close)
+        self._choice = PrefixChoice(gateway.router.fleet, models, self._plan.routing.routing_policy)
+        self._companions.begin(self._following.follow())
+        self._companions.begin(gateway.watch())
+
+    async def replica(self, body: bytes, session: str) -> str:
+        """Returns the replica's id in Serve, or NOBODY."""
+        assert self._choice is not None  # it was started
+        try:
+            url = await self._choice.choose(body, session)
+        except Exception:  # our own error must not refuse a request: Serve takes some replica
+            logger.exception("no replica was chosen")
+            return NOBODY
+        known = (worker.id for worker in self._following.workers if worker.url == url)
+        return next(known, NOBODY).rpartition("-")[2]
+
+    def check(self) -> None:
+        """Raises EngineDiedError if it cannot work any more."""
+        self._companions.check()
+
+    async def close(self) -> None:
+        """May be called twice."""
+        await self._companions.aclose()

@@ -1,4 +1,4 @@
-"""What the replicas are, from the settings of the application and the place each runs at.
+"""The plans of replicas, from the settings of the application and the place of each replica.
 
 The model is found, or fetched, on the node of each replica: a folder must be there under the same path.
 """
@@ -8,100 +8,79 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from motet.config import KVEventsConfig, cache_folder
-from motet.deploy.gateway_server import GatewayPlan
-from motet.deploy.ray.ports import side_channel_ports
-from motet.deploy.ray.worker import WorkerPlan
-from motet.deploy.resolved import parser_names, read_template, server_config, server_plan
-from motet.deploy.tokenizers import TokenizerRules
-from motet.models import resolve_tokenizer
-from motet.settings import Settings
-from motet.settings.ray_rules import devices_of
-from motet.transfer.address import is_loopback
+from motet.deploy.plan import GatewayPlan, gateway_plan, server_config, server_plan
+from motet.deploy.ray.worker import WorkerPlan, side_channel_ports
+from motet.settings.record import Settings
+from motet.transfer.ticket import is_loopback
 from motet.types import Ingress, Role
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a replica runs, and which it is."""
+class ReplicaPlace:
+    """The place of a replica, and its identity."""
 
     id: str
-    """Of this start of it."""
+    """Names this start of the replica."""
     address: str
-    """At which the other nodes reach its node."""
+    """The address at which the other nodes reach its node."""
     rank: int
-    """Among the replicas of its deployment; given again when one has gone."""
+    """Its number among the replicas of its deployment; a free number is used again."""
 
 
 def worker_role(settings: Settings) -> Role:
-    """Of the replicas that decode: without any for prefill they do it all."""
+    """Returns the role of the decode replicas: BOTH if there are no prefill replicas."""
     return Role.DECODE if settings.cell.prefill else Role.BOTH
 
 
 def serves_clients(settings: Settings, role: Role) -> bool:
-    """Whether a replica of this role holds the streams of clients."""
+    """Returns True if a replica of this role holds the streams of clients."""
     return settings.ray.ingress is Ingress.DIRECT and role is not Role.PREFILL
 
 
-def worker_plan(settings: Settings, role: Role, place: Place, *, environ: Mapping[str, str]) -> WorkerPlan:
-    """Raises StartupError."""
-    plan = server_plan(settings, cache=cache_folder(environ), say=logger.info)
-    ray = settings.ray
-    engine = msgspec.structs.replace(
-        plan.engine,
-        role=role,
-        num_threads=plan.engine.num_threads or math.ceil(ray.cpus_per_worker),
-        side_channel_host=_side_channel_host(settings, place),
-    )
-    keys = plan.server.api_keys if serves_clients(settings, role) else (engine_key(settings),)
-    server = msgspec.structs.replace(plan.server, host=place.address, port=0, api_keys=tuple(filter(None, keys)))
-    may_come = serves_clients(settings, role) and bool(plan.cell.prefill)
-    cell = msgspec.structs.replace(plan.cell, prefill=0, decode=0, prefill_may_come=may_come)
-    # Whoever reaches their port reads the tokens of prompts: there is none where nobody follows them.
-    followed = engine.prefix_cache and (not serves_clients(settings, role) or ray.prefix_router)
-    return WorkerPlan(
-        place.id,
-        replace(
-            plan,
-            engine=engine,
-            server=server,
-            cell=cell,
-            kv_events=KVEventsConfig(kv_events_port=0 if followed else None, kv_events_host=place.address),
-        ),
-        side_channel_ports(role, place.rank, ray, devices=devices_of(ray)),
-    )
-
-
 def engine_key(settings: Settings) -> str:
-    """What replicas want of each other, over HTTP and the side channel."""
+    """Returns the key that replicas require of each other, over HTTP and the side channel."""
     return str(settings.rows["cluster_key"].value)
 
 
-def gateway_plan(settings: Settings, place: Place, *, environ: Mapping[str, str]) -> GatewayPlan:
+def worker_plan(settings: Settings, role: Role, place: ReplicaPlace, *, environ: Mapping[str, str]) -> WorkerPlan:
     """Raises StartupError."""
-    cache = cache_folder(environ)
-    model, gateway = settings.model, settings.gateway
+    plan = server_plan(settings, cache=cache_folder(environ), say=logger.info)
+    ray, direct = settings.ray, serves_clients(settings, role)
+    side_channel = settings.rows["side_channel_host"]
+    engine = replace(
+        plan.engine,
+        role=role,
+        num_threads=plan.engine.num_threads or math.ceil(ray.cpus_per_worker),
+        side_channel_host=place.address if side_channel.is_default else str(side_channel.value),
+    )
+    keys = plan.server.api_keys if direct else (engine_key(settings),)
+    # Anyone who reaches the events' port can read the tokens of prompts, so there are none unless they are followed.
+    followed = engine.prefix_cache and (not direct or ray.prefix_router)
+    plan = replace(
+        plan,
+        engine=engine,
+        server=replace(plan.server, host=place.address, port=0, api_keys=tuple(filter(None, keys))),
+        cell=replace(plan.cell, prefill=0, decode=0, prefill_may_come=direct and bool(plan.cell.prefill)),
+        kv_events=KVEventsConfig(kv_events_port=0 if followed else None, kv_events_host=place.address),
+    )
+    prefill = replace(settings.gateway, worker_api_key=engine_key(settings)) if direct and role is Role.DECODE else None
+    return WorkerPlan(place.id, plan, side_channel_ports(role, place.rank, ray), prefill)
+
+
+def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Mapping[str, str]) -> GatewayPlan:
+    """Raises StartupError."""
+    plan = gateway_plan(settings, cache=cache_folder(environ), say=logger.info)
     server = server_config(settings)
-    # For those who count or ask this very replica; clients come through Serve, which listens where the settings say.
+    # For questions to this very replica; clients come through Serve, which listens at the settings' address.
     host = server.host if is_loopback(server.host) else place.address
-    folder = None if model.tokenizer is None else resolve_tokenizer(model.tokenizer, cache=cache, say=logger.info)
-    return GatewayPlan(
-        msgspec.structs.replace(gateway, worker_api_key=engine_key(settings) or None),
-        msgspec.structs.replace(server, host=host, port=0),
-        tokenizers=TokenizerRules(
-            {}, others=folder, chat_template=read_template(model.chat_template), parsers=parser_names(settings)
-        ),
-        routing=settings.routing,
-        cell=msgspec.structs.replace(settings.cell, prefill_may_come=bool(settings.cell.prefill)),
+    return replace(
+        plan,
+        gateway=replace(plan.gateway, worker_api_key=engine_key(settings) or None),
+        server=replace(server, host=host, port=0),
+        find_tokenizer=None,  # replicas are our own servers, which send theirs
+        cell=replace(plan.cell, prefill_may_come=bool(plan.cell.prefill)),
         introduces=False,
     )
-
-
-def _side_channel_host(settings: Settings, place: Place) -> str:
-    """The node's address, unless somebody says otherwise."""
-    row = settings.rows["side_channel_host"]
-    return place.address if row.is_default else str(row.value)

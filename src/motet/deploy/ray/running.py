@@ -1,27 +1,58 @@
-"""A server of ours as a task of its replica, in place of a process of its own that signals end."""
+"""Runs a server of ours inside a replica, as a task and not as a process, with its companions, and ends it in time."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from functools import partial
 from typing import Generic, TypeVar
 
-from motet.deploy.server import Outcome
-from motet.deploy.serving import Serving
+from motet.deploy.gateway import Gateway
+from motet.deploy.plan import GatewayPlan
+from motet.deploy.ray.directory import Following, ListedWorkers, RayDirectory
+from motet.deploy.server import Outcome, Serving, run_gateway
 from motet.deploy.stop import StopSignals, first_of
 from motet.errors import EngineDiedError, StartupError
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 
 W = TypeVar("W")
 
-Run = Callable[[Callable[[Serving[W]], None], StopSignals], Awaitable[Outcome]]
-"""Runs the server until the signals say otherwise; the first argument is to be called once it serves."""
+
+class Companions(contextlib.AsyncExitStack):
+    """The tasks and contexts beside the server of a replica, until `aclose`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self, work: Coroutine[None, None, None]) -> None:
+        self.add(asyncio.create_task(work))
+
+    def add(self, task: asyncio.Task[None]) -> None:
+        self._tasks.append(task)
+        self.push_async_callback(asyncio.wait, [task])
+
+    def check(self) -> None:
+        """Raises EngineDiedError if a task has ended: the replica cannot work without it."""
+        for task in self._tasks:
+            if task.done():
+                error = None if task.cancelled() else task.exception()
+                raise EngineDiedError("it has lost contact with the other replicas") from error
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await super().aclose()
 
 
 class RunningServer(Generic[W]):
-    """From `start` to `stop`."""
+    """A server with its companions, from `start` to `close`."""
 
     def __init__(self) -> None:
+        self.companions = Companions()
         self._signals = StopSignals()
         self._server: asyncio.Future[Outcome] | None = None
         self._serving: Serving[W] | None = None
@@ -35,34 +66,50 @@ class RunningServer(Generic[W]):
     def serves(self) -> bool:
         return self._serving is not None and self._server is not None and not self._server.done()
 
-    async def start(self, run: Run[W]) -> None:
-        """Returns once it serves. Raises what `run` raises; may be called again then."""
+    async def start(self, run: Callable[..., Awaitable[Outcome]]) -> None:
+        """Returns once `run(on_ready=..., signals=...)` serves. Raises what `run` raises; may be called again then."""
         ready: asyncio.Future[Serving[W]] = asyncio.get_running_loop().create_future()
-        self._server = asyncio.ensure_future(run(ready.set_result, self._signals))
+        self._server = asyncio.ensure_future(run(on_ready=ready.set_result, signals=self._signals))
         try:
             await first_of(asyncio.wait([ready]), asyncio.wait([self._server]))
         except asyncio.CancelledError:
-            await self.stop()
+            self._signals.drain.set()
+            await self.ended()
             raise
         if not ready.done():
             raise StartupError(f"the server ended before it was ready: {self._server.result().name.lower()}")
         self._serving = ready.result()
 
     def check(self) -> None:
-        """Raises EngineDiedError if it has ended."""
+        """Raises EngineDiedError if the server or a companion has ended."""
         if not self.serves:
             raise EngineDiedError("the server has ended")
+        self.companions.check()
 
     async def ended(self) -> None:
-        """Returns once it has ended, however it did."""
+        """Returns once the server has ended, well or not."""
         if self._server is not None:
             await asyncio.wait([self._server])
 
-    async def stop(self, *, at_once: bool = False) -> None:
-        """Drains it first, for as long as its settings allow, unless it is to end `at_once`. Twice changes nothing."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """Drains for as long as the settings allow, unless the server must end `at_once`. May be called twice."""
         self._signals.drain.set()
         if at_once:
             self._signals.at_once.set()
         await self.ended()
+        await self.companions.aclose()
         if self._serving is not None and self._server is not None and (error := self._server.exception()):
             logger.error("the server failed", exc_info=error)
+
+
+async def running_gateway(plan: GatewayPlan, directory: RayDirectory) -> RunningServer[Gateway]:
+    """Starts a gateway over the directory's workers; returns once one answers. Raises StartupError, leaving nothing."""
+    following = Following(directory)
+    server = RunningServer[Gateway]()
+    server.companions.begin(following.follow())
+    try:
+        await server.start(partial(run_gateway, replace(plan, listed=ListedWorkers(following, tuple(Role)))))
+    except BaseException:
+        await server.close()
+        raise
+    return server

@@ -1,59 +1,95 @@
-"""From a config to an engine core: model, memory, fingerprint."""
+"""Builds an engine core from a config: model, memory, backend, fingerprint."""
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
 
-from motet.config import EngineConfig
-from motet.engines.native.backend import choose_backend
-from motet.engines.native.core import CoreOptions, EngineCore, ModelRunner
-from motet.engines.native.cuda.backend import cuda_backend
+from motet.config import EngineConfig, cache_folder, environment
+from motet.engines.native.core import CoreOptions, EngineCore
+from motet.engines.native.cpu.library import digest, library
+from motet.engines.native.cpu.runner import CpuRunner, chunks_agree
+from motet.engines.native.cpu.weights import PackedModel, obstacle
+from motet.engines.native.cuda.runner import cuda_backend
+from motet.engines.native.fingerprint import fingerprint, model_digest, operators_agree
 from motet.engines.native.kv.storage import KVLayout, KVStorage
-from motet.engines.native.memory import kv_cache_gb_for, num_blocks_for
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
-from motet.engines.native.reach import facts_of, start_transfers
+from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
+from motet.engines.native.step.sequence import blocks_for
 from motet.errors import ConfigError, KVMemoryError
 from motet.grammar.compiled import Grammars
-from motet.ids import ModelName
+from motet.ids import ModelName, new_engine_id
+from motet.models.weights import begin_weights_digest
 from motet.text.tokenizer import Tokenizer
-from motet.transfer.layout import KVFacts
 from motet.transfer.proof import Proof
+from motet.transfer.ticket import is_loopback
+from motet.transfer.transport import KVFacts, Memory
 from motet.types import EngineInfo, Role
 
-BLOCK_SIZES = (8, 16, 32, 64, 128)
+if TYPE_CHECKING:
+    from motet.transfer.thread import TransferThread
+
+logger = logging.getLogger(__name__)
+
+GB = 2**30
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a core is made of."""
+    """The parts of a core."""
 
     info: EngineInfo
     runner: ModelRunner
     storage: KVStorage
     options: CoreOptions
     facts: KVFacts
-    """What another worker's KV must be like to be of use here."""
+    """The facts that must be equal on another worker if its KV is to be used here."""
 
 
 def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
-    """A core ready to serve; raises what `build_parts` raises."""
+    """Returns a core that is ready to serve; raises what `build_parts` raises."""
     parts = build_parts(config, pid=pid)
     if config.role is Role.BOTH:
         return EngineCore(parts.info, parts.runner, parts.options)
     proof = Proof(parts.info.num_blocks)
-    transfers = start_transfers(config, parts.facts, parts.storage, proof)
+    transfers = start_transfers(config, parts.facts, parts.storage.memory(proof))
     info = msgspec.structs.replace(parts.info, transfer=transfers.address)
     return EngineCore(info, parts.runner, parts.options, proof=proof, transfers=transfers)
 
 
+def start_transfers(config: EngineConfig, facts: KVFacts, memory: Memory) -> "TransferThread":
+    """Makes KV memory reachable for other workers. Raises ConfigError for an address that cannot be bound."""
+    # Imported here, so that an engine that keeps its KV to itself loads no NIXL.
+    from motet.transfer.nixl import LOOPBACK, NixlTransport
+    from motet.transfer.thread import TransferSettings, TransferThread
+
+    loopback = is_loopback(config.side_channel_host)
+    if not (loopback or config.cluster_key):
+        logger.warning(
+            "--cluster-key is not set: anyone who reaches %s is trusted as a worker of ours", config.side_channel_host
+        )
+    settings = TransferSettings(
+        engine_id=new_engine_id(config.role),
+        host=config.side_channel_host,
+        port=config.side_channel_port or 0,
+        cluster_key=config.cluster_key,
+        pull_timeout_s=config.pull_timeout_s,
+    )
+    ucx = LOOPBACK if loopback else None
+    return TransferThread(settings, facts, memory, lambda: NixlTransport(settings.engine_id, memory, ucx=ucx))
+
+
 def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     """Raises StartupError subclasses, the cheap ones before any weight is read."""
-    hf_config = _checked(config)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
     folder = Path(config.model_path)
+    hf_config = read_config(folder)
     device, dtype = resolve_device(config.device), resolve_dtype(config.dtype, hf_config)
     shape = read_shape(folder, hf_config)
     max_model_len = _max_model_len(config.max_model_len, shape.max_model_len)
@@ -66,19 +102,17 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     )
     if config.gpu_memory_utilization is None:
         blocks_in(config.kv_cache_gb)
+    weights = begin_weights_digest(folder, cache_folder(environment()))
     model = load_model(folder, hf_config, dtype=dtype, device=device)
+    model_id = model_digest(hf_config, weights.result())
     num_blocks = blocks_in(_kv_cache_gb(config, device))
-    facts = facts_of(model, layout, config.quantization)
+    facts = layout.facts(model_id, config.quantization)
     storage = _allocated(layout, num_blocks, device)
     if device.type == "cuda" and config.kernels == "auto" and config.quantization == "none":
         backend = cuda_backend(model, storage, config, max_model_len=max_model_len)
     else:
         backend = choose_backend(
-            model,
-            storage,
-            kernels=config.kernels,
-            max_model_len=max_model_len,
-            quantization=config.quantization,
+            model, storage, kernels=config.kernels, max_model_len=max_model_len, quantization=config.quantization
         )
     info = EngineInfo(
         model=ModelName(config.model_name),
@@ -92,39 +126,49 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         eos_token_ids=shape.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        fingerprint=backend.fingerprint,
+        fingerprint=fingerprint(backend.operators, backend.same, dtype, device, model=model_id),
+        model_digest=model_id,
         pid=pid,
     )
     grammars = Grammars(
-        partial(Tokenizer.load, Path(config.tokenizer_path or config.model_path)),
+        partial(Tokenizer.load, Path(config.tokenizer_path or folder)),
         vocab_size=shape.vocab_size,
         eos_token_ids=shape.eos_token_ids,
     )
     options = CoreOptions(
-        config.max_num_batched_tokens,
-        config.prefix_cache,
-        config.cache_answers,
-        lease_s=config.lease_s,
-        grammars=grammars,
+        config.max_num_batched_tokens, config.prefix_cache, config.cache_answers, config.lease_s, grammars
     )
     return Parts(info, backend.runner, storage, options, facts)
 
 
-def _checked(config: EngineConfig) -> PreTrainedConfig:
-    if config.block_size not in BLOCK_SIZES:
-        raise ConfigError(f"--block-size is {config.block_size}; use one of {', '.join(map(str, BLOCK_SIZES))}")
-    if config.max_num_batched_tokens < config.max_num_seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens is {config.max_num_batched_tokens}; it must be at least --max-num-seqs, "
-            f"{config.max_num_seqs}, or choices would wait for each other"
-        )
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    return read_config(Path(config.model_path))
+def choose_backend(
+    model: PreTrainedModel, storage: KVStorage, *, kernels: str, max_model_len: int, quantization: str = "none"
+) -> Backend:
+    """Chooses the compiled kernels if they can run the model, whose weights they take over, else torch's operators.
+
+    `kernels` is `auto`, `compiled` or `torch`, `quantization` `none` or `int8`. Raises ConfigError if the kernels
+    are needed and cannot run the model."""
+    dtype, device = storage.keys.dtype, storage.keys.device
+    found = library()
+    reason = obstacle(found, model, dtype, device)
+    if kernels == "compiled" and reason is not None:
+        raise ConfigError(f"--kernels compiled: {reason}; use auto or torch")
+    int8 = quantization == "int8"
+    if int8 and (reason is not None or kernels == "torch"):
+        raise ConfigError(f"--quantization int8 needs the compiled kernels: {reason or '--kernels torch was given'}")
+    if kernels == "torch" or reason is not None or found is None:
+        if kernels == "auto" and device.type == "cpu":
+            logger.info("torch's operators run the model, not the compiled kernels: %s", reason)
+        same = operators_agree(model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device)
+        return Backend(TorchRunner(model, storage), f"torch-{torch.__version__}", same)
+    packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, int8=int8)
+    runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)
+    same = chunks_agree(runner, packed.vocab_size, storage)
+    return Backend(runner, f"kernels-{digest()}{'-int8' if int8 else ''}", same)
 
 
 def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
-    """Asked once the weights are loaded."""
+    """Returns the GB of the KV cache. Must be called after the weights are loaded, which also take room on a GPU."""
     if config.gpu_memory_utilization is None:
         return config.kv_cache_gb
     if device.type != "cuda":
@@ -137,14 +181,42 @@ def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
 def _allocated(layout: KVLayout, num_blocks: int, device: torch.device) -> KVStorage:
     try:
         return KVStorage(layout, num_blocks, device)
-    except RuntimeError as exc:  # torch has no narrower one for the CPU
-        gb = num_blocks * layout.bytes_per_block / 2**30
+    except RuntimeError as exc:  # torch has no narrower class for the CPU
+        gb = num_blocks * layout.bytes_per_block / GB
         raise KVMemoryError(f"{device} has no {gb:g} GB for the KV cache: lower --kv-cache-gb ({exc})") from exc
 
 
-def _max_model_len(asked: int | None, possible: int) -> int:
-    if asked is None:
+def _max_model_len(chosen: int | None, possible: int) -> int:
+    if chosen is None:
         return possible
-    if not 2 <= asked <= possible:
-        raise ConfigError(f"--max-model-len is {asked}; this model allows 2 to {possible}")
-    return asked
+    if not 2 <= chosen <= possible:
+        raise ConfigError(f"--max-model-len is {chosen}; this model allows 2 to {possible}")
+    return chosen
+
+
+def kv_cache_gb_for(utilization: float, *, total_bytes: int, free_bytes: int) -> float:
+    """Returns the GB for KV on a device of which the share `utilization` may be filled; weights and other programs'
+    memory are on it already. The rest is for the values between layers, graphs and the sampler."""
+    taken = total_bytes - free_bytes
+    room = utilization * total_bytes - taken
+    if room > 0:
+        return room / GB
+    raise KVMemoryError(
+        f"--gpu-memory-utilization {utilization:g} of {total_bytes / GB:.1f} GB leaves no room for KV: "
+        f"{taken / GB:.1f} GB are taken; raise it, end other programs, or take a smaller model"
+    )
+
+
+def num_blocks_for(kv_cache_gb: float, bytes_per_block: int, *, max_model_len: int, block_size: int) -> int:
+    """Returns the number of blocks in `kv_cache_gb` x 2^30 bytes. Raises KVMemoryError if the longest sequence does not
+    fit: the oldest choice must always be able to run. Prompt and tail are each rounded up, hence one block more."""
+    num_blocks = int(kv_cache_gb * GB) // bytes_per_block
+    needed = blocks_for(max_model_len, block_size) + 1
+    if num_blocks >= needed:
+        return num_blocks
+    fits = max(0, num_blocks - 1) * block_size
+    raise KVMemoryError(
+        f"{kv_cache_gb:g} GB of KV cache hold {num_blocks} blocks, but one sequence of {max_model_len} tokens needs "
+        f"{needed} ({needed * bytes_per_block / GB:.3f} GB): raise --kv-cache-gb or set --max-model-len to {fits} "
+        "or less"
+    )

@@ -11,64 +11,48 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from asyncio.subprocess import Process
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import count
-
-import msgspec
+from typing import Generic, TypeVar
 
 from motet.config import EngineConfig
-from motet.engines.native.pipes import Pipes
-from motet.engines.native.protocol import (
-    Abort,
-    AskStats,
-    Beat,
-    Close,
-    Command,
-    Connect,
-    Connected,
-    Event,
-    Launch,
-    Prefill,
-    Release,
-    Stats,
-    Stepped,
-    StopChoice,
-    Submit,
-)
-from motet.engines.native.pulse import Patience, Pulse
-from motet.engines.native.questions import Questions
-from motet.engines.native.spawn import EngineProcess, Spawn, first_event, spawn
-from motet.engines.native.stream import PipeStream
-from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError, StartupError
+from motet.engines.native import protocol
+from motet.engines.native.protocol import Pipes
+from motet.engines.native.spawn import Pulse, Spawn, first_event, spawn
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
-from motet.transfer.base import TransferError
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineInfo, EngineStats, GenerateRequest
+from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+
+Name = TypeVar("Name", bound=Hashable)
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-"""A process that does not end by then, e.g. in the middle of a very long step, is killed."""
+"""After so many seconds a process that does not end, for instance in a very long step, is killed."""
 
 
 class NativeEngine:
     """An `Engine` in a process of its own. Made by `start`."""
 
-    def __init__(self, pipes: Pipes, process: EngineProcess, info: EngineInfo, patience: Patience) -> None:
+    def __init__(self, pipes: Pipes, process: Process, *, info: EngineInfo, pulse: Pulse) -> None:
         self.died = asyncio.Event()
         """Set when the process has ended without being asked to, by itself or because it hung."""
         self._pipes = pipes
         self._process = process
-        self._info = info
-        self._pulse = Pulse(patience)
+        self.info = info
+        self._pulse = pulse
         self._streams: dict[RequestId, PipeStream] = {}
         self._stats: Questions[int, EngineStats] = Questions()
         self._tickets: Questions[RequestId, Ticket] = Questions()
         self._connections: Questions[int, None] = Questions()
         self._numbers = count()
         self._stored = False
-        """Whether the engine's prefix cache has told of blocks."""
+        """True once the engine's prefix cache has reported blocks."""
         self._block_listeners: list[BlockListener] = []
         self._over: MotetError | None = None
         self._tasks = [
@@ -79,67 +63,46 @@ class NativeEngine:
     async def start(cls, config: EngineConfig, *, spawn: Spawn = spawn) -> "NativeEngine":
         """Starts the process and waits until it can serve. Raises the StartupError it could not start with."""
         try:
-            return await cls._start(config, spawn)
-        except OSError as error:  # no process, no memory or no file to be had
+            launch = protocol.Launch(config, tempfile.mkdtemp(prefix=f"motet-{os.getpid()}-"))  # of this user alone
+            async with contextlib.AsyncExitStack() as undo:
+                pipes = Pipes(launch)
+                undo.callback(pipes.close)
+                process = await spawn(launch)
+                undo.push_async_callback(end, process)
+                info = await first_event(pipes, process)
+                undo.pop_all()
+        except OSError as error:  # the system has no process, memory or file for it
             raise StartupError(f"the engine process cannot be started: {error}") from error
+        return cls(pipes, process, info=info, pulse=Pulse(config.heartbeat_timeout_s, config.step_timeout_s))
 
-    @classmethod
-    async def _start(cls, config: EngineConfig, spawn: Spawn) -> "NativeEngine":
-        launch = Launch(config, tempfile.mkdtemp(prefix=f"motet-{os.getpid()}-"))  # only this user may enter it
-        pipes = Pipes(launch)
-        process = None
-        try:
-            process = await spawn(launch)
-            patience = Patience(config.heartbeat_timeout_s, config.step_timeout_s)
-            return cls(pipes, process, await first_event(pipes, process), patience)
-        except BaseException:
-            try:
-                if process is not None and process.returncode is None:
-                    process.kill()
-                    await process.wait()
-            finally:  # who cancels a start may do so twice
-                pipes.close()
-            raise
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    def generate(self, request: GenerateRequest) -> PipeStream:
+    def generate(self, request: GenerateRequest) -> "PipeStream":
         stream = PipeStream(request, self._abort)
         if self._over is not None:
             stream.fail(self._over)
             return stream
         self._streams[request.request_id] = stream
-        self._send(Submit(request))
+        self._pipes.send(protocol.Submit(request))
         return stream
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        self._check_alive()
-        with self._tickets.asked(request.request_id) as answer:
-            self._send(Prefill(request, readers))
-            try:
-                return await answer
-            except asyncio.CancelledError:
-                self._send(Abort(request.request_id))  # or ends the lease, if it has been granted meanwhile
-                raise
+        try:
+            return await self._ask(self._tickets, request.request_id, protocol.Prefill(request, readers))
+        except asyncio.CancelledError:
+            self._pipes.send(protocol.Abort(request.request_id))  # also ends a lease that was granted meanwhile
+            raise
 
-    async def release(self, ticket: Ticket) -> None:
+    async def release(self, ticket: Ticket, *, trace: str = "") -> None:
         if self._over is None:
-            self._send(Release(ticket))
+            self._pipes.send(protocol.Release(ticket))
 
     async def connect(self, address: TransferAddress) -> None:
-        """Gets to know another worker before it is needed. TransferError if that cannot be."""
-        self._check_alive()
+        """Connects to another worker before it is needed. Raises EngineError if that cannot be."""
         number = next(self._numbers)
-        with self._connections.asked(number) as answer:
-            self._send(Connect(number, address))
-            await answer
+        await self._ask(self._connections, number, protocol.Connect(number, address))
 
     def listen_to_blocks(self, listener: BlockListener) -> None:
-        """From now on `listener` is told what becomes of the blocks that the prefix cache can find, and that none can
-        be found any more when the engine ends. Call it before the engine is given a group: of blocks that are there
-        already nothing is known here."""
+        """Passes changes of the prefix cache's blocks to `listener` from now on, and at the engine's end that there are
+        none. Must be called before the engine gets a group: older blocks are not known here."""
         if self._stored:
             raise RuntimeError("the engine has stored blocks already")
         self._block_listeners.append(listener)
@@ -148,74 +111,67 @@ class NativeEngine:
         stream = self._streams.get(request_id)
         if stream is None:
             return
-        self._send(StopChoice(request_id, index))
+        self._pipes.send(protocol.StopChoiceCommand(request_id, index))
         stream.choice_ended(index)
         if stream.ended:
             del self._streams[request_id]
 
     async def stats(self, *, check: bool = False) -> EngineStats:
-        """Figures of this moment, between two steps. With `check`, a broken invariant ends the engine process."""
-        self._check_alive()
+        """Returns the figures of this moment, between two steps. With `check`, a broken invariant ends the process."""
         number = next(self._numbers)
-        with self._stats.asked(number) as answer:
-            self._send(AskStats(number, check))
-            return await answer
+        return await self._ask(self._stats, number, protocol.AskStats(number, check))
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """A process that has not ended by itself by then is killed."""
-        if isinstance(self._over, EngineClosedError):
-            return
-        already_dead = self._over is not None
-        self._end_all(EngineClosedError("the engine was closed"))
-        if not already_dead:
-            self._send(Close())
+        """Ends the process; it is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
+        over = self._over
+        if not isinstance(over, EngineClosedError):
+            self._end_all(EngineClosedError("the engine was closed"))
+        if over is None:
+            self._pipes.send(protocol.Close())
         try:
-            await asyncio.wait_for(self._process.wait(), timeout_s)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._pipes.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._process.wait()
+        finally:
+            await end(self._process)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._pipes.close()
 
     def _abort(self, request_id: RequestId) -> None:
         if self._streams.pop(request_id, None) is not None:
-            self._send(Abort(request_id))
-
-    def _send(self, command: Command) -> None:
-        self._pipes.send(command)
+            self._pipes.send(protocol.Abort(request_id))
 
     async def _read_events(self) -> None:
         try:
             while True:
                 self._take(await self._pipes.receive())
-        except msgspec.DecodeError:
-            logger.exception("the engine process %d sent what is no event; it is ended", self._process.pid)
+        except Exception:  # as it is, nothing that the process says from now on would be heard
+            logger.exception("the engine process %d sent an event that cannot be taken; it is ended", self._process.pid)
             self._process.kill()
 
-    def _take(self, event: Event) -> None:
-        self._pulse.heard(event.busy_s if isinstance(event, Beat) else 0.0)
+    def _take(self, event: protocol.Event) -> None:
+        self._pulse.heard(event.busy_s if isinstance(event, protocol.Beat) else 0.0)
         match event:
-            case Beat():
+            case protocol.Beat():
                 self._pipes.beaten()
-            case Stepped():
+            case protocol.Stepped():
                 self._take_step(event)
-            case Stats(number, stats):
+            case protocol.Stats(number, stats):
                 self._stats.answer(number, stats)
-            case Connected(number, failure):
+            case protocol.Connected(number, failure):
                 if failure is None:
                     self._connections.answer(number, None)
                 else:
-                    self._connections.fail(number, TransferError(failure.message, failure.kind))
+                    self._connections.fail(number, EngineError(failure))
 
     def _tell_of_blocks(self, changes: Sequence[BlockChange]) -> None:
         self._stored = True
         for listener in self._block_listeners:
             listener(changes)
 
-    def _take_step(self, step: Stepped) -> None:
+    def _take_step(self, step: protocol.Stepped) -> None:
         if step.blocks:
             self._tell_of_blocks(step.blocks)
         for delta in step.deltas:
@@ -247,9 +203,12 @@ class NativeEngine:
             else:
                 await asyncio.sleep(self._pulse.look_every_s)
 
-    def _check_alive(self) -> None:
+    async def _ask(self, questions: "Questions[Name, Answer]", name: Name, question: protocol.Command) -> Answer:
         if self._over is not None:
             raise self._over
+        with questions.ask(name) as answer:
+            self._pipes.send(question)
+            return await answer
 
     def _end_all(self, error: MotetError) -> None:
         self._over = error
@@ -261,3 +220,101 @@ class NativeEngine:
         self._connections.fail_all(error)
         if self._stored:
             self._tell_of_blocks([Cleared()])
+
+
+async def end(process: Process) -> None:
+    """Kills a process that has not ended."""
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+class PipeStream:
+    """The deltas of one group, between the pipe and their reader: a `GroupStream` that is fed from outside. A slow
+    reader leaves at most the whole answers here, `max_tokens` for each choice."""
+
+    def __init__(self, request: GenerateRequest, abort: Callable[[RequestId], None]) -> None:
+        self._request_id = request.request_id
+        self._abort = abort
+        self._open = {start.index for start in request.choices}
+        self._deltas: deque[GroupDelta] = deque()
+        self._error: MotetError | None = None
+        self._loop = asyncio.get_running_loop()  # a system call in Python 3.11, so not once a step
+        self._reader: asyncio.Future[None] | None = None
+        """What the reader awaits. An `asyncio.Event` would do, at a third more for each step of a group."""
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing more will be fed."""
+        return not self._open or self._error is not None
+
+    def feed(self, delta: GroupDelta) -> None:
+        self._deltas.append(delta)
+        for choice in delta.choices:
+            if choice.finish is not None:
+                self._open.discard(choice.index)
+        self._wake()
+
+    def fail(self, error: MotetError) -> None:
+        """Ends the stream with `error`, after the deltas that came before."""
+        self._error = error
+        self._wake()
+
+    def choice_ended(self, index: int) -> None:
+        """Called when the reader has ended this choice itself."""
+        self._open.discard(index)
+        self._wake()
+
+    def __aiter__(self) -> "PipeStream":
+        return self
+
+    async def __anext__(self) -> GroupDelta:
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                raise StopAsyncIteration
+            self._reader = self._loop.create_future()
+            await self._reader
+        return self._deltas.popleft()
+
+    async def aclose(self) -> None:
+        self._deltas.clear()
+        self._open.clear()
+        self._abort(self._request_id)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class Questions(Generic[Name, Answer]):
+    """Questions to an engine process that wait for their answer, by name. Other answers are dropped."""
+
+    def __init__(self) -> None:
+        self._open: dict[Name, asyncio.Future[Answer]] = {}
+
+    @contextlib.contextmanager
+    def ask(self, name: Name) -> Iterator[asyncio.Future[Answer]]:
+        """Yields the future answer, and forgets it at the end of the block."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[name] = answer
+        try:
+            yield answer
+        finally:
+            self._open.pop(name, None)
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # marks it as seen, also if nobody waits for it any more
+
+    def answer(self, name: Name, answer: Answer) -> None:
+        if (question := self._open.get(name)) and not question.done():
+            question.set_result(answer)
+
+    def fail(self, name: Name, error: MotetError) -> None:
+        if (question := self._open.get(name)) and not question.done():
+            question.set_exception(error)
+
+    def fail_all(self, error: MotetError) -> None:
+        for name in self._open:
+            self.fail(name, error)

@@ -4,19 +4,17 @@
                                      │
               the loop, woken by `fileno` ─► take ─► core.submit
 
-Meanwhile a group may be aborted and its choices stopped; what is then compiled for nobody is dropped. The threads are
-daemons: one that is at work when the process is to end is not waited for. Limits of the grammar package bound its work.
+Meanwhile a group may be aborted and its choices stopped; a result that nobody needs any more is dropped. The threads
+are daemons: when the process ends, it does not wait for them. Limits of the grammar package bound their work.
 """
 
 import logging
 import threading
-from dataclasses import dataclass
 from queue import SimpleQueue
 
 import msgspec
 
-from motet.engines.native.matchers import matchers_of
-from motet.errors import EngineError, MotetError, RequestError
+from motet.errors import EngineError, GrammarError, ModelLoadError, MotetError, RequestError
 from motet.grammar.compiled import Grammars, Matcher
 from motet.ids import RequestId
 from motet.transfer.mailbox import Mailbox
@@ -25,35 +23,22 @@ from motet.types import GenerateRequest
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
-"""So that one expensive grammar does not hold up all others; a third would only take more from the steps."""
+"""Two, so that one expensive grammar does not hold up all others; a third would only take more from the steps."""
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A group that may be submitted now."""
-
-    request: GenerateRequest
-    """Without the choices that were stopped meanwhile."""
-    matchers: dict[int, Matcher] | MotetError
-    """By index of the choice, or why there are none."""
-
-
-@dataclass(frozen=True)
-class _Task:
-    """Another one for each submission: an id may come again after an abort."""
-
-    request: GenerateRequest
+Matchers = dict[int, Matcher] | MotetError
+"""A matcher for each choice, by its index, or why there are none."""
 
 
 class Compiling:
-    """Owned by the loop: all but the threads' work happens in its thread."""
+    """Owned by the engine loop: everything except compiling happens in the loop's thread."""
 
     def __init__(self, grammars: Grammars | None, *, num_threads: int = NUM_THREADS) -> None:
         self._grammars = grammars
-        self._open: dict[RequestId, tuple[_Task, GenerateRequest]] = {}
-        """What is being compiled, and what of its group is still wanted."""
-        self._tasks = SimpleQueue[_Task | None]()
-        self._done = Mailbox[tuple[_Task, dict[int, Matcher] | MotetError]]()
+        self._open: dict[RequestId, tuple[GenerateRequest, GenerateRequest]] = {}
+        """Each group as it was submitted (compared by identity, since an id may return), without stopped choices."""
+        self._tasks = SimpleQueue[GenerateRequest | None]()
+        self._done = Mailbox[tuple[GenerateRequest, Matchers]]()
         self._threads = [
             threading.Thread(target=self._work, name=f"grammar-{i}", daemon=True) for i in range(num_threads)
         ]
@@ -61,7 +46,7 @@ class Compiling:
             thread.start()
 
     def fileno(self) -> int:
-        """Readable while something lies ready for `take`."""
+        """Returns a descriptor that is readable while `take` has something to return."""
         return self._done.fileno()
 
     @property
@@ -70,53 +55,74 @@ class Compiling:
         return [request for _, request in self._open.values()]
 
     def submit(self, request: GenerateRequest) -> None:
-        """RequestError if a group of this id is here already."""
+        """Raises RequestError if a group of this id is here already."""
         if request.request_id in self._open:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        task = _Task(request)
-        self._open[request.request_id] = task, request
-        self._tasks.put(task)
+        self._open[request.request_id] = request, request
+        self._tasks.put(request)
 
     def abort(self, request_id: RequestId) -> GenerateRequest | None:
-        """The group is not wanted any more; None if it is not here."""
-        found = self._open.pop(request_id, None)
-        return None if found is None else found[1]
+        """Drops a group and returns it; None if it is not here."""
+        return self._open.pop(request_id, (None, None))[1]
 
     def stop_choice(self, request_id: RequestId, index: int) -> bool:
-        """One choice less; whether the group still has any, or is not here."""
+        """Drops one choice. Returns False if the group is here and has no choice left."""
         if (found := self._open.get(request_id)) is None:
             return True
-        task, request = found
+        submitted, request = found
         left = tuple(start for start in request.choices if start.index != index)
-        self._open[request_id] = task, msgspec.structs.replace(request, choices=left)
+        self._open[request_id] = submitted, msgspec.structs.replace(request, choices=left)
         return bool(left)
 
-    def take(self) -> list[Compiled]:
-        """The groups that are ready, in the order in which they became so."""
+    def take(self) -> list[tuple[GenerateRequest, Matchers]]:
+        """Returns the groups that have become ready, in that order, without choices that were stopped meanwhile."""
         ready = []
-        for task, matchers in self._done.take():
-            task_now, request = self._open.get(task.request.request_id, (None, task.request))
-            if task_now is task:
-                del self._open[request.request_id]
-                ready.append(Compiled(request, matchers))
+        for done, matchers in self._done.take():
+            submitted, request = self._open.get(done.request_id, (None, done))
+            if submitted is done:
+                del self._open[done.request_id]
+                ready.append((request, matchers))
         return ready
 
     def close(self) -> None:
-        """The threads end after what they are at."""
+        """Lets the threads end after their present work."""
         self._open.clear()
         for _ in self._threads:
             self._tasks.put(None)
         self._done.close()
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            self._done.put((task, self._matchers(task.request)))
+        while (request := self._tasks.get()) is not None:
+            self._done.put((request, self._matchers(request)))
 
-    def _matchers(self, request: GenerateRequest) -> dict[int, Matcher] | MotetError:
+    def _matchers(self, request: GenerateRequest) -> Matchers:
         try:
             return matchers_of(self._grammars, request)
         except RequestError as error:
             return error
-        except Exception as error:  # of the library: it ends this group, never the thread
+        except Exception as error:  # an error of the library ends this group, never the thread
             logger.exception("a grammar could not be compiled")
             return EngineError(f"the grammar could not be compiled: {error}")
+
+
+def matchers_of(grammars: Grammars | None, request: GenerateRequest) -> dict[int, Matcher]:
+    """Returns a matcher for each choice, by its index, if the group has a grammar. Compiling may take long. Raises
+    GrammarError if the grammar cannot be compiled, or does not allow what a choice has written."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return {}
+    if grammars is None:
+        raise GrammarError("this engine has no tokenizer, which a grammar needs")
+    try:
+        compiled = grammars.get(grammar)
+    except ModelLoadError as error:
+        raise GrammarError(f"a grammar needs the model's tokenizer: {error.message}") from error
+    return {start.index: compiled.matcher(start.written) for start in request.choices}
+
+
+def at_once(grammars: Grammars | None, request: GenerateRequest) -> bool:
+    """Returns True if `matchers_of` takes no longer than a few copies."""
+    grammar = request.sampling.grammar
+    if grammar is None or grammars is None:
+        return True
+    return grammars.kept(grammar) is not None and not any(start.written for start in request.choices)

@@ -1,64 +1,36 @@
-"""The engine without its process: submit groups, take steps. Synchronous, single-threaded, nothing hidden.
+"""The engine without its process: submit groups, take steps. It is synchronous and has a single thread.
 
 submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits ─► sampler ─► commit ─► deltas
              ▲                                                             │
-             └──────────────── blocks, computed and written counts ────────┘
+             └──────────────── blocks, computed and output tokens ─────────┘
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict, dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import torch
-
-from motet.engines.native.answers import AnswerCache
-from motet.engines.native.commit import Commit, Drawn
-from motet.engines.native.counters import Counters
-from motet.engines.native.fits import check_fits
-from motet.engines.native.groups import GroupMaker
-from motet.engines.native.handover import Handover, HandoverTerms
-from motet.engines.native.inputs import PromptRows, SickRowsError, StepInputs, build_inputs
+from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.plan import StepPlan
-from motet.engines.native.sample.logprobs import prompt_logprobs
-from motet.engines.native.sample.sampler import Sampler, SampleRow
-from motet.engines.native.scheduler import Scheduler, SchedulerLimits
-from motet.engines.native.sequence import Group, SequenceState
-from motet.engines.native.step_result import StepResult
-from motet.errors import EngineError, GrammarError, MotetError, RequestError
+from motet.engines.native.sample.sampler import Sampler
+from motet.engines.native.step.commit import NONSENSE, AnswerCache, Commit, draw_tokens, failures_of, score_prompt
+from motet.engines.native.step.inputs import NonFiniteRowsError, build_inputs
+from motet.engines.native.step.plan import StepPlan
+from motet.engines.native.step.run import ModelRunner
+from motet.engines.native.step.scheduler import Scheduler, SchedulerLimits, check_fits
+from motet.engines.native.step.sequence import Group, GroupMaker, SequenceState
+from motet.errors import EngineError, MotetError, RequestError
 from motet.grammar.compiled import Grammars, Matcher
 from motet.ids import RequestId
-from motet.transfer.base import Transfers
-from motet.transfer.none import NoTransfers
+from motet.kv_events.changes import BlockChange
+from motet.transfer.orders import Met
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
-NONSENSE = "the model gave numbers that are not finite"
-
-
-class ModelRunner(Protocol):
-    """What the core needs of a runner."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [rows wanted, vocab_size], until the next run. A GPU may still be at work on them."""
-        ...
-
-    def verify(self) -> None:
-        """SickRowsError if a row of the last run came to nothing. Called once its tokens are here: it costs no wait."""
-        ...
-
-    def copy_slots(self, source: list[int], target: list[int]) -> None: ...
-
-    def settle(self) -> None:
-        """Returns once all that was run is in memory, and nothing of it reads or writes any more."""
-        ...
+if TYPE_CHECKING:  # an engine that keeps its KV to itself needs no ZeroMQ for it
+    from motet.transfer.thread import TransferThread
 
 
 @dataclass(frozen=True)
@@ -71,6 +43,20 @@ class CoreOptions:
     """None: groups with a grammar are refused."""
 
 
+@dataclass(frozen=True)
+class StepResult:
+    """The results of one step of the engine, which go to the API process as one message."""
+
+    deltas: list[GroupDelta]
+    failures: dict[RequestId, MotetError]
+    tickets: dict[RequestId, Ticket] = field(default_factory=dict)
+    blocks: list[BlockChange] = field(default_factory=list)
+    """The blocks that the prefix cache can find from now on, and those it cannot find any more, in order."""
+    met: list[Met] = field(default_factory=list)
+    ran: bool = True
+    """False if nothing was computed: the next step must wait for a command or news of a transfer."""
+
+
 class EngineCore:
     """Owns the scheduler, the pool, the runner and the sampler."""
 
@@ -81,23 +67,27 @@ class EngineCore:
         options: CoreOptions,
         *,
         proof: Proof | None = None,
-        transfers: Transfers | None = None,
+        transfers: "TransferThread | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`transfers`, with the `proof` that readers of our memory see: for an engine that hands KV over."""
+        """An engine that hands KV over has `transfers`, and the `proof` that readers of its memory see."""
         self.info = info
-        self.counters = Counters()
+        self.counters = EngineStats()
         self.grammars = options.grammars
+        self.transfers = transfers
+        """None for an engine that keeps its KV to itself."""
         self._runner = runner
         self._maker = GroupMaker(info, prefix_cache=options.prefix_cache, grammars=options.grammars)
         self._groups: dict[RequestId, Group] = {}
         self._arrivals = 0
         self._pool = BlockPool(info.num_blocks, proof)
         self._handover = Handover(
-            transfers or NoTransfers(),
-            self._pool,
-            self.counters,
-            HandoverTerms(info.block_size, options.lease_s, clock),
+            transfers=transfers,
+            pool=self._pool,
+            counters=self.counters,
+            block_size=info.block_size,
+            lease_s=options.lease_s,
+            clock=clock,
             settle=runner.settle,
         )
         limits = SchedulerLimits(
@@ -106,8 +96,8 @@ class EngineCore:
         self._scheduler = Scheduler(self._pool, limits, self.counters, self._handover)
         self._sampler = Sampler(info.vocab_size, runner.device)
         self._commit = Commit(
-            self._scheduler,
-            self.counters,
+            scheduler=self._scheduler,
+            counters=self.counters,
             eos_token_ids=frozenset(info.eos_token_ids),
             max_model_len=info.max_model_len,
             answers=AnswerCache(self._pool, info.block_size, runner.copy_slots) if options.cache_answers else None,
@@ -118,30 +108,26 @@ class EngineCore:
         return bool(self._groups)
 
     @property
-    def transfers(self) -> Transfers:
-        return self._handover.transfers
-
-    @property
     def wake_s(self) -> float | None:
-        """When the engine must take a step although nothing is asked of it, by its clock."""
+        """The time, by the engine's clock, at which it must take a step even without a command."""
         return self._handover.wake_s
 
     def submit(self, request: GenerateRequest, matchers: Mapping[int, Matcher] | None = None) -> None:
-        """Queues a group. RequestError if it can never run here; then its ticket is given back. `matchers`: where each
-        choice begins in the group's grammar, by its index; without them the grammar is compiled here."""
+        """Queues a group. Raises RequestError if it can never run here, and gives its ticket back. `matchers`:
+        one for each choice, by its index; without them the grammar is compiled here."""
         try:
             self._check_free(request.request_id)
             group = self._maker.to_write(request, self._arrivals, matchers)
             check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
             self._handover.expect(group)
-        except RequestError:
+        except Exception:
             if request.ticket is not None:
                 self.release(request.ticket)
             raise
         self._enqueue(group)
 
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> None:
-        """Queues a prompt to be computed for others: ends in a ticket. RequestError if it can never run here."""
+        """Queues a prompt to be computed for others; it ends in a ticket. Raises RequestError if it can never run."""
         self._handover.check_open()
         self._check_free(request.request_id)
         group = self._maker.to_hand_over(request, self._arrivals, readers)
@@ -149,7 +135,7 @@ class EngineCore:
         self._enqueue(group)
 
     def abort(self, request_id: RequestId) -> None:
-        """Frees a group at once, or the lease that came of it. Unknown ids are ignored: it may just have ended."""
+        """Frees a group at once, or its lease if it was prefilled. Unknown ids are ignored: it may just have ended."""
         if group := self._groups.pop(request_id, None):
             self._scheduler.remove(group)
         else:
@@ -172,7 +158,7 @@ class EngineCore:
             del self._groups[request_id]
 
     def step(self) -> StepResult:
-        """Takes in the news, then one forward pass over everything scheduled, if anything is."""
+        """Books news of transfers, then makes one forward pass over everything scheduled, if anything is."""
         arrivals = self._handover.take_news()
         for group in arrivals.landed:
             self._scheduler.publish(group)
@@ -184,18 +170,19 @@ class EngineCore:
         return StepResult(deltas, failures, tickets, self._pool.take_changes(), arrivals.met, ran=bool(plan))
 
     def _run(self, plan: StepPlan) -> tuple[list[GroupDelta], dict[RequestId, MotetError]]:
+        """Inputs, run, draw, commit: see `step`."""
         inputs = build_inputs(plan, self.info.block_size)
         try:
             logits = self._runner.run(inputs)
-            drawn = self._draw(inputs, logits)
+            drawn = draw_tokens(self._sampler, inputs.draws, logits)
             self._runner.verify()
-        except SickRowsError as error:
-            # Nothing is settled, so nothing of theirs is published; the other groups run the same step again.
+        except NonFiniteRowsError as error:
+            # Nothing is settled, so none of their blocks are published; the other groups run the same step again.
             return [], self._fail(dict.fromkeys(plan.groups_of(error.rows), EngineError(NONSENSE)))
         self._commit.advance(plan)
         for rows in inputs.prompt_rows:
-            _note(rows, logits[rows.begin : rows.end])
-        broken = _broken(drawn)
+            score_prompt(rows, logits)
+        broken = failures_of(drawn)
         failures = self._fail(broken)
         deltas = self._commit.write(one for one in drawn if one.sequence.group not in broken)
         for delta in deltas:
@@ -204,11 +191,11 @@ class EngineCore:
         return deltas, failures
 
     def _hand_over(self) -> dict[RequestId, Ticket]:
-        """Tickets for the groups whose prompts are prefilled."""
-        done = [group for group in self._scheduler.running if group.readers and not group.trunk_pending]
+        """Returns tickets for the groups whose prompts are prefilled."""
+        done = [one for one in self._scheduler.running if one.readers and one.computed == one.trunk_tokens]
         tickets = {}
         for group in done:
-            if self._handover.has_room:
+            if self._pool.proof.has_room:
                 blocks = self._scheduler.hand_over(group)
                 request_id = group.request.request_id
                 tickets[request_id] = self._handover.grant(group, blocks)
@@ -220,7 +207,9 @@ class EngineCore:
         choices = Counter[SequenceState]()
         for sequence in (s for group in (*running, *waiting) for s in group.sequences):
             choices[sequence.state] += len(sequence.indices)
-        return EngineStats(
+        stats = replace(
+            self.counters,
+            transfer_failures=dict(self.counters.transfer_failures),
             groups_running=len(running),
             groups_waiting=len(waiting),
             choices_running=choices[SequenceState.RUNNING],
@@ -228,21 +217,15 @@ class EngineCore:
             blocks_total=self._pool.num_blocks,
             blocks_used=self._pool.num_held,
             blocks_cached=self._pool.num_idle,
-            leases=len(self._handover.leases),
-            oldest_lease_s=self._handover.oldest_lease_s,
-            pulls_open=self._handover.pulls_open,
-            blocks_pulling=self._handover.blocks_pulling,
-            transfer_seconds=self._handover.figures.counts,
-            transfer_seconds_sum=self._handover.figures.seconds_sum,
-            **asdict(self.counters),
         )
+        self._handover.tell_gauges(stats)
+        return stats
 
     def check(self) -> None:
-        """Raises `AssertionError` if anything is held that no group accounts for."""
+        """Raises `AssertionError` if a block is held that belongs to no group."""
         self._handover.leases.check()
         self._scheduler.check(self._handover.tables())
-        known = {*self._scheduler.running, *self._scheduler.waiting}
-        if known != set(self._groups.values()):
+        if {*self._scheduler.running, *self._scheduler.waiting} != set(self._groups.values()):
             raise AssertionError("the scheduler and the core know different groups")
 
     def _check_free(self, request_id: RequestId) -> None:
@@ -254,33 +237,8 @@ class EngineCore:
         self._groups[group.request.request_id] = group
         self._scheduler.add(group)
 
-    def _draw(self, inputs: StepInputs, logits: torch.Tensor) -> list[Drawn]:
-        rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in inputs.draws]
-        sampled = self._sampler.sample(logits, rows)
-        return [Drawn(draw.sequence, one) for draw, one in zip(inputs.draws, sampled, strict=True)]
-
-    def _fail(self, why: Mapping[Group, MotetError]) -> dict[RequestId, MotetError]:
+    def _fail(self, errors: Mapping[Group, MotetError]) -> dict[RequestId, MotetError]:
         """Ends groups that cannot go on."""
-        for group in why:
+        for group in errors:
             self.abort(group.request.request_id)
-        return {group.request.request_id: error for group, error in why.items()}
-
-
-def _broken(drawn: SequenceOf[Drawn]) -> dict[Group, MotetError]:
-    """Groups for which nothing could be drawn, and why: a grammar that became too much work is the client's own."""
-    broken: dict[Group, MotetError] = {}
-    for one in drawn:
-        if not one.sampled.finite:
-            index, failure = one.sequence.indices[0], one.sequence.sampling.failure
-            error = GrammarError(f"choice {index}: {failure}") if failure else EngineError(NONSENSE)
-            broken.setdefault(one.sequence.group, error)
-    return broken
-
-
-def _note(rows: PromptRows, logits: torch.Tensor) -> None:
-    """Log-probabilities of the prompt tokens that follow the rows' positions; the first token of a prompt has none."""
-    group, count = rows.group, rows.group.request.sampling.prompt_logprobs
-    if rows.position == 0:
-        group.prompt_logprobs = [None]
-    targets = group.prompt[rows.position + 1 : rows.position + 1 + len(logits)]
-    group.prompt_logprobs += prompt_logprobs(logits[: len(targets)], targets, count or 0)
+        return {group.request.request_id: error for group, error in errors.items()}

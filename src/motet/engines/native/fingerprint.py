@@ -1,37 +1,54 @@
-"""Whether equal requests get equal bits on this machine, found out by trying its operators at start.
+"""Finds out at start if equal requests get equal bits on this machine, by trying its operators.
 
-What is relied on: a row of a matrix product is the same among 4, 8 or 64 rows, and a row of attention is the same in
-any chunk and among any siblings, as long as rows and keys are padded as `attention.plan` says. True for torch 2.13 on
-every x86 CPU tried so far, and cheap to check, so it is checked and not believed. The answer is the end of
+Two facts are needed: a row of a matrix product is the same among 4, 8 or 64 rows, and a row of attention is the same in
+any chunk and among any siblings, if rows and keys are padded as `attention.plan` says. Both hold for torch 2.13 on
+every x86 CPU tried so far, and since checking is cheap, every start checks them. The result is the end of
 `system_fingerprint`.
 """
 
+import json
 import platform
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import torch
 import torch.nn.functional as F
+from transformers import PreTrainedConfig
 
 import motet
-from motet.engines.native.attention.kernels import flash_cpu
+from motet.engines.native.attention.group import flash_cpu
 from motet.engines.native.attention.plan import padded_keys, pieces
 
 SAME, NOT_SAME = "same", "similar"
+MODEL_DIGITS = 16
 
 
-def fingerprint(operators: str, same: bool, dtype: torch.dtype, device: torch.device) -> str:
-    """Such as `motet-0.1.0_torch-2.13.0_x86_64-AVX512_bfloat16-same`. Two engines with one fingerprint that ends in
-    `-same` give a choice the same tokens."""
+NOT_OF_THE_MODEL = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+)
+"""Fields of a configuration that may differ between two copies of one model."""
+
+
+def model_digest(config: PreTrainedConfig, weights: str) -> str:
+    """Names a model by its configuration and its saved weights, so the name does not depend on the dtype that runs."""
+    fields = {name: value for name, value in config.to_dict().items() if name not in NOT_OF_THE_MODEL}
+    told = json.dumps(fields, sort_keys=True, default=str) + weights
+    return blake2b(told.encode(), digest_size=16).hexdigest()
+
+
+def fingerprint(operators: str, same: bool, dtype: torch.dtype, device: torch.device, *, model: str) -> str:
+    """Returns `motet-0.1.0_model-5e0c41d2a87f1b36_torch-2.13.0_x86_64-AVX512_bfloat16-same`, for instance, with the
+    begin of the model's digest. Two engines with one fingerprint that ends in `-same` give a choice the same tokens."""
     if device.type == "cpu":
         where = torch.backends.cpu.get_cpu_capability()
     else:
         where = torch.cuda.get_device_name(device).replace(" ", "-")
     kind = f"{platform.machine()}-{where}_{str(dtype).removeprefix('torch.')}"
-    return f"motet-{motet.__version__}_{operators}_{kind}-{SAME if same else NOT_SAME}"
+    return f"motet-{motet.__version__}_model-{model[:MODEL_DIGITS]}_{operators}_{kind}-{SAME if same else NOT_SAME}"
 
 
 def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch's operators do; on a GPU they are not asked."""
+    """Returns True if torch's operators give equal bits; False on a GPU, where this is not tried."""
     return (
         device.type == "cpu"
         and linears_agree(model, dtype)
@@ -44,7 +61,7 @@ def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype
 def linears_agree(
     model: torch.nn.Module, dtype: torch.dtype, *, counts: Sequence[int] = (4, 12), rows: int = 32
 ) -> bool:
-    """Whether every shape of `Linear` in the model gives a row the same bits among `counts` rows and among `rows`."""
+    """Returns True if every shape of `Linear` gives a row the same bits among `counts` rows and among `rows`."""
     seen: set[tuple[int, ...]] = set()
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
@@ -61,7 +78,7 @@ def linears_agree(
 
 @torch.inference_mode()
 def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bool:
-    """Whether a prompt row has the same bits in one pass over `length` positions and in uneven chunks."""
+    """Returns True if a prompt row has the same bits in one pass over `length` positions and in uneven chunks."""
     generator = torch.Generator().manual_seed(0)
     span = padded_keys(length)
     query, key, value = (torch.randn(1, 2, span, head_dim, generator=generator).to(dtype) for _ in range(3))
@@ -86,7 +103,7 @@ def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bo
 
 @torch.inference_mode()
 def trunks_agree(head_dim: int, dtype: torch.dtype, *, rows: int = 64) -> bool:
-    """Whether a tail row that reads a whole trunk has the same bits alone and among `rows`, for odd trunk lengths."""
+    """Returns True if a tail row that reads a trunk of odd length has the same bits alone and among `rows`."""
     generator = torch.Generator().manual_seed(0)
     for length in (5, 131, 777):
         query = torch.randn(1, 2, rows, head_dim, generator=generator).to(dtype)

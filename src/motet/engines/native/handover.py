@@ -1,182 +1,155 @@
-"""Trunks that change workers: leases on what was prefilled for others, pulls of what others prefilled for us.
+"""Trunks that move between workers: leases on blocks prefilled for others, pulls of blocks that others prefilled.
 
     prefilled group ──► lease ──► readers done, released or expired ──► blocks free (and findable by prefix)
     group with a ticket ──► pull ──► landed: its trunk is computed        ──► runs its last prompt token
                                 └──► failed: it waits again, ticketless   ──► computes its prompt
 
-A pull holds the blocks it writes into by itself, beside its group, and gives them back only when nothing can write into
-them any more: a transfer whose peer hangs may go on long after its group is gone.
+A pull itself holds the blocks that it writes into, as its group does, and gives them back only when nothing can write
+into them any more: a transfer whose peer hangs may go on long after its group is gone.
 """
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
-from motet.engines.native.counters import Counters
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.sequence import Group, blocks_for
+from motet.engines.native.step.sequence import Group, blocks_for
 from motet.errors import RequestError
 from motet.ids import RequestId
-from motet.transfer.base import (
-    Failed,
-    FailureKind,
-    Landed,
-    Met,
-    News,
-    PullOrder,
-    ReaderDone,
-    ReaderWaits,
-    Settled,
-    Transfers,
-)
+from motet.transfer import orders
 from motet.transfer.figures import TransferFigures
-from motet.transfer.lease import Lease, LeaseTable
+from motet.transfer.lease import Lease, LeaseTable, new_lease_id
+from motet.transfer.orders import FailureKind
 from motet.transfer.ticket import Ticket, prompt_digest
+from motet.types import EngineStats
+
+if TYPE_CHECKING:  # an engine that keeps its KV to itself needs no ZeroMQ for it
+    from motet.transfer.thread import TransferThread
 
 logger = logging.getLogger(__name__)
 
+KEEPS_KV = "this engine keeps its KV cache to itself: only servers started with --role prefill or decode hand it over"
+
 
 @dataclass
-class Fetching:
+class OpenPull:
     """A transfer under way, and the blocks it may write into."""
 
     blocks: list[int]
     group: Group | None
-    """None once the group has gone on without it."""
+    """None once the group has gone on without the pull."""
 
 
 @dataclass
 class Arrivals:
-    """What the core has to follow up."""
+    """The results of transfers since the last step, which the core must act on."""
 
     landed: list[Group] = field(default_factory=list)
-    """Their trunks are here, as far as the ticket went."""
+    """Groups whose trunks are here, as far as their tickets covered them."""
     failed: list[Group] = field(default_factory=list)
-    """They must wait again, in other blocks."""
-    met: list[Met] = field(default_factory=list)
+    """Groups that must wait again, in other blocks."""
+    met: list[orders.Met] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class HandoverTerms:
+@dataclass(eq=False, kw_only=True)
+class Handover:
+    """The books of leases and pulls. The core owns them; the scheduler asks them where a trunk can come from."""
+
+    transfers: "TransferThread | None"
+    """None for an engine that hands nothing over."""
+    pool: BlockPool
+    counters: EngineStats
     block_size: int
     lease_s: float
     clock: Callable[[], float]
+    settle: Callable[[], None]
+    """Returns once the results of all runs are in memory, and no run reads or writes any more."""
 
-
-class Handover:
-    """The books of leases and pulls; owned by the engine core, and the `TrunkSource` of its scheduler."""
-
-    def __init__(
-        self,
-        transfers: Transfers,
-        pool: BlockPool,
-        counters: Counters,
-        terms: HandoverTerms,
-        *,
-        settle: Callable[[], None],
-    ) -> None:
-        """`settle`: returns once all that was run is in memory, and nothing that was run reads or writes any more."""
-        self.transfers = transfers
-        self.figures = TransferFigures(terms.clock)
-        """Of pulls that landed."""
-        self.leases = LeaseTable(pool.proof, seconds=terms.lease_s)
-        self._pool = pool
-        self._counters = counters
-        self._block_size = terms.block_size
-        self._clock = terms.clock
-        self._settle_memory = settle
+    def __post_init__(self) -> None:
+        self.leases = LeaseTable(self.pool.proof, seconds=self.lease_s)
+        self._figures = TransferFigures(self.clock)
         self._numbers = count()
-        self._pulls: dict[int, Fetching] = {}
+        self._pulls: dict[int, OpenPull] = {}
 
-    @property
-    def pulls_open(self) -> int:
-        return len(self._pulls)
+    def tell_gauges(self, stats: EngineStats) -> None:
+        """Writes the gauges of this moment into `stats`."""
+        stats.leases = len(self.leases)
+        stats.oldest_lease_s = self.leases.oldest_s(self.clock())
+        stats.pulls_open = len(self._pulls)
+        stats.blocks_pulling = sum(len(pull.blocks) for pull in self._pulls.values() if pull.group is None)
+        stats.transfer_seconds = tuple(self._figures.counts)
+        stats.transfer_seconds_sum = self._figures.seconds_sum
 
-    @property
-    def blocks_pulling(self) -> int:
-        """Blocks of pulls whose group is gone."""
-        return sum(len(pull.blocks) for pull in self._pulls.values() if pull.group is None)
-
-    @property
-    def oldest_lease_s(self) -> float | None:
-        return self.leases.oldest_s(self._clock())
-
-    def tables(self) -> Iterable[list[int]]:
-        """What leases and pulls hold, for the books."""
-        return [*map(list, self.leases.tables()), *(pull.blocks for pull in self._pulls.values())]
+    def tables(self) -> list[Sequence[int]]:
+        """Returns the blocks of every lease and pull, which the pool's books must account for."""
+        return [*self.leases.tables(), *(pull.blocks for pull in self._pulls.values())]
 
     @property
     def wake_s(self) -> float | None:
-        """When `take_news` should be called although there is no news: a lease ends, or a line of log is due."""
-        return min((at for at in (self.leases.next_end_s(), self.figures.line_due_s) if at is not None), default=None)
+        """The time at which `take_news` must be called even without news: a lease ends, or a log line is due."""
+        return min((at for at in (self.leases.next_end_s(), self._figures.line_due_s) if at is not None), default=None)
 
-    def check_open(self) -> None:
-        """RequestError for an engine that hands nothing over."""
-        _ = self.transfers.address
+    def check_open(self) -> "TransferThread":
+        """Returns the transfers. Raises RequestError for an engine that hands nothing over."""
+        if self.transfers is None:
+            raise RequestError(KEEPS_KV, param="kv_transfer_params")
+        return self.transfers
 
     def expect(self, group: Group) -> None:
-        """A group with a ticket has come in. RequestError if the ticket is not for its prompt."""
+        """Keeps the lease of a new group's ticket alive. Raises RequestError if the ticket is for another prompt."""
         ticket = group.request.ticket
         if ticket is None:
             return
-        own = ticket.remote_engine_id == self.transfers.address.engine_id
-        check_ticket(ticket, group.prompt, self._block_size)
+        transfers = self.check_open()
+        own = ticket.remote_engine_id == transfers.address.engine_id
+        check_ticket(ticket, group.prompt, self.block_size)
         if own or group.request.sampling.prompt_logprobs is not None:
-            # What we have prefilled ourselves is in the prefix cache; and who wants the logits of every prompt token
-            # cannot do with their KV.
+            # Our own prefilled blocks are in the prefix cache; and logits of prompt tokens do not follow from KV.
             self.release(ticket)
             return
-        if not self.transfers.believes(ticket):
+        if not transfers.key.believes(ticket):
             self._count_failure(FailureKind.REFUSED)
-            logger.warning("the prompt of %s is computed here: its ticket has not our cluster's seal", _label(group))
+            logger.warning("the prompt of %s is computed here: its ticket lacks our cluster's seal", _label(group))
             return
         group.ticket = ticket
-        self.transfers.expect(ticket)
+        transfers.order(orders.KeepAlive(ticket))
 
     def fetch(self, group: Group) -> None:
-        """Orders what the prefix cache lacks; see `TrunkSource`."""
+        """Starts the pull for a group with a ticket that has its blocks now: of all uncached blocks."""
         ticket = group.ticket
         if ticket is None:
             return
         hits = group.published
         missing = range(hits, len(ticket.remote_block_ids))
-        self._counters.pull_blocks_avoided += hits
+        self.counters.pull_blocks_avoided += hits
         if not missing:
-            self._counters.pulls_avoided += 1
+            self.counters.pulls_avoided += 1
             self.give_up(group)
             return
         pairs = tuple((ticket.remote_block_ids[i], ticket.generations[i], group.blocks[i]) for i in missing)
-        pull = Fetching([local for _, _, local in pairs], group)
-        self._pool.share(pull.blocks)
+        pull = OpenPull([local for _, _, local in pairs], group)
+        self.pool.share(pull.blocks)
         group.pull = next(self._numbers)
         self._pulls[group.pull] = pull
-        self._settle_memory()  # a GPU may still be at work on who had these blocks before
-        self.transfers.pull(PullOrder(group.pull, ticket, pairs, _label(group)))
+        self.settle()  # a GPU may still be writing for the group that had these blocks before
+        self.check_open().order(orders.PullOrder(group.pull, ticket, pairs, _label(group)))
 
     def give_up(self, group: Group) -> None:
-        """See `TrunkSource`."""
+        """Called when a group will not use its ticket, or is about to lose the blocks that are being fetched."""
         if group.pull is not None:
             self._pulls[group.pull].group = None
-            self.transfers.abandon(group.pull)
+            self.check_open().order(orders.AbandonPull(group.pull))
         elif group.ticket is not None:
-            self.transfers.release(group.ticket)
+            self.check_open().order(orders.ReleaseTicket(group.ticket))
         group.pull = group.ticket = None
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another lease can be granted now."""
-        return self._pool.proof.has_room
-
     def grant(self, group: Group, blocks: list[int]) -> Ticket:
-        """The ticket for a group whose prompt is prefilled. A lease holds its blocks from now on."""
-        self._settle_memory()
-        address = self.transfers.address
-        lease = self.leases.grant(group.request.request_id, blocks, readers=group.readers, now_s=self._clock())
-        self._count_leases()
-        self._counters.prefills += 1
-        logger.info("prefilled %s for %d: %d tokens", _label(group), group.readers, group.trunk_tokens)
+        """Returns the ticket for a group whose prompt is prefilled. A lease holds its blocks from now on."""
+        self.settle()
+        transfers = self.check_open()
+        proof, address = self.pool.proof, transfers.address
         ticket = Ticket(
             remote_engine_id=address.engine_id,
             remote_request_id=group.request.request_id,
@@ -185,70 +158,76 @@ class Handover:
             remote_block_ids=tuple(blocks),
             num_tokens=group.trunk_tokens,
             prompt_digest=prompt_digest(group.prompt[: group.trunk_tokens]),
-            generations=self._pool.proof.generations(blocks),
-            lease_id=lease.lease_id,
-            lease_slot=lease.slot,
+            generations=proof.generations(blocks),
+            lease_id=new_lease_id(),
+            lease_slot=proof.take_slot(),
             lease_s=self.leases.seconds,
             readers=group.readers,
             cached_tokens=group.cached_tokens or 0,
         )
-        self.leases.bind(lease, ticket.digest)
-        return self.transfers.sealed(ticket)
+        self.leases.grant(ticket, now_s=self.clock())
+        self._tell_leases()
+        self.counters.prefills += 1
+        logger.info("prefilled %s for %d: %d tokens", _label(group), group.readers, group.trunk_tokens)
+        return transfers.key.sealed(ticket)
 
     def release(self, ticket: Ticket) -> None:
-        """Ends the lease of a ticket, ours or another worker's. An engine that hands nothing over can tell nobody."""
-        with contextlib.suppress(RequestError):
-            if ticket.remote_engine_id == self.transfers.address.engine_id:
-                self._free(self.leases.end(ticket.lease_id))
-            elif self.transfers.believes(ticket):
-                self.transfers.release(ticket)
+        """Ends the lease of a ticket, ours or another worker's. An engine that hands nothing over does nothing."""
+        if self.transfers is None:
+            return
+        if ticket.remote_engine_id == self.transfers.address.engine_id:
+            self._free(self.leases.end(ticket.lease_id))
+        elif self.transfers.key.believes(ticket):
+            self.transfers.order(orders.ReleaseTicket(ticket))
 
     def release_request(self, request_id: RequestId) -> None:
         """Ends the lease that was granted for a request, if it is still held."""
         self._free(self.leases.end_of_request(request_id))
 
     def take_news(self) -> Arrivals:
-        """Settles what has happened since the last step, and ends leases whose time is up."""
+        """Books what has happened since the last step, and ends leases whose time is up."""
         arrivals = Arrivals()
-        for news in self.transfers.news():
-            self._settle(news, arrivals)
-        for lease in self.leases.expired(self._clock()):
-            self._counters.leases_expired += 1
-            logger.warning("the lease of %s has expired: its readers gave no sign of life", lease.request_id)
+        for news in self.transfers.news() if self.transfers is not None else ():
+            self._take(news, arrivals)
+        for lease in self.leases.expired(self.clock()):
+            self.counters.leases_expired += 1
+            logger.warning(
+                "the lease of %s has expired: its readers gave no sign of life", lease.ticket.remote_request_id
+            )
             self._free(lease)
-        if line := self.figures.take_line():
+        if line := self._figures.take_line():
             logger.info(line)
         return arrivals
 
-    def _settle(self, news: News, arrivals: Arrivals) -> None:
+    def _take(self, news: orders.News, arrivals: Arrivals) -> None:
         match news:
-            case Landed():
+            case orders.PullLanded():
                 self._landed(news, arrivals)
-            case Failed():
+            case orders.PullFailed():
                 self._failed(news, arrivals)
-            case Met():
+            case orders.Met():
                 arrivals.met.append(news)
-            case Settled(number):
-                self._pool.release(self._pulls.pop(number).blocks)
-            case ReaderDone(lease_id, reader):
+            case orders.PullSettled(number):
+                self.pool.release(self._pulls.pop(number).blocks)
+            case orders.ReaderDone(lease_id, reader):
                 self._free(self.leases.reader_done(lease_id, reader))
-            case ReaderWaits(lease_id):
-                self.leases.reader_waits(lease_id, self._clock())
+            case orders.ReaderWaits(lease_id):
+                self.leases.reader_waits(lease_id, self.clock())
 
-    def _landed(self, landed: Landed, arrivals: Arrivals) -> None:
+    def _landed(self, landed: orders.PullLanded, arrivals: Arrivals) -> None:
         pull = self._pulls.pop(landed.number)
-        self._counters.transfers += 1
-        self._counters.transfer_bytes += landed.num_bytes
-        self._counters.transfer_descriptors += landed.num_descriptors
-        self.figures.add(landed)
+        self.counters.transfers += 1
+        self.counters.transfer_bytes += landed.num_bytes
+        self.counters.transfer_descriptors += landed.num_descriptors
+        self._figures.add(landed)
         if (group := pull.group) is not None and (ticket := group.ticket) is not None:
             group.computed, group.cached_tokens = ticket.num_tokens, ticket.cached_tokens
             group.pull = group.ticket = None
             arrivals.landed.append(group)
             logger.info("fetched %s: %d bytes in %.1f ms", _label(group), landed.num_bytes, 1000 * landed.seconds)
-        self._pool.release(pull.blocks)
+        self.pool.release(pull.blocks)
 
-    def _failed(self, failed: Failed, arrivals: Arrivals) -> None:
+    def _failed(self, failed: orders.PullFailed, arrivals: Arrivals) -> None:
         pull = self._pulls[failed.number]
         self._count_failure(failed.kind)
         if (group := pull.group) is not None:
@@ -256,33 +235,29 @@ class Handover:
             pull.group = group.pull = group.ticket = None
             arrivals.failed.append(group)
         if failed.settled:
-            self._pool.release(self._pulls.pop(failed.number).blocks)
+            self.pool.release(self._pulls.pop(failed.number).blocks)
 
     def _count_failure(self, kind: FailureKind) -> None:
-        failures = self._counters.transfer_failures
+        failures = self.counters.transfer_failures
         failures[kind] = failures.get(kind, 0) + 1
 
     def _free(self, lease: Lease | None) -> None:
         if lease is not None:
-            self._pool.release(lease.blocks)
-            self._count_leases()
+            self.pool.release(lease.ticket.remote_block_ids)
+            self._tell_leases()
 
-    def _count_leases(self) -> None:
-        self.transfers.holding(len(self.leases))
+    def _tell_leases(self) -> None:
+        self.check_open().order(orders.LeasesHeld(len(self.leases)))
 
 
 def check_ticket(ticket: Ticket, prompt: tuple[int, ...], block_size: int) -> None:
     """Raises RequestError unless the ticket's KV is that of the beginning of the prompt."""
-    if ticket.is_for(prompt) and len(ticket.remote_block_ids) == blocks_for(ticket.num_tokens, block_size):
-        return
-    raise RequestError(
-        "Invalid 'kv_transfer_params': the ticket is not for this prompt.",
-        param="kv_transfer_params",
-        code="invalid_value",
-    )
+    if not ticket.is_for(prompt) or len(ticket.remote_block_ids) != blocks_for(ticket.num_tokens, block_size):
+        message = "Invalid 'kv_transfer_params': the ticket is not for this prompt."
+        raise RequestError(message, param="kv_transfer_params", code="invalid_value")
 
 
 def _label(group: Group) -> str:
-    """How log lines name a group."""
+    """The name of a group in log lines."""
     request = group.request
     return f"{request.request_id} ({request.trace})" if request.trace else request.request_id

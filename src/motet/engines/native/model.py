@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from motet.engines.native.runner import ATTENTION_NAME
+from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import ConfigError, ModelLoadError, UnsupportedModelError
 
 SUPPORTED = (
@@ -22,24 +21,17 @@ SUPPORTED = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-"""Architectures proven equal to `transformers.generate`; others may work through the same interface, or be wrong."""
+"""Architectures proven equal to `transformers.generate`. How to add one: CONTRIBUTING.md."""
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Their angles depend on the longest sequence of a batch, so a choice would depend on its batch mates."""
+"""Kinds of RoPE whose angles depend on the longest sequence of a batch: a choice would depend on its batch mates."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-class LoadReport(TypedDict):
-    """What transformers says of a checkpoint, as far as it matters here."""
-
-    missing_keys: list[str]
-    mismatched_keys: list[str]
-
-
 @dataclass(frozen=True)
 class ModelShape:
-    """What the KV cache and the limits are made from."""
+    """The sizes from which the KV cache and the limits are computed."""
 
     num_layers: int
     num_kv_heads: int
@@ -50,9 +42,9 @@ class ModelShape:
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """The model's config; ModelLoadError or UnsupportedModelError before any weight is read."""
+    """Returns the model's config. Raises ModelLoadError or UnsupportedModelError, before any weight is read."""
     try:
-        # Of a type that transformers does not know, from_pretrained would not tell the architecture.
+        # from_pretrained would not name the architecture of a type that transformers does not know.
         _check_supported(folder, PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or [])
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as exc:
@@ -76,7 +68,7 @@ def _check_supported(folder: Path, architectures: Sequence[str]) -> None:
 
 
 def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
-    """Sizes of the model and its end-of-sequence tokens (generation_config.json first, as everywhere)."""
+    """Returns sizes and end-of-sequence tokens of the model (generation_config.json first, as everywhere)."""
     heads = config.num_attention_heads
     return ModelShape(
         num_layers=config.num_hidden_layers,
@@ -89,9 +81,9 @@ def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
 
 
 def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model on `device`; transformers returns it in evaluation mode."""
+    """Returns the model on `device`, in evaluation mode."""
     model: PreTrainedModel
-    report: LoadReport
+    report: dict[str, list[str]]
     try:
         model, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair, when asked for the report
             folder,
@@ -111,13 +103,13 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device, else the CPU."""
+    """Returns the device of that name; `auto` is the first CUDA device, else the CPU."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as exc:
-        raise ConfigError(f"--device {name!r} is no device; use auto, cpu, cuda or cuda:K") from exc
+        raise ConfigError(f"--device {name!r} is not a device; use auto, cpu, cuda or cuda:K") from exc
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device {name!r} is not supported; use auto, cpu, cuda or cuda:K")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -126,7 +118,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
-    """`auto` is the dtype the weights were saved in."""
+    """Returns the dtype of that name; `auto` is the one the weights were saved in."""
     if name != "auto":
         if name not in DTYPES:
             raise ConfigError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")

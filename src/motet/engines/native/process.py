@@ -1,15 +1,16 @@
-"""The engine process: what `__main__` runs once all is imported.
+"""The engine process: `__main__` runs this once all modules are imported.
 
-    1. one line of JSON on standard input says what to build and where the pipes are
-    2. Ready or Unable goes out
-    3. commands are taken between steps; with nothing to do the process sleeps in `poll`; a second thread sends signs of
-       life (`heart`), others compile grammars (`compiling`)
-    4. it ends at Close, or when standard input ends: the parent holds the other end, however it dies
+    1. One line of JSON on standard input says what to build and where the pipes are.
+    2. The process sends Ready or Unable.
+    3. It takes commands between steps; with nothing to do it sleeps in `poll`. A second thread sends signs of life
+       (`Heart`), others compile grammars (`compiling`).
+    4. It ends at Close, or when standard input ends: the parent holds the other end, however it dies.
 
 SIGINT and SIGTERM are ignored: a terminal and a service manager send them to every process at once, and the parent,
 which has them too, wants to drain first.
 """
 
+import contextlib
 import gc
 import logging
 import math
@@ -23,40 +24,25 @@ from collections.abc import Callable
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import zmq
 from transformers.utils.logging import disable_progress_bar
 
+from motet.engines.native import protocol
 from motet.engines.native.build import build_core
-from motet.engines.native.compiling import Compiling
+from motet.engines.native.compiling import Compiling, at_once
 from motet.engines.native.core import EngineCore
-from motet.engines.native.heart import Heart
-from motet.engines.native.matchers import at_once
-from motet.engines.native.protocol import (
-    Abort,
-    AskStats,
-    CarriedTransferError,
-    Close,
-    Command,
-    Connect,
-    Connected,
-    Event,
-    Launch,
-    Prefill,
-    Ready,
-    Release,
-    Stats,
-    Stepped,
-    StopChoice,
-    Submit,
-    Unable,
-)
-from motet.engines.native.pulse import beat_every_s
+from motet.engines.native.handover import KEEPS_KV
+from motet.engines.native.protocol import Command, Launch
+from motet.engines.native.spawn import beat_every_s
 from motet.engines.wire import CarriedError
-from motet.errors import MotetError, RequestError, StartupError
+from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
-from motet.types import EngineStats, GenerateRequest
+from motet.transfer.orders import MeetWorker
+from motet.transfer.ticket import Ticket, TransferAddress
+from motet.types import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +51,7 @@ class EngineLoop:
     """Feeds a core from one pipe and empties it into another."""
 
     def __init__(
-        self, core: EngineCore, heart: Heart, commands: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]"
+        self, core: EngineCore, heart: "Heart", commands: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]"
     ) -> None:
         self._core = core
         self._heart = heart
@@ -75,17 +61,18 @@ class EngineLoop:
         self._encoder = msgspec.msgpack.Encoder()
         self._compiling = Compiling(core.grammars)
         self._refused: dict[RequestId, MotetError] = {}
+        """Errors of groups that were refused since the last step."""
         self._closing = False
         self._idle = True
         self._anything = zmq.Poller()
         self._anything.register(commands, zmq.POLLIN)
         self._anything.register(self._compiling.fileno(), zmq.POLLIN)
-        if (news := core.transfers.fileno()) is not None:
-            self._anything.register(news, zmq.POLLIN)
+        if core.transfers is not None:
+            self._anything.register(core.transfers.fileno(), zmq.POLLIN)
 
     def run(self) -> None:
         """Returns at Close."""
-        self._send(Ready(self._core.info))
+        self._send(protocol.Ready(self._core.info))
         try:
             while not self._closing:
                 self._take_commands()
@@ -100,105 +87,148 @@ class EngineLoop:
         result = self._core.step()
         self._heart.rest()
         self._idle = not result.ran
-        failures = {**self._refused, **result.failures}
-        self._refused = {}
         for met in result.met:
-            failure = None if met.error is None else CarriedTransferError(met.error.kind, met.error.message)
-            self._send(Connected(met.number, failure))
+            self._send(protocol.Connected(met.number, None if met.error is None else met.error.message))
+        errors = {**self._refused, **result.failures}
+        self._refused = {}
+        failures = {request_id: CarriedError.of(error) for request_id, error in errors.items()}
         if result.deltas or failures or result.tickets or result.blocks:
-            self._send(
-                Stepped(
-                    result.deltas,
-                    {request_id: CarriedError.of(error) for request_id, error in failures.items()},
-                    result.tickets,
-                    result.blocks,
-                )
-            )
+            self._send(protocol.Stepped(result.deltas, failures, result.tickets, result.blocks))
 
     def _take_commands(self) -> None:
-        """Waits for a command, for news of transfers or for a lease to end, when there is nothing to compute."""
+        """Takes all commands; with nothing to compute, waits for one, for news, or for a lease to end."""
         if self._idle and not self._refused:
-            self._anything.poll(self._patience_ms())
+            wake_s = self._core.wake_s
+            self._anything.poll(None if wake_s is None else max(0, math.ceil((wake_s - time.monotonic()) * 1000)))
         while self._commands.poll(0):
             self._heart.work()
             self._obey(self._decoder.decode(self._commands.recv()))
             self._heart.rest()
 
     def _take_compiled(self) -> None:
-        for compiled in self._compiling.take():
-            request, matchers = compiled.request, compiled.matchers
-            if isinstance(matchers, MotetError):
-                self._refuse(request, matchers)
-            else:
+        for request, matchers in self._compiling.take():
+            if not isinstance(matchers, MotetError):
                 self._try(request.request_id, partial(self._core.submit, request, matchers))
-
-    def _patience_ms(self) -> int | None:
-        wake_s = self._core.wake_s
-        return None if wake_s is None else max(0, math.ceil((wake_s - time.monotonic()) * 1000))
+                continue
+            self._refused[request.request_id] = matchers
+            if request.ticket is not None:
+                self._release(request.ticket)
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Submit(request):
-                self._submit(request)
-            case Prefill(request, readers):
+            case protocol.Submit(request):
+                submit = self._core.submit if at_once(self._core.grammars, request) else self._compiling.submit
+                self._try(request.request_id, partial(submit, request))
+            case protocol.Prefill(request, readers):
                 self._try(request.request_id, partial(self._core.prefill, request, readers=readers))
-            case Release(ticket):
-                self._core.release(ticket)
-            case Connect(number, address):
-                self._core.transfers.meet(number, address)
-            case Abort(request_id):
+            case protocol.Release(ticket):
+                self._release(ticket)
+            case protocol.Connect(number, address):
+                self._connect(number, address)
+            case protocol.Abort(request_id):
                 self._abort(request_id)
-            case StopChoice(request_id, index):
-                self._stop_choice(request_id, index)
-            case AskStats(number, check):
-                if check:
-                    self._core.check()
-                self._send(Stats(number, self._stats()))
-            case Close():
+            case protocol.StopChoiceCommand(request_id, index):
+                if not self._compiling.stop_choice(request_id, index):
+                    self._abort(request_id)
+                self._core.stop_choice(request_id, index)
+            case protocol.AskStats(number, check):
+                self._send(protocol.Stats(number, self._stats(check=check)))
+            case protocol.Close():
                 self._closing = True
 
     def _try(self, request_id: RequestId, submit: Callable[[], None]) -> None:
+        """Takes a group in, or refuses it. Nothing has begun yet, so an unexpected error ends only this group."""
         try:
             submit()
         except RequestError as error:
             self._refused[request_id] = error
-
-    def _submit(self, request: GenerateRequest) -> None:
-        submit = self._core.submit if at_once(self._core.grammars, request) else self._compiling.submit
-        self._try(request.request_id, partial(submit, request))
-
-    def _stop_choice(self, request_id: RequestId, index: int) -> None:
-        if not self._compiling.stop_choice(request_id, index):
-            self._abort(request_id)
-        self._core.stop_choice(request_id, index)
+        except Exception as error:
+            logger.exception("the engine cannot take in the group %s", request_id)
+            self._refused[request_id] = EngineError(f"the engine cannot take in this group: {error!r}")
 
     def _abort(self, request_id: RequestId) -> None:
         if (compiling := self._compiling.abort(request_id)) is None:
             self._core.abort(request_id)
         elif compiling.ticket is not None:
-            self._core.release(compiling.ticket)
+            self._release(compiling.ticket)
 
-    def _refuse(self, request: GenerateRequest, error: MotetError) -> None:
-        self._refused[request.request_id] = error
-        if request.ticket is not None:
-            self._core.release(request.ticket)
+    def _release(self, ticket: Ticket) -> None:
+        """Ends a lease. A client may have changed the ticket: if it cannot be released, its lease expires."""
+        try:
+            self._core.release(ticket)
+        except Exception:
+            logger.exception("the engine cannot release the lease of %s", ticket.remote_request_id)
 
-    def _stats(self) -> EngineStats:
-        """Groups whose grammars are being compiled wait too."""
+    def _connect(self, number: int, address: TransferAddress) -> None:
+        if self._core.transfers is None:
+            self._send(protocol.Connected(number, KEEPS_KV))
+        else:
+            self._core.transfers.order(MeetWorker(number, address))
+
+    def _stats(self, *, check: bool) -> EngineStats:
+        """Adds to the core's figures the groups whose grammars are being compiled: they wait too."""
+        if check:
+            self._core.check()
         stats, compiling = self._core.stats(), self._compiling.waiting
-        return msgspec.structs.replace(
-            stats,
-            groups_waiting=stats.groups_waiting + len(compiling),
-            choices_waiting=stats.choices_waiting + sum(len(request.choices) for request in compiling),
-        )
+        stats.groups_waiting += len(compiling)
+        stats.choices_waiting += sum(len(request.choices) for request in compiling)
+        return stats
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: protocol.Event) -> None:
         self._heart.rest()  # a parent that does not read may hold this up; that is no step of ours
         self._events.send(self._encoder.encode(event))
 
 
+class Heart:
+    """Sends signs of life from a thread beside the one that computes, from entering to leaving.
+
+    A process that is stopped sends none; neither does one whose computing thread hangs and keeps the interpreter's
+    lock. One that hangs without it still beats, and its beats say for how long it has been in the same step.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, *, every_s: float) -> None:
+        self._context = context
+        self._address = address
+        self._every_s = every_s
+        self._present: object | None = None
+        """A new object for each stretch of work, None between two. Only the computing thread sets it: no lock."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def work(self) -> None:
+        """Called when the computing thread begins a stretch of work that must come to an end."""
+        self._present = object()
+
+    def rest(self) -> None:
+        """Called at the end of that stretch."""
+        self._present = None
+
+    def _beat(self) -> None:
+        """Measures a step's time in beats, so time in which the whole process is stopped does not count."""
+        seen: object | None = None
+        busy_s = 0.0
+        with self._context.socket(zmq.PUSH) as events:  # a socket belongs to one thread
+            events.setsockopt(zmq.LINGER, 0)
+            events.set_hwm(1)
+            events.connect(self._address)
+            while not self._over.wait(self._every_s):
+                present = self._present
+                busy_s = busy_s + self._every_s if present is not None and present is seen else 0.0
+                seen = present
+                with contextlib.suppress(zmq.Again):  # enough beats are waiting to be read
+                    events.send(msgspec.msgpack.encode(protocol.Beat(busy_s)), zmq.NOBLOCK)
+
+
 def main() -> int:
-    """Exit code 0 after Close, that of the StartupError if there was one, 1 after a crash (with its traceback)."""
+    """Returns exit code 0 after Close, the code of a StartupError, or 1 after a crash, with its traceback."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s", level=logging.INFO)
@@ -209,22 +239,23 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, args=(stdin, Path(launch.folder)), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as events:
-        commands.connect(launch.commands_address)
-        events.connect(launch.events_address)
+        commands.connect(launch.address("commands"))
+        events.connect(launch.address("events"))
         try:
             core = build_core(launch.config, pid=os.getpid())
         except StartupError as error:
-            events.send(msgspec.msgpack.encode(Unable(CarriedError.of(error))))
+            events.send(msgspec.msgpack.encode(protocol.Unable(CarriedError.of(error))))
             return error.exit_code
-        # The model stays for good, so no full round need go through it; what was imported is frozen already.
+        # The model stays for ever, so the garbage collector need not look at it; imported modules are frozen already.
         gc.collect()
         gc.freeze()
         every_s = beat_every_s(launch.config.heartbeat_timeout_s)
         try:
-            with Heart(context, launch.events_address, every_s=every_s) as heart:
+            with Heart(context, launch.address("events"), every_s=every_s) as heart:
                 EngineLoop(core, heart, commands, events).run()
         finally:
-            core.transfers.close()
+            if core.transfers is not None:
+                core.transfers.close()
     return 0
 
 

@@ -7,31 +7,32 @@ Many commands may come between two steps; a step sends one event, whatever the n
 thread of the engine process sends a Beat twice a second, through a connection of its own to the same address.
 """
 
+import contextlib
+import shutil
+from typing import Literal
+
 import msgspec
+import zmq
+import zmq.asyncio
 
 from motet.config import EngineConfig
 from motet.engines.wire import CarriedError
+from motet.errors import StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
-from motet.transfer.base import FailureKind
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """The line of JSON on an engine process's standard input."""
+    """The engine to start, as a line of JSON on the engine process's standard input."""
 
     config: EngineConfig
     folder: str
     """Where the pipes are until the engine is connected; if both processes end before, the last one removes it."""
 
-    @property
-    def commands_address(self) -> str:
-        return f"ipc://{self.folder}/commands"
-
-    @property
-    def events_address(self) -> str:
-        return f"ipc://{self.folder}/events"
+    def address(self, pipe: Literal["commands", "events"]) -> str:
+        return f"ipc://{self.folder}/{pipe}"
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -39,7 +40,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
-    """Compute the prompt for others; ends in a ticket or a failure, unless it is aborted."""
+    """Compute the prompt for others; it ends in a ticket or a failure, unless it is aborted."""
 
     request: GenerateRequest
     readers: int
@@ -60,14 +61,14 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
 
 
-class StopChoice(msgspec.Struct, frozen=True, tag=True):
+class StopChoiceCommand(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
     index: int
 
 
 class AskStats(msgspec.Struct, frozen=True, tag=True):
     number: int
-    """Comes back with the answer."""
+    """The answer has the same number."""
     check: bool = False
     """Run the consistency checks too; a failed one ends the process."""
 
@@ -76,7 +77,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Command = Submit | Prefill | Release | Connect | Abort | StopChoice | AskStats | Close
+Command = Submit | Prefill | Release | Connect | Abort | StopChoiceCommand | AskStats | Close
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -90,23 +91,18 @@ class Unable(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The results of a step; the fields are those of `core.StepResult`."""
+
     deltas: list[GroupDelta] = []
     failures: dict[RequestId, CarriedError] = {}
     tickets: dict[RequestId, Ticket] = {}
-    """Of groups that were prefilled for others."""
     blocks: list[BlockChange] = []
-    """What the prefix cache can find from now on, and what not any more, in order."""
-
-
-class CarriedTransferError(msgspec.Struct, frozen=True, array_like=True):
-    kind: FailureKind
-    message: str
 
 
 class Connected(msgspec.Struct, frozen=True, tag=True):
     number: int
-    failure: CarriedTransferError | None
-    """None: the two know each other."""
+    failure: str | None
+    """Why the two could not connect; None if they are connected."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
@@ -115,10 +111,62 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life. By a connection of its own: it may overtake other events."""
+    """A sign of life. It has a connection of its own, so it may overtake other events."""
 
     busy_s: float
-    """How long the process has been in its present step; 0 between two."""
+    """Seconds that the present step has taken so far; 0 between two steps."""
 
 
 Event = Ready | Unable | Stepped | Connected | Stats | Beat
+
+
+class Pipes:
+    """The API process's ends of the two pipes, made before the engine process is started, so that it finds them.
+
+    Their folder is there until the engine is connected. After that there is nothing to remove, so nothing is left if
+    both are killed at once: by a machine that is out of memory, or by Ray, which also kills a replica's children.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        """Raises StartupError, and removes the folder, if the sockets cannot be opened."""
+        self._folder = launch.folder
+        self._folder_is_needed = True
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._remove_folder)
+            try:
+                context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+                undo.callback(context.term)
+                self._commands = context.socket(zmq.PUSH)
+                undo.callback(self._commands.close, linger=0)
+                # What an engine has not taken yet is kept here: groups are bounded by admission, not by this pipe.
+                self._commands.set_hwm(0)
+                self._commands.bind(launch.address("commands"))
+                self._events = zmq.asyncio.Context(context).socket(zmq.PULL)
+                undo.callback(self._events.close, linger=0)
+                self._events.bind(launch.address("events"))
+            except zmq.ZMQError as exc:  # too many files are open, or the name of the folder is too long
+                raise StartupError(f"no pipes to an engine process can be made in {launch.folder}: {exc}") from exc
+            self._closing = undo.pop_all()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+    def send(self, command: Command) -> None:
+        """Never blocks."""
+        with contextlib.suppress(zmq.Again):  # the other end is gone: its death is reported elsewhere
+            self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    async def receive(self) -> Event:
+        return self._decoder.decode(await self._events.recv())
+
+    def beaten(self) -> None:
+        """Called when a Beat has come after Ready: both came through connections that the engine has made. Once its
+        third connection, for commands, is there too, the folder is not needed any more."""
+        if self._folder_is_needed and self._commands.poll(0, zmq.POLLOUT):
+            self._remove_folder()
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def _remove_folder(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder_is_needed = False

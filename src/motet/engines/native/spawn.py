@@ -3,37 +3,22 @@
 import asyncio
 import contextlib
 import sys
+import time
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
 
 import msgspec
 
 from motet.config import environment
-from motet.engines.native.pipes import Pipes
-from motet.engines.native.protocol import Beat, Event, Launch, Ready, Unable
+from motet.engines.native.protocol import Beat, Event, Launch, Pipes, Ready, Unable
 from motet.errors import StartupError
 from motet.types import EngineInfo
 
-
-class EngineProcess(Protocol):
-    """An `asyncio.subprocess.Process`, or what a test starts in its place."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    async def wait(self) -> int: ...
-
-    def kill(self) -> None: ...
+Spawn = Callable[[Launch], Awaitable[Process]]
+"""Starts a process that reads `launch` from its standard input, which stays open as long as the process may live."""
 
 
-Spawn = Callable[[Launch], Awaitable[EngineProcess]]
-"""Starts a process that has `launch` to read on its standard input, which stays open as long as it may live."""
-
-
-async def spawn(launch: Launch) -> asyncio.subprocess.Process:
+async def spawn(launch: Launch) -> Process:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -45,23 +30,23 @@ async def spawn(launch: Launch) -> asyncio.subprocess.Process:
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")
     process.stdin.write(msgspec.json.encode(launch) + b"\n")
-    with contextlib.suppress(ConnectionError):  # it has ended already, which its caller finds out
+    with contextlib.suppress(ConnectionError):  # it has ended already; its caller will notice
         await process.stdin.drain()
     return process
 
 
 def with_short_waits(environ: Mapping[str, str]) -> dict[str, str]:
-    """Threads of OpenMP that wait for each other spin for microseconds and then sleep, unless the user chose otherwise.
+    """Makes OpenMP threads that wait for each other spin for microseconds and then sleep, unless the user set it.
 
-    By default they spin for long; where another process wants a core, a spinning thread keeps it from the very thread
-    it waits for, and a step takes 10 to 40 times as long. Sleeping at once costs a fifth where nobody disturbs
+    By default they spin for long. If another process wants a core, a spinning thread may hold the core that the thread
+    it waits for needs, and a step takes 10 to 40 times as long. Sleeping at once costs a fifth if nothing else runs
     (docs/log.md has the figures).
     """
     chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environ.keys()
     return {**environ} if chosen else {**environ, "GOMP_SPINCOUNT": "1000"}
 
 
-async def first_event(pipes: Pipes, process: EngineProcess) -> EngineInfo:
+async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
     """Waits for Ready; whichever comes first of an event and the process's end decides."""
     event, end = asyncio.ensure_future(_first_but_beats(pipes)), asyncio.ensure_future(process.wait())
     try:
@@ -85,3 +70,47 @@ async def _first_but_beats(pipes: Pipes) -> Event:
     while isinstance(event := await pipes.receive(), Beat):
         pass
     return event
+
+
+BEAT_S = 0.5
+"""Most seconds between two beats, and between two looks at the process."""
+BEATS_A_TIMEOUT = 4
+"""The longest allowed silence has time for at least this many beats."""
+
+
+def beat_every_s(silence_s: float) -> float:
+    return min(BEAT_S, silence_s / BEATS_A_TIMEOUT)
+
+
+class Pulse:
+    """Decides if an engine process is still alive: `heard` is called at every event, `look` every `look_every_s`.
+
+    A silence counts only if this process was listening. If a look comes late, this process was itself stopped or too
+    busy to read, and begins to count again.
+    """
+
+    def __init__(self, silence_s: float, step_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`silence_s`: longest time without a sign of life; `step_s`: longest time of one step."""
+        self.look_every_s = beat_every_s(silence_s)
+        self._silence_s = silence_s
+        self._step_s = step_s
+        self._clock = clock
+        self._heard_s = self._looked_s = clock()
+        self._busy_s = 0.0
+
+    def heard(self, busy_s: float = 0.0) -> None:
+        """Notes a sign of life; `busy_s`: time that its present step has taken so far."""
+        self._heard_s = self._clock()
+        self._busy_s = busy_s
+
+    def look(self) -> str | None:
+        """Returns what is wrong with the process, if anything is."""
+        now_s = self._clock()
+        if now_s - self._looked_s > 2 * self.look_every_s:
+            self._heard_s = now_s
+        self._looked_s = now_s
+        if self._busy_s > self._step_s:
+            return f"has been in one step for {self._busy_s:.1f} s"
+        if now_s - self._heard_s > self._silence_s:
+            return f"has given no sign of life for {now_s - self._heard_s:.1f} s"
+        return None

@@ -1,11 +1,7 @@
-"""Any OpenAI-compatible server as a place where texts become texts: what is n there is n choices here.
+"""Any OpenAI-compatible server as a source of texts, with groups of n choices.
 
-base      the seam: what is asked, what comes back, who answers
-upstream  a server as one of several: what its keeper and routing have of it
-client    its connections, keys, time-outs, and what its failures mean; `refusal`, `report`
-probe     what it can: whether n answers come for n asked, and in which words it is asked
-group     the requests of a group, joined to one stream
-answer    one request and what comes back
-ask, shapes, merge, usage
-          pure: bodies that are sent; events -> choices -> pieces of the group
+base      the seam: requests, answers, and the servers that give them
+bodies    pure: the bodies that are sent, and from the bodies and chunks that come back to pieces of the group's choices
+server    its connections, keys and time-outs, the errors for its failures, its report and its abilities
+upstream  a server as its keeper and routing see it, and its groups
 """

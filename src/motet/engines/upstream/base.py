@@ -1,4 +1,4 @@
-"""The seam between the API and text upstreams: JSON goes in and out as it is, choices are told apart.
+"""The seam between the API and text upstreams: JSON passes unchanged, but choices are separated.
 
 It is no `Engine`: there are no token ids, and another server cannot go on with what a choice has written.
 """
@@ -10,13 +10,14 @@ from typing import Protocol
 import msgspec
 
 from motet.errors import EngineSilentError, MotetError
+from motet.types import FinishReason, Usage
 
 UNKNOWN_LENGTH = 2**31 - 1
-"""`max_model_len` of a model whose server does not tell it; it refuses by itself what is too long."""
+"""`max_model_len` of a model whose server does not report it; the server itself refuses a prompt that is too long."""
 
 
 Fields = dict[str, msgspec.Raw]
-"""Of a JSON object, each value as it was written."""
+"""The members of a JSON object, each value as its original text."""
 
 
 class TextRoute(StrEnum):
@@ -27,17 +28,15 @@ class TextRoute(StrEnum):
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for choices, checked as far as we have to understand it."""
+    """One request for choices, checked as far as we must understand it."""
 
     route: TextRoute
     body: Mapping[str, msgspec.Raw]
-    """The fields as the client wrote them."""
     model: str
-    """As the client wrote it."""
+    """The client's name for the model; whoever routes the request puts the server's name in its place."""
     n: int = 1
-    """Choices of each prompt."""
     prompts: tuple[msgspec.Raw, ...] = ()
-    """Of completions: each by itself. Empty for a chat, which has one."""
+    """The prompts of completions, each by itself. Empty for a chat, which has one."""
     seed: int | None = None
     stream: bool = False
     best_of: int | None = None
@@ -45,7 +44,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The client's `x-request-id`, for the next hop."""
     session_id: str = ""
     authorization: str = ""
-    """The client's own header, where it may be passed on: never a key of this server."""
+    """The client's own header, if it may be passed on: never a key of this server."""
 
     @property
     def num_prompts(self) -> int:
@@ -56,56 +55,44 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_prompts * self.n
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
-    """What came of one choice: a part of it on a stream, else the whole."""
+class TextPiece(msgspec.Struct, frozen=True, gc=False):
+    """A part of one choice if the answer is streamed, else the whole choice."""
 
     index: int
     """prompt x n + number."""
     fields: Fields
     """All fields of the choice but `index` and `finish_reason`, as the server wrote them."""
-    finish: str | None = None
-    """Its `finish_reason`: comes once, and nothing after it."""
+    finish: FinishReason | None = None
+    """Its `finish_reason` in OpenAI's words, set on its last piece. If the server used another word, `fields` has that
+    as `stop_reason`."""
 
 
 class TextStep(msgspec.Struct, frozen=True):
-    """What came in one go."""
-
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
     extras: Fields = {}
-    """What stood beside `choices`, but for what is ours: id, object, created, model, usage."""
+    """The fields beside `choices`, except those that we write: id, object, created, model, usage."""
 
 
-class TextUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt counted once, the choices summed; as far as it was told."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None = None
-    """Of the prompt; None: not told."""
-    reasoning_tokens: int | None = None
-    """Of the choices; None: not told."""
-
-
-class TextGroup(Protocol):
-    """What comes of one request, until each of its choices has finished. After an error it is over."""
+class TextGroupStream(Protocol):
+    """The answer to one request, until each of its choices has finished. After an error it is over."""
 
     @property
     def worker(self) -> str:
-        """The id of who answers, once it is known."""
+        """The id of the server that answers, once it is known."""
         ...
 
     @property
-    def usage(self) -> TextUsage | None:
-        """Complete after the last step; None: the server did not tell all of it."""
+    def usage(self) -> Usage | None:
+        """Complete after the last step; None if the server did not report all of it."""
         ...
 
     async def read(self) -> Sequence[TextStep]:
-        """What has come since, at least something; empty at the end. Raises `MotetError`, as `GroupStream` does, and
-        `UpstreamRefusalError`."""
+        """Returns the steps that have come, at least one; none at the end. Raises `MotetError`, as `GroupStream` does,
+        and `UpstreamRefusalError`."""
         ...
 
     def fail(self, error: MotetError) -> None:
-        """Ends it with `error`, which whoever reads it gets."""
+        """Ends the group with `error`, which its reader gets."""
         ...
 
     async def aclose(self) -> None:
@@ -114,14 +101,13 @@ class TextGroup(Protocol):
 
 
 class TextSource(Protocol):
-    """Whoever answers for text models."""
-
-    def generate(self, request: TextRequest) -> TextGroup:
-        """Asks nobody before the first `read`. Raises `RequestError` for what can never be answered."""
+    def generate(self, request: TextRequest) -> TextGroupStream:
+        """Returns the answer's stream; nothing is sent before the first `read`. Raises `RequestError` if it can never
+        be answered."""
         ...
 
 
 def may_go_elsewhere(error: MotetError) -> bool:
-    """Whether a request that has brought nothing yet may be tried once more: the server could not be reached, or was
-    not up to it. One that took it and was silent for too long is not asked again: that would take as long."""
+    """Returns True if a request without any answer yet may be tried once more: the server could not be reached, or was
+    overloaded. If a server took the request and then was silent for too long, another try would take as long again."""
     return error.may_retry and not isinstance(error, EngineSilentError)

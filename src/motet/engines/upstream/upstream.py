@@ -1,111 +1,312 @@
-"""A text upstream as one of several: takes groups, learns what it can, and ends what it has when it is lost.
+"""A text upstream as routing sees it: it takes groups, and ends them when it is lost.
 
-What a model can is asked for once, in the background: of a server with one model by `learn` when it has been met; of
-one with several when a model is first wanted for several choices (some load a model only then, some take money for each
-request). Until it is known, choices are asked for one by one, which every server understands.
+The abilities of a model are probed once, in the background (`server.probe`). If a server has one model, `learn` does it
+at the start; if it has several, the first request with several choices does it (some servers load a model only then,
+some take money for each request). Until they are known, choices are requested one by one, which every server
+understands.
+
+A group is one request if n is honoured, else one for each choice, a few at a time, and is read as one stream:
+
+    requests ──► a task each, `max_singles` at most ──► queue ──► read()
+                 pieces, as they come                   bounded: a slow reader holds the server's streams back
+
+The first error ends all, except in two cases. If a single request fails before it has sent anything, but others of the
+group have sent something, it is sent once more (before that, `text_routed` tries the whole group again). If a server
+refuses a group in one request, it is sent as single requests: servers honour n within limits of their own.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 
-from motet.engines.upstream.ask import Asks
-from motet.engines.upstream.base import TextRequest
-from motet.engines.upstream.client import Ids, UpstreamServer
-from motet.engines.upstream.group import UpstreamGroup
-from motet.engines.upstream.probe import Abilities, probe
-from motet.engines.upstream.report import report_of
+from motet.engines.http import NOT_TAKEN
+from motet.engines.openai import DONE, EventSplitter
+from motet.engines.upstream.base import TextRequest, TextRoute, TextStep, may_go_elsewhere
+from motet.engines.upstream.bodies import Merge, UpstreamAsk, ask_at_once, ask_singly, usage_of
+from motet.engines.upstream.server import Abilities, Ability, UpstreamReply, UpstreamServer, probe
 from motet.engines.wire import EngineReport
-from motet.errors import EngineClosedError, MotetError, NotFoundError
+from motet.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    MotetError,
+    NotFoundError,
+    RequestError,
+    UpstreamRefusalError,
+)
+from motet.types import Usage
 
 AGAIN_S = 60.0
-"""After asking in vain what a model can."""
+"""Seconds from a probe without a result to the next one."""
 
 
 class TextUpstream:
-    """Made of the first report of a server; owned by its keeper, who closes it."""
+    """Made from the first report of a server; owned by its keeper, which closes it."""
 
     def __init__(
         self, server: UpstreamServer, report: EngineReport, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.engine_id = report.engine_id
         self.server = server
-        self.cards = report.models
-        """Of the models it served when it was met."""
-        self._parents: dict[str, str] = {card.name: card.parent for card in report.models if card.parent is not None}
-        self._base_models = [card.name for card in report.models if card.parent is None]
+        self._bases: dict[str, str] = {card.name: card.parent or card.name for card in report.models}
+        """For each model the one that it adapts, or itself."""
         self._abilities: dict[str, Abilities] = {}
-        """By base model, in the server's own names."""
+        """The known abilities of each base model."""
         self._ask_again_s: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._probing: dict[str, asyncio.Task[None]] = {}
         self._groups: set[UpstreamGroup] = set()
         self._clock = clock
 
-    async def report(self) -> EngineReport:
-        return await report_of(self.server)
-
     async def learn(self) -> None:
-        """What its model can, if it has just one."""
-        if len(self._base_models) == 1 and (task := self._learn(self._theirs(self._base_models[0]), Ids())):
+        """Probes its model, if it has just one."""
+        base, *others = set(self._bases.values())
+        if not others and (task := self._learn(base, {})):
             await asyncio.wait([task])
 
-    async def learned(self) -> None:
-        """Returns once nothing is being asked."""
-        await asyncio.gather(*self._asking.values())
-
-    def generate(self, request: TextRequest) -> UpstreamGroup:
-        theirs = self._theirs(request.model)
-        base = self._theirs(self._parents.get(request.model, request.model))
+    def generate(self, request: TextRequest) -> "UpstreamGroup":
+        base = self._bases.get(request.model, request.model)
         known = self._abilities.get(base)
-        ability = (known or Abilities()).on(request.route)
+        ability = Ability() if known is None else known[request.route]
         if not ability.there:
             raise NotFoundError(
-                f"The model `{request.model}` is not to be had on {request.route}: its server has no such route.",
+                f"The model `{request.model}` is not available on {request.route}: its server has no such route.",
                 code="unknown_url",
             )
         several = request.num_choices > 1
         if known is None and several:
-            self._learn(base, Ids(authorization=request.authorization))
-        asks = Asks(request, theirs, usage=ability.takes_usage, at_once=not several or ability.honours_n)
-        group = UpstreamGroup(self.server, asks if asks.at_once else asks.as_singles(), on_end=self._groups.discard)
+            self._learn(base, {"authorization": request.authorization})
+        plan = ask_singly if several and not ability.honours_n else ask_at_once
+        asks = plan(request, wants_usage=ability.takes_usage)
+        group = UpstreamGroup(self.server, request, asks, on_end=self._groups.discard)
         self._groups.add(group)
         return group
 
     def lost(self, error: MotetError) -> None:
-        """Ends all groups with `error`. What it can is asked anew: it may come back as another one."""
+        """Ends all groups with `error`. Abilities are forgotten: it may come back as another server."""
         for group in list(self._groups):
             group.fail(error)
+        for task in self._probing.values():
+            task.cancel()  # its failure would say nothing of the server that comes
         self._abilities.clear()
         self._ask_again_s.clear()
 
     async def close(self) -> None:
         self.lost(EngineClosedError(f"{self.server.name} is not used any more."))
-        asking = list(self._asking.values())
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*self._probing.values(), return_exceptions=True)
 
     def check(self) -> None:
         """Raises unless every group has ended."""
         if self._groups:
             raise AssertionError(f"{self.server.name}: {len(self._groups)} groups left")
 
-    def _theirs(self, name: str) -> str:
-        return self.server.options.names.get(name, name)
-
-    def _learn(self, model: str, ids: Ids) -> asyncio.Task[None] | None:
-        """None: it is known, or is not to be asked just now."""
-        if model in self._asking or model in self._abilities or self._clock() < self._ask_again_s.get(model, 0.0):
-            return self._asking.get(model)
-        self._asking[model] = task = asyncio.create_task(self._ask(model, ids))
+    def _learn(self, model: str, headers: Mapping[str, str]) -> asyncio.Task[None] | None:
+        """Returns the probe's task; None if the model is known, or was probed a moment ago."""
+        if model in self._probing or model in self._abilities or self._clock() < self._ask_again_s.get(model, 0.0):
+            return self._probing.get(model)
+        self._probing[model] = task = asyncio.create_task(self._probe(model, headers))
+        task.add_done_callback(lambda _: self._probing.pop(model))  # also if it never began
         return task
 
-    async def _ask(self, model: str, ids: Ids) -> None:
+    async def _probe(self, model: str, headers: Mapping[str, str]) -> None:
+        found = await probe(self.server, model, headers=headers)
+        if found is None:
+            self._ask_again_s[model] = self._clock() + AGAIN_S
+        else:
+            self._abilities[model] = found
+
+
+class Signal(Enum):
+    """Messages of a task to the reader of its group, beside steps and errors."""
+
+    ENDED = "ended"
+    """No request is left for it."""
+
+
+NOT_ELSEWHERE = "An answer that a text upstream has begun cannot go on elsewhere."
+
+
+class UpstreamGroup:
+    """A `TextGroupStream`. Owns its tasks; `aclose` ends them, and with them their connections."""
+
+    worker = ""
+    """Empty: the router of the group knows the worker."""
+
+    def __init__(
+        self,
+        server: UpstreamServer,
+        request: TextRequest,
+        asks: Sequence[UpstreamAsk],
+        *,
+        on_end: Callable[["UpstreamGroup"], None],
+    ) -> None:
+        self._server = server
+        self._request = request
+        self._asks = asks
+        self._on_end = on_end
+        self._queue: asyncio.Queue[TextStep | Exception | Signal] = asyncio.Queue(2 * server.options.max_singles)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._working = 0
+        """The number of tasks that have not ended well."""
+        self._begun = False
+        self._usages: dict[int, Usage] = {}
+        self._failure: Exception | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        return usage_of(self._asks, self._usages)
+
+    async def read(self) -> Sequence[TextStep]:
+        if not self._tasks and self._failure is None:
+            self._start()
+        steps: list[TextStep] = []
+        while self._failure is None and self._working and not (steps and self._queue.empty()):
+            match await self._queue.get():
+                case TextStep() as step:
+                    steps.append(step)
+                case Signal.ENDED:
+                    self._working -= 1
+                case error:
+                    self._failure = None if self._again_singly(error) else error
+        if self._failure is not None:
+            raise self._failure
+        return steps
+
+    def fail(self, error: MotetError) -> None:
+        self._failure = self._failure or error
+        for task in self._tasks:
+            task.cancel()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(error)
+
+    async def aclose(self) -> None:
+        self.fail(EngineClosedError("the group was closed"))
         try:
-            found = await probe(self.server, model, ids=ids)
-            if found is None:
-                self._ask_again_s[model] = self._clock() + AGAIN_S
-            else:
-                self._abilities[model] = found
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         finally:
-            del self._asking[model]
+            self._on_end(self)
+
+    def _start(self) -> None:
+        asks = iter(self._asks)
+        self._working = min(len(self._asks), self._server.options.max_singles)
+        self._tasks += [asyncio.create_task(self._run(asks)) for _ in range(self._working)]
+
+    def _again_singly(self, error: Exception) -> bool:
+        refused = isinstance(error, UpstreamRefusalError) and error.status in NOT_TAKEN
+        if self._begun or not refused or len(self._asks) == self._request.num_choices:
+            return False
+        try:
+            self._asks = ask_singly(self._request, wants_usage=self._asks[0].wants_usage)
+        except RequestError:
+            return False
+        self._start()
+        return True
+
+    async def _run(self, asks: Iterator[UpstreamAsk]) -> None:
+        """Sends one request after another; its reader gets any error."""
+        try:
+            for ask in asks:
+                await self._answer(ask)
+            await self._queue.put(Signal.ENDED)
+        except Exception as error:
+            await self._queue.put(error)
+
+    async def _answer(self, ask: UpstreamAsk, *, tries: int = 2) -> None:
+        with contextlib.closing(UpstreamAnswer(self._server, ask)) as answer:
+            try:
+                while (step := await answer.read()) is not None:
+                    self._begun = True
+                    await self._queue.put(step)
+            except UpstreamRefusalError as error:
+                raise (error.of(ask.name.capitalize()) if self._begun else error) from error
+            except MotetError as error:
+                if tries == 1 or answer.begun or not self._begun or not may_go_elsewhere(error):
+                    raise
+            else:
+                if answer.merge.usage is not None:
+                    self._usages[ask.first] = answer.merge.usage
+                return
+        await self._answer(ask, tries=tries - 1)
+
+
+class UpstreamAnswer:
+    """One request and its answer, as pieces of the group's choices. One task owns it, and reads it to its end or closes
+    it early, which ends the request there."""
+
+    def __init__(self, server: UpstreamServer, ask: UpstreamAsk) -> None:
+        self.begun = False
+        """True once something has come; before that, the request may be sent once more."""
+        self.merge = Merge(ask.first, ask.count, chat=ask.request.route is TextRoute.CHAT)
+        self._server = server
+        self._ask = ask
+        self._reply: UpstreamReply | None = None
+        self._events = EventSplitter()
+        self._steps: deque[TextStep] = deque()
+        self._done = False
+
+    async def read(self) -> TextStep | None:
+        """Returns None at the end. Raises MotetError, with the server and the choice named in it."""
+        try:
+            if self._reply is None:
+                self._reply = await self._open()
+            step = await (self._next(self._reply) if self._ask.request.stream else self._whole(self._reply))
+        except UpstreamRefusalError:
+            raise  # with its own message
+        except EngineDiedError as error:
+            after = f". {NOT_ELSEWHERE}" if self.begun else ""
+            raise type(error)(f"{self._named(error)}{after}") from error
+        except EngineError as error:
+            raise EngineError(self._named(error)) from error
+        self.begun = self.begun or step is not None
+        return step
+
+    def close(self) -> None:
+        if self._reply is not None:
+            self._reply.close()
+
+    def _named(self, error: EngineError) -> str:
+        said = error.message if self._server.name in error.message else f"{self._server.name}: {error.message}"
+        return f"{self._ask.name.capitalize()} of the request failed: {said}"
+
+    async def _open(self) -> UpstreamReply:
+        request = self._ask.request
+        headers = {
+            "x-request-id": request.trace,
+            "x-session-id": request.session_id,
+            "authorization": request.authorization,
+        }
+        reply = await self._server.post(request.route, self._ask.body(), headers)
+        if request.stream and not reply.is_stream:
+            reply.close()
+            raise EngineError("it answered a request for a stream with something else")
+        return reply
+
+    async def _whole(self, reply: UpstreamReply) -> TextStep | None:
+        if self.begun:
+            return None
+        step = self.merge.body(await reply.whole())
+        self.merge.close()
+        return step
+
+    async def _next(self, reply: UpstreamReply) -> TextStep | None:
+        while not self._steps and not self._done:
+            try:
+                data = await reply.read()
+            except EngineDiedError:
+                if self.merge.unfinished:
+                    raise
+                data = b""  # cut off after all choices had ended
+            self._done = not data
+            for event in self._events.feed(data):
+                if self._done or event == DONE:
+                    self._done = True
+                elif (step := self.merge.chunk(event)) is not None:
+                    self._steps.append(step)
+        if self._steps:
+            return self._steps.popleft()
+        self.merge.close()
+        await reply.end()
+        return None

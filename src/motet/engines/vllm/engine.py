@@ -1,141 +1,392 @@
-"""A vLLM server as an engine: a group becomes a few requests there, and a ticket of vLLM's one of ours.
+"""A vLLM server as an engine: a group becomes a few requests there, and one stream here.
 
-1. who keeps the server asks `VLLMServer.report` and makes a `VLLMEngine` of what it is; a server that was started again
-   has another `engine_id`, and becomes another `VLLMEngine`
-2. a group lives as long as its connections; see `group`
-3. a server that hangs keeps its connections; whoever finds it silent calls `lost`
+1. the server's keeper asks `VLLMServer.report` and makes a `VLLMEngine` of the answer; a server that was started
+   again has another `engine_id`, and becomes another `VLLMEngine`
+2. without a ticket, all requests of a group go out at once; with one, in this order:
+
+                      ┌─ first token ─► the other requests go out, without ticket
+    leader, ticket ───┼─ too late ────► closed ─┐
+                      ├─ it failed ─────────────┴─► all choices are requested again, without ticket, once
+                      └─ refused, or its server is lost: the group ends with that
+
+3. each request has a connection: open ──► read, hand over, wait until the reader has taken it ──► read ... ──► end.
+   Closing it ends the request there. It is closed when nobody listens to its children any more, unless all of them have
+   finished: then the rest of the answer is read, so that the connection can be used again
+4. a server that hangs keeps its connections open; its keeper calls `lost` when it finds it silent
+
+Who frees what: the decode server owns a ticket from the moment it has taken the leader's request: it reads the KV or
+tells prefill that nobody will, also if the connection is closed. Before that the group owns it, and gives it back when
+the group or the leader ends. If the server is lost, it can do neither: then the owner of the group gives the ticket
+back through another server.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from motet.engines.base import GroupStream, NoGroup
-from motet.engines.calls import QUESTION_TIMEOUT_S
-from motet.engines.under_way import UnderWay, stats_in
-from motet.engines.vllm.ask import Ask
-from motet.engines.vllm.connection import Generating
-from motet.engines.vllm.figures import PDFigures, TicketEnd
-from motet.engines.vllm.group import LeaderRules, VLLMGroup
-from motet.engines.vllm.plan import plain_ask
-from motet.engines.vllm.tickets import KVParams, params_from, ticket_from
+from motet.engines.base import GroupStream
+from motet.engines.far import FarEngine
+from motet.engines.http import QUESTION_TIMEOUT_S
+from motet.engines.vllm.plan import VLLMAsk, params_from, plain_ask, plan_asks, ticket_from, without_ticket
+from motet.engines.vllm.server import VLLMServer
+from motet.engines.vllm.wire import VLLMPiece, VLLMUsage
 from motet.engines.wire import EngineReport
-from motet.errors import EngineError, MotetError, RequestError
+from motet.errors import EngineDiedError, EngineError, MotetError, RequestError
 from motet.ids import RequestId
+from motet.metrics.routing import PullFallback, TicketBook, TicketEnd
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineStats, GenerateRequest
+from motet.types import ChoiceDelta, EngineStats, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
+
+logger = logging.getLogger(__name__)
 
 
-class Server(Generating, Protocol):
-    """What an engine asks of its server (`VLLMServer`)."""
-
-    async def report(self, *, timeout_s: float) -> EngineReport: ...
-
-    async def prefill(self, ask: Ask, *, trace: str = "", session_id: str = "") -> list[KVParams]: ...
-
-    async def reject(self, params: Mapping[str, object], model: str) -> bool: ...
-
-
-class VLLMEngine:
-    """An `Engine`. Closing it ends what it has under way, not the server."""
+class VLLMEngine(FarEngine["VLLMGroup"]):
+    """An `Engine`: one start of a vLLM server."""
 
     def __init__(
         self,
-        server: Server,
+        server: VLLMServer,
         report: EngineReport,
         *,
-        figures: PDFigures,
+        tickets: TicketBook,
         leader_timeout_s: float,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`leader_timeout_s`: from the submission of a group with a ticket to its first token; then it is computed from
-        the prompt. `figures`: shared by all engines of a gateway."""
-        self.engine_id = report.engine_id
-        """Of the start of the server that this is."""
+        """`leader_timeout_s`: longest time from the submission of a group with a ticket to its first token; after that
+        the prompt is computed. `tickets`: shared by all engines of a gateway."""
+        super().__init__(server.name, report)
+        self.tickets = tickets
+        self.leader_timeout_s = leader_timeout_s
+        self.wait = wait
         self._server = server
-        self._info = report.info
-        self._figures = figures
-        self._rules = LeaderRules(leader_timeout_s, figures, wait)
-        self._under_way = UnderWay[VLLMGroup](server.name)
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
 
     def generate(self, request: GenerateRequest) -> GroupStream:
-        if self._under_way.closed is not None:
-            return NoGroup(self._under_way.closed)
+        if self._closed is not None:
+            raise self._closed
         try:
-            group = VLLMGroup(
-                self._of_model(request), self._server, self._rules, give_back=self._give_back, over=self._over
-            )
-        except EngineError as error:
+            group = VLLMGroup(self._of_model(request), self._server, self)
+        except EngineError:
             if request.ticket is not None:
-                self._give_back(request.ticket)
-            return NoGroup(error)
-        self._under_way.add(request.request_id, group)
+                self.give_back(request.ticket, request.trace)
+            raise
+        self._groups[request.request_id] = group
         return group
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Cancelling it closes the connection, which frees the group there; a ticket that was on its way at that moment
-        is lost, and its lease expires."""
-        if readers > self._info.ticket_readers:
+        """Returns a ticket. Cancelling it closes the connection, which frees the group there; a ticket that was on its
+        way at that moment is lost, and its lease expires."""
+        if readers > self.info.ticket_readers:
             raise RequestError(
-                f"a ticket of {self._server.name} is for {self._info.ticket_readers} readers, not for {readers}: "
+                f"a ticket of {self._name} is for {self.info.ticket_readers} readers, not for {readers}: "
                 "prefill once for each of the others"
             )
-        ask = plain_ask(self._of_model(request))
-        asked = self._server.prefill(ask, trace=request.trace, session_id=request.session_id)
-        first, *others = (
-            ticket_from(params, engine_id=self.engine_id, prompt=request.prompt)
-            for params in await self._under_way.call(asked)
-        )
+        made = await self._call(self._server.prefill(plain_ask(self._of_model(request))))
+        first, *others = [ticket_from(params, engine_id=self.engine_id, prompt=request.prompt) for params in made]
         for ticket in others:
-            self._give_back(ticket)
+            self.give_back(ticket, request.trace)
         return first
 
-    async def release(self, ticket: Ticket) -> None:
-        """Another engine may have made it: prefill is told by the server here."""
-        if self._figures.is_over(ticket):
-            return
-        released = False
-        try:
-            with contextlib.suppress(MotetError):
-                released = await self._under_way.call(self._server.reject(params_from(ticket), self._info.model))
-        finally:
-            self._figures.ended(ticket, TicketEnd.RELEASED if released else TicketEnd.LEFT)
+    async def release(self, ticket: Ticket, *, trace: str = "") -> None:
+        """Lets this server tell prefill, since another engine may have made the ticket."""
+        async with self.tickets.release(ticket) as due:
+            if not due:
+                return
+            end = TicketEnd.LEFT
+            try:
+                with contextlib.suppress(MotetError):
+                    rejecting = self._server.reject(params_from(ticket), self.info.model, trace=trace)
+                    if await self._call(rejecting):
+                        end = TicketEnd.RELEASED
+            finally:
+                self.tickets.ended(ticket, end)
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        group = self._under_way.group(request_id)
-        if group is not None:
+        if (group := self._groups.get(request_id)) is not None:
             group.stop(index)
 
     async def stats(self) -> EngineStats:
-        report = await self._under_way.call(self._server.report(timeout_s=QUESTION_TIMEOUT_S))
-        return stats_in(report, self._server.name)
+        return (await self._call(self._server.report(timeout_s=QUESTION_TIMEOUT_S))).told_stats(self._name)
 
-    def lost(self, error: MotetError) -> None:
-        """Ends every group, prefill and question with `error`, and closes their connections. What comes after is asked
-        as ever."""
-        self._under_way.lost(error)
-
-    async def close(self) -> None:
-        await self._under_way.close()
-
-    def check(self) -> None:
-        """Raises unless nothing is under way."""
-        self._under_way.check()
+    def give_back(self, ticket: Ticket, trace: str) -> None:
+        """Releases a ticket in a task, since nobody waits for it."""
+        self._start(self.release(ticket, trace=trace))
 
     def _of_model(self, request: GenerateRequest) -> GenerateRequest:
-        """vLLM wants to be told which, also if it has one only."""
-        return request if request.model else msgspec.structs.replace(request, model=self._info.model)
+        """Sets the model's name, which vLLM needs also if it has only one model."""
+        return request if request.model else msgspec.structs.replace(request, model=self.info.model)
 
-    def _over(self, group: VLLMGroup) -> None:
-        self._under_way.over(group.request.request_id, group)
 
-    def _give_back(self, ticket: Ticket) -> None:
-        """In a task, since nobody waits for it."""
-        self._under_way.start(self.release(ticket))
+ChoicePiece = tuple[int, VLLMPiece]
+"""A piece with the index of the choice that gets it."""
+
+
+class Connection:
+    """One request under way, with the choices that get its tokens. Owned by its group, which waits for `task`."""
+
+    def __init__(self, server: VLLMServer, ask: VLLMAsk, group: "VLLMGroup", *, held: bool) -> None:
+        """`held`: it stays open until its first token even if nobody listens."""
+        self.opened = False
+        """True once the server has the request."""
+        self.begun = False
+        """True once a token, or the end of a child, has come."""
+        self._server = server
+        self._ask = ask
+        self._group = group
+        self._held = held
+        self._listening = {child: set(indices) for child, indices in enumerate(ask.choices) if indices}
+        """The choices that get the tokens of each child that has not finished."""
+        self._unfinished = set(range(len(ask.choices)))
+        self.taken = asyncio.Event()
+        self.task = asyncio.create_task(self._run())
+
+    def mute(self, index: int) -> None:
+        """Passes nothing more to this choice."""
+        for child, listening in list(self._listening.items()):
+            listening.discard(index)
+            if not listening:
+                del self._listening[child]
+        self._close_if_unheard()
+
+    async def _run(self) -> None:
+        try:
+            await self._read_all()
+        except Exception as error:  # the group passes it to its reader, who raises it
+            if self._listening or self._held:  # else nobody waits for it
+                self._group.failed(self, error)
+
+    async def _read_all(self) -> None:
+        answer = await self._server.open(self._ask)
+        try:
+            self.opened = True
+            while items := await answer.read():
+                self.taken.clear()
+                if self._hand_over(items):
+                    await self.taken.wait()
+            if left := sorted(index for listening in self._listening.values() for index in listening):
+                raise EngineDiedError(f"{self._server.name} broke off before choices {left} ended")
+            if self._held:
+                raise EngineDiedError(f"{self._server.name} broke off before the first token")
+        finally:
+            answer.close()
+
+    def _hand_over(self, items: list[VLLMPiece | VLLMUsage]) -> bool:
+        """Returns True if more comes for a choice that must take this first."""
+        pieces: list[ChoicePiece] = []
+        usage: VLLMUsage | None = None
+        for item in items:
+            if isinstance(item, VLLMUsage):
+                usage = item
+                continue
+            if not item.token_ids and item.finish is None:
+                continue
+            self.begun = True
+            pieces += [(index, item) for index in sorted(self._listening.get(item.index, ()))]
+            if item.finish is not None:
+                self._unfinished.discard(item.index)
+                self._listening.pop(item.index, None)
+        if self.begun:
+            self._held = False
+        self._group.brought(self, pieces, usage)
+        self._close_if_unheard()
+        return bool(pieces and self._listening)
+
+    def _close_if_unheard(self) -> None:
+        if self._unfinished and not self._listening and not self._held:
+            self.task.cancel()
+
+
+class VLLMGroup:
+    """A `GroupStream`. Its engine gives back a ticket that the server did not take, and removes an ended group."""
+
+    def __init__(self, request: GenerateRequest, server: VLLMServer, engine: VLLMEngine) -> None:
+        """Raises EngineError if it cannot be planned; then nothing has been sent."""
+        self.request = request
+        self._server = server
+        self._engine = engine
+        self._plan = plan_asks(request)
+        self._ticket = request.ticket
+        """The ticket while the group owns it, else None."""
+        self._unfinished = {start.index for start in request.choices}
+        """The choices that are unfinished for the reader."""
+        self._connections: set[Connection] = set()
+        self._leader: Connection | None = None
+        """Set while the other requests wait for its first token."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: list[tuple[Connection, list[ChoicePiece], VLLMUsage | None]] = []
+        self._news = asyncio.Event()
+        self._cached_tokens: int | None = None
+        self._prompt: tuple[TokenLogprob | None, ...] | None = None
+        self._prompt_told = False
+        self._error: Exception | None = None
+        self._ended = False
+        self._begin()
+
+    async def settled(self) -> None:
+        """Returns when no task of the group is left."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def __aiter__(self) -> "VLLMGroup":
+        return self
+
+    async def __anext__(self) -> GroupDelta:
+        while (delta := self._next()) is None:
+            if not self._unfinished:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        return delta
+
+    async def aclose(self) -> None:
+        self._ready.clear()
+        self._unfinished.clear()
+        self._end()
+        await self.settled()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the group with `error`, after the deltas that have come before."""
+        if not self._ended:
+            self._error = error
+            self._end()
+
+    def stop(self, index: int) -> None:
+        """Called when the reader ends this choice. If it has not been requested yet, it never will be."""
+        self._unfinished.discard(index)
+        if not self._unfinished:
+            self._end()
+        for connection in self._connections:
+            connection.mute(index)
+
+    def brought(self, connection: Connection, pieces: list[ChoicePiece], usage: VLLMUsage | None) -> None:
+        """Takes what was read; the connection reads on when `connection.taken` is set."""
+        self._ready.append((connection, pieces, usage))
+        self._news.set()
+        if connection is self._leader and connection.begun:
+            self._follow()
+
+    def failed(self, connection: Connection, error: Exception) -> None:
+        """Called at most once, and last."""
+        # Other kinds mean that the same would come again, or that the server died.
+        if connection is self._leader and type(error) is EngineError:
+            self._fall_back(connection, PullFallback.FAILED, why=error.message)
+        elif connection in self._connections:
+            self.fail(error)
+
+    def _begin(self) -> None:
+        if self._plan.prompt is not None:
+            self._own(asyncio.create_task(self._ask_for_prompt(self._plan.prompt)))
+        if self._plan.leader is not None:
+            self._leader = self._connect(self._plan.leader, held=True)
+            self._own(asyncio.create_task(self._give_up_leader()))
+            return
+        for ask in self._plan.rest:
+            self._connect(ask)
+
+    def _follow(self) -> None:
+        assert self._plan.leader is not None and self.request.ticket is not None  # it is called only then
+        self._cached_tokens = self.request.ticket.cached_tokens
+        self._leader = None
+        self._end_ticket(taken=True)
+        self._ask_plainly(self._unfinished.difference(self._plan.leader.indices))
+
+    def _fall_back(self, leader: Connection, reason: PullFallback, *, why: str) -> None:
+        self._engine.tickets.pull_fallbacks[reason.value] += 1
+        request = self.request
+        fields = {"request_id": request.trace, "group": request.request_id, "reason": reason.value, "error": why}
+        logger.warning("the KV of a prompt was not fetched; decode computes it", extra={"fields": fields})
+        self._connections.discard(leader)
+        leader.task.cancel()
+        self._leader = None
+        self._end_ticket(taken=False)  # a decode server that took it and failed does not tell prefill
+        self._ask_plainly(self._unfinished, name="again")
+
+    async def _give_up_leader(self) -> None:
+        limit_s = self._engine.leader_timeout_s
+        await self._engine.wait(limit_s)
+        if self._leader is not None:
+            self._fall_back(self._leader, PullFallback.LATE, why=f"no token within {limit_s:g} s")
+
+    async def _ask_for_prompt(self, ask: VLLMAsk) -> None:
+        try:
+            self._prompt = await self._server.prompt_logprobs(ask)
+        except Exception as error:  # handed to the reader, who raises it
+            self.fail(error)
+        self._news.set()
+
+    def _ask_plainly(self, indices: Iterable[int], *, name: str = "") -> None:
+        """Requests choices without a ticket. Plans again, since some choices may have been stopped."""
+        for ask in plan_asks(without_ticket(self.request, indices, name=name)).rest:
+            self._connect(ask)
+
+    def _connect(self, ask: VLLMAsk, *, held: bool = False) -> Connection:
+        connection = Connection(self._server, ask, self, held=held)
+        self._connections.add(connection)
+        self._own(connection.task)
+        return connection
+
+    def _own(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._ended and not self._tasks:
+            self._engine.forget(self)
+
+    def _next(self) -> GroupDelta | None:
+        """Returns all that has come as one delta. The first one waits for the log-probabilities of the prompt."""
+        if self._plan.prompt is not None and self._prompt is None:
+            return None
+        ready, self._ready = self._ready, []
+        written: dict[int, list[VLLMPiece]] = {}
+        for connection, pieces, usage in ready:
+            connection.taken.set()
+            if self._cached_tokens is None and usage is not None:
+                self._cached_tokens = usage.cached_tokens
+            for index, piece in pieces:
+                if index in self._unfinished:
+                    written.setdefault(index, []).append(piece)
+                    if piece.finish is not None:
+                        self._unfinished.discard(index)
+        choices = tuple(_joined(index, written[index]) for index in sorted(written))
+        if not self._unfinished:
+            self._end()
+        if not choices:
+            return None
+        # vLLM reports cached tokens at the end of an answer: they are known here only if all of it came at once.
+        report = None if self._prompt_told else PromptReport(self._cached_tokens or 0, self._prompt)
+        self._prompt_told = True
+        return GroupDelta(self.request.request_id, choices, report)
+
+    def _end_ticket(self, *, taken: bool) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
+            return
+        if taken:
+            self._engine.tickets.ended(ticket, TicketEnd.TAKEN)
+        else:
+            self._engine.give_back(ticket, self.request.trace)
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        if not isinstance(self._error, EngineDiedError):
+            self._end_ticket(taken=self._leader is not None and self._leader.opened)
+        self._news.set()
+        if not self._tasks:
+            self._engine.forget(self)
+
+
+def _joined(index: int, pieces: list[VLLMPiece]) -> ChoiceDelta:
+    token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
+    known = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    logprobs = tuple(logprob for some in known for logprob in some) if known else None
+    return ChoiceDelta(index, token_ids, logprobs, pieces[-1].finish)

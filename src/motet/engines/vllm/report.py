@@ -1,47 +1,151 @@
-"""How a vLLM server is, in the shape in which our own workers report. Pure.
+"""Makes reports like those of our own workers from a vLLM server's Prometheus text and its lists. Pure.
 
-What vLLM does not tell is said to be unknown: its vocabulary, its end-of-sequence tokens, how many choices it runs at
-once. Where it does not tell its blocks either, they are taken to be enough: it queues what has no place itself. Its
-block events are followed where there is one publisher: of several data-parallel ranks nobody could tell which has a
-prefix, since vLLM itself chooses the rank.
+The text has about a thousand lines, of which two dozen are needed, and is read every second for every worker. So lines
+are looked up by name, and only their labels are read.
+
+vLLM does not report its vocabulary, its end-of-sequence tokens, or the number of choices that it runs at once, so these
+are unknown. If it does not report its blocks either, we assume that it has enough: it queues requests itself. Its block
+events are followed if it has one publisher: with several data-parallel ranks nobody knows which rank will have a
+prefix, since vLLM chooses the rank.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
 
 from motet.engines.base import WorkerState
-from motet.engines.vllm.scrape import Scrape, stats_of
-from motet.engines.wire import UNREADABLE, EngineReport
+from motet.engines.openai import ListedModel, ListedModels, read_json
+from motet.engines.wire import EngineReport
 from motet.errors import OtherServerError
 from motet.ids import ModelName
 from motet.transfer.ticket import TransferAddress
-from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, ModelCard, Role
+from motet.types import EngineInfo, EngineKind, EngineStats, ModelCard, Role
+
+START = b"process_start_time_seconds"
+CONFIG = b"vllm:cache_config_info"
+USAGE = b"vllm:kv_cache_usage_perc"
+BY_SOURCE = b"vllm:prompt_tokens_by_source_total"
+HITS = b"vllm:prefix_cache_hits_total"
+TRANSFERS = b"vllm:nixl_xfer_time_seconds_count"
+TRANSFER_SECONDS = b"vllm:nixl_xfer_time_seconds_sum"
+FAILED_TRANSFERS = b"vllm:nixl_num_failed_transfers_total"
+
+COUNTED: Mapping[str, bytes] = {
+    "choices_running": b"vllm:num_requests_running",
+    "choices_waiting": b"vllm:num_requests_waiting",
+    "prompt_tokens": b"vllm:prompt_tokens_total",
+    "generated_tokens": b"vllm:generation_tokens_total",
+    "preemptions": b"vllm:num_preemptions_total",
+    "transfers": TRANSFERS,
+    "transfer_bytes": b"vllm:nixl_bytes_transferred_sum",
+    "transfer_descriptors": b"vllm:nixl_num_descriptors_sum",
+    "leases_expired": b"vllm:nixl_num_kv_expired_reqs_total",
+}
+"""Figures of `EngineStats` that vLLM reports too, here summed over its ranks."""
+SERIES = frozenset({START, CONFIG, USAGE, BY_SOURCE, HITS, TRANSFER_SECONDS, FAILED_TRANSFERS, *COUNTED.values()})
+
+_LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
+
+UNTOLD = "untold"
+"""The kind of every failed transfer: vLLM counts them without a reason."""
 
 MAX_NUM_SEQS = 1024
-"""The most that vLLM runs at once unless told otherwise. A server with fewer queues the others itself, so that too high
-a figure costs less than one that holds back what could run."""
+"""The most choices that vLLM runs at once by default. A server with fewer queues the others itself, so a figure that is
+too high costs less than one that holds choices back."""
 BLOCK_SIZE = 16
-"""vLLM's default on a GPU, for a server that does not tell its own."""
+"""vLLM's default on a GPU, for a server that does not report its own."""
 TICKET_READERS = 1
 
 ANY_HOST = ("*", "0.0.0.0", "::", "[::]")
-"""What a publisher listens at, and nobody can connect to."""
+"""Hosts that a publisher may listen at, but that nobody can connect to."""
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a model, in `GET /v1/models`."""
+@dataclass(frozen=True, kw_only=True)
+class VLLMScrape:
+    """One reading. Figures of several data-parallel ranks are added up."""
 
-    id: str
-    root: str | None = None
-    parent: str | None = None
-    max_model_len: int | None = None
+    start_s: float | None
+    """The start of its process in Unix time; None if several processes answer: then none of them reports it."""
+    block_size: int
+    cache_dtype: str
+    """The configured type; `auto` means the model's."""
+    ranks: int
+    connector: bool
+    """True if it has a NIXL connector; it does not report other kinds."""
+    stats: EngineStats
 
 
-class _Cards(msgspec.Struct):
-    data: tuple[Card, ...]
+@dataclass(frozen=True)
+class _Sample:
+    labels: Mapping[bytes, bytes]
+    value: float
+
+    @property
+    def rank(self) -> bytes:
+        return self.labels.get(b"engine", b"0")
+
+
+def scrape_of(text: bytes) -> VLLMScrape:
+    """Raises OtherServerError if these are not the figures of a vLLM server."""
+    try:
+        samples = _samples(text)
+        if not samples[CONFIG]:
+            raise OtherServerError("it publishes no figures of vLLM; vLLM does, unless run with --disable-log-stats")
+        return _scrape(samples)
+    except (ValueError, OverflowError) as error:
+        raise OtherServerError(f"its figures cannot be read: {error}") from error
+
+
+def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> VLLMScrape:
+    def total(name: bytes) -> int:
+        return round(sum(sample.value for sample in samples[name]))
+
+    def prompt_from(source: bytes) -> int:
+        return round(sum(one.value for one in samples[BY_SOURCE] if one.labels.get(b"source") == source))
+
+    configs = {sample.rank: sample.labels for sample in samples[CONFIG]}
+    config = next(iter(configs.values()))
+    blocks = {rank: _count(labels.get(b"num_gpu_blocks", b"")) for rank, labels in configs.items()}
+    stats = EngineStats(
+        blocks_total=sum(blocks.values()),
+        blocks_used=round(sum(sample.value * blocks.get(sample.rank, 0) for sample in samples[USAGE])),
+        transfer_seconds_sum=sum(sample.value for sample in samples[TRANSFER_SECONDS]),
+        transfer_failures={UNTOLD: failed} if (failed := total(FAILED_TRANSFERS)) else {},
+    )
+    for name, series in COUNTED.items():
+        setattr(stats, name, total(series))
+    if samples[BY_SOURCE]:
+        stats.cached_tokens, stats.prefill_tokens = prompt_from(b"local_cache_hit"), prompt_from(b"local_compute")
+    else:  # older servers do not separate the sources
+        stats.cached_tokens = total(HITS)
+        stats.prefill_tokens = stats.prompt_tokens - stats.cached_tokens
+    return VLLMScrape(
+        start_s=samples[START][-1].value if samples[START] else None,
+        block_size=_count(config.get(b"block_size", b"")),
+        cache_dtype=config.get(b"cache_dtype", b"auto").decode(errors="replace"),
+        ranks=len(configs),
+        connector=bool(samples[TRANSFERS]),
+        stats=stats,
+    )
+
+
+def _samples(text: bytes) -> Mapping[bytes, Sequence[_Sample]]:
+    """Returns the samples of each series. Raises ValueError for one that has no number."""
+    found: dict[bytes, list[_Sample]] = {name: [] for name in SERIES}
+    for line in text.split(b"\n"):
+        name = line[: line.find(b"{")] if b"{" in line else line.partition(b" ")[0]
+        if name in found:
+            labels, _, value = line.rpartition(b" ")
+            found[name].append(_Sample(dict(_LABEL.findall(labels)), float(value)))
+    return found
+
+
+def _count(label: bytes) -> int:
+    """Returns 0 if it is not known."""
+    return int(label) if label.isdigit() else 0
 
 
 class _Version(msgspec.Struct):
@@ -49,7 +153,7 @@ class _Version(msgspec.Struct):
 
 
 class EventSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one rank, in `GET /kv_event_sources`."""
+    """A rank in `GET /kv_event_sources`."""
 
     endpoint: str
     replay_endpoint: str | None = None
@@ -57,20 +161,17 @@ class EventSource(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What stays as it is from one start of a server to the next."""
+    """The facts that do not change from one start of a server to the next."""
 
     engine_id: str
     version: str
     events: EventSource | None
-    """None: it publishes none, or from several places."""
+    """None if it publishes none, or from several places."""
 
 
-def cards_in(body: bytes) -> tuple[Card, ...]:
-    """The first is a model of the server's own, not an adapter. Raises OtherServerError."""
-    try:
-        cards = msgspec.json.decode(body, type=_Cards).data
-    except UNREADABLE as error:
-        raise OtherServerError(f"its list of models cannot be read: {error}") from error
+def cards_in(body: bytes) -> tuple[ListedModel, ...]:
+    """Reads `GET /v1/models`, with a model of the server's own before adapters. Raises OtherServerError."""
+    cards = read_json(body, ListedModels, OtherServerError, "its list of models").data
     ordered = sorted(cards, key=lambda card: card.parent is not None)
     if not ordered or ordered[0].parent is not None or ordered[0].max_model_len is None:
         raise OtherServerError("it lists no model with its max_model_len")
@@ -78,24 +179,17 @@ def cards_in(body: bytes) -> tuple[Card, ...]:
 
 
 def version_in(body: bytes) -> str:
-    """Raises OtherServerError."""
-    try:
-        return msgspec.json.decode(body, type=_Version).version
-    except UNREADABLE as error:
-        raise OtherServerError(f"its version cannot be read: {error}") from error
+    return read_json(body, _Version, OtherServerError, "its version").version
 
 
 def event_source_in(body: bytes) -> EventSource | None:
-    """Raises OtherServerError."""
-    try:
-        by_rank = msgspec.json.decode(body, type=dict[str, EventSource])
-    except UNREADABLE as error:
-        raise OtherServerError(f"its kv_event_sources cannot be read: {error}") from error
+    by_rank = read_json(body, dict[str, EventSource], OtherServerError, "its kv_event_sources")
     return next(iter(by_rank.values())) if len(by_rank) == 1 else None
 
 
-def report_of(url: str, start: Start, scrape: Scrape, cards: Sequence[Card], *, role: Role | None) -> EngineReport:
-    """Of a server that is healthy."""
+def report_of(
+    url: str, start: Start, scrape: VLLMScrape, cards: Sequence[ListedModel], *, role: Role | None
+) -> EngineReport:
     address = urlsplit(url)
     host = address.hostname or ""
     port = address.port or (443 if address.scheme == "https" else 80)
@@ -110,13 +204,10 @@ def report_of(url: str, start: Start, scrape: Scrape, cards: Sequence[Card], *, 
         info=EngineInfo(
             model=ModelName(own.id),
             max_model_len=max_model_len,
-            vocab_size=UNKNOWN_VOCABULARY,
             block_size=block_size,
-            num_blocks=scrape.num_blocks or MAX_NUM_SEQS * -(-max_model_len // block_size),
-            bytes_per_block=0,
+            num_blocks=scrape.stats.blocks_total or MAX_NUM_SEQS * -(-max_model_len // block_size),
             max_num_seqs=MAX_NUM_SEQS,
             role=role or Role.BOTH,
-            eos_token_ids=(),
             dtype=scrape.cache_dtype,
             device="remote",
             fingerprint=f"vllm-{start.version}-{own.id}",
@@ -124,27 +215,25 @@ def report_of(url: str, start: Start, scrape: Scrape, cards: Sequence[Card], *, 
             kind=EngineKind.VLLM,
             ticket_readers=TICKET_READERS,
         ),
-        stats=stats_of(scrape),
+        stats=scrape.stats,
         block_events=reachable(source.endpoint, host) if source else None,
         block_replay=reachable(source.replay_endpoint, host) if source and source.replay_endpoint else None,
-        models=tuple(_model_card(card, max_model_len) for card in others),
+        models=tuple(
+            ModelCard(
+                name=ModelName(card.id),
+                root=card.root or "",
+                parent=ModelName(card.parent) if card.parent else None,
+                max_model_len=card.max_model_len or max_model_len,  # an adapter's own card does not have it
+            )
+            for card in others
+        ),
     )
 
 
 def reachable(endpoint: str, host: str) -> str:
-    """The address to connect to, of one that may be bound to every address of the server at `host`."""
+    """Returns the address to connect to, for an endpoint that may be bound to every address of the server at `host`."""
     scheme, separator, rest = endpoint.partition("://")
     bound, colon, port = rest.rpartition(":")
     if scheme != "tcp" or bound not in ANY_HOST:
         return endpoint
     return f"{scheme}{separator}{f'[{host}]' if ':' in host else host}{colon}{port}"
-
-
-def _model_card(card: Card, max_model_len: int) -> ModelCard:
-    """An adapter's own card does not tell the length."""
-    return ModelCard(
-        name=ModelName(card.id),
-        root=card.root or "",
-        parent=ModelName(card.parent) if card.parent else None,
-        max_model_len=card.max_model_len or max_model_len,
-    )

@@ -1,35 +1,37 @@
-"""A vLLM server as a gateway asks it: how it is, and what it generates.
+"""The questions and requests of a gateway to a vLLM server.
 
-What the server offers is found out by asking, never by its version, once for each of its starts:
+After each of its starts the server is asked once what it offers; its version does not count:
 
 1. `/health`, `/metrics` and `/v1/models` say how it is; another `process_start_time_seconds` is another start
-2. it has `/inference/v1/generate` if that refuses an empty request instead of not being there
-3. else it must send back token ids at `/v1/completions`, of one token that it is asked for
+2. it has `/inference/v1/generate` if that refuses an empty request with another error than 404
+3. else `/v1/completions` must answer a request for one token with token ids
 
-vLLM says the same of a request that failed and of an engine that died. So who is told of a failure asks `/health`, and
-`/metrics` whether it is still the same start: a server that was started again meanwhile is healthy.
+vLLM answers the same for a request that failed and for an engine that died. So after a failure we ask `/health`, and
+`/metrics` for the time of the start, since a server that was started again meanwhile is healthy too.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-import aiohttp
 import msgspec
 
-from motet.engines.calls import QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S, Calls, header_text
-from motet.engines.refusal import NOT_TAKEN, Refusal
-from motet.engines.vllm.answer import Answer
-from motet.engines.vllm.ask import Ask, Dialect, body_of, prefill_ask, prompt_ask
-from motet.engines.vllm.faults import KEY_HINT, refused
-from motet.engines.vllm.listed import prompt_logprobs_in
-from motet.engines.vllm.report import Card, Start, cards_in, event_source_in, report_of, version_in
-from motet.engines.vllm.scrape import Scrape, scrape_of
-from motet.engines.vllm.tickets import KVParams, kv_params_in
-from motet.engines.vllm.wire import Reader
-from motet.engines.wire import UNREADABLE, EngineReport
+from motet.engines.http import NOT_TAKEN, QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S, Client, Reply, ServerCalls, header_text
+from motet.engines.openai import read_json
+from motet.engines.vllm.plan import Dialect, KVParams, VLLMAsk, body_of, prefill_ask, prompt_ask
+from motet.engines.vllm.report import Start, VLLMScrape, cards_in, event_source_in, report_of, scrape_of, version_in
+from motet.engines.vllm.wire import (
+    KEY_HINT,
+    VLLMPiece,
+    VLLMReader,
+    VLLMUsage,
+    kv_params_in,
+    prompt_logprobs_in,
+    refused,
+)
+from motet.engines.wire import EngineReport
 from motet.errors import (
     EngineDiedError,
     EngineError,
@@ -46,8 +48,7 @@ from motet.types import Role, SamplingParams, TokenLogprob
 T = TypeVar("T")
 
 REFUSED_TOKENS = 10**9
-"""More than any model has room for."""
-PROBED = Ask(
+PROBED = VLLMAsk(
     request_id="motet-probe",
     model="",  # the server's
     prompt=(1, 2),
@@ -72,45 +73,35 @@ class _Tokenized(msgspec.Struct):
 
 
 class VLLMServer:
-    """One server. The client (`motet.engines.calls.server_client`) belongs to who made it."""
+    """One server. The client belongs to whoever made it."""
 
     def __init__(
         self,
         url: str,
-        client: aiohttp.ClientSession,
+        client: Client,
         *,
         api_key: str | None = None,
         role: Role | None = None,
         verdict_timeout_s: float = QUESTION_TIMEOUT_S,
     ) -> None:
-        """`role`: what it is used for; vLLM does not tell. `verdict_timeout_s`: how long one that failed may take to
-        say how it is."""
+        """`role`: its use here, which vLLM does not know. `verdict_timeout_s`: the time that a server has after a
+        failure to answer how it is."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the vLLM server {self.url}"
         self._role = role
         self._verdict_timeout_s = verdict_timeout_s
-        headers = {"content-type": "application/json"}
-        if api_key:
-            headers["authorization"] = f"Bearer {api_key}"
-        self._calls = Calls(self.url, client, name=self.name, headers=headers, refused=self._refused)
+        self.root = ""
+        """The source of its own model: a folder there, or a name on the hub. Known after the first `report`."""
+        self.dialect = Dialect.COMPLETIONS
+        self._calls = ServerCalls(
+            self.url, client, name=self.name, api_key=api_key, refused=lambda refusal: refused(refusal, self.name)
+        )
         self._start: Start | None = None
-        self._dialect = Dialect.COMPLETIONS
-        self._root = ""
         self._times_lost = 0
 
-    @property
-    def root(self) -> str:
-        """Where its own model came from: a folder there, or a name on the hub. Known after the first `report`."""
-        return self._root
-
-    @property
-    def dialect(self) -> Dialect:
-        """Known after the first `report`."""
-        return self._dialect
-
     async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
-        """How it is. Raises EngineSilentError, EngineDiedError, OtherServerError if it is no vLLM server or one that
-        sends no token ids, or another EngineError if it cannot be used."""
+        """Asks how the server is. Raises EngineSilentError, EngineDiedError, OtherServerError if it is no vLLM server
+        or sends no token ids, or another EngineError if it cannot be used."""
         try:
             return await self._report(timeout_s)
         except EngineSilentError:
@@ -123,86 +114,86 @@ class VLLMServer:
         except (OtherServerError, RequestError) as error:
             raise OtherServerError(f"{self.url} is no vLLM server that takes tokens: {error.message}") from error
 
-    async def open(self, ask: Ask, *, trace: str = "", session_id: str = "") -> Answer:
+    async def open(self, ask: VLLMAsk) -> "VLLMAnswer":
         """Returns when the server has taken the request. Raises MotetError."""
-        headers = _headers(ask, trace, session_id)
-        verdict = partial(self.verdict, start=self._start)
-        response = await self._judged(self._calls.open(self._dialect, body_of(self._dialect, ask), headers=headers))
-        return Answer(self.name, response, Reader(self._dialect, ask.sampling, server=self.name), verdict)
+        start = self._start
+        body, headers = body_of(self.dialect, ask), _headers(ask.request_id, ask.trace, ask.session_id)
+        reply = await self._judged(self._calls.open(self.dialect, body, headers=headers))
+        return VLLMAnswer(reply, VLLMReader(ask.sampling, server=self.name), partial(self.judge, start=start))
 
-    async def prefill(self, ask: Ask, *, trace: str = "", session_id: str = "") -> list[KVParams]:
-        """Computes the KV of the prompt; one object for each request that may fetch it. Cancelling it closes the
-        connection, which ends it there."""
-        return kv_params_in(await self._whole(prefill_ask(ask), trace, session_id), self.name)
+    async def prefill(self, ask: VLLMAsk) -> list[KVParams]:
+        """Computes the KV of the prompt, and returns one object for each request that may fetch it. Cancelling it
+        closes the connection, which ends it there."""
+        return kv_params_in(await self._whole(prefill_ask(ask)), self.name)
 
-    async def prompt_logprobs(self, ask: Ask, *, trace: str = "") -> tuple[TokenLogprob | None, ...]:
+    async def prompt_logprobs(self, ask: VLLMAsk) -> tuple[TokenLogprob | None, ...]:
         """`ask.sampling.prompt_logprobs` of each token of the prompt; None for the first."""
-        body = await self._whole(prompt_ask(ask), trace, "")
+        body = await self._whole(prompt_ask(ask))
         return prompt_logprobs_in(body, ask.prompt, ask.sampling.prompt_logprobs or 0)
 
-    async def reject(self, params: object, model: str) -> bool:
-        """Frees what a ticket holds on the server that made it: this one, which could use it, is sent a request with it
-        that it must refuse, and tells the other. Whether it refused. Never raises."""
+    async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
+        """Frees the blocks of a ticket on the server that made it. To do so it sends this server, which could use the
+        ticket, a request that it must refuse; this server then tells the other. Returns True if it refused. Never
+        raises."""
+        request_id = new_request_id("release")
         body = {
             "model": model,
             "prompt": [1],
             "max_tokens": REFUSED_TOKENS,
             "kv_transfer_params": params,
-            "request_id": new_request_id("release"),
+            "request_id": request_id,
         }
+        headers = _headers(request_id, trace)
         try:
-            await self._calls.ask("POST", Dialect.COMPLETIONS, msgspec.json.encode(body))
-        except RequestError:
-            return True
-        except MotetError:
-            return False
+            await self._calls.ask("POST", Dialect.COMPLETIONS, msgspec.json.encode(body), headers=headers)
+        except MotetError as error:
+            return isinstance(error, RequestError)
         return False
 
     async def tokenize(self, text: str, model: str) -> list[int] | None:
-        """Without special tokens. None: the server does not say, as one without a tokenizer of its own."""
+        """Returns the tokens without special ones; None if the server has no tokenizer."""
         body = msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": False})
         try:
-            answer = await self._calls.ask("POST", "/tokenize", body)
+            return read_json(await self._calls.ask("POST", "/tokenize", body), _Tokenized, EngineError, "it").tokens
         except EngineDiedError:
             raise
         except MotetError:
             return None
-        try:
-            return msgspec.json.decode(answer, type=_Tokenized).tokens
-        except UNREADABLE:
-            return None
 
-    async def verdict(self, error: MotetError, *, start: Start | None) -> MotetError:
-        """What a failure comes from: of the request, or of the engine. `start`: which one was asked."""
+    async def judge(self, error: EngineError, *, start: Start | None) -> NoReturn:
+        """Raises `error`, or EngineDiedError if the engine failed and not only the request. `start`: the start of the
+        server that got the request."""
         if type(error) is not EngineError:
-            return error
+            raise error
         try:
             await self._calls.ask("GET", "/health", timeout_s=self._verdict_timeout_s)
             scrape = scrape_of(await self._calls.ask("GET", "/metrics", timeout_s=self._verdict_timeout_s))
         except EngineDiedError as lost:
-            return type(lost)(error.message)
+            raise type(lost)(error.message) from error
         except MotetError:
-            return error
-        same = start is None or start.engine_id == self._engine_id(scrape)
-        return error if same else EngineDiedError(error.message)
+            raise error from None
+        if start is None or start.engine_id == self._engine_id(scrape):
+            raise error
+        raise EngineDiedError(error.message) from error
 
     async def _report(self, timeout_s: float) -> EngineReport:
         await self._watch("/health", timeout_s)
         scrape = scrape_of(await self._watch("/metrics", timeout_s))
         cards = cards_in(await self._calls.ask("GET", "/v1/models", timeout_s=timeout_s))
-        self._root = cards[0].root or cards[0].id
+        self.root = cards[0].root or cards[0].id
         engine_id = self._engine_id(scrape)
         if self._start is None or self._start.engine_id != engine_id:
-            self._start = await self._meet(engine_id, cards[0])
+            self._start = await self._meet(engine_id, cards[0].id)
         return report_of(self.url, self._start, scrape, cards, role=self._role)
 
-    def _engine_id(self, scrape: Scrape) -> str:
-        """Without a time of its start, one that was lost and is back is taken for another."""
+    def _engine_id(self, scrape: VLLMScrape) -> str:
+        """Names the start of the server. If it does not report the time, it gets a new name when it was lost and is
+        back."""
         start = f"lost-{self._times_lost}" if scrape.start_s is None else f"{scrape.start_s:.3f}"
         return f"{self.url}@{start}"
 
     async def _watch(self, path: str, timeout_s: float) -> bytes:
-        """What vLLM answers without a key; who asks for one there is another server."""
+        """Asks a route that vLLM answers without a key; a server that wants one there is no vLLM server."""
         try:
             return await self._calls.ask("GET", path, timeout_s=timeout_s)
         except EngineDiedError:
@@ -210,64 +201,81 @@ class VLLMServer:
         except EngineError as error:
             raise OtherServerError(error.message) from error
 
-    async def _meet(self, engine_id: str, card: Card) -> Start:
-        """A start that nothing is known of."""
+    async def _meet(self, engine_id: str, model: str) -> Start:
         version = version_in(await self._calls.ask("GET", "/version"))
         try:
             events = event_source_in(await self._calls.ask("GET", "/kv_event_sources"))
         except OtherServerError:
-            events = None  # older servers do not tell
+            events = None  # older servers do not report it
         if await self._has_generate():
-            self._dialect = Dialect.GENERATE
+            self.dialect = Dialect.GENERATE
         else:
-            await self._check_completions(card.id)
-            self._dialect = Dialect.COMPLETIONS
+            await self._check_completions(model)
+            self.dialect = Dialect.COMPLETIONS
         return Start(engine_id=engine_id, version=version, events=events)
 
     async def _has_generate(self) -> bool:
-        """An empty request is refused where the route is, and never costs anything."""
-        status = await self._calls.status("POST", Dialect.GENERATE, b"{}")
+        """Returns True if the route is there: then it refuses an empty request, which costs nothing."""
+        status = await self._calls.status(Dialect.GENERATE, b"{}")
         if status == HTTPStatus.UNAUTHORIZED:
             raise EngineError(f"{self.name} answered 401. {KEY_HINT}")
         return status in NOT_TAKEN
 
     async def _check_completions(self, model: str) -> None:
         """Raises OtherServerError if no token ids come back."""
-        body = await self._calls.ask(
-            "POST", Dialect.COMPLETIONS, body_of(Dialect.COMPLETIONS, replace(PROBED, model=model))
-        )
-        try:
-            choices = msgspec.json.decode(body, type=_Probed).choices
-        except UNREADABLE as error:
-            raise OtherServerError(f"/v1/completions answers what cannot be read: {error}") from error
+        asked = body_of(Dialect.COMPLETIONS, replace(PROBED, model=model))
+        body = await self._calls.ask("POST", Dialect.COMPLETIONS, asked)
+        choices = read_json(body, _Probed, OtherServerError, "the answer of /v1/completions").choices
         if not choices or choices[0].token_ids is None:
             raise OtherServerError("it sends no token ids at /v1/completions, and has no /inference/v1/generate")
 
-    async def _whole(self, ask: Ask, trace: str, session_id: str) -> bytes:
-        headers = _headers(ask, trace, session_id)
-        body = body_of(self._dialect, ask)
-        return await self._judged(self._calls.ask("POST", self._dialect, body, headers=headers, timeout_s=None))
+    async def _whole(self, ask: VLLMAsk) -> bytes:
+        body, headers = body_of(self.dialect, ask), _headers(ask.request_id, ask.trace, ask.session_id)
+        return await self._judged(self._calls.ask("POST", self.dialect, body, headers=headers, timeout_s=None))
 
     async def _judged(self, call: Awaitable[T]) -> T:
-        """It had the model when it was last asked, and adapters may be unloaded at any time: another server may have
-        it still, so that is no error of the client's."""
+        """Awaits `call`. If the model is gone, it is not the client's error: it was there at the last report, adapters
+        may be unloaded at any time, and another server may still have it."""
         start = self._start
         try:
             return await call
         except ModelNotFoundError as error:
             raise OverloadedError(f"{self.name} has the model no more: {error.message}") from error
         except EngineError as error:
-            if (judged := await self.verdict(error, start=start)) is error:
-                raise
-            raise judged from error
-
-    def _refused(self, refusal: Refusal) -> MotetError:
-        return refused(refusal, self.name)
+            await self.judge(error, start=start)
 
 
-def _headers(ask: Ask, trace: str, session_id: str) -> dict[str, str]:
-    """vLLM names a request by `x-request-id`, and older ones refuse a name that is under way: so each request of a
-    group has its own, which begins with the client's."""
-    names = [header_text(name) for name in (trace, ask.request_id)]
-    headers = {"x-request-id": "-".join(filter(None, names)), "x-session-id": header_text(session_id)}
-    return {name: value for name, value in headers.items() if value}
+class VLLMAnswer:
+    """One answer as it streams. Closing it before its end ends the request there."""
+
+    def __init__(self, reply: Reply, reader: VLLMReader, judge: Callable[[EngineError], Awaitable[NoReturn]]) -> None:
+        """`judge`: raises an error of the stream, or EngineDiedError if the engine has failed."""
+        self._reply = reply
+        self._reader = reader
+        self._judge = judge
+
+    async def read(self) -> list[VLLMPiece | VLLMUsage]:
+        """Returns the items that have come, at least one; none at the end. Raises MotetError: EngineDiedError if the
+        connection breaks."""
+        while True:
+            data = await self._reply.read()
+            if not data:
+                self._reader.close()
+                return []
+            try:
+                items = self._reader.feed(data)
+            except EngineError as error:
+                await self._judge(error)
+            if items:
+                return items
+
+    def close(self) -> None:
+        """May be called at any time, twice too."""
+        self._reply.close()
+
+
+def _headers(request_id: str, trace: str, session_id: str = "") -> dict[str, str]:
+    """Returns the headers of a request. vLLM names it by `x-request-id`, and older servers refuse a name that is in
+    use, so each request of a group has its own, which begins with the client's."""
+    names = [header_text(name) for name in (trace, request_id)]
+    return {"x-request-id": "-".join(filter(None, names)), "x-session-id": session_id}

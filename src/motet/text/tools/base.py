@@ -1,15 +1,25 @@
-"""The tools of a request, and what a model's way of calling them is made of.
+"""The tools of a request, and the parts of a format in which a model calls them.
 
-A format is data and pure functions: the tags around its calls, how what stands between them is read, and the grammar
-that allows nothing else. Finding tags in a stream, and telling of calls as they come, is done for all of them in one
-place (`text.tags`, `text.answers`).
+A format is data and pure functions: the tags around calls, a reader of the text between them, and a grammar that
+allows only such calls. For all formats alike, `text.answers` finds the tags in a stream and shows calls as they come.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
+
+from motet.text.stop import StopStrings
+from motet.text.tools.cursor import Cursor, EndOfText, NotACall
+
+
+def call_id(prefix: str = "call_", length: int = 24) -> str:
+    """Makes an id like OpenAI's: `call_` and 24 letters and digits."""
+    return prefix + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,41 +34,46 @@ class Tool:
 
 class ToolMode(StrEnum):
     AUTO = "auto"
-    """The model decides."""
+    """The model decides whether it calls."""
     REQUIRED = "required"
-    """One call at least, and nothing else."""
+    """The answer is at least one call, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRules:
-    """What a request that may call tools says of them. A named choice is `required` with that one tool."""
+    """The rules of a request for its calls. A named choice is `required` with that one tool."""
 
     callable: tuple[Tool, ...]
-    """Those that may be called; the template may have been told of more."""
+    """The tools that may be called; the template may show more."""
     mode: ToolMode
     parallel: bool = True
-    """Whether there may be more than one call."""
+    """True if there may be more than one call."""
 
 
-class ReadCall(msgspec.Struct, frozen=True):
+class ParsedCall(msgspec.Struct, frozen=True):
     """A call as far as it has come."""
 
     name: str
     arguments: str
-    """JSON text of an object. Until `whole`: a beginning that more text can only make longer, and never an object by
-    itself (its last brace comes with `whole`)."""
+    """JSON text of an object. Until `whole` it is a beginning, which more text only makes longer, and without the last
+    brace."""
     whole: bool
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """What a region between tags says."""
+class ParsedRegion(msgspec.Struct, frozen=True):
+    """The calls in a region between tags."""
 
-    calls: tuple[ReadCall, ...] = ()
-    """Of known tools only. The last one alone may be unfinished; at the end of the text that is a call cut off."""
+    calls: tuple[ParsedCall, ...] = ()
+    """Calls of known tools. Only the last one may be unfinished; at the end of the answer such a call was cut off."""
     malformed: bool = False
-    """What comes after the whole ones among `calls` is no call, and no more text can make it one."""
+    """True if the text after the whole calls is no call, and no more text can make it one."""
     taken: int = 0
-    """Characters that the whole ones among `calls` take up, from the beginning."""
+    """Number of characters from the beginning to the end of the last whole call."""
+
+    @property
+    def whole(self) -> bool:
+        """True if there are calls, all of them whole, and nothing else."""
+        return bool(self.calls) and not self.malformed and all(call.whole for call in self.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +81,81 @@ class ToolFormat:
     """How a family of models writes its calls."""
 
     name: str
-    """As in `--tool-parser`."""
+    """The format's name in `--tool-parser`."""
     begins: tuple[str, ...]
     """Tags that open a region of calls."""
     inner: tuple[str, ...] = ()
-    """More tags that stand inside a region; special tokens among them must be seen too."""
+    """More tags inside a region; if they are special tokens, the parser must see them."""
     bare: str | None = None
     """An answer that begins with this character is a region without tags."""
     ends: tuple[str, ...]
-    """Tags that close a region; none: the end of the answer does. One that stands in a string closes nothing: then
-    `read` of the text with the tag, not final, is neither malformed nor are all its calls whole."""
-    read: Callable[[str, bool, Sequence[Tool]], Reading]
-    """(text of a region, outer tags left out; whether it is all there is; tools that may be called) -> calls.
-    Pure, and never raises."""
+    """Tags that close a region; without any, the end of the answer does. A tag inside a string closes nothing: `read`
+    of the text up to and with it, not final, then gives a region that is neither malformed nor whole."""
+    read: Callable[[str, bool, Sequence[Tool]], ParsedRegion]
+    """(text of a region without its outer tags; True if no more text comes; tools that may be called) -> calls.
+    It is pure and never raises; `region_reader` makes one."""
     grammar: Callable[[ToolRules, Mapping[str, int]], str]
-    """(rules; special tokens of the model by their text) -> Lark whose `start` is: calls alone (`required`), or text
-    and calls (`auto`). A tag that is a special token stands in it as `<[id]>`, any other as a string. Raises
-    `GrammarError` for tools that it cannot be made of."""
+    """(rules; special tokens of the model by their text) -> a Lark grammar whose `start` is only calls (`required`), or
+    text and calls (`auto`). A tag is written as `<[id]>` if it is a special token, else as a string. Raises
+    `GrammarError` for tools of which it cannot be made."""
     known_by: Sequence[str]
-    """A chat template that holds all of these is for it."""
-    new_call_id: Callable[[], str]
+    """A chat template that contains all of these is for this format."""
+    new_call_id: Callable[[], str] = call_id
+    """Makes the id of a call. Some formats have ids of their own kind, since templates show them to the model."""
+
+    @cached_property
+    def end_tags(self) -> StopStrings:
+        return StopStrings(self.ends)
+
+
+def region_reader(
+    parse: Callable[[Cursor, Sequence[Tool]], Iterator[ParsedCall | None]],
+) -> Callable[[str, bool, Sequence[Tool]], ParsedRegion]:
+    """Makes the `read` of a format from a generator that goes through a region.
+
+    The generator yields each call once the cursor is behind it, and None once the cursor is behind something else that
+    belongs to the calls. It raises `EndOfText` where the text ends, `NotACall` where anything else follows.
+    """
+
+    def read(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
+        cursor = Cursor(text, final=final)
+        calls: list[ParsedCall] = []
+        taken, malformed = 0, False
+        try:
+            for call in parse(cursor, tools):
+                if call is not None:
+                    calls.append(call)
+                if not calls or calls[-1].whole:
+                    taken = cursor.place
+        except NotACall:
+            malformed = True
+        except EndOfText:
+            pass
+        taken = len(text) - len(text[taken:].lstrip())
+        begun = bool(calls) and not calls[-1].whole
+        left_over = final and not begun and (not calls or taken < len(text))
+        return ParsedRegion(tuple(calls), malformed or left_over, taken if any(call.whole for call in calls) else 0)
+
+    return read
+
+
+def tool_named(name: object, tools: Sequence[Tool]) -> Tool:
+    """Returns the tool of this name. Raises `NotACall` if there is none."""
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    raise NotACall
+
+
+def tool_until(cursor: Cursor, tools: Sequence[Tool], *stops: str) -> Tool:
+    """Reads the name of a tool, up to one of `stops`. Raises `NotACall` as soon as no tool's name begins so."""
+    start = cursor.place
+    try:
+        return tool_named(cursor.until(*stops).strip(), tools)
+    except EndOfText:
+        begun = cursor.text[start:]
+        for stop in stops:
+            begun = begun.partition(stop[0])[0]  # the name may be followed by the beginning of a stop
+        if any(tool.name.startswith(begun.strip()) for tool in tools):
+            raise
+        raise NotACall from None

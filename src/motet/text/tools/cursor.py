@@ -1,7 +1,7 @@
-"""Reading a text that is still being written, from left to right.
+"""Reads a text that is still being written, from left to right.
 
-A reader tells two ends apart: the text ended where more could follow (`EndOfText`), and what stands there is no call,
-whatever may follow (`NotACall`).
+Reading stops in two ways: the text has ended where more could follow (`EndOfText`), or it is no call, whatever may
+follow (`NotACall`).
 """
 
 import json
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 
 class EndOfText(Exception):
-    """So far nothing is wrong."""
+    """The text ends here, and nothing is wrong so far."""
 
 
 class NotACall(Exception):
-    """No more text can make it one."""
+    """The text is no call, and no more text can make it one."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,21 @@ _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _WHOLE_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _NUMBER_BEGUN = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE][-+]?[0-9]*)?)?|[eE][-+]?[0-9]*)?)?")
 _ANY_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
-_CLOSING = {"{": "}", "[": "]"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
+
+# What may come next in JSON, by its first character: { is an opening bracket, } a closing one, 0 a number or a word.
+_KINDS = {"[": "{", "]": "}"} | {char: char for char in '{}",:'}
+VALUE, FIRST_ITEM, KEY, FIRST_KEY, COLON, BEHIND = '"{0', '"{0}', '"', '"}', ":", ",}"
 
 
 class Cursor:
-    """A place in a text that moves on with what is read."""
+    """A place in a text, which moves on as the text is read."""
 
-    def __init__(self, text: str, place: int = 0) -> None:
+    def __init__(self, text: str, *, final: bool = False) -> None:
         self.text = text
-        self.place = place
+        self.place = 0
+        self.final = final
+        """True if no more text can come."""
 
     def at_end(self) -> bool:
         return self.place >= len(self.text)
@@ -57,7 +62,7 @@ class Cursor:
         return self.text[self.place]
 
     def maybe(self, literal: str) -> bool:
-        """Whether `literal` stands here; then it is read. `EndOfText` while that is open."""
+        """Reads `literal` if it is next, and returns True then. Raises `EndOfText` if more text could complete it."""
         if self.text.startswith(literal, self.place):
             self.place += len(literal)
             return True
@@ -69,8 +74,14 @@ class Cursor:
         if not self.maybe(literal):
             raise NotACall
 
+    def pass_over(self, *texts: str) -> None:
+        """Reads these texts, with any white space before and between them."""
+        for text in texts:
+            self.space()
+            self.literal(text.strip())
+
     def until(self, *stops: str) -> str:
-        """The text up to the first of `stops`, which are left to be read."""
+        """Reads up to the first of `stops`, without it."""
         ends = [end for stop in stops if (end := self.text.find(stop, self.place)) >= 0]
         if not ends:
             raise EndOfText
@@ -78,61 +89,26 @@ class Cursor:
         return self.text[start : self.place]
 
     def value(self) -> Span:
-        """The JSON value that begins here; control characters may stand in its strings."""
-        start, depth = self.place, list[str]()
+        """Reads the JSON value that begins here; its strings may contain control characters."""
+        unfinished = Span(self.place, len(self.text), whole=False)
+        expected, closing = VALUE, list[str]()
         while True:
             self.space()
             if self.at_end():
-                return Span(start, self.place, whole=False)
+                return unfinished
             char = self.text[self.place]
-            if char in "{[":
-                self.place += 1
-                depth.append(char)
-                self.space()
-                if not self.at_end() and self.text[self.place] == _CLOSING[char]:
-                    self.place += 1
-                    depth.pop()
-                elif char == "[" or self._key():
-                    continue
-                else:
-                    return Span(start, len(self.text), whole=False)
-            elif not (self._string() if char == '"' else self._scalar()):
-                return Span(start, len(self.text), whole=False)
-            if not self._close(depth):
-                return Span(start, len(self.text), whole=False)
-            if not depth:
-                return Span(start, self.place, whole=True)
-
-    def _close(self, depth: list[str]) -> bool:
-        """After a value: brackets that close, and what stands before the next value. False at the end of the text."""
-        while depth:
-            self.space()
-            if self.at_end():
-                return False
-            char = self.text[self.place]
-            self.place += 1
-            if char == _CLOSING[depth[-1]]:
-                depth.pop()
-            elif char == ",":
-                return depth[-1] == "[" or self._key()
-            else:
+            kind = _KINDS.get(char, "0")
+            if kind not in expected:
                 raise NotACall
-        return True
-
-    def _key(self) -> bool:
-        """A key and its colon; False if the text ends before."""
-        self.space()
-        if self.at_end():
-            return False
-        if self.text[self.place] != '"':
-            raise NotACall
-        if not self._string():
-            return False
-        self.space()
-        if self.at_end():
-            return False
-        self.literal(":")
-        return True
+            if kind in '"0':
+                if not (self._string() if kind == '"' else self._scalar()):
+                    return unfinished
+                expected = COLON if expected in (KEY, FIRST_KEY) else BEHIND
+            else:
+                self.place += 1
+                expected = _behind(char, closing)
+            if not closing and expected == BEHIND:
+                return Span(unfinished.start, self.place, whole=True)
 
     def _string(self) -> bool:
         match = _STRING.match(self.text, self.place)
@@ -147,7 +123,7 @@ class Cursor:
         raise NotACall
 
     def _scalar(self) -> bool:
-        """False while more of it may come: its end shows only by what follows."""
+        """Reads a number or a word. Returns False while more of it may come: only the next character shows its end."""
         match = _SCALAR.match(self.text, self.place)
         word = match[0] if match else ""
         if self.place + len(word) == len(self.text):
@@ -159,15 +135,31 @@ class Cursor:
         raise NotACall
 
 
+def _behind(mark: str, closing: list[str]) -> str:
+    """Returns what may follow a bracket, comma or colon. `closing`: the brackets that are still to come."""
+    match mark:
+        case "{":
+            closing.append("}")
+            return FIRST_KEY
+        case "[":
+            closing.append("]")
+            return FIRST_ITEM
+        case "," | ":":
+            return KEY if (mark, closing[-1]) == (",", "}") else VALUE
+    if closing.pop() != mark:
+        raise NotACall
+    return BEHIND
+
+
 def repaired(text: str) -> str:
-    """JSON, or a beginning, whose strings may hold line breaks and other control characters as they are: escaped."""
+    """Escapes line breaks and other control characters in the strings of JSON, or of its beginning."""
     if not _CONTROL.search(text):
         return text
     return _ANY_STRING.sub(lambda string: _CONTROL.sub(lambda char: json.dumps(char[0])[1:-1], string[0]), text)
 
 
 def decoded(text: str) -> object:
-    """Raises `NotACall` for what is no JSON. Numbers of any size are, and halves of surrogate pairs, as in grammars."""
+    """Reads JSON, with numbers of any size and halves of surrogate pairs, as in grammars. Raises `NotACall`."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
@@ -179,5 +171,5 @@ def _no_constant(name: str) -> object:
 
 
 def can_be_sent(text: str) -> bool:
-    """Whether it is all characters: half of a surrogate pair is none."""
+    """Returns True if the text has no half of a surrogate pair, which cannot be sent."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

@@ -1,7 +1,7 @@
-"""Arguments that a model writes as plain text, typed by the tool's schema as the model was told it.
+"""Gives arguments that a model writes as plain text the types of the tool's schema.
 
-A string stands as it is. Anything else is JSON, or Python's way of writing it (`True`, `None`, `{'a': 1}`), as
-templates show earlier arguments so. What fits no type of the schema stays a string: the client sees what was written.
+A string stays as it is. Anything else is JSON, or Python's way to write it (`True`, `None`, `{'a': 1}`), since
+templates show earlier arguments so. Text that fits no type of the schema stays a string, so that the client sees it.
 """
 
 import ast
@@ -12,16 +12,15 @@ from motet.text.tools.base import Tool
 from motet.text.tools.cursor import NotACall, can_be_sent, decoded
 
 ANY = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-PYTHON_WORDS = {"True": True, "False": False, "None": None}
-DEPTH = 16
-"""References inside references that are followed."""
+MAX_REFERENCES = 16
+"""Longest chain of references that is followed."""
 
 
 def property_schema(tool: Tool, name: str) -> Mapping[str, object]:
-    """Of one argument, a reference followed; empty where the schema says nothing of it."""
+    """Returns the schema of one argument, with its reference resolved; empty if it has none."""
     properties = tool.parameters.get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
-    for _ in range(DEPTH):
+    for _ in range(MAX_REFERENCES):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             break
         schema = _referred(schema["$ref"], tool.parameters)
@@ -29,8 +28,7 @@ def property_schema(tool: Tool, name: str) -> Mapping[str, object]:
 
 
 def types_of(schema: Mapping[str, object], root: Mapping[str, object]) -> frozenset[str]:
-    """JSON types that a value may have; `root` is what references are looked up in, each once: they may go in circles,
-    and in more ways than could ever be followed."""
+    """Returns the JSON types that a value may have. References, also circular ones, are looked up in `root` once."""
     types, left, seen = frozenset[str](), [schema], set[str]()
     while left:
         match left.pop():
@@ -54,60 +52,53 @@ def types_of(schema: Mapping[str, object], root: Mapping[str, object]) -> frozen
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The JSON text of what the model wrote as `text`."""
+    """Returns the JSON text of what the model wrote as `text`."""
     bare = text.strip()
     if types != {"string"}:
         try:
             kinds = _kinds(decoded(bare))
         except NotACall:
-            return _from_python(bare, types) or quoted_json(text)
+            return _from_python(bare, types) or quoted(text)
         if kinds & types - {"string"} or (kinds == {"string"} and "string" not in types):
             return bare
-    return quoted_json(text)
+    return quoted(text)
 
 
-def quoted_json(text: str) -> str:
+def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
 def _from_python(text: str, types: frozenset[str]) -> str | None:
-    if text in PYTHON_WORDS:
-        value = PYTHON_WORDS[text]
-    elif text[:1] in ("[", "{", "("):
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return None
-    else:
+    if text not in ("True", "False", "None") and not text.startswith(("[", "{", "(")):
         return None
     try:
+        value = ast.literal_eval(text)
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     return written if _kinds(value) & types and can_be_sent(written) else None
 
 
+_KINDS: Mapping[type, frozenset[str]] = {
+    type(None): frozenset({"null"}),
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    str: frozenset({"string"}),
+    dict: frozenset({"object"}),
+    list: frozenset({"array"}),
+    tuple: frozenset({"array"}),
+}
+
+
 def _kinds(value: object) -> frozenset[str]:
-    match value:
-        case None:
-            return frozenset({"null"})
-        case bool():
-            return frozenset({"boolean"})
-        case int():
-            return frozenset({"integer", "number"})
-        case float():
-            return frozenset({"number", "integer"} if value.is_integer() else {"number"})
-        case str():
-            return frozenset({"string"})
-        case Mapping():
-            return frozenset({"object"})
-        case list() | tuple():
-            return frozenset({"array"})
-    return frozenset()
+    """Returns the JSON types of a value; none if JSON has no such value."""
+    if isinstance(value, float):
+        return frozenset({"number", "integer"} if value.is_integer() else {"number"})
+    return _KINDS.get(type(value), frozenset())
 
 
 def _referred(reference: object, root: Mapping[str, object]) -> Mapping[str, object]:
-    """`#/$defs/Unit`; empty for what is not there."""
+    """Looks up a reference such as `#/$defs/Unit`; returns an empty schema if it leads nowhere."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return {}
     place: object = root

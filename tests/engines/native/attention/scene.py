@@ -11,19 +11,22 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
-from typing import Protocol
 
 import torch
+from hypothesis import strategies as st
 
 from motet.engines.native.attention.group import Scores, StepAttention
-from motet.engines.native.inputs import StepInputs, build_inputs
 from motet.engines.native.kv.storage import KVLayout, KVStorage
-from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
-from motet.engines.native.sequence import Group, Sequence, blocks_for
+from motet.engines.native.step.inputs import StepInputs, build_inputs
+from motet.engines.native.step.plan import StepPlan, TailChunk, TrunkChunk
+from motet.engines.native.step.run import LayerAttention
+from motet.engines.native.step.sequence import Group, Sequence, blocks_for
 from motet.types import ChoiceStart
 from tests.engines.native.paper import group_of, request
 
 BLOCK_SIZE = 8
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 5e-6}
+"""bf16 has 8 bits: a kernel rounds its weights to them, and the merge its parts."""
 Owner = Group | Sequence
 Chunk = TailChunk | TrunkChunk
 
@@ -34,6 +37,9 @@ class Shape:
     num_kv_heads: int = 2
     head_dim: int = 16
     dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        return f"{self.num_heads}-{self.num_kv_heads}-{self.head_dim}-{str(self.dtype).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True)
@@ -51,30 +57,22 @@ class Vectors:
     value: torch.Tensor
 
 
-class LayerAttention(Protocol):
-    """What a model's layers call."""
-
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
-    ) -> torch.Tensor: ...
-
-
 MakeStep = Callable[[StepInputs, KVStorage], LayerAttention]
 
 
 def torch_step(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
     """What the CPU runs."""
-    return StepAttention(inputs.attention, torch.tensor(inputs.slots), storage)
+    return StepAttention(inputs.attention, torch.tensor(inputs.slots), storage).attend
 
 
 class Scene:
     """A pool of `blocks` blocks, one layer."""
 
-    def __init__(  # sizes: a test names what it changes
+    def __init__(
         self,
         shape: Shape,
         *,
-        blocks: int = 512,
+        blocks: int = 1024,
         seed: int = 0,
         garbage: float = 100.0,
         make_step: MakeStep = torch_step,
@@ -136,10 +134,25 @@ class Scene:
         ends = list(accumulate(c.end - c.begin for c in chunks))
         outputs = []
         for rule in rules:
-            output = step.attend(0, query, key, value, Scores(self.scale, rule.window, rule.softcap))
+            output = step(0, query, key, value, Scores(self.scale, rule.window, rule.softcap))
             assert output.shape[0] == 1 and output.shape[2:] == (self.shape.num_heads, self.shape.head_dim)
             assert output.dtype is self.shape.dtype
             outputs.append([output[0, begin:end].cpu() for begin, end in pairwise([0, *ends])])
+        return outputs
+
+    def assert_right(self, chunk: Chunk, output: torch.Tensor, rule: Rule) -> None:
+        tolerance = TOLERANCE[self.shape.dtype]
+        torch.testing.assert_close(output.double(), self.definition(chunk, rule), atol=tolerance, rtol=tolerance)
+
+    def assert_step_right(
+        self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rule: Rule | None = None
+    ) -> list[torch.Tensor]:
+        """Every output of a step is as defined; returns them."""
+        rule = rule or Rule()
+        outputs = self.attend(tails, trunks, rule)
+        chunks: list[TailChunk | TrunkChunk] = [*tails, *trunks]
+        for chunk, output in zip(chunks, outputs, strict=True):
+            self.assert_right(chunk, output, rule)
         return outputs
 
     def definition(self, chunk: Chunk, rule: Rule) -> torch.Tensor:
@@ -215,6 +228,18 @@ class Scene:
                 known = self.vectors[one]
                 storage.write(0, where, known.key[:count].to(self._device), known.value[:count].to(self._device))
         return storage
+
+
+@st.composite
+def reading(draw: st.DrawFn, scene: Scene, lengths: st.SearchStrategy[int], *, at_least: int = 0) -> list[TrunkChunk]:
+    """Up to two prompts in the middle."""
+    trunks = []
+    for _ in range(draw(st.integers(at_least, 2))):
+        length = draw(lengths)
+        begin = draw(st.integers(0, length - 1))
+        end = draw(st.integers(begin + 1, length))
+        trunks.append(scene.reading(length, begin, end, fragmented=draw(st.booleans())))
+    return trunks
 
 
 def _owner(chunk: Chunk) -> Owner:

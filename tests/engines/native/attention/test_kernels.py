@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from motet.engines.native.attention.group import merge
-from motet.engines.native.attention.kernels import Kernel, flash_cpu, kernel_for, plain
+from motet.engines.native.attention.group import Kernel, flash_cpu, kernel_for, merge, plain
 
 KERNELS: list[Kernel] = [flash_cpu, plain]
 MINUS_INFINITY = float("-inf")
@@ -31,8 +30,8 @@ def test_flash_gives_what_the_definition_gives(rows: int) -> None:
     query, key, value = vectors(rows, 20)
     mask = mask_of(*[list(range(row + 1)) for row in range(rows)], keys=20)
     for one_mask in (mask, None):
-        output, lse = flash_cpu(query, key, value, mask=one_mask, scale=0.25)
-        expected, expected_lse = plain(query, key, value, mask=one_mask, scale=0.25)
+        output, lse = flash_cpu(query, key, value, one_mask, 0.25)
+        expected, expected_lse = plain(query, key, value, one_mask, 0.25)
         assert output.shape == (2, 3, rows, 16)
         assert lse.shape == (2, 3, rows)
         torch.testing.assert_close(output, expected)
@@ -42,7 +41,7 @@ def test_flash_gives_what_the_definition_gives(rows: int) -> None:
 @pytest.mark.parametrize("kernel", KERNELS, ids=["flash", "plain"])
 def test_a_row_that_sees_nothing_gives_zero_and_weighs_nothing(kernel: Kernel) -> None:
     query, key, value = vectors(3, 20)
-    output, lse = kernel(query, key, value, mask=mask_of([0, 1], [], [2], keys=20), scale=0.25)
+    output, lse = kernel(query, key, value, mask_of([0, 1], [], [2], keys=20), 0.25)
     assert torch.equal(output[:, :, 1], torch.zeros(2, 3, 16))
     assert torch.equal(lse[:, :, 1], torch.full((2, 3), MINUS_INFINITY))
     assert lse[:, :, [0, 2]].isfinite().all()
@@ -52,10 +51,10 @@ def test_a_row_that_sees_nothing_gives_zero_and_weighs_nothing(kernel: Kernel) -
 def test_a_mask_for_each_table_of_a_batch(kernel: Kernel) -> None:
     query, key, value = vectors(1, 8)
     masks = torch.cat([mask_of([0, 1], keys=8), mask_of([3], keys=8)])
-    output, _ = kernel(query, key, value, mask=masks, scale=0.25)
+    output, _ = kernel(query, key, value, masks, 0.25)
     for table in range(2):
         one = slice(table, table + 1)
-        alone, _ = kernel(query[one], key[one], value[one], mask=masks[one], scale=0.25)
+        alone, _ = kernel(query[one], key[one], value[one], masks[one], 0.25)
         assert torch.equal(output[one], alone)
     torch.testing.assert_close(output[1, :, 0], value[1, :, 3])
 
@@ -63,7 +62,7 @@ def test_a_mask_for_each_table_of_a_batch(kernel: Kernel) -> None:
 def test_softcap_bends_scores_before_they_are_masked() -> None:
     query, key, value = vectors(2, 8)
     mask = mask_of([0, 1, 2], [5], keys=8)
-    output, lse = kernel_for(torch.device("cpu"), 1.5)(query, key, value, mask=mask, scale=0.25)
+    output, lse = kernel_for(torch.device("cpu"), 1.5)(query, key, value, mask, 0.25)
     scores = 1.5 * torch.tanh(query[0, 0, 0] @ key[0, 0, :3].T * 0.25 / 1.5)
     torch.testing.assert_close(output[0, 0, 0], scores.softmax(-1) @ value[0, 0, :3])
     torch.testing.assert_close(lse[0, 0, 0], scores.logsumexp(-1))
@@ -71,9 +70,9 @@ def test_softcap_bends_scores_before_they_are_masked() -> None:
 
 def test_two_parts_merge_into_the_whole() -> None:
     query, key, value = vectors(5, 30)
-    whole, _ = plain(query, key, value, mask=None, scale=0.25)
-    one, one_lse = plain(query, key[:, :, :11], value[:, :, :11], mask=None, scale=0.25)
-    other, other_lse = plain(query, key[:, :, 11:], value[:, :, 11:], mask=None, scale=0.25)
+    whole, _ = plain(query, key, value, None, 0.25)
+    one, one_lse = plain(query, key[:, :, :11], value[:, :, :11], None, 0.25)
+    other, other_lse = plain(query, key[:, :, 11:], value[:, :, 11:], None, 0.25)
     merged = merge(one.flatten(0, 1), one_lse.flatten(0, 1), other.flatten(0, 1), other_lse.flatten(0, 1))
     torch.testing.assert_close(merged, whole.flatten(0, 1))
 

@@ -11,13 +11,7 @@ def test_keys_are_padded_to_64_while_few_and_to_512_after() -> None:
 
 
 def test_a_stretch_is_cut_where_the_padded_length_changes() -> None:
-    assert list(pieces(50, 600)) == [
-        (50, 64, 64),
-        (64, 128, 128),
-        (128, 192, 192),
-        (192, 512, 512),
-        (512, 600, 1024),
-    ]
+    assert list(pieces(50, 600)) == [(50, 64, 64), (64, 128, 128), (128, 192, 192), (192, 512, 512), (512, 600, 1024)]
     assert list(pieces(64, 65)) == [(64, 65, 128)]
     assert list(pieces(5, 5)) == []
 

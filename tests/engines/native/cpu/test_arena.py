@@ -2,7 +2,7 @@
 
 import torch
 
-from motet.engines.native.cpu.arena import Arena
+from motet.engines.native.cpu.weights import Arena
 
 
 def test_parts_of_an_arena_are_apart_and_aligned() -> None:

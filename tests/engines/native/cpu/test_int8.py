@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.cpu import library as c
-from motet.engines.native.cpu.panels import MOST, Packer, Panels
+from motet.engines.native.cpu.weights import MOST, Packer, Panels
 from motet.errors import ConfigError
 from motet.types import TokenLogprob
-from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
+from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.tiny_engine import engine_config
 from tests.tiny_models import config_of
 
 pytestmark = pytest.mark.kernels
@@ -35,7 +36,7 @@ class Products:
     def of(self, panels: Panels, x: torch.Tensor) -> torch.Tensor:
         count, depth, _ = panels.numbers.shape
         scales = None if panels.scales is None else panels.scales.data_ptr()
-        linear = c.Linear(panels.numbers.data_ptr(), scales, None, count * c.PANEL, depth)
+        linear = c.PackedLinear(panels.numbers.data_ptr(), scales, None, count * c.PANEL, depth)
         output = torch.empty(len(x), count * c.PANEL)
         self._kernels.motet_multiply(self._forward, ctypes.byref(linear), x.data_ptr(), len(x), output.data_ptr())
         return output

@@ -3,6 +3,7 @@ bits on any number of threads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,26 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 from bench.accuracy import prompt_logits
 from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.core import EngineCore
-from motet.engines.native.cpu.agree import chunks_agree
-from motet.engines.native.cpu.library import KINDS, library, of_kind
-from motet.engines.native.cpu.runner import CpuRunner
+from motet.engines.native.cpu.library import KINDS, library
+from motet.engines.native.cpu.runner import CpuRunner, chunks_agree
 from motet.engines.native.cpu.weights import PackedModel, obstacle
 from motet.engines.native.model import load_model, read_config
 from motet.errors import ConfigError
 from motet.types import ChoiceStart, TokenLogprob
-from tests.engines.native.drive import engine_config, group, make_core, prompt_of, run
+from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.recorder import recorded
+from tests.kernels import kernels_of
+from tests.tiny_engine import engine_config
 from tests.tiny_models import FAMILIES, config_of
 
 pytestmark = pytest.mark.kernels
 
 Made = Callable[[str], Path]
-SLOW_FAMILIES = [family if family == "gemma3" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+FAMILY_MARKS = {"gemma3": [], "gemma2": [pytest.mark.slow], "qwen3": [pytest.mark.slow]}
+"""Those with norms, caps or windows of their own; the others have nothing that these, or the odd models, lack."""
+SLOW_FAMILIES = [
+    pytest.param(family, marks=FAMILY_MARKS.get(family, [pytest.mark.slow, pytest.mark.long])) for family in FAMILIES
+]
 ODD = [
     pytest.param(name, marks=pytest.mark.slow) for name in ("biased", "tied", "deep", "odd vocabulary", "one key head")
 ]
@@ -72,12 +78,16 @@ def made(tiny: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return folder
 
 
+@cache
+def rounded(folder: Path) -> torch.nn.Module:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+    return torch.nn.Module.to(model, torch.float32)
+
+
 def truth(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
     """Log-probabilities [tokens, vocabulary] by transformers: weights rounded to bf16, computed in float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
-    torch.nn.Module.to(model, torch.float32)
     with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        logits: torch.Tensor = rounded(folder)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return logits.log_softmax(-1)
 
 
@@ -118,8 +128,7 @@ def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_of_every_kind_compute_the_model_where_the_processor_can_run_them(kind: str, tiny: Made) -> None:
     """Engines take the first of them, and all other tests with it."""
-    if (kernels := of_kind(kind)) is None:
-        pytest.skip(f"the kernels for {kind} were not built, or this processor cannot run them")
+    kernels = kernels_of(kind)
     folder, cpu = tiny("gemma3"), torch.device("cpu")
     parts = build_parts(engine_config(folder, dtype="bfloat16", kernels="torch"))
     model = load_model(folder, read_config(folder), dtype=torch.bfloat16, device=cpu)
@@ -131,7 +140,9 @@ def test_kernels_of_every_kind_compute_the_model_where_the_processor_can_run_the
     assert (logits.log_softmax(-1) - truth(folder, prompt)).abs().mean() < 0.02
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", pytest.param("deep", marks=pytest.mark.slow), "one key head"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "one key head", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "deep"))]
+)
 def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> None:
     """With more threads a trunk is read in other pieces, by several; with more threads than cores they take turns."""
     request = group("g", prompt_of(LENGTH, 5), n=5, seed=9, max_tokens=12)

@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 
 from motet.engines.native.build import Parts, build_parts
-from motet.engines.native.cuda.graphs import Replay
+from motet.engines.native.cuda.launch import Operators
 from motet.engines.native.cuda.layers import fuse
-from motet.engines.native.cuda.runner import CudaRunner, CudaSettings
-from motet.engines.native.cuda.step import Operators
+from motet.engines.native.cuda.runner import CudaRunner, Replay
 from motet.engines.native.cuda.work import Geometry
 from motet.engines.native.model import load_model, read_config
 from tests.engines.native.cuda.plain_operators import PlainOperators
-from tests.engines.native.drive import engine_config
+from tests.tiny_engine import engine_config
 
 PLAIN = PlainOperators()
 HEADS, KV_HEADS, MULTIPROCESSORS = 4, 2, 3
@@ -46,11 +45,12 @@ def cuda_parts(
     parts = build_parts(engine_config(folder, kernels="torch", **changes))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
     fuse(model, operators)
-    settings = CudaSettings(
+    runner = CudaRunner(
+        model,
+        parts.storage,
         geometry=Geometry(HEADS, KV_HEADS, MULTIPROCESSORS),
-        operators=operators,
-        recorder=recorder,
+        record=recorder.record if recorder else None,
         max_rows=max_rows,
         max_tables=4096,
     )
-    return replace(parts, runner=CudaRunner(model, parts.storage, settings))
+    return replace(parts, runner=runner)

@@ -8,13 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from motet.engines.native.attention.group import Scores
-from motet.engines.native.cuda.step import Activation, Norms, Step, Turns
+from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators, Turns
 
 
-class PlainOperators:
-    """See `motet.engines.native.cuda.step.Operators`."""
+class PlainOperators(Operators):
+    def __init__(self) -> None:
+        """Loads no kernels."""
 
-    def turn(self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: Step) -> torch.Tensor:
+    def turn(
+        self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: CudaStep
+    ) -> torch.Tensor:
         heads, (_, kv_heads, head_dim) = step.geometry.num_heads, step.storage.keys[layer].shape
         split = projected.view(len(projected), -1, head_dim)  # heads, kv heads, kv heads
         query, key = split[:, :heads].float(), split[:, heads : heads + kv_heads].float()
@@ -22,12 +25,12 @@ class PlainOperators:
         if norms is not None:
             query, key = self.norm(query, norms.query, norms.epsilon), self.norm(key, norms.key, norms.epsilon)
         query, key = _turned(query, turns), _turned(key, turns).to(projected.dtype)
-        slots = step.tensors.slots.long()
+        slots = step.ints.slots.long()
         real = (slots >= 0).nonzero().flatten()
         step.storage.write(layer, slots[real], key[real], value[real])
         if layer == step.storage.num_layers - 1:
-            sick = ~value[real].isfinite().flatten(1).all(1)
-            step.scratch.sick[real[sick]] = 1
+            non_finite = ~value[real].isfinite().flatten(1).all(1)
+            step.scratch.non_finite[real[non_finite]] = 1
         return query.to(projected.dtype)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -39,12 +42,12 @@ class PlainOperators:
         bent = F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
         return (bent * up).to(x.dtype)
 
-    def attend(self, layer: int, query: torch.Tensor, step: Step, scores: Scores) -> torch.Tensor:
-        tensors, scratch = step.tensors, step.scratch
+    def attend(self, layer: int, query: torch.Tensor, step: CudaStep, scores: Scores) -> torch.Tensor:
+        ints, scratch = step.ints, step.scratch
         output = torch.full(query.shape, torch.nan, dtype=query.dtype, device=query.device)
-        first = tensors.first_part.long()
+        first = ints.first_part.long()
         scratch.parts.fill_(torch.nan)
-        for item in [*tensors.narrow.tolist(), *tensors.wide.tolist()]:
+        for item in [*ints.narrow.tolist(), *ints.wide.tolist()]:
             first_row, num_rows, part = item[0], item[1], item[6]
             if num_rows:
                 where = first[first_row : first_row + num_rows] + part
@@ -53,7 +56,7 @@ class PlainOperators:
         for row, (begin, end) in enumerate(zip(first.tolist(), first[1:].tolist(), strict=False)):
             weight = torch.softmax(scratch.lse[begin:end] * torch.log(torch.tensor(2.0)), dim=0).nan_to_num()
             output[row] = (scratch.parts[begin:end] * weight.unsqueeze(-1)).sum(0).to(query.dtype)
-        for item in tensors.whole.tolist():
+        for item in ints.whole.tolist():
             rows = query[item[0] : item[0] + item[1]]
             output[item[0] : item[0] + item[1]] = _attend_item(layer, rows, item, step, scores)[0].to(query.dtype)
         return output
@@ -62,25 +65,25 @@ class PlainOperators:
 def _turned(x: torch.Tensor, turns: Turns) -> torch.Tensor:
     """x [rows, heads, head_dim] float32, each half of a head by the other."""
     one, other = x.chunk(2, dim=-1)
-    cosines, sines = turns.cosines.float().unsqueeze(1), turns.sines.float().unsqueeze(1)
+    cosines, sines = (angles.float().unsqueeze(1) for angles in turns)
     return x * cosines + torch.cat([-other, one], dim=-1) * sines
 
 
 def _attend_item(
-    layer: int, rows: torch.Tensor, item: list[int], step: Step, scores: Scores
+    layer: int, rows: torch.Tensor, item: list[int], step: CudaStep, scores: Scores
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [rows, heads, head_dim] float32 and log-sum-exp [rows, heads], base 2, of one item."""
     first_row, num_rows, shift, table, begin, end, *_ = item
     size, device = step.storage.block_size, rows.device
     places = torch.arange(begin, end, device=device)
-    slots = step.tensors.tables.long()[table + places // size] * size + places % size
+    slots = step.ints.tables.long()[table + places // size] * size + places % size
     siblings = step.geometry.siblings
     keys = step.storage.keys[layer][slots].float().repeat_interleave(siblings, dim=1)
     values = step.storage.values[layer][slots].float().repeat_interleave(siblings, dim=1)
     weighed = torch.einsum("rhd,khd->rhk", rows.float(), keys) * scores.scale
     if scores.softcap is not None:
         weighed = scores.softcap * torch.tanh(weighed / scores.softcap)
-    own = (step.tensors.positions[first_row : first_row + num_rows] - shift)[:, None]
+    own = (step.ints.positions[first_row : first_row + num_rows] - shift)[:, None]
     seen = places[None, :] <= own
     if scores.window is not None:
         seen &= places[None, :] > own - scores.window

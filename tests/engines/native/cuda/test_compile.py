@@ -61,7 +61,7 @@ def test_the_other_kernels_compile(name: str, normed: bool) -> None:
     }
     floats = dict.fromkeys(("epsilon", "key_limit", "value_limit"), "fp32")
     pointers = dict.fromkeys(("query_norm", "key_norm", "parts", "lse", "weight"), "*fp32")
-    pointers |= dict.fromkeys(("slots", "sick", "first_part"), "*i32")
+    pointers |= dict.fromkeys(("slots", "non_finite", "first_part"), "*i32")
     halves = ("projected", "cosines", "sines", "query", "keys", "values", "output", "x")
     pointers |= dict.fromkeys(halves, "*bf16")
     kernel = getattr(kernels, name)
@@ -73,20 +73,20 @@ def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, b
     from motet.engines.native.cuda.kernels import attend_tiles
     from motet.engines.native.cuda.launch import padded_head_dim, tile_shape
 
-    shape, name = tile_shape(block_m, head_dim, dtype), NAMES[dtype]
+    options, name = tile_shape(block_m, head_dim, dtype), NAMES[dtype]
     constants = {
         "HEAD_DIM": head_dim,
         "SIBLINGS": 4,
         "BLOCK_SIZE": 16,
         "BLOCK_M": block_m,
-        "BLOCK_N": shape.keys,
+        "BLOCK_N": options.pop("BLOCK_N"),
         "BLOCK_D": padded_head_dim(head_dim),
         **flags,
     }
     types = {"scale": "fp32", "softcap": "fp32", "output": f"*{name if flags['FINAL'] else 'fp32'}", "lse": "*fp32"}
     types |= dict.fromkeys(("query", "keys", "values"), f"*{name}")
     types |= dict.fromkeys(("items", "tables", "positions", "first_part"), "*i32")
-    return built(attend_tiles, constants, types, num_warps=shape.num_warps, num_stages=shape.num_stages)
+    return built(attend_tiles, constants, types, **options)
 
 
 def built(kernel: Any, constants: Mapping[str, int], types: Mapping[str, str], **options: int) -> tuple[str, int]:

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.core import EngineCore
-from motet.engines.native.cuda.layout import Sizes
-from motet.engines.native.cuda.step import Activation, Norms, Operators, Scratch, Step, StepTensors, Turns
-from motet.engines.native.cuda.work import NARROW, WIDE, Geometry
+from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators, StepScratch, views
+from motet.engines.native.cuda.work import NARROW, WIDE, Geometry, Sections, places
 from motet.engines.native.kv.storage import KVLayout, KVStorage
-from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, LayerAttention, MakeStep, Rule, Scene, Shape
+from motet.engines.native.step.inputs import StepInputs
+from motet.engines.native.step.run import LayerAttention
+from tests.engines.native.attention.scene import BLOCK_SIZE, MakeStep, Rule, Scene, Shape, reading
 from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
 from tests.engines.native.cuda.plain_operators import PlainOperators
-from tests.engines.native.cuda.scenes import RULES, TOLERANCE, decoding, reading, steps_with
+from tests.engines.native.cuda.scenes import LENGTHS, RULES, decoding, steps_with
 from tests.engines.native.cuda.where import DEVICE, INTERPRETED, REASON, RUNS
 from tests.engines.native.drive import group, prompt_of, run
 
@@ -41,20 +42,9 @@ EXAMPLES = 3 if INTERPRETED else 40
 """The interpreter takes a second for what a GPU does in a millisecond."""
 
 
-def triton_operators() -> Operators:
-    from motet.engines.native.cuda.launch import TritonOperators  # Triton is there only where these tests run
-
-    return TritonOperators()
-
-
 def kernel_steps(shape: Shape, *, multiprocessors: int = 4, bucket: int | None = None) -> MakeStep:
     widest = NARROW if shape.dtype is torch.float32 else WIDE
-    return steps_with(triton_operators(), shape, multiprocessors=multiprocessors, widest=widest, bucket=bucket)
-
-
-def assert_right(scene: Scene, chunk: Chunk, output: torch.Tensor, rule: Rule) -> None:
-    tolerance = TOLERANCE[scene.shape.dtype]
-    torch.testing.assert_close(output.double(), scene.definition(chunk, rule), atol=tolerance, rtol=tolerance)
+    return steps_with(Operators(), shape, multiprocessors=multiprocessors, widest=widest, bucket=bucket)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -63,11 +53,8 @@ def assert_right(scene: Scene, chunk: Chunk, output: torch.Tensor, rule: Rule) -
 def test_random_steps_equal_the_definition(shape: Shape, data: st.DataObject) -> None:
     make = kernel_steps(shape, multiprocessors=data.draw(st.sampled_from([2, 20])))
     scene = Scene(shape, blocks=1200, seed=data.draw(st.integers(0, 1000)), make_step=make, device=DEVICE)
-    tails, trunks = data.draw(decoding(scene)), data.draw(reading(scene))
-    rule = data.draw(st.sampled_from(RULES))
-    chunks: list[Chunk] = [*tails, *trunks]
-    for chunk, output in zip(chunks, scene.attend(tails, trunks, rule), strict=True):
-        assert_right(scene, chunk, output, rule)
+    tails, trunks = data.draw(decoding(scene)), data.draw(reading(scene, LENGTHS))
+    scene.assert_step_right(tails, trunks, data.draw(st.sampled_from(RULES)))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -77,7 +64,7 @@ def test_a_group_over_a_long_trunk_in_several_spans(shape: Shape, rule: Rule) ->
     tails = scene.decoding(1100, [(i, i + 1) for i in range(19)])
     outputs = scene.attend(tails, [], rule)
     for i in (0, 7, 18):
-        assert_right(scene, tails[i], outputs[i], rule)
+        scene.assert_right(tails[i], outputs[i], rule)
 
 
 @pytest.mark.parametrize("window", [1, 2, 8, 20])
@@ -85,29 +72,25 @@ def test_rows_whose_window_leaves_the_trunk_behind(window: int) -> None:
     shape = Shape()
     scene = Scene(shape, make_step=kernel_steps(shape), device=DEVICE)
     tails = scene.decoding(30, [(0, 1), (6, 7), (7, 8), (18, 19), (19, 22), (45, 46)])
-    trunk = scene.reading(100, 70, 90)
-    chunks: list[Chunk] = [*tails, trunk]
-    for chunk, output in zip(chunks, scene.attend(tails, [trunk], Rule(window=window)), strict=True):
-        assert_right(scene, chunk, output, Rule(window=window))
-
-
-class Padded:
-    """Attention over a bucket's rows: those that pad it hold NaN."""
-
-    def __init__(self, step: LayerAttention, rows: int) -> None:
-        self._step = step
-        self._rows = rows
-
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
-    ) -> torch.Tensor:
-        count = query.shape[2]
-        q, k, v = (F.pad(x, (0, 0, 0, self._rows - count), value=torch.nan) for x in (query, key, value))
-        return self._step.attend(layer, q, k, v, scores)[:, :count]
+    scene.assert_step_right(tails, [scene.reading(100, 70, 90)], Rule(window=window))
 
 
 def padded(make: MakeStep, rows: int) -> MakeStep:
-    return lambda inputs, storage: Padded(make(inputs, storage), rows)
+    """Attention over a bucket's rows: those that pad it hold NaN."""
+
+    def made(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
+        step = make(inputs, storage)
+
+        def attend(
+            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+        ) -> torch.Tensor:
+            count = query.shape[2]
+            q, k, v = (F.pad(x, (0, 0, 0, rows - count), value=torch.nan) for x in (query, key, value))
+            return step(layer, q, k, v, scores)[:, :count]
+
+        return attend
+
+    return made
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(window=24, softcap=2.0)], ids=str)
@@ -131,11 +114,11 @@ def test_heads_are_normed_turned_and_stored_as_by_definition(dtype: torch.dtype,
     """Three heads to one key head of 24: no power of two, so that what pads a head must not count."""
     kv_heads, head_dim, rows = 2, 24, 5
     projected = random((rows, 10 * head_dim), dtype, seed=1)
-    turns = Turns(random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
+    turns = (random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
     norms = Norms(random((head_dim,), seed=4), random((head_dim,), seed=5), 1e-6) if normed else None
     found = []
-    for operators in (triton_operators(), PlainOperators()):
-        step = storing([9, 0, 17, 3, -1], heads=6, storage=storage_of(kv_heads, head_dim, dtype), operators=operators)
+    for operators in (Operators(), PlainOperators()):
+        step = storing([9, 0, 17, 3, -1], heads=6, storage=storage_of(kv_heads, head_dim, dtype))
         query = operators.turn(0, projected, turns, norms, step)
         found.append((query, step.storage.keys, step.storage.values))
     tolerance = ROUNDING[dtype]
@@ -151,14 +134,14 @@ def test_what_is_not_finite_is_mended_and_its_row_told(dtype: torch.dtype) -> No
     projected = random((rows, 9, head_dim), dtype, seed=1)
     projected[1, 5, 5], projected[2, 3, 0] = torch.nan, -torch.inf  # keys
     projected[3, 7, 23], projected[4, 6, 1], projected[5] = torch.inf, torch.nan, torch.nan  # values; a row that pads
-    turns = Turns(random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
+    turns = (random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
     stored = []
-    for operators in (triton_operators(), PlainOperators()):
-        step = storing([9, 0, 17, 3, 4, -1], heads=3, storage=storage_of(3, head_dim, dtype), operators=operators)
+    for operators in (Operators(), PlainOperators()):
+        step = storing([9, 0, 17, 3, 4, -1], heads=3, storage=storage_of(3, head_dim, dtype))
         operators.turn(0, projected.flatten(1), turns, None, step)
-        assert step.scratch.sick.tolist() == [0] * 6, "only the last layer tells"
+        assert step.scratch.non_finite.tolist() == [0] * 6, "only the last layer tells"
         operators.turn(1, projected.flatten(1), turns, None, step)
-        assert step.scratch.sick.tolist() == [0, 0, 0, 1, 1, 0], "and a row that pads is nobody's"
+        assert step.scratch.non_finite.tolist() == [0, 0, 0, 1, 1, 0], "and a row that pads is nobody's"
         stored.append(torch.stack([step.storage.keys, step.storage.values]))
     assert stored[0].isfinite().all()
     torch.testing.assert_close(stored[0], stored[1], atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
@@ -168,7 +151,7 @@ def test_what_is_not_finite_is_mended_and_its_row_told(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms_and_gates_are_those_of_the_definition(dtype: torch.dtype, width: int) -> None:
     x, weight = random((3, 2 * width), dtype, seed=1), random((2 * width,), seed=2)
-    ours, plain, tolerance = triton_operators(), PlainOperators(), ROUNDING[dtype]
+    ours, plain, tolerance = Operators(), PlainOperators(), ROUNDING[dtype]
     for one, other in (
         (ours.norm(x, weight, 1e-5), plain.norm(x, weight, 1e-5)),
         *((ours.gate(x, activation), plain.gate(x, activation)) for activation in Activation),
@@ -184,13 +167,14 @@ def storage_of(kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVStorage:
     return KVStorage(KVLayout(2, BLOCK_SIZE, kv_heads, head_dim, dtype), 4, torch.device(DEVICE))
 
 
-def storing(slots: list[int], *, heads: int, storage: KVStorage, operators: Operators) -> Step:
+def storing(slots: list[int], *, heads: int, storage: KVStorage) -> CudaStep:
     """A step that has rows to store and nothing else."""
-    sizes = Sizes(rows=len(slots), logits=0, narrow=0, wide=0, whole=0, tables=0)
-    tensors = StepTensors.over(torch.zeros(sizes.ints, dtype=torch.int32, device=DEVICE), sizes)
-    tensors.slots.copy_(torch.tensor(slots, dtype=torch.int32))
+    rows = len(slots)
+    lengths = Sections(rows, rows, rows, 0, rows + 1, 0, 0, 0, 0)
+    ints = views(torch.zeros(places(lengths).tables.stop, dtype=torch.int32, device=DEVICE), lengths)
+    ints.slots.copy_(torch.tensor(slots, dtype=torch.int32))
     geometry = Geometry(heads, storage.keys.shape[2], 1)
-    return Step(tensors, Scratch.empty(len(slots), 0, storage, geometry), storage, geometry, operators)
+    return CudaStep(ints, StepScratch.empty(rows, 0, storage, geometry), storage, geometry)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU, tests/gpu runs engines there")
@@ -198,7 +182,7 @@ def storing(slots: list[int], *, heads: int, storage: KVStorage, operators: Oper
 def test_an_engine_writes_the_same_with_kernels_as_without(family: str, tiny: Callable[[str], Path]) -> None:
     requests = [group("a", prompt_of(33, 3), n=5, max_tokens=5), group("b", prompt_of(20, 4), max_tokens=5)]
     written = []
-    for operators in (triton_operators(), PlainOperators()):
+    for operators in (Operators(), PlainOperators()):
         parts = cuda_parts(tiny(family), recorder=Again(), operators=operators, max_rows=8)
         outcomes = run(EngineCore(parts.info, parts.runner, parts.options), requests)
         written.append({name: outcome.tokens for name, outcome in outcomes.items()})

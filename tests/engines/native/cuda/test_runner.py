@@ -22,7 +22,7 @@ Tiny = Callable[[str], Path]
 SIZES = {5: 1, 64: 5, 33: 2, 130: 3}
 """Prompt length: choices."""
 NEW_TOKENS = 40
-SICK_TOKEN = 7
+INFINITE_TOKEN = 7
 SEVENTY_BLOCKS_GB = gb_of(70)
 """Groups preempt each other."""
 
@@ -40,7 +40,7 @@ def requests(top_k: int = 0) -> list[GenerateRequest]:
 
 
 @pytest.mark.parametrize(
-    "family", [f if f in ("llama", "gemma2") else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+    "family", [f if f in ("llama", "gemma2") else pytest.param(f, marks=pytest.mark.long) for f in FAMILIES]
 )
 def test_ragged_groups_with_preemption_chunks_and_graphs_equal_generate(
     family: str, tiny: Tiny, reference: Callable[[str], Reference], expected: Expected
@@ -88,10 +88,13 @@ def test_rows_that_are_not_finite_fail_their_group_alone(recorder: Again | None,
     embeddings = parts.runner.model.get_input_embeddings()
     assert isinstance(embeddings, torch.nn.Embedding)
     with torch.no_grad():
-        embeddings.weight[SICK_TOKEN] = float("inf")
-    prompt = [8 if token == SICK_TOKEN else token for token in prompt_of(40)]
-    well = group("well", prompt, n=2, seed=3, logit_bias={SICK_TOKEN: -100.0})
-    drawn, read = group("drawn", prompt, n=2, logit_bias={SICK_TOKEN: 100.0}), group("read", [*prompt, SICK_TOKEN, 9])
+        embeddings.weight[INFINITE_TOKEN] = float("inf")
+    prompt = [8 if token == INFINITE_TOKEN else token for token in prompt_of(40)]
+    well = group("well", prompt, n=2, seed=3, logit_bias={INFINITE_TOKEN: -100.0})
+    drawn, read = (
+        group("drawn", prompt, n=2, logit_bias={INFINITE_TOKEN: 100.0}),
+        group("read", [*prompt, INFINITE_TOKEN, 9]),
+    )
     outcomes = run(EngineCore(parts.info, parts.runner, parts.options), [well, drawn, read])
     assert [type(outcomes[name].error) for name in ("drawn", "read")] == [EngineError, EngineError]
     assert outcomes["well"].tokens == run(make_core(tiny("llama")), [well])["well"].tokens

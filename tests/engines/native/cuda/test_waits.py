@@ -8,17 +8,20 @@ import torch
 
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.core import EngineCore
-from motet.engines.native.cuda.step import Norms, Step, Turns
-from motet.engines.native.inputs import StepInputs
+from motet.engines.native.cuda.launch import CudaStep, Norms, Turns
 from motet.engines.native.sample.sampler import Sampler
+from motet.engines.native.step.inputs import StepInputs
 from motet.types import SamplingParams
 from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
 from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.cuda.waits import Waits
 from tests.engines.native.drive import group, prompt_of, run
+from tests.engines.native.recorder import WrappedRunner
 from tests.engines.native.sample.reference import Past
 from tests.engines.native.sample.ways import WAYS
 from tests.tiny_models import FAMILIES
+
+pytestmark = pytest.mark.slow
 
 
 def test_what_would_wait_is_found() -> None:
@@ -43,11 +46,13 @@ def test_sampling_asks_for_nothing_before_its_tokens(params: SamplingParams) -> 
 class Unwaited(PlainOperators):
     """Attention is no matter of this test: in plain torch it asks for much."""
 
-    def turn(self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: Step) -> torch.Tensor:
+    def turn(
+        self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: CudaStep
+    ) -> torch.Tensor:
         heads, head_dim = step.geometry.num_heads, step.storage.keys.shape[-1]
         return projected.view(len(projected), -1, head_dim)[:, :heads]
 
-    def attend(self, layer: int, query: torch.Tensor, step: Step, scores: Scores) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, step: CudaStep, scores: Scores) -> torch.Tensor:
         return query
 
 
@@ -55,15 +60,13 @@ class Unwaited(PlainOperators):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_forward_pass_asks_for_nothing(family: str, recorder: Again | None, tiny: Callable[[str], Path]) -> None:
     parts = cuda_parts(tiny(family), recorder=recorder, operators=Unwaited())
-    runner, waits = parts.runner, Waits()
+    waits = Waits()
 
-    class Watched:
-        device = runner.device
-        verify, copy_slots, settle = runner.verify, runner.copy_slots, runner.settle
-
+    class Watched(WrappedRunner):
         def run(self, inputs: StepInputs) -> torch.Tensor:
             with waits:
-                return runner.run(inputs)
+                return super().run(inputs)
 
-    run(EngineCore(parts.info, Watched(), parts.options), [group("g", prompt_of(40), n=3, max_tokens=4)])
+    runner = Watched(parts.runner)
+    run(EngineCore(parts.info, runner, parts.options), [group("g", prompt_of(40), n=3, max_tokens=4)])
     assert waits.found == []

@@ -1,24 +1,23 @@
 """How a step's attention is cut: every row sees every key it should exactly once, and the cut gives what is right."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.native.cuda.layout import bucket_sizes, sizes_of
-from motet.engines.native.cuda.work import Geometry, Work, plan_work
-from motet.engines.native.inputs import build_inputs
-from motet.engines.native.plan import StepPlan, TailChunk, TrunkChunk
-from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, Scene, Shape
+from motet.engines.native.attention.plan import Ints
+from motet.engines.native.cuda.work import Geometry, Sections, bucket_lengths, buckets, plan_work
+from motet.engines.native.step.inputs import build_inputs
+from motet.engines.native.step.plan import StepPlan, TailChunk, TrunkChunk
+from tests.engines.native.attention.scene import BLOCK_SIZE, Scene, Shape, reading
 from tests.engines.native.cuda.plain_operators import PlainOperators
-from tests.engines.native.cuda.scenes import RULES, TOLERANCE, decoding, reading, steps_with
+from tests.engines.native.cuda.scenes import LENGTHS, RULES, decoding, steps_with
 from tests.property_settings import examples
 
 H100 = Geometry(num_heads=32, num_kv_heads=8, multiprocessors=132)
 SHAPES = [Shape(4, 4, 16), Shape(6, 2, 16), Shape(9, 1, 16)]
 
 
-def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry = H100) -> Work:
+def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry = H100) -> Sections[Ints]:
     return plan_work(build_inputs(StepPlan(tuple(tails), tuple(trunks)), BLOCK_SIZE), geometry)
 
 
@@ -34,12 +33,8 @@ def test_work_cut_for_a_device_gives_what_the_definition_gives(shape: Shape, dat
         seed=data.draw(st.integers(0, 1000)),
         make_step=steps_with(PlainOperators(), shape, multiprocessors=multiprocessors, shared=shared),
     )
-    tails, trunks = data.draw(decoding(scene)), data.draw(reading(scene))
-    rule = data.draw(st.sampled_from(RULES))
-    chunks: list[Chunk] = [*tails, *trunks]
-    tolerance = TOLERANCE[shape.dtype]
-    for chunk, output in zip(chunks, scene.attend(tails, trunks, rule), strict=True):
-        torch.testing.assert_close(output.double(), scene.definition(chunk, rule), atol=tolerance, rtol=tolerance)
+    tails, trunks = data.draw(decoding(scene)), data.draw(reading(scene, LENGTHS))
+    scene.assert_step_right(tails, trunks, data.draw(st.sampled_from(RULES)))
 
 
 def test_a_trunk_is_read_once_a_tile_and_not_once_a_choice() -> None:
@@ -102,4 +97,9 @@ def test_every_step_of_one_token_a_choice_fits_its_bucket(
     tails = [tail for n, prompt, written in groups for tail in scene.decoding(prompt, [(written, written + 1)] * n)]
     inputs = build_inputs(StepPlan(tuple(tails), ()), BLOCK_SIZE)
     work = plan_work(inputs, geometry)
-    assert bucket_sizes(len(tails), geometry, tables=len(work.tables)).holds(sizes_of(inputs, work))
+    room = bucket_lengths(len(tails), geometry, tables=len(work.tables))
+    assert all(most >= len(needed) for most, needed in zip(room, work, strict=True))
+
+
+def test_buckets_double_up_to_8_and_then_rise_by_8() -> None:
+    assert [buckets(most) for most in (1, 3, 9, 24)] == [[1], [1, 2, 4], [1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 24]]

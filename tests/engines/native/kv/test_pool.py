@@ -1,9 +1,9 @@
-"""Blocks and names, with literal ids; running counts in comments."""
+"""Blocks, names and free runs, with literal ids; running counts in comments."""
 
 import pytest
 
 from motet.block_names import block_names
-from motet.engines.native.kv.pool import BlockPool, OutOfBlocksError
+from motet.engines.native.kv.pool import BlockPool, FreeRuns, OutOfBlocksError
 from motet.kv_events.changes import Removed, Stored
 
 A, B, C, D = block_names(range(16), 4, "")
@@ -15,13 +15,16 @@ def counts(pool: BlockPool) -> tuple[int, int, int]:
     return pool.num_free, pool.num_idle, pool.num_held
 
 
-def publish_chain(pool: BlockPool, blocks: list[int], names: list[bytes]) -> None:
-    pool.publish(blocks, content(names))
-
-
 def content(names: list[bytes]) -> Stored:
     """Four tokens a block, the same ones whatever its name."""
     return Stored(tuple(names), None, (1, 2, 3, 4) * len(names))
+
+
+def idle(pool: BlockPool, *names: bytes) -> list[int]:
+    """Blocks with these names that nobody holds."""
+    pool.publish(blocks := pool.take(len(names)), content(list(names)))
+    pool.release(blocks)
+    return blocks
 
 
 def test_a_block_is_free_again_only_when_its_last_holder_lets_go() -> None:
@@ -55,9 +58,7 @@ def test_a_named_block_is_idle_when_nobody_holds_it_and_a_nameless_one_free() ->
 
 def test_sharing_an_idle_block_takes_it_out_of_the_free_count() -> None:
     pool = BlockPool(4)
-    blocks = pool.take(2)
-    publish_chain(pool, blocks, [A, B])
-    pool.release(blocks)  # 4 free, 2 of them idle
+    blocks = idle(pool, A, B)  # 4 free, 2 of them idle
     assert pool.num_idle_among(blocks) == 2
     pool.share(blocks)
     assert counts(pool) == (2, 0, 2)
@@ -70,7 +71,7 @@ def test_sharing_an_idle_block_takes_it_out_of_the_free_count() -> None:
 def test_find_stops_at_the_first_unknown_name() -> None:
     pool = BlockPool(4)
     blocks = pool.take(3)
-    publish_chain(pool, [blocks[0], blocks[2]], [A, C])
+    pool.publish([blocks[0], blocks[2]], content([A, C]))
     assert pool.find([A, B, C]) == [0]
     assert pool.find([B]) == []
     pool.publish([blocks[1]], content([B]))
@@ -101,8 +102,7 @@ def test_a_block_keeps_its_first_name() -> None:
 
 def test_later_blocks_of_a_prefix_are_evicted_first() -> None:
     pool = BlockPool(4)
-    publish_chain(pool, blocks := pool.take(4), [A, B, C, D])
-    pool.release(blocks)
+    idle(pool, A, B, C, D)
     assert pool.take(1) == [3]
     assert pool.find([A, B, C, D]) == [0, 1, 2]
     assert pool.take(1) == [2]
@@ -111,9 +111,9 @@ def test_later_blocks_of_a_prefix_are_evicted_first() -> None:
 
 def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     pool = BlockPool(4)
-    publish_chain(pool, one := pool.take(2), [A, B])
+    pool.publish(one := pool.take(2), content([A, B]))
     other_names = block_names(range(100, 108), 4, "")
-    publish_chain(pool, other := pool.take(2), other_names)
+    pool.publish(other := pool.take(2), content(other_names))
     pool.release(one)
     pool.release(other)
     pool.share(one)  # used again, so that `other` is now the older one
@@ -125,8 +125,7 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
 
 def test_free_blocks_are_handed_out_before_idle_ones() -> None:
     pool = BlockPool(4)
-    publish_chain(pool, blocks := pool.take(2), [A, B])
-    pool.release(blocks)
+    idle(pool, A, B)
     assert pool.take(2) == [2, 3]
     assert counts(pool) == (2, 2, 2)
     assert pool.find([A, B]) == [0, 1]
@@ -146,8 +145,7 @@ def test_an_evicted_block_may_take_another_name() -> None:
 
 def test_evicted_blocks_join_the_runs_beside_them() -> None:
     pool = BlockPool(8)
-    publish_chain(pool, blocks := pool.take(4), [A, B, C, D])
-    pool.release(blocks)  # 0..3 idle, 4..7 free
+    idle(pool, A, B, C, D)  # 0..3 idle, 4..7 free
     assert pool.take(6) == [2, 3, 4, 5, 6, 7]
 
 
@@ -183,7 +181,7 @@ def test_a_block_that_is_evicted_and_stored_again_in_one_step_is_there_at_the_en
 
 def test_blocks_that_are_known_are_not_told_of_again_and_the_others_come_behind_their_parents() -> None:
     pool = BlockPool(8)
-    publish_chain(pool, pool.take(1), [A])
+    pool.publish(pool.take(1), content([A]))
     pool.publish(pool.take(1), content([C]))
     pool.take_changes()
     whole = Stored((A, B, C, D), None, tuple(range(16)))
@@ -193,9 +191,71 @@ def test_blocks_that_are_known_are_not_told_of_again_and_the_others_come_behind_
 
 def test_evictions_of_one_step_are_told_together() -> None:
     pool = BlockPool(4)
-    publish_chain(pool, blocks := pool.take(4), [A, B, C, D])
-    pool.release(blocks)
+    idle(pool, A, B, C, D)
     pool.take_changes()
     pool.take(1)
     pool.take(2)
     assert pool.take_changes() == [Removed((D, C, B))]
+
+
+def free_runs(num_blocks: int, *free: int) -> FreeRuns:
+    """Only `free` are left of `num_blocks`."""
+    runs = FreeRuns(num_blocks)
+    runs.take(num_blocks)
+    for block in free:
+        runs.add(block)
+    return runs
+
+
+def test_a_fresh_set_is_one_run_and_is_cut_from_the_front() -> None:
+    runs = FreeRuns(10)
+    assert runs.take(3) == [0, 1, 2]
+    assert runs.take(2) == [3, 4]
+    assert runs.runs() == [(5, 10)]
+    assert len(runs) == 5
+
+
+def test_a_set_of_no_blocks_is_empty() -> None:
+    runs = FreeRuns(0)
+    assert runs.runs() == []
+    assert len(runs) == 0
+    assert runs.take(0) == []
+
+
+def test_a_returned_block_joins_the_runs_on_both_sides() -> None:
+    runs = free_runs(10, 2, 3, 5, 6)
+    assert runs.runs() == [(2, 4), (5, 7)]
+    runs.add(4)
+    assert runs.runs() == [(2, 7)]
+
+
+def test_a_returned_block_joins_only_what_touches_it() -> None:
+    runs = free_runs(10, 1, 4)
+    runs.add(2)
+    runs.add(8)
+    assert runs.runs() == [(1, 3), (4, 5), (8, 9)]
+
+
+def test_the_smallest_run_that_is_long_enough_is_cut() -> None:
+    runs = free_runs(20, 0, 2, 3, 4, 10, 11, 12, 13, 14)  # runs of 1, 3 and 5
+    assert runs.take(2) == [2, 3]
+    assert runs.take(1) in ([0], [4])
+    assert runs.take(4) == [10, 11, 12, 13]
+
+
+def test_without_a_run_long_enough_the_longest_ones_are_used_up_first() -> None:
+    runs = free_runs(20, 0, 2, 3, 4, 10, 11, 12, 13)  # runs of 1, 3 and 4
+    assert runs.take(6) == [10, 11, 12, 13, 2, 3]
+    assert runs.runs() == [(0, 1), (4, 5)]
+
+
+def test_blocks_that_follow_the_wanted_one_win_over_a_better_fit() -> None:
+    runs = free_runs(20, 3, 10, 11, 12, 13)
+    assert runs.take(1, after=9) == [10]
+    assert runs.take(1, after=10) == [11]
+
+
+def test_a_run_behind_the_wanted_block_that_is_too_short_is_not_begun() -> None:
+    runs = free_runs(20, 5, 10, 11, 12)
+    assert runs.take(2, after=4) == [10, 11]
+    assert runs.take(1, after=19) in ([5], [12])

@@ -38,7 +38,7 @@ def test_each_token_goes_to_its_slot_in_its_layer() -> None:
 def test_the_block_behind_the_last_is_zero() -> None:
     memory = storage()
     memory.write(0, torch.arange(12), numbers(*range(1, 13)), numbers(*range(1, 13)))
-    begin = memory.zero_block * memory.block_size
+    begin = memory.num_blocks * memory.block_size
     assert memory.keys.shape[1] == begin + KEY_PADDING
     assert not memory.keys[:, begin:].any()
     assert not memory.values[:, begin:].any()
@@ -48,7 +48,7 @@ def test_a_copy_takes_keys_and_values_of_all_layers() -> None:
     memory = storage()
     for layer in range(2):
         memory.write(layer, torch.tensor([0, 1]), numbers(1 + layer, 2), numbers(3, 4 + layer))
-    memory.copy(torch.tensor([0, 1]), torch.tensor([7, 10]))
+    memory.copy([0, 1], [7, 10])
     assert torch.equal(memory.keys[:, [7, 10]], memory.keys[:, [0, 1]])
     assert torch.equal(memory.values[:, [7, 10]], memory.values[:, [0, 1]])
     assert memory.keys[1, [7, 10], 0, 0].tolist() == [2, 2]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from motet.engines.native.sample.lanes import SampleRow
 from motet.engines.native.sample.philox import uniforms
-from motet.engines.native.sample.sampler import SampleRow
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.types import SamplingParams
 
@@ -79,23 +79,3 @@ def token_of(probabilities: Row, uniform: float) -> int:
     """The inverse of the cumulative distribution in id order."""
     cdf = np.cumsum(probabilities)
     return int(np.searchsorted(cdf, min(uniform * cdf[-1], np.nextafter(cdf[-1], 0)), side="right"))
-
-
-def chi_square(tokens: Sequence[int], probabilities: Row) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom; tokens expected fewer than 5 times are put together."""
-    counts = np.bincount(np.array(tokens), minlength=len(probabilities))
-    expected = probabilities * len(tokens)
-    often = expected >= 5
-    rest_count, rest_expected = counts[~often].sum(), expected[~often].sum()
-    statistic = float(((counts[often] - expected[often]) ** 2 / expected[often]).sum())
-    if rest_expected > 0:
-        statistic += float((rest_count - rest_expected) ** 2 / rest_expected)
-    else:
-        assert rest_count == 0, "a token of probability 0 was drawn"
-    return statistic, int(often.sum()) - (0 if rest_expected > 0 else 1)
-
-
-def chi_square_bound(degrees: int) -> float:
-    """About the value that one sample in 100,000 exceeds (Wilson and Hilferty, 1931)."""
-    spread = 2 / (9 * degrees)
-    return float(degrees * (1 - spread + 4.265 * np.sqrt(spread)) ** 3)

@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
-from motet.constraint import Grammar
-from motet.engines.native.sample.lanes import plan_batches
-from motet.engines.native.sample.masks import Masks
-from motet.engines.native.sample.sampler import Sampler, SampleRow
+from motet.engines.native.sample.edits import Masks
+from motet.engines.native.sample.lanes import SampleRow, plan_batches
+from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
-from motet.grammar.masks import fill_masks, mask_words
-from motet.types import SamplingParams
+from motet.grammar.compiled import fill_masks, mask_words
+from motet.types import Grammar, SamplingParams
 from tests.engines.native.grammars import EOS_IDS, NUMBER, PERSON, WORD, matcher_of, tiny_tokenizer
 from tests.engines.native.sample.ways import WAYS
 from tests.tiny_models import VOCAB_SIZE
@@ -65,15 +65,10 @@ def test_only_lanes_with_a_grammar_are_changed_and_only_where_it_forbids(order: 
     before[:, :VOCAB_SIZE] = logits_of(len(order))
     x = before.to(device, copy=True)
     masks = Masks(VOCAB_SIZE, torch.device(device))
-    (of_batch,) = masks.fill([[states[i] for i in order]])
-    masks.apply(x, of_batch, spare=torch.empty_like(x))
+    masks.apply(x, masks.fill([states[i] for i in order]), spare=torch.empty_like(x))
     for row, i in enumerate(order):
         left = expected[i]
-        want = (
-            before[row]
-            if left is None
-            else before[row].masked_fill(~torch.nn.functional.pad(left, (0, 192)), -torch.inf)
-        )
+        want = before[row] if left is None else before[row].masked_fill(~F.pad(left, (0, 192)), -torch.inf)
         assert torch.equal(x[row].cpu().view(torch.int32), want.view(torch.int32)), "to the bit"
 
 
@@ -104,11 +99,10 @@ def test_nan_is_still_found_behind_a_grammar() -> None:
 def test_fresh_siblings_share_a_lane_and_others_do_not() -> None:
     fresh = [SampleRow(0, state_of(PLAIN, PERSON, seed=i), 3) for i in range(4)]
     begun = [SampleRow(i + 1, state_of(PLAIN, PERSON, '{"', seed=i), 5) for i in range(2)]
-    (batch,) = plan_batches([*fresh, *begun], range(6), vocab_size=VOCAB_SIZE, widths=(VOCAB_SIZE,), max_lanes=9)
+    (batch,) = plan_batches([*fresh, *begun], range(6), widths=(VOCAB_SIZE,), max_lanes=9)
     assert [lane.choices for lane in batch.lanes] == [[0, 1, 2, 3], [4], [5]]
 
 
 def test_a_sampler_that_never_met_a_grammar_does_nothing_about_them() -> None:
-    masks = Masks(VOCAB_SIZE, CPU)
-    (of_batch,) = masks.fill([[state_of(PLAIN), state_of(PLAIN)]])
-    assert of_batch.lanes == [] and of_batch.bits.size == 0
+    masks = Masks(VOCAB_SIZE, CPU).fill([state_of(PLAIN), state_of(PLAIN)])
+    assert masks.lanes == [] and masks.bits.size == 0

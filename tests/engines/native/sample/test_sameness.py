@@ -114,21 +114,21 @@ def test_a_token_does_not_depend_on_how_many_leaders_were_looked_at(
 
 @pytest.mark.parametrize("vocab", [49_152, 50_257, 151_936])
 def test_rows_of_a_real_vocabulary_are_the_same_alone_and_together(vocab: int) -> None:
-    logits = (3 * torch.randn(8, vocab, generator=torch.Generator().manual_seed(vocab))).bfloat16()
+    logits = (3 * torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab))).bfloat16()
     kinds = [
         SamplingParams(max_tokens=9, logprobs=5),
         SamplingParams(max_tokens=9, temperature=0.8, logprobs=5),
         SamplingParams(max_tokens=9, top_p=0.9, logprobs=5),
         SamplingParams(max_tokens=9, min_p=0.01, temperature=1.3, logprobs=5),
     ]
-    rows = [Past(row, prompt=(7,)).sample_row(row % 8, kinds[row // 8]) for row in range(32)]
+    rows = [Past(row, prompt=(7,)).sample_row(row % 4, kinds[row // 4]) for row in range(16)]
     with threads(2):
         together = Sampler(vocab, CPU).sample(logits, rows)
     with threads(1):
         alone = [
             Sampler(vocab, CPU).sample(
-                logits[row % 8 : row % 8 + 1], [Past(row, prompt=(7,)).sample_row(0, kinds[row // 8])]
+                logits[row % 4 : row % 4 + 1], [Past(row, prompt=(7,)).sample_row(0, kinds[row // 4])]
             )[0]
-            for row in range(32)
+            for row in range(16)
         ]
     assert together == alone

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from motet.engines.native.sample.sampler import Sampled, Sampler, SampleRow
+from motet.engines.native.sample.lanes import SampleRow
+from motet.engines.native.sample.sampler import Sampled, Sampler
 from motet.types import SamplingParams
 from tests.engines.native.sample.reference import Past, Row, token_of, weights
+from tests.engines.native.sample.ways import WAYS
+from tests.pairwise import each_once
 
 CPU = torch.device("cpu")
 VOCAB = 1000
@@ -31,47 +34,9 @@ def expected(logits: torch.Tensor, params: SamplingParams, pasts: list[Past]) ->
     return [token_of(weights(float64(logits[0]), params, past), past.uniform) for past in pasts]
 
 
-EACH_RULE = {
-    "plain": SamplingParams(max_tokens=9),
-    "cold": SamplingParams(max_tokens=9, temperature=0.3),
-    "hot": SamplingParams(max_tokens=9, temperature=1.9),
-    "greedy": SamplingParams(max_tokens=9, temperature=0.0),
-    "top_k": SamplingParams(max_tokens=9, top_k=40),
-    "top_k beyond the first leaders": SamplingParams(max_tokens=9, top_k=300),
-    "top_p": SamplingParams(max_tokens=9, top_p=0.5),
-    "top_p beyond the first leaders": SamplingParams(max_tokens=9, top_p=0.95, temperature=1.5),
-    "min_p": SamplingParams(max_tokens=9, min_p=0.05),
-    "top_k, then top_p of what is left": SamplingParams(max_tokens=9, top_k=20, top_p=0.6),
-    "top_p, then min_p": SamplingParams(max_tokens=9, top_p=0.8, min_p=0.1),
-    "all filters": SamplingParams(max_tokens=9, temperature=1.2, top_k=80, top_p=0.7, min_p=0.02),
-    "bias": SamplingParams(max_tokens=9, logit_bias={3: 6.0, 4: -100.0, 999: 5.5}),
-    "presence": SamplingParams(max_tokens=9, presence_penalty=2.0),
-    "frequency": SamplingParams(max_tokens=9, frequency_penalty=1.5),
-    "negative penalties": SamplingParams(max_tokens=9, frequency_penalty=-1.5, presence_penalty=-2.0),
-    "repetition": SamplingParams(max_tokens=9, repetition_penalty=1.8),
-    "repetition wanted": SamplingParams(max_tokens=9, repetition_penalty=0.5),
-    "min_tokens": SamplingParams(max_tokens=9, min_tokens=5, stop_token_ids=(8, 9)),
-    "all edits, greedy": SamplingParams(
-        max_tokens=9, temperature=0.0, logit_bias={7: 3.0, 900: 6.0}, repetition_penalty=1.3, frequency_penalty=0.7
-    ),
-    "everything": SamplingParams(
-        max_tokens=9,
-        temperature=0.9,
-        top_k=200,
-        top_p=0.9,
-        min_p=0.001,
-        logit_bias={3: 6.0, 0: 50.0},
-        presence_penalty=0.3,
-        frequency_penalty=0.4,
-        repetition_penalty=1.1,
-        min_tokens=6,
-    ),
-}
-
-
-@pytest.mark.parametrize("params", EACH_RULE.values(), ids=EACH_RULE.keys())
+@pytest.mark.parametrize("params", WAYS.values(), ids=WAYS.keys())
 def test_the_tokens_are_those_of_the_plain_reference(params: SamplingParams) -> None:
-    pasts = [Past(seed, prompt=range(100, 150), written=(120, 7, 7, 900)) for seed in range(300)]
+    pasts = [Past(seed, prompt=range(100, 150), written=(120, 7, 7, 900)) for seed in range(100)]
     logits = logits_of(1)
     assert draws(logits, params, pasts) == expected(logits, params, pasts)
 
@@ -86,7 +51,7 @@ def test_any_float_type_gives_the_tokens_of_its_values(dtype: torch.dtype) -> No
 def test_the_logits_are_left_as_they_were() -> None:
     logits = logits_of(3, vocab=1024)
     before = logits.clone()
-    for params in EACH_RULE.values():
+    for params in WAYS.values():
         draws(logits, params, [Past(written=(5, 5))])
     assert torch.equal(logits, before)
 
@@ -162,8 +127,10 @@ def test_ids_the_model_has_no_logit_for_are_passed_over() -> None:
     assert draws(logits, params, [past]) == draws(logits, plain, [Past(4, prompt=(1, 1))])
 
 
-@pytest.mark.parametrize("value", [torch.nan, -torch.nan, torch.inf])
-@pytest.mark.parametrize("params", EACH_RULE.values(), ids=EACH_RULE.keys())
+@pytest.mark.parametrize(
+    ("value", "params"),
+    each_once([torch.nan, -torch.nan, torch.inf], [pytest.param(params, id=name) for name, params in WAYS.items()]),
+)
 def test_a_row_that_is_not_finite_is_flagged_and_its_neighbours_are_unharmed(
     value: float, params: SamplingParams
 ) -> None:
@@ -183,7 +150,7 @@ def test_a_row_that_is_not_finite_is_flagged_and_its_neighbours_are_unharmed(
 def test_a_row_of_nothing_but_minus_infinity_is_not_finite_and_some_of_it_is() -> None:
     logits = torch.full((2, VOCAB), -torch.inf)
     logits[1, [4, 5]] = 0.0
-    for params in (SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, top_p=0.9), EACH_RULE["greedy"]):
+    for params in (SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, top_p=0.9), WAYS["greedy"]):
         none, some = Sampler(VOCAB, CPU).sample(logits, [Past().sample_row(row, params) for row in (0, 1)])
         assert not none.finite
         assert some.finite
@@ -198,14 +165,14 @@ def test_no_rows_no_tokens() -> None:
 def test_small_and_odd_vocabularies(vocab: int) -> None:
     logits = logits_of(9, vocab=vocab)
     pasts = [Past(seed, prompt=(0,)) for seed in range(40)]
-    for params in (EACH_RULE["plain"], EACH_RULE["all filters"], EACH_RULE["greedy"], EACH_RULE["min_p"]):
+    for params in (WAYS["plain"], WAYS["all filters"], WAYS["greedy"], WAYS["min_p"]):
         assert draws(logits, params, pasts) == expected(logits, params, pasts)
 
 
 def test_more_choices_than_fit_the_scratch_memory_at_once() -> None:
     """A vocabulary of 49,152 fits 42 times."""
     logits = logits_of(10, rows=100, vocab=49_152, spread=3.0).bfloat16()
-    kinds = [EACH_RULE["plain"], EACH_RULE["all filters"], EACH_RULE["greedy"]]
+    kinds = [WAYS["plain"], WAYS["all filters"], WAYS["greedy"]]
     rows = [Past(row, prompt=(5,)).sample_row(row, kinds[row % 3]) for row in range(100)]
     together = Sampler(49_152, CPU).sample(logits, rows)
     for row in (0, 1, 2, 41, 42, 43, 97, 98, 99):
@@ -249,7 +216,7 @@ def test_the_position_changes_the_draw_and_nothing_else_of_the_past_does() -> No
 def test_a_sampler_draws_for_a_group_what_a_new_one_would_whoever_it_drew_for_before() -> None:
     """It remembers the settings of the last group."""
     sampler, logits = Sampler(VOCAB, CPU), logits_of(13, rows=8)
-    kinds = [EACH_RULE["cold"], EACH_RULE["hot"], EACH_RULE["all filters"], EACH_RULE["min_p"]]
+    kinds = [WAYS["cold"], WAYS["hot"], WAYS["all filters"], WAYS["min_p"]]
     steps = [(kind, n) for n in (1, 8, 3) for kind in (*kinds, kinds[0], kinds[0])]
     for kind, n in steps:
         rows = [Past(row).sample_row(row, kind) for row in range(n)]

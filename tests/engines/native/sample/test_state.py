@@ -71,6 +71,5 @@ def test_ending_tokens_are_forbidden_until_min_tokens_are_written() -> None:
 
 
 def test_with_ignore_eos_only_the_stop_tokens_are_forbidden() -> None:
-    assert choice(SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(8,), ignore_eos=True)).forbidden_ids() == (
-        8,
-    )
+    params = SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(8,), ignore_eos=True)
+    assert choice(params).forbidden_ids() == (8,)

@@ -1,1 +1,1 @@
-"""Group attention: what is read in a step (`plan`), how (`group`), and the operators below (`kernels`)."""
+"""Group attention: which row reads which keys in a step (`plan`), and how torch's operators do it (`group`)."""

@@ -10,22 +10,36 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
-from motet.engines.native.attention.kernels import Kernel, kernel_for
-from motet.engines.native.attention.masks import additive, prompt_mask, tail_mask, trunk_mask
 from motet.engines.native.attention.plan import AttentionPlan, PromptRead, TailRead, TrunkRead
 from motet.engines.native.kv.storage import KVStorage
 
 Read = PromptRead | TrunkRead | TailRead
 
+Kernel = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], tuple[torch.Tensor, torch.Tensor]
+]
+"""An attention operator that also returns the log-sum-exp, which is what makes two partial results mergeable.
+
+    query       [batch, heads, rows, head_dim]
+    key, value  [batch, heads, keys, head_dim]
+    mask        [batch or 1, 1, rows, keys] additive, of the query's dtype, or None
+    scale       of the scores
+    returns     output [batch, heads, rows, head_dim] in the query's dtype, log-sum-exp [batch, heads, rows] float32
+
+A row whose keys are all masked comes back with output 0 and log-sum-exp minus infinity."""
+
+_FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  the only way to its log-sum-exp
+
 
 @dataclass(frozen=True)
 class Scores:
-    """How a layer weighs keys."""
+    """How a layer scores keys: scale, window and cap."""
 
     scale: float
     window: int | None = None
-    """Keys a query sees, itself included; None: all before it."""
+    """Number of keys that a query sees, itself included; None: all before it."""
     softcap: float | None = None
 
 
@@ -37,17 +51,17 @@ class StepAttention:
         self._slots = slots  # [num_tokens] int64: where each row's key and value go
         self._storage = storage
         self._device = storage.keys.device
-        self.sick = torch.zeros_like(slots, dtype=torch.bool)
-        """[num_tokens]: rows that reached the last layer as NaN or infinity. Once a row is, it stays so; but what is
-        stored as its KV is finite, and would pass for sound."""
+        self.non_finite = torch.zeros_like(slots, dtype=torch.bool)
+        """[num_tokens]: rows that reached the last layer as NaN or infinity. A row that is not finite stays so, but its
+        stored KV is finite and would look correct."""
         self._masks: dict[tuple[Read, int | None], torch.Tensor | None] = {}
-        self._where: dict[Read, slice | torch.Tensor] = {}
-        for prompt in plan.prompts:
-            self._where[prompt] = self._locate(prompt)
-        for trunk in plan.trunks:
-            self._where[trunk] = self._locate(trunk)
+        self._places: dict[Read, slice | torch.Tensor] = {}
+        """The place of each read's keys: slots in one run, or block ids [tables, blocks]."""
+        in_runs: list[PromptRead | TrunkRead] = [*plan.prompts, *plan.trunks]
+        for read in in_runs:
+            self._places[read] = self._locate(read)
         for tail in plan.tails:
-            self._where[tail] = self._blocks(tail.tables, tail.num_keys)
+            self._places[tail] = self._blocks(tail.tables, tail.num_keys)
         self._row_ids = {read: self._ints(read.rows) for read in plan.tails}
 
     def attend(
@@ -63,44 +77,84 @@ class StepAttention:
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)  # [rows, num_kv_heads, head_dim]
         self._storage.write(layer, self._slots, keys[:num_tokens], values[:num_tokens])
         if layer == self._storage.num_layers - 1:
-            self.sick = ~values[:num_tokens].isfinite().flatten(1).all(1)
+            self.non_finite = ~values[:num_tokens].isfinite().flatten(1).all(1)
         rows = query[0].transpose(0, 1)  # [rows, num_heads, head_dim]
         output = torch.zeros_like(rows, memory_format=torch.contiguous_format)
-        reader = _LayerReader(self, layer, kernel_for(self._device, scores.softcap), scores)
         for prompt in self._plan.prompts:
-            output[prompt.begin : prompt.end] = reader.prompt(prompt, rows[prompt.begin : prompt.end])
+            output[prompt.begin : prompt.end] = self._prompt(layer, scores, prompt, rows[prompt.begin : prompt.end])
         count = self._plan.num_tail_rows
         if count:
-            output[:count] = reader.tails(self._plan, rows[:count])
+            output[:count] = self._tails(layer, scores, rows[:count])
         return output.unsqueeze(0)
 
-    def mask(
-        self, read: Read, window: int | None, make: Callable[[], torch.Tensor | None], dtype: torch.dtype
-    ) -> torch.Tensor | None:
-        """The additive mask of a read under a window, made at most once a step."""
+    def _prompt(self, layer: int, scores: Scores, read: PromptRead, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [rows, num_heads, head_dim] of a prompt against their prefix and themselves."""
+        keys, values = self._keys_and_values(layer, read)
+        count, num_heads, head_dim = rows.shape
+        num_kv_heads = keys.shape[2]
+        siblings = num_heads // num_kv_heads
+        # Query heads that share a key head sit in `heads`; their keys are expanded without a copy.
+        shared = (num_kv_heads, siblings, read.num_keys, head_dim)
+        output, _ = kernel_for(self._device, scores.softcap)(
+            rows.view(count, num_kv_heads, siblings, head_dim).permute(1, 2, 0, 3),
+            keys[0].transpose(0, 1).unsqueeze(1).expand(shared),
+            values[0].transpose(0, 1).unsqueeze(1).expand(shared),
+            self._mask(read, scores.window, 1, rows.dtype),
+            scores.scale,
+        )
+        return output.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
+
+    def _tails(self, layer: int, scores: Scores, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [rows, num_heads, head_dim] of choices against their trunks and tails."""
+        trunk, tail = torch.empty_like(rows, memory_format=torch.contiguous_format), torch.empty_like(rows)
+        trunk_lse = torch.empty(rows.shape[:2], dtype=torch.float32, device=rows.device)
+        tail_lse = torch.empty_like(trunk_lse)
+        for read in self._plan.trunks:
+            span = slice(read.begin, read.end)
+            trunk[span], trunk_lse[span] = self._folded(layer, scores, read, rows[span])
+        for tail_read, ids in self._row_ids.items():
+            tail[ids], tail_lse[ids] = self._folded(layer, scores, tail_read, rows[ids])
+        return merge(trunk, trunk_lse, tail, tail_lse)
+
+    def _folded(
+        self, layer: int, scores: Scores, read: TrunkRead | TailRead, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output [rows, heads, head_dim] and log-sum-exp [rows, heads] of one product a key head and table."""
+        keys, values = self._keys_and_values(layer, read)
+        output, lse = kernel_for(self._device, scores.softcap)(
+            _fold(rows, keys.shape[0], keys.shape[2]),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            self._mask(read, scores.window, rows.shape[1] // keys.shape[2], rows.dtype),
+            scores.scale,
+        )
+        return _unfold(output, rows.shape), _unfold(lse.unsqueeze(-1), (*rows.shape[:2], 1)).squeeze(-1)
+
+    def _mask(self, read: Read, window: int | None, siblings: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """The mask of a read under a window, made once a step: 0 where a key is seen, minus infinity elsewhere."""
         if (read, window) not in self._masks:
-            seen = make()
-            self._masks[read, window] = None if seen is None else additive(seen, dtype)
+            seen = read.seen(window, siblings=siblings, device=self._device)
+            self._masks[read, window] = None
+            if seen is not None:
+                zeros = torch.zeros(seen.shape, dtype=dtype, device=self._device)
+                self._masks[read, window] = zeros.masked_fill_(~seen, float("-inf"))
         return self._masks[read, window]
 
-    def keys_and_values(self, layer: int, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+    def _keys_and_values(self, layer: int, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
         """Both [tables of the read, num_keys, num_kv_heads, head_dim]: a view where a table is one run of blocks (it
         may run past the table's end, which the mask hides), else a copy."""
-        storage, where = self._storage, self._where[read]
+        storage, place = self._storage, self._places[read]
         pools = storage.keys[layer], storage.values[layer]
-        if isinstance(where, slice):
-            return pools[0][where].unsqueeze(0), pools[1][where].unsqueeze(0)
+        if isinstance(place, slice):
+            return pools[0][place].unsqueeze(0), pools[1][place].unsqueeze(0)
         _, num_kv_heads, head_dim = pools[0].shape
-        shape = (where.shape[0], -1, num_kv_heads, head_dim)
-        flat = where.flatten()
+        shape = (place.shape[0], -1, num_kv_heads, head_dim)
+        flat = place.flatten()
         keys, values = (
             pool.view(-1, storage.block_size * num_kv_heads * head_dim).index_select(0, flat).view(shape)
             for pool in pools
         )
         return keys[:, : read.num_keys], values[:, : read.num_keys]
-
-    def row_ids(self, read: TailRead) -> torch.Tensor:
-        return self._row_ids[read]
 
     def _locate(self, read: PromptRead | TrunkRead) -> slice | torch.Tensor:
         first, size = read.table[0], self._storage.block_size
@@ -109,75 +163,69 @@ class StepAttention:
         return self._blocks((read.table,), read.num_keys)
 
     def _blocks(self, tables: Sequence[Sequence[int]], num_keys: int) -> torch.Tensor:
-        """Block ids [tables, blocks of num_keys], short tables padded with the zero block, long ones cut."""
+        """Block ids [tables, blocks of num_keys]; short tables are padded with the zero block, long ones cut."""
         width = -(-num_keys // self._storage.block_size)
-        zero = self._storage.zero_block
+        zero = self._storage.num_blocks
         return self._ints([[*table[:width], *[zero] * (width - len(table))] for table in tables])
 
     def _ints(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
-class _LayerReader:
-    """The reads of one layer."""
+def kernel_for(device: torch.device, softcap: float | None) -> Kernel:
+    """Returns the best operator here for a device and a model."""
+    if softcap is not None:
+        return partial(plain, softcap=softcap)
+    return flash_cpu if device.type == "cpu" else plain
 
-    def __init__(self, step: StepAttention, layer: int, kernel: Kernel, scores: Scores) -> None:
-        self._step = step
-        self._layer = layer
-        self._kernel = kernel
-        self._scale = scores.scale
-        self._window = scores.window
 
-    def prompt(self, read: PromptRead, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [rows, num_heads, head_dim] of a prompt against their prefix and themselves."""
-        keys, values = self._step.keys_and_values(self._layer, read)
-        mask = self._step.mask(read, self._window, lambda: prompt_mask(read, self._window, rows.device), rows.dtype)
-        count, num_heads, head_dim = rows.shape
-        num_kv_heads = keys.shape[2]
-        siblings = num_heads // num_kv_heads
-        query = rows.view(count, num_kv_heads, siblings, head_dim).permute(1, 2, 0, 3)
-        # Query heads that share a key head sit in `heads`; their keys are expanded without a copy.
-        shared = (num_kv_heads, siblings, read.num_keys, head_dim)
-        output, _ = self._kernel(
-            query,
-            keys[0].transpose(0, 1).unsqueeze(1).expand(shared),
-            values[0].transpose(0, 1).unsqueeze(1).expand(shared),
-            mask=mask,
-            scale=self._scale,
-        )
-        return output.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
+def flash_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch's flash attention for the CPU. Query rows are padded to a multiple of 4: for other numbers it uses other
+    loops, which give other bits."""
+    rows = query.shape[2]
+    missing = -rows % 4
+    if missing:
+        query = F.pad(query, (0, 0, 0, missing))
+        if mask is not None:
+            mask = F.pad(mask, (0, 0, 0, missing))
+    output, lse = _FLASH_CPU(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
+    if missing:
+        output, lse = output[:, :, :rows], lse[:, :, :rows]
+        mask = None if mask is None else mask[:, :, :rows]
+    if mask is not None:
+        blind = torch.isneginf(mask).all(-1)  # [batch or 1, 1, rows]; the operator says log-sum-exp 0 for these
+        lse = lse.masked_fill(blind, float("-inf"))
+    return output, lse
 
-    def tails(self, plan: AttentionPlan, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [rows, num_heads, head_dim] of choices against their trunks and tails."""
-        trunk, tail = torch.empty_like(rows, memory_format=torch.contiguous_format), torch.empty_like(rows)
-        trunk_lse = torch.empty(rows.shape[:2], dtype=torch.float32, device=rows.device)
-        tail_lse = torch.empty_like(trunk_lse)
-        for trunk_read in plan.trunks:
-            span = slice(trunk_read.begin, trunk_read.end)
-            trunk[span], trunk_lse[span] = self._folded(
-                trunk_read, rows[span], partial(trunk_mask, trunk_read, self._window, rows.device)
-            )
-        for tail_read in plan.tails:
-            ids = self._step.row_ids(tail_read)
-            tail[ids], tail_lse[ids] = self._folded(
-                tail_read, rows[ids], partial(tail_mask, tail_read, self._window, rows.device)
-            )
-        return merge(trunk, trunk_lse, tail, tail_lse)
 
-    def _folded(
-        self, read: TrunkRead | TailRead, rows: torch.Tensor, make: Callable[[int], torch.Tensor | None]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output [rows, heads, head_dim] and log-sum-exp [rows, heads] of one product a key head and table."""
-        keys, values = self._step.keys_and_values(self._layer, read)
-        siblings = rows.shape[1] // keys.shape[2]
-        output, lse = self._kernel(
-            _fold(rows, keys.shape[0], keys.shape[2]),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            mask=self._step.mask(read, self._window, lambda: make(siblings), rows.dtype),
-            scale=self._scale,
-        )
-        return _unfold(output, rows.shape), _unfold(lse.unsqueeze(-1), (*rows.shape[:2], 1)).squeeze(-1)
+def plain(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    *,
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The definition, in float32, on any device; with softcap (Gemma 2), scores = cap * tanh(scores / cap).
+
+    Rows are padded to a multiple of 4 and keys to one of 64, so that the bits do not depend on other rows (see
+    `flash_cpu`).
+    """
+    rows, keys = query.shape[2], key.shape[2]
+    q = F.pad(query, (0, 0, 0, -rows % 4)).float()
+    k, v = (F.pad(x, (0, 0, 0, -keys % 64)).float() for x in (key, value))
+    scores = torch.matmul(q, k.transpose(2, 3)) * scale  # [batch, heads, rows, keys], both padded
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores[:, :, :rows, :keys] += mask
+    scores[..., keys:] = float("-inf")
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num()  # a row of minus infinities: 0, not NaN
+    return torch.matmul(weights, v)[:, :, :rows].to(query.dtype), lse[:, :, :rows]
 
 
 def merge(one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> torch.Tensor:

@@ -8,17 +8,25 @@
                   the two parts are merged by log-sum-exp
 
 The split is the same for every sequence, whether it has siblings or not, and every length that an operator sees follows
-from a row's own position (`padded_keys`) or from its prompt (the trunk), never from its company. That is why a choice
-comes out bit for bit the same alone, in a group, in chunks, and after a resume.
+from a row's own position (`padded_keys`) or from its prompt (the trunk), never from other rows. That is why a choice
+gets the same bits alone, in a group, in chunks, and after a resume.
 """
 
+from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ints = npt.NDArray[np.int32]
+
 Table = Sequence[int]
-"""A block table: that of a group or a choice itself, not a copy, which would cost a step a pass over all that is known.
-It holds until the step is settled; who needs it longer copies it."""
+"""The block table of a group or a choice itself; a copy for every step would cost too much. It may change once the
+step is settled, so whoever needs it longer copies it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +39,11 @@ class PromptRead:
     num_keys: int
     table: Table
 
+    def seen(self, window: int | None, *, siblings: int, device: torch.device) -> torch.Tensor:
+        """Returns which keys the rows see under a window, each row once a sibling, [1, 1, rows * siblings, keys]."""
+        positions = torch.arange(self.begin, self.end, device=device).sub_(self.begin - self.first_position)
+        return _seen(positions[None], self.num_keys, window=window, siblings=siblings)
+
 
 @dataclass(frozen=True, eq=False)
 class TrunkRead:
@@ -41,6 +54,12 @@ class TrunkRead:
     positions: tuple[int, ...]
     num_keys: int
     table: Table
+
+    def seen(self, window: int | None, *, siblings: int, device: torch.device) -> torch.Tensor | None:
+        """As for a prompt; None where every row sees the whole trunk."""
+        if window is None or max(self.positions) < window:
+            return None
+        return _seen(torch.tensor([self.positions], device=device), self.num_keys, window=window, siblings=siblings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +74,19 @@ class TailRead:
     num_keys: int
     tables: tuple[Table, ...]
 
+    def seen(self, window: int | None, *, siblings: int, device: torch.device) -> torch.Tensor:
+        """As for a prompt, [pieces, 1, rows * siblings, keys]; positions are offsets in the tail on both sides."""
+        offsets = torch.tensor(self.first_offsets, device=device)[:, None]
+        offsets = offsets + torch.arange(self.rows_per_piece, device=device)
+        return _seen(offsets, self.num_keys, window=window, siblings=siblings)
+
+
+def _seen(positions: torch.Tensor, num_keys: int, *, window: int | None, siblings: int) -> torch.Tensor:
+    """A query at one of `positions` [tables, rows] sees the keys up to itself, at most `window` in all."""
+    own = positions.repeat_interleave(siblings, dim=1)[:, None, :, None]
+    keys = torch.arange(num_keys, device=positions.device)
+    return keys <= own if window is None else (keys <= own) & (keys > own - window)
+
 
 @dataclass(frozen=True)
 class AttentionPlan:
@@ -68,7 +100,7 @@ class AttentionPlan:
 
 def padded_keys(num_keys: int) -> int:
     """Keys that a row with `num_keys` visible keys is computed over; the rest is masked. With these lengths the CPU's
-    flash attention gives a row the same bits whatever stands beside it (measured; `tests` hold it)."""
+    flash attention gives a row the same bits whatever rows are beside it (measured, and tested)."""
     step = 64 if num_keys <= 192 else 512
     return -(-num_keys // step) * step
 
@@ -82,39 +114,25 @@ def pieces(begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         begin = stop
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """Of one shape."""
-
-    first_rows: list[int] = field(default_factory=list)
-    first_offsets: list[int] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-
-
 class TailReads:
     """Collects pieces of tails; those of one shape become one read."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[int, int], _Pieces] = {}
+        self._shapes: defaultdict[tuple[int, int], list[tuple[int, int, Table]]] = defaultdict(list)
 
     def add(self, row: int, offset: int, count: int, num_keys: int, table: Table) -> None:
         """Rows [row, row + count) of the batch are offsets `offset`.. of a tail, computed over `num_keys` keys."""
-        shape = num_keys, count
-        if (same := self._shapes.get(shape)) is None:
-            same = self._shapes[shape] = _Pieces()
-        same.first_rows.append(row)
-        same.first_offsets.append(offset)
-        same.tables.append(table)
+        self._shapes[num_keys, count].append((row, offset, table))
 
     def finished(self) -> tuple[TailRead, ...]:
         """One read a shape, those with few keys first."""
-        return tuple(
-            TailRead(
-                rows=tuple(row + i for row in same.first_rows for i in range(count)),
-                rows_per_piece=count,
-                first_offsets=tuple(same.first_offsets),
-                num_keys=num_keys,
-                tables=tuple(same.tables),
-            )
-            for (num_keys, count), same in sorted(self._shapes.items(), key=itemgetter(0))
-        )
+        reads = []
+        for (num_keys, count), same in sorted(self._shapes.items(), key=itemgetter(0)):
+            first_rows, offsets, tables = zip(*same, strict=True)
+            rows = tuple(row + i for row in first_rows for i in range(count))
+            reads.append(TailRead(rows, count, offsets, num_keys, tables))
+        return tuple(reads)
+
+
+def ints(numbers: Sequence[int]) -> Ints:
+    return np.frombuffer(array("i", numbers), np.int32) if numbers else np.empty(0, np.int32)

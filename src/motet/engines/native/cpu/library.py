@@ -1,4 +1,4 @@
-"""The compiled kernels, as `csrc/model.h` and `csrc/api.cpp` declare them; built at install, if a compiler is there."""
+"""The compiled kernels, as `csrc/model.h` and `csrc/api.cpp` declare them. The installation builds them if it can."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
@@ -8,13 +8,13 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 
-class Linear(Structure):
+class PackedLinear(Structure):
     _fields_ = (*((name, c_void_p) for name in ("panels", "scales", "bias")), ("columns", c_int32), ("depth", c_int32))
 
 
 class Layer(Structure):
     _fields_ = (
-        *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, PackedLinear) for name in ("qkv", "out", "gate_up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, c_void_p) for name in ("query_norm", "key_norm", "cosines", "sines", "keys", "values")),
         ("window", c_int32),
@@ -30,12 +30,12 @@ class Model(Structure):
         *((name, c_float) for name in ("epsilon", "logit_softcap", "embedding_scale")),
         ("layers", POINTER(Layer)),
         ("embedding", c_void_p),
-        ("head", Linear),
+        ("head", PackedLinear),
         ("final_norm", c_void_p),
     )
 
 
-class Batch(Structure):
+class KernelBatch(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "num_spans", "num_logits")),
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "spans", "pieces", "tables")),
@@ -52,35 +52,28 @@ SILU, GELU_TANH = 0, 1
 PANEL = 32
 """Columns of a packed panel; every dimension of a model must be a multiple of it."""
 
-
 KINDS = ("avx512", "avx2")
-"""Of processors that kernels are compiled for, the faster one first."""
+"""Kinds of processors that kernels are compiled for, the faster one first."""
 
 
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None: none were built, or this processor lacks an instruction they need."""
-    kind = _kind()
-    return None if kind is None else of_kind(kind)
+    """Returns the kernels; None if none were built, or this processor lacks an instruction they need."""
+    return next((kernels for kind in KINDS if (kernels := of_kind(kind)) is not None), None)
 
 
 def digest() -> str:
-    """Of the kernels as they were built here: another compiler may round elsewhere."""
-    kind = _kind()
-    path = None if kind is None else _path(kind)
+    """Names this build of the kernels: another compiler may round in other places."""
+    path = next((_path(kind) for kind in KINDS if of_kind(kind) is not None), None)
     return "" if path is None else blake2b(path.read_bytes(), digest_size=4).hexdigest()
 
 
 @cache
 def of_kind(kind: str) -> ctypes.CDLL | None:
-    """The kernels for one of `KINDS`, or None."""
+    """Returns the kernels for one of `KINDS`; None if they were not built or cannot run here."""
     if (path := _path(kind)) is None:
         return None
     kernels = _declared(ctypes.CDLL(str(path)))
     return kernels if kernels.motet_supported() else None
-
-
-def _kind() -> str | None:
-    return next((kind for kind in KINDS if of_kind(kind) is not None), None)
 
 
 def _path(kind: str) -> Path | None:
@@ -89,20 +82,21 @@ def _path(kind: str) -> Path | None:
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    """Gives the functions their types. Raises ImportError if the structs are not those of the sources."""
     found.motet_supported.restype = c_int32
     found.motet_pack.argtypes = (c_void_p, c_void_p, c_void_p, c_int32, c_int32)
     found.motet_pack.restype = None
     found.motet_open.argtypes = (POINTER(Model), c_int32)
     found.motet_open.restype = c_void_p
-    found.motet_run.argtypes = (c_void_p, POINTER(Batch))
+    found.motet_run.argtypes = (c_void_p, POINTER(KernelBatch))
     found.motet_run.restype = None
-    found.motet_multiply.argtypes = (c_void_p, POINTER(Linear), c_void_p, c_int32, c_void_p)
+    found.motet_multiply.argtypes = (c_void_p, POINTER(PackedLinear), c_void_p, c_int32, c_void_p)
     found.motet_multiply.restype = None
     found.motet_close.argtypes = (c_void_p,)
     found.motet_close.restype = None
     sizes = (c_int32 * 6)()
     found.motet_sizes(sizes)
-    ours = [*map(ctypes.sizeof, (Linear, Layer, Model, Batch)), 4 * PIECE_INTS, 4 * SPAN_INTS]
+    ours = [*map(ctypes.sizeof, (PackedLinear, Layer, Model, KernelBatch)), 4 * PIECE_INTS, 4 * SPAN_INTS]
     if list(sizes) != ours:
         raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {ours})")
     return found

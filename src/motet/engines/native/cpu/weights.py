@@ -1,10 +1,16 @@
-"""A Hugging Face decoder as the structs the kernels read: weights packed into panels, a family's traits as numbers.
+"""Turns a Hugging Face decoder into the structs that the kernels read: a family's traits as numbers, weights in panels
+of 32 columns (`csrc/gemm.h`), in bf16 or int8. Packed weights leave the module, so they are in memory once.
 
-What is packed is taken out of the module, so that the weights are in memory once.
+int8 is symmetric with one scale for each column, which multiplies the column's sum at the end. Scales for groups of 128
+of a column's numbers would halve the error (docs/log.md), but would have to be applied inside the sum.
 """
 
 import ctypes
-from collections.abc import Sequence
+import math
+import mmap
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,19 +19,19 @@ from transformers import PreTrainedModel
 
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.cpu import library as c
-from motet.engines.native.cpu.asked import scores_asked
-from motet.engines.native.cpu.panels import Packer
-from motet.engines.native.cpu.turns import Turns
 from motet.engines.native.kv.storage import KVStorage
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
-"""By Hugging Face's names."""
+"""The kernels' number for each activation, by Hugging Face's names."""
+MOST = 127
+"""The greatest int8; -128 is not used, so that a column and its negative have the same error."""
+_ALIGNMENT = 64
 
 
 def obstacle(
     kernels: ctypes.CDLL | None, model: PreTrainedModel, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Why the kernels, if there are any, cannot run a model; None if they can."""
+    """Returns why the kernels, if there are any, cannot run a model; None if they can."""
     if kernels is None:
         return "the kernels were not built, or this processor has neither AVX-512 with bf16 nor AVX2 with FMA"
     if device.type != "cpu" or dtype != torch.bfloat16:
@@ -40,12 +46,18 @@ def obstacle(
 
 
 def activation_of(config: Any) -> str:
-    """Gemma's configs have two fields, of which this one is right."""
+    """Returns Hugging Face's name; Gemma's configs have two fields, of which `hidden_activation` is right."""
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
+def norm_weight(norm: Any) -> torch.Tensor:
+    """Returns the factors of a norm, float32: its weight, or 1 + weight in Gemma."""
+    weight: torch.Tensor = norm.weight.detach().float()
+    return weight + (1.0 if "Gemma" in type(norm).__name__ else 0.0)
+
+
 class PackedModel:
-    """Owns all memory that `struct` points to. The model must be free of obstacles."""
+    """Owns all memory that `struct` points to. The model must be one for which `obstacle` returns None."""
 
     def __init__(
         self,
@@ -58,14 +70,13 @@ class PackedModel:
     ) -> None:
         config, body = model.config, model.model
         self._kept: list[torch.Tensor] = []
-        self._packer = Packer(kernels, _shapes_of(model), int8=int8)
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        self._packer = Packer(kernels, [(one.out_features, one.in_features) for one in linears], int8=int8)
         self._storage = storage
-        self._centre = 1.0 if "Gemma" in type(model).__name__ else 0.0  # Gemma's norms multiply with 1 + weight
-        self._turns = Turns(body.rotary_emb, max_positions)
-        asked = scores_asked(model)
-        layers = [
-            self._layer(layer, i, scores) for i, (layer, scores) in enumerate(zip(body.layers, asked, strict=True))
-        ]
+        self._rotary = body.rotary_emb
+        self._positions = torch.arange(max_positions).unsqueeze(0)
+        self._turns: dict[str | None, tuple[int, int]] = {}
+        layers = [self._layer(body.layers[i], i, scores) for i, scores in enumerate(layer_scores(model))]
         self._layers = (c.Layer * len(layers))(*layers)
         embedding = body.embed_tokens.weight.detach()
         tied = model.lm_head.weight.data_ptr() == embedding.data_ptr()
@@ -92,12 +103,12 @@ class PackedModel:
 
     def _layer(self, layer: Any, index: int, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        norms_twice = hasattr(layer, "pre_feedforward_layernorm")  # Gemma 2 and 3: what is added is normed too
-        cosines, sines = self._turns.of(attention)
+        norms_twice = hasattr(layer, "pre_feedforward_layernorm")  # Gemma 2 and 3 also norm the value that is added
+        cosines, sines = self._turns_of(attention)
         return c.Layer(
             qkv=self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             out=self._linear(attention.o_proj),
-            gate_up=self._gated(mlp.gate_proj, mlp.up_proj),
+            gate_up=self._linear(mlp.gate_proj, mlp.up_proj, in_turns=True),
             down=self._linear(mlp.down_proj),
             attention_norm=self._norm(layer.input_layernorm),
             mlp_norm=self._norm(layer.pre_feedforward_layernorm if norms_twice else layer.post_attention_layernorm),
@@ -105,8 +116,8 @@ class PackedModel:
             mlp_post_norm=self._norm(layer.post_feedforward_layernorm) if norms_twice else None,
             query_norm=self._norm(getattr(attention, "q_norm", None)),
             key_norm=self._norm(getattr(attention, "k_norm", None)),
-            cosines=self._keep(cosines),
-            sines=self._keep(sines),
+            cosines=cosines,
+            sines=sines,
             keys=self._storage.keys[index].data_ptr(),
             values=self._storage.values[index].data_ptr(),
             window=scores.window or 0,
@@ -114,39 +125,37 @@ class PackedModel:
             score_softcap=scores.softcap or 0.0,
         )
 
-    def _linear(self, *parts: nn.Linear) -> c.Linear:
-        """Several products of one input as one."""
-        weight = torch.cat([part.weight.detach() for part in parts]).contiguous()
-        bias = None
-        if parts[0].bias is not None:
-            bias = torch.cat([part.bias.detach() for part in parts])
-        return self._packed(weight, None, bias, parts)
-
-    def _gated(self, gate: nn.Linear, up: nn.Linear) -> c.Linear:
-        """Both, 16 columns of one beside the same 16 of the other."""
-        bias = None
-        if gate.bias is not None:
-            halves = [part.bias.detach().view(-1, 1, c.PANEL // 2) for part in (gate, up)]
-            bias = torch.cat(halves, dim=1).flatten()
-        return self._packed(gate.weight.detach().contiguous(), up.weight.detach().contiguous(), bias, (gate, up))
-
-    def _packed(
-        self, weight: torch.Tensor, beside: torch.Tensor | None, bias: torch.Tensor | None, parts: Sequence[nn.Module]
-    ) -> c.Linear:
-        panels = self._packer.pack(weight, beside)
+    def _linear(self, *parts: nn.Linear, in_turns: bool = False) -> c.PackedLinear:
+        """Packs several products of one input as one: all columns of one after those of the other, or `in_turns`, 16
+        columns of one and then the same 16 of the other."""
+        weights = [part.weight.detach() for part in parts]
+        panels = self._packer.pack(*(weights if in_turns else [torch.cat(weights)]))
+        biases = [part.bias.detach().float() for part in parts if part.bias is not None]
+        shape = (-1, c.PANEL // 2) if in_turns else (1, -1)
         for part in parts:
             _empty(part)
-        columns, depth = weight.shape
-        return c.Linear(
+        return c.PackedLinear(
             panels=self._keep(panels.numbers),
             scales=None if panels.scales is None else self._keep(panels.scales),
-            bias=None if bias is None else self._keep(bias.float()),
-            columns=columns if beside is None else 2 * columns,
-            depth=depth,
+            bias=self._keep(torch.cat([bias.view(shape) for bias in biases], dim=1)) if biases else None,
+            columns=sum(len(weight) for weight in weights),
+            depth=weights[0].shape[1],
         )
 
+    @torch.no_grad()
+    def _turns_of(self, attention: Any) -> tuple[int, int]:
+        """Returns the angles by which each position turns a head (RoPE): cosines and sines [positions, head_dim / 2]
+        float32, computed by the model's own module. Gemma 3 has two kinds of layers with different angles."""
+        kind = attention.layer_type if hasattr(self._rotary, "layer_types") else None
+        if kind not in self._turns:
+            which = () if kind is None else (kind,)
+            cosines, sines = self._rotary(torch.empty(0), self._positions, *which)  # [1, positions, head_dim]
+            half = cosines.shape[-1] // 2  # the other half is the same
+            self._turns[kind] = self._keep(cosines[0, :, :half]), self._keep(sines[0, :, :half])
+        return self._turns[kind]
+
     def _norm(self, norm: Any) -> int | None:
-        return None if norm is None else self._keep(norm.weight.detach().float() + self._centre)
+        return None if norm is None else self._keep(norm_weight(norm))
 
     def _keep(self, tensor: torch.Tensor) -> int:
         tensor = tensor.contiguous()
@@ -154,15 +163,97 @@ class PackedModel:
         return tensor.data_ptr()
 
 
-def _shapes_of(model: PreTrainedModel) -> list[tuple[int, int]]:
-    return [(module.out_features, module.in_features) for module in model.modules() if isinstance(module, nn.Linear)]
-
-
 def _empty(module: nn.Module) -> None:
     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
 def _embedding_scale(embedding: nn.Module) -> float:
-    """Gemma's, rounded as its authors round it."""
+    """Returns the factor of Gemma's embeddings, rounded as its authors round it; 1 for other families."""
     scale = getattr(embedding, "embed_scale", None)
     return float(scale.to(torch.bfloat16)) if isinstance(scale, torch.Tensor) else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Panels:
+    numbers: torch.Tensor
+    """[panels, depth, 32] bf16 or int8, in the order of `csrc/gemm.h`."""
+    scales: torch.Tensor | None
+    """[panels * 32] float32; None for bf16."""
+
+
+class Packer:
+    """Puts weights of known shapes [columns, depth] into panels that lie side by side in memory."""
+
+    def __init__(self, kernels: ctypes.CDLL, shapes: Iterable[tuple[int, int]], *, int8: bool) -> None:
+        self._kernels = kernels
+        self._dtype = torch.int8 if int8 else torch.bfloat16
+        sizes = [num_panels(columns) * c.PANEL * depth * self._dtype.itemsize for columns, depth in shapes]
+        self._arena = Arena(sum(sizes), len(sizes))
+
+    def pack(self, weight: torch.Tensor, beside: torch.Tensor | None = None) -> Panels:
+        """Packs a bf16 weight, or 16 columns of it and the same 16 of the one `beside` it, in turns."""
+        weight, beside = weight.contiguous(), None if beside is None else beside.contiguous()
+        columns, depth = weight.shape
+        shape = (num_panels(columns if beside is None else 2 * columns), depth, c.PANEL)
+        numbers = self._arena.take(shape, self._dtype)
+        int8 = self._dtype == torch.int8
+        panels = torch.zeros(shape, dtype=torch.bfloat16) if int8 else numbers
+        other = None if beside is None else beside.data_ptr()
+        self._kernels.motet_pack(panels.data_ptr(), weight.data_ptr(), other, columns, depth)
+        return Panels(numbers, quantize(panels, numbers) if int8 else None)
+
+
+def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+    """Writes panels of bf16 `to` panels of int8; returns the scale of each column, [panels * 32]."""
+    count, depth, _ = panels.shape
+    pairs = panels.view(count, depth // 2, 2, c.PANEL // 2, 2)  # halves of a panel, columns, numbers of a pair
+    scales = pairs.abs().amax((1, 4)).float() / MOST  # [panels, 2, 16]
+    scales.clamp_min_(torch.finfo(torch.float32).tiny)  # a column of zeros
+    for panel, scale, numbers in zip(pairs, scales, to.view(count, depth // 2, c.PANEL // 2, 2, 2), strict=True):
+        numbers.copy_((panel.float() / scale.unsqueeze(-1)).round().transpose(1, 2))
+    return scales.flatten()
+
+
+def num_panels(columns: int) -> int:
+    return -(-columns // c.PANEL)
+
+
+class Arena:
+    """Hands out parts of one run of memory; all of it is freed with the last tensor in it.
+
+    It is allocated once, in huge pages if the system has them: a step reads all of it, and would otherwise miss the
+    processor's table of pages every few kilobytes.
+    """
+
+    def __init__(self, num_bytes: int, num_parts: int) -> None:
+        """Makes room for `num_parts` parts of `num_bytes` in all."""
+        memory = mmap.mmap(-1, num_bytes + num_parts * _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a system without huge pages refuses
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = torch.frombuffer(memory, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Returns zeros, aligned to a cache line."""
+        size = math.prod(shape) * dtype.itemsize
+        part = self._memory[self._used : self._used + size]
+        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return part.view(dtype).view(shape)
+
+
+@torch.inference_mode()
+def layer_scores(model: PreTrainedModel) -> list[Scores]:
+    """Returns what each layer asks of attention: scale, window and cap on its scores.
+
+    Families keep them in different places (a module's attribute, the config, a table by layer), but all pass them to
+    the attention function. So the model is run on one token, with a function that notes them and returns the query.
+    """
+    seen: dict[int, Scores] = {}
+
+    def note(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores) -> torch.Tensor:
+        seen[layer] = scores
+        return query.transpose(1, 2)
+
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1, step=note)
+    return [seen[layer] for layer in range(len(seen))]

@@ -1,4 +1,4 @@
-"""The kernels of a step, in Triton's language. What they are handed is laid out by `work` and launched by `launch`.
+"""The kernels of a step, in Triton's language. `work` lays out their inputs, and `launch` launches them.
 
     turn_rows       queries and keys turned by their position; keys and values into the paged memory
     attend_tiles    one tile of query rows against one span of keys: an output, or a part of one with its log-sum-exp
@@ -10,7 +10,7 @@ A tile packs rows x the query heads that share a key head, so a key is read once
 choices of one prompt cheap: the trunk is read once a tile, not once a choice. The online softmax is that of
 FlashAttention (Dao et al., 2022); spans of keys that are merged afterwards are FlashDecoding's and cascade attention's.
 
-Written for what the interpreter knows too (`TRITON_INTERPRET=1`), which is how they are tested without a GPU.
+They use only what Triton's interpreter knows too (`TRITON_INTERPRET=1`), so that they are tested without a GPU.
 """
 
 import triton
@@ -31,7 +31,7 @@ def turn_rows(  # sizes: the memory layouts of a layer
     keys,  # [slots, kv_heads, HEAD_DIM]
     values,
     slots,  # [rows] int32; -1: a row that pads the batch
-    sick,  # [rows] int32
+    non_finite,  # [rows] int32
     epsilon,
     key_limit,
     value_limit,
@@ -72,7 +72,7 @@ def turn_rows(  # sizes: the memory layouts of a layer
         v = tl.load(base + num_kv_heads * HEAD_DIM + d, mask=real, other=0.0).to(tl.float32)
         if LAST:
             broken = (v != v) | (tl.abs(v) == float("inf"))
-            tl.store(sick + row, 1, mask=tl.max(broken.to(tl.int32), axis=0) > 0)
+            tl.store(non_finite + row, 1, mask=tl.max(broken.to(tl.int32), axis=0) > 0)
         x = tl.where(x != x, 0.0, x)
         v = tl.where(v != v, 0.0, v)
         x = tl.minimum(tl.maximum(x, -key_limit), key_limit)
@@ -126,7 +126,7 @@ def attend_tiles(  # sizes: the memory layouts of a step
     inside = valid[:, None] & (d < HEAD_DIM)[None, :]
     in_rows = (row * num_heads + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(query + in_rows, mask=inside, other=0.0)
-    # Where a row stands, counted as the keys of this table are.
+    # The position of a row, counted like the keys of this table.
     place = tl.load(positions + row) - shift
     if WINDOWED:
         # Keys that no row of the tile sees any more are not read.
@@ -173,7 +173,7 @@ def attend_tiles(  # sizes: the memory layouts of a step
 
 
 @triton.jit
-def merge_parts(  # sizes: the memory layouts of two tensors
+def merge_parts(
     parts,  # [parts, heads, HEAD_DIM] float32
     lse,  # [parts, heads] float32, base 2
     first_part,  # [rows + 1] int32
@@ -211,7 +211,7 @@ def merge_parts(  # sizes: the memory layouts of two tensors
 
 
 @triton.jit
-def norm_rows(x, weight, output, width, epsilon, BLOCK: tl.constexpr):  # sizes: a kernel's memory and what is in it
+def norm_rows(x, weight, output, width, epsilon, BLOCK: tl.constexpr):
     """One program a row of x [rows, width]; `weight` [width] float32."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)

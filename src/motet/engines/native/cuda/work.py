@@ -15,51 +15,87 @@ whole.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from motet.engines.native.attention.plan import PromptRead, Table
-from motet.engines.native.inputs import StepInputs
+from motet.engines.native.attention.plan import Ints, PromptRead, Table, ints
+from motet.engines.native.step.inputs import StepInputs
 
-Ints = npt.NDArray[np.int32]
 NARROW, WIDE = 16, 64
-"""Query rows x heads of a tile: the least a matrix unit takes, and what keeps one busy. In float32, which has no matrix
-unit that is exact, narrow ones do for everything: a wide tile would not fit the registers."""
+"""Query rows x heads of a tile: the least that a matrix unit can use, and a number that keeps it busy. In float32,
+which has no exact matrix unit, all tiles are narrow: a wide tile would not fit the registers."""
 LEAST_SPAN = 256
-"""Keys; shorter ones cost more to merge than they save."""
+"""Least number of keys in a span; merging shorter ones costs more than they save."""
 KEY_MULTIPLE = 64
 """A span is a multiple of the keys a kernel takes at a time."""
+NOWHERE = -1
+"""The slot of a row that pads the batch."""
+ALIGN = 4
+"""Sections begin at multiples of 16 bytes: for other pointers kernels would be compiled again."""
+
+T = TypeVar("T")
 
 
 class Item(NamedTuple):
-    """What one program does; ITEM_INTS integers in memory."""
+    """The work of one program; ITEM_INTS integers in memory."""
 
     first_row: int
     num_rows: int
     shift: int
-    """What a row's position is counted from in this table: 0, or the length of the trunk before a tail."""
+    """The position at which this table begins: 0, or the length of the trunk before a tail."""
     table: int
-    """Where its table begins among all of the step."""
+    """The place at which its table begins among all of the step."""
     begin: int
     end: int
-    """Keys [begin, end) of the table, those of them that a row's position does not hide."""
+    """The program reads keys [begin, end) of the table, except those that a row's position hides."""
     part: int
-    """Which of its rows' parts it makes."""
+    """The number of the part that it makes of each of its rows."""
     unused: int = 0
+
+
+ITEM_INTS = len(Item._fields)
+
+
+class Sections(NamedTuple, Generic[T]):
+    """The sections of one array that holds all integers of a step, so that one copy brings them to the device: their
+    numbers, their lengths, or views of them on the device.
+
+        | token ids | positions | slots | logit rows | first part | narrow | wide | whole | tables |
+
+    A graph is replayed over the same memory, so the lengths of its sections are fixed, and what a step leaves free is
+    filled so that it does no harm. A row that pads the batch is token 0 at position 0, is stored nowhere and sees
+    nothing; an item that pads a list has no rows. The tables come last because only as much is copied as is used.
+    """
+
+    token_ids: T
+    """[rows]"""
+    positions: T
+    slots: T
+    logit_rows: T
+    """[logits]"""
+    first_part: T
+    """[rows + 1]: row r has the parts [first_part[r], first_part[r + 1])."""
+    narrow: T
+    """[items, ITEM_INTS]"""
+    wide: T
+    whole: T
+    """Wide items whose output needs no merging."""
+    tables: T
+    """Block tables, one behind the other."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What of model and device decides how work is cut."""
+    """The figures of model and device that decide how work is cut."""
 
     num_heads: int
     num_kv_heads: int
     multiprocessors: int
     widest: int = WIDE
     share_trunks: bool = True
-    """Off only to measure what it saves: then each row reads the trunk by itself."""
+    """False only to measure what sharing saves: then each row reads the trunk by itself."""
 
     @property
     def siblings(self) -> int:
@@ -81,143 +117,152 @@ class Geometry:
         return -(-2 * self.multiprocessors // self.num_kv_heads)
 
 
-@dataclass(frozen=True)
-class Work:
-    """A step's attention, ready for the kernels."""
+class _Tile(NamedTuple):
+    """Rows against one table: a whole read, until `_tiles` cuts it."""
 
-    narrow: Ints
-    """[items, ITEM_INTS]"""
-    wide: Ints
-    whole: Ints
-    """Wide items whose output needs no merging."""
-    tables: Ints
-    """Block tables, one behind the other."""
-    first_part: Ints
-    """[rows + 1]: row r has the parts [first_part[r], first_part[r + 1])."""
-
-
-@dataclass(frozen=True)
-class _Read:
     first_row: int
     num_rows: int
     shift: int
     table: Table
     num_keys: int
-    """That its last row sees."""
+    """Number of keys that its last row sees."""
     causal: bool = True
-    """Each row sees one key more than the one before it; else all see the same."""
+    """True if each row sees one key more than the one before it; else all see the same."""
     alone: bool = False
-    """Nothing else is read for these rows."""
-
-
-@dataclass(frozen=True)
-class _Tile:
-    read: _Read
-    first_row: int
-    num_rows: int
-    num_keys: int
-    narrow: bool
+    """True if nothing else is read for these rows."""
+    narrow: bool = False
 
     def span(self, fair: float) -> int:
-        """Keys of each of its spans: as near to the fair length as equal ones get. So all tiles together have at most
-        `spare` items more than there are tiles."""
+        """Returns the number of keys of each of its equal spans, as near to the fair length as possible. So all tiles
+        together have at most `spare` items more than there are tiles."""
         spans = max(1, round(self.num_keys / fair))
         return -(-self.num_keys // (spans * KEY_MULTIPLE)) * KEY_MULTIPLE
 
 
-class _Tables:
-    """The step's block tables one behind the other, each once."""
-
-    def __init__(self) -> None:
-        self.blocks: list[int] = []
-        self._begins: dict[int, int] = {}
-
-    def begin_of(self, table: Table) -> int:
-        if (begin := self._begins.get(id(table))) is None:
-            begin = self._begins[id(table)] = len(self.blocks)
-            self.blocks += table
-        return begin
-
-
-def plan_work(inputs: StepInputs, geometry: Geometry) -> Work:
-    """The attention of a step; rows that pad the batch take no part in it."""
+def plan_work(inputs: StepInputs, geometry: Geometry) -> Sections[Ints]:
+    """Returns all integers of a step. Rows that pad the batch take no part in its attention."""
     tiles = [tile for read in _reads(inputs, share_trunks=geometry.share_trunks) for tile in _tiles(read, geometry)]
     fair = {small: _fair_span([tile for tile in tiles if tile.narrow is small], geometry) for small in (True, False)}
-    tables, counts = _Tables(), [0] * len(inputs.slots)
+    rows = len(inputs.slots)
+    num_parts = [0] * rows
     narrow: list[Item] = []
     wide: list[Item] = []
     whole: list[Item] = []
+    blocks: list[int] = []
+    begins: dict[int, int] = {}  # each table stands there once
     for tile in tiles:  # trunks before tails: all rows of a trunk's tile have then equally many parts before it
         span = tile.span(fair[tile.narrow])
-        if tile.read.alone and not tile.narrow and span >= tile.num_keys:
-            whole.append(_item(tile, tables, range(tile.num_keys), part=0))
-        else:
-            (narrow if tile.narrow else wide).extend(_items(tile, span, tables, counts))
-    first_part = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=first_part[1:])
-    return Work(_array(narrow), _array(wide), _array(whole), np.array(tables.blocks, np.int32), first_part)
+        if (table := begins.get(id(tile.table))) is None:
+            table = begins[id(tile.table)] = len(blocks)
+            blocks += tile.table
+        if tile.alone and not tile.narrow and span >= tile.num_keys:
+            whole.append(Item(tile.first_row, tile.num_rows, tile.shift, table, 0, tile.num_keys, part=0))
+            continue
+        for begin in range(0, tile.num_keys, span):  # one item a span, each another part of every row of the tile
+            end, part = min(begin + span, tile.num_keys), num_parts[tile.first_row]
+            item = Item(tile.first_row, tile.num_rows, tile.shift, table, begin, end, part)
+            (narrow if tile.narrow else wide).append(item)
+            for row in range(tile.first_row, tile.first_row + tile.num_rows):
+                num_parts[row] += 1
+    first_part = np.zeros(rows + 1, np.int32)
+    np.cumsum(num_parts, out=first_part[1:])
+    return Sections(
+        token_ids=ints(inputs.token_ids[:rows]),
+        positions=ints(inputs.positions[:rows]),
+        slots=ints(inputs.slots),
+        logit_rows=ints(inputs.logit_rows[: inputs.num_logits]),
+        first_part=first_part,
+        narrow=_array(narrow),
+        wide=_array(wide),
+        whole=_array(whole),
+        tables=ints(blocks),
+    )
 
 
-def _reads(inputs: StepInputs, *, share_trunks: bool) -> Iterator[_Read]:
+def _array(items: Sequence[Item]) -> Ints:
+    return np.array(items, np.int32).reshape(-1, ITEM_INTS)
+
+
+def _reads(inputs: StepInputs, *, share_trunks: bool) -> Iterator[_Tile]:
     """Trunks come before tails, so that a row's parts are in order of position."""
     plan = inputs.attention
     for trunk in plan.trunks:
         rows = trunk.end - trunk.begin
         each = rows if share_trunks else 1
         for row in range(trunk.begin, trunk.end, each):
-            yield _Read(row, each, 0, trunk.table, trunk.num_keys, causal=False)
+            yield _Tile(row, each, 0, trunk.table, trunk.num_keys, causal=False)
     for tail in plan.tails:
         count = tail.rows_per_piece
         for row, offset, table in zip(tail.rows[::count], tail.first_offsets, tail.tables, strict=True):
-            yield _Read(row, count, inputs.positions[row] - offset, table, offset + count)
+            yield _Tile(row, count, inputs.positions[row] - offset, table, offset + count)
     yield from _prompt_reads(plan.prompts)
 
 
-def _prompt_reads(prompts: Sequence[PromptRead]) -> Iterator[_Read]:
-    """Pieces that go on where the last one ended are one read: where they are cut matters to the CPU alone."""
-    for index, prompt in enumerate(prompts):
-        before = prompts[index - 1] if index else None
-        if before is None or not _goes_on(before, prompt):
-            first = prompt
-        after = prompts[index + 1] if index + 1 < len(prompts) else None
-        if after is None or not _goes_on(prompt, after):
-            rows = prompt.end - first.begin
-            yield _Read(first.begin, rows, 0, first.table, first.first_position + rows, alone=True)
+def _prompt_reads(prompts: Sequence[PromptRead]) -> list[_Tile]:
+    """Joins pieces that follow each other into one read: only the CPU needs them cut."""
+    reads: list[_Tile] = []
+    for piece in prompts:
+        rows, last = piece.end - piece.begin, reads[-1] if reads else None
+        if last is None or last.table is not piece.table or last.num_keys != piece.first_position:
+            reads.append(_Tile(piece.begin, rows, 0, piece.table, piece.first_position + rows, alone=True))
+        else:
+            reads[-1] = last._replace(num_rows=last.num_rows + rows, num_keys=last.num_keys + rows)
+    return reads
 
 
-def _goes_on(before: PromptRead, after: PromptRead) -> bool:
-    end = before.first_position + before.end - before.begin
-    return after.table is before.table and after.begin == before.end and after.first_position == end
-
-
-def _tiles(read: _Read, geometry: Geometry) -> Iterator[_Tile]:
+def _tiles(read: _Tile, geometry: Geometry) -> Iterator[_Tile]:
     narrow = read.num_rows * geometry.siblings <= geometry.narrow
     most_rows = (geometry.narrow if narrow else geometry.wide) // geometry.siblings
     for first in range(0, read.num_rows, most_rows):
-        last = min(first + most_rows, read.num_rows)
-        hidden = read.num_rows - last if read.causal else 0
-        yield _Tile(read, read.first_row + first, last - first, read.num_keys - hidden, narrow)
+        rows = min(most_rows, read.num_rows - first)
+        keys = read.num_keys - (read.num_rows - first - rows if read.causal else 0)
+        yield read._replace(first_row=read.first_row + first, num_rows=rows, num_keys=keys, narrow=narrow)
 
 
 def _fair_span(tiles: Sequence[_Tile], geometry: Geometry) -> float:
-    """Keys of a span if all of them were equal and the device just busy."""
+    """Returns the keys of a span if all of them were equal and the device just busy."""
     return max(LEAST_SPAN, sum(tile.num_keys for tile in tiles) / geometry.spare)
 
 
-def _items(tile: _Tile, span: int, tables: _Tables, counts: list[int]) -> Iterator[Item]:
-    """One item a span, each another part of every row of the tile."""
-    for begin in range(0, tile.num_keys, span):
-        keys = range(begin, min(begin + span, tile.num_keys))
-        yield _item(tile, tables, keys, part=counts[tile.first_row])
-        for row in range(tile.first_row, tile.first_row + tile.num_rows):
-            counts[row] += 1
+def buckets(most: int) -> list[int]:
+    """Returns the rows for which graphs are made: 1, 2, 4, 8, 16, 24, 32, ... up to the first that holds `most`."""
+    found = [1]
+    while found[-1] < most:
+        found.append(found[-1] + min(found[-1], 8))
+    return found
 
 
-def _item(tile: _Tile, tables: _Tables, keys: range, *, part: int) -> Item:
-    read = tile.read
-    table = tables.begin_of(read.table)
-    return Item(tile.first_row, tile.num_rows, read.shift, table, keys.start, keys.stop, part)
+def bucket_lengths(rows: int, geometry: Geometry, *, tables: int) -> Sections[int]:
+    """Returns room for every step of `rows` rows at most, one token of a choice each, whatever groups they form.
+
+    Each row has a tail, which is a narrow tile. A trunk is narrow tiles if few rows share it, at worst one a row; else
+    wide ones, of which a group's last may be nearly empty. `spare` more of each come of long keys.
+    """
+    few, many = geometry.narrow // geometry.siblings, geometry.wide // geometry.siblings
+    narrow = 2 * rows + geometry.spare
+    wide = rows // many + rows // (few + 1) + geometry.spare
+    return Sections(rows, rows, rows, rows, rows + 1, narrow, wide, 0, tables)
 
 
-def _array(items: Sequence[Item]) -> Ints:
-    return np.array(items, np.int32).reshape(-1, len(Item._fields))
+def most_parts(lengths: Sections[int], geometry: Geometry) -> int:
+    """Returns the most parts that all rows of a step of these lengths have."""
+    few, many = geometry.narrow // geometry.siblings, geometry.wide // geometry.siblings
+    return lengths.narrow * few + lengths.wide * many
+
+
+def places(lengths: Sections[int]) -> Sections[slice]:
+    """Returns where sections of these lengths lie in the array, which ends as its tables do."""
+    sizes = (*lengths[:5], *(ITEM_INTS * items for items in lengths[5:8]), lengths.tables)
+    begins = accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0)
+    return Sections(*(slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)))
+
+
+def fill(step: Sections[Ints], lengths: Sections[int]) -> Ints:
+    """Returns the array with a step whose sections fit into these lengths, up to the last of the step's tables."""
+    at = places(lengths)
+    out = np.zeros(at.tables.start + len(step.tables), np.int32)
+    out[at.slots] = NOWHERE
+    out[at.first_part] = step.first_part[-1]
+    for where, numbers in zip(at, step, strict=True):
+        out[where.start : where.start + numbers.size] = numbers.ravel()
+    return out

@@ -1,2 +1,1 @@
-"""Paged KV cache: who holds which block (`pool`), which blocks lie free (`runs`), what a block holds (`prefix`), the
-memory itself (`storage`)."""
+"""Paged KV cache: who holds which block, which are free, what they hold (`pool`); the memory itself (`storage`)."""

@@ -13,32 +13,32 @@ A block is named only once its content is complete, and is never written after t
 `prefix`. Whoever reads blocks from outside learns from the proof that one has been handed out again.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain
 
 from motet.block_names import BlockName
-from motet.engines.native.kv.runs import FreeRuns
 from motet.kv_events.changes import BlockChange, Removed, Stored
 from motet.transfer.proof import Proof
 
 
 class OutOfBlocksError(Exception):
-    """Fewer blocks are free than were asked for; nothing was taken."""
+    """Fewer blocks are free than needed; nothing was taken."""
 
 
 class BlockPool:
     """Reference counts of `num_blocks` blocks, and the prefix cache over them."""
 
     def __init__(self, num_blocks: int, proof: Proof | None = None) -> None:
-        """`proof`: is told before a block is handed out; one of its own unless others are to read it."""
+        """`proof` is told before a block is handed out; the pool makes one of its own unless others are to read it."""
         self.num_blocks = num_blocks
         self.proof = proof or Proof(num_blocks)
         self.gains = 0
-        """Rises whenever blocks may have become free or findable; `take` never finds more than before without that."""
+        """Rises whenever blocks may have become free or findable; until then `take` finds no more than before."""
         self._changes: list[BlockChange] = []
         self._evicted: list[BlockName] = []
-        """Since the last of the changes."""
+        """Names of the blocks that were evicted since the last of the changes."""
         self._count = [0] * num_blocks
         self._free = FreeRuns(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -47,7 +47,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `take` could hand out: free and idle ones."""
+        """Number of blocks that `take` could hand out: free and idle ones."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -59,12 +59,12 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def holders(self) -> dict[int, int]:
-        """How many tables hold each held block."""
+        """Returns the number of tables that hold each held block."""
         return {block: count for block, count in enumerate(self._count) if count}
 
     def take(self, count: int, *, after: int | None = None) -> list[int]:
-        """`count` blocks with one holder each, contiguous where possible, best behind block `after`; idle blocks are
-        evicted when the free ones do not suffice. All or nothing: `OutOfBlocksError`."""
+        """Returns `count` blocks with one holder each, in one run if possible, best behind block `after`; evicts idle
+        blocks if there are too few free ones. Raises `OutOfBlocksError`, and takes none, if there are too few."""
         if count > self.num_free:
             raise OutOfBlocksError(f"{count} blocks asked for, {self.num_free} of {self.num_blocks} are free")
         while len(self._free) < count:
@@ -76,15 +76,14 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One more holder for each; an idle block is held again."""
+        """Adds a holder to each block; an idle block is held again."""
         for block in blocks:
             if self._count[block] == 0:
                 del self._idle[block]  # KeyError: sharing a free block is a bug of the caller
             self._count[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One holder less for each. Call it in table order: later blocks become idle first and are evicted first,
-        because a block is of no use without those before it."""
+        """Takes a holder from each block, in table order: later blocks, useless alone, are evicted first."""
         self.gains += 1
         for block in reversed(blocks):
             if self._count[block] == 0:
@@ -107,24 +106,23 @@ class BlockPool:
         self._note_stored(content, begin, len(blocks))
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
-        """Blocks of the longest known prefix of `names`. The caller shares what it uses before anything is taken."""
+        """Returns the blocks of the longest known prefix of `names`. The caller must share them before a `take`."""
         blocks = []
         for name in names:
-            block = self._block_of.get(name)
-            if block is None:
+            if (block := self._block_of.get(name)) is None:
                 break
             blocks.append(block)
         return blocks
 
     def take_changes(self) -> list[BlockChange]:
-        """What can be found and what cannot any more since the last call, in the order in which it came about."""
+        """Returns the blocks that were stored and evicted since the last call, in order."""
         if self._evicted:
             self._note_evicted()
         changes, self._changes = self._changes, []
         return changes
 
     def num_idle_among(self, blocks: Sequence[int]) -> int:
-        """How many of them `share` would take out of the free count."""
+        """Returns how many of the blocks are idle, so that `share` would lower the number of free ones."""
         return sum(1 for block in blocks if self._count[block] == 0)
 
     def _evict(self) -> None:
@@ -135,7 +133,7 @@ class BlockPool:
         self._free.add(block)
 
     def _give_name(self, block: int, name: BlockName) -> bool:
-        """False if either has been given away."""
+        """Returns False if the block has a name already, or the name a block."""
         if self._count[block] == 0:
             raise ValueError(f"block {block} is not held")
         if name in self._block_of or block in self._name_of:
@@ -171,3 +169,88 @@ class BlockPool:
             raise AssertionError("an idle block without a name, or a free one with a name")
         if min(self._count) < 0:
             raise AssertionError("a negative count")
+
+
+class FreeRuns:
+    """A set of free block ids that hands out runs of neighbours if it can: a trunk in one piece is read by attention
+    without a gather.
+
+    Runs are half-open, [begin, end), never touch each other, and are found by length: `take` costs O(log lengths)
+    for each run it opens.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._end_of: dict[int, int] = {}
+        self._begin_of: dict[int, int] = {}
+        self._by_length: dict[int, dict[int, None]] = {}  # where runs of a length begin
+        self._lengths: list[int] = []  # the keys of _by_length, sorted
+        self._count = 0
+        if num_blocks:
+            self._insert(0, num_blocks)
+
+    def __len__(self) -> int:
+        """Number of free blocks."""
+        return self._count
+
+    def runs(self) -> list[tuple[int, int]]:
+        """All runs in order of their ids."""
+        return sorted(self._end_of.items())
+
+    def add(self, block: int) -> None:
+        """Adds one block, and joins it with the runs beside it."""
+        begin, end = block, block + 1
+        if block in self._begin_of:
+            begin = self._begin_of[block]
+            self._remove(begin)
+        if end in self._end_of:
+            follower = end
+            end = self._end_of[follower]
+            self._remove(follower)
+        self._insert(begin, end)
+
+    def take(self, count: int, *, after: int | None = None) -> list[int]:
+        """Returns `count` blocks, in one run if there is one: the run that follows block `after`, else the smallest
+        that is long enough, else the longest ones. The caller has checked that there are enough."""
+        taken: list[int] = []
+        if after is not None and count and self._end_of.get(after + 1, 0) - (after + 1) >= count:
+            return self._cut(after + 1, count)
+        while len(taken) < count:
+            missing = count - len(taken)
+            fit = bisect_left(self._lengths, missing)
+            length = self._lengths[min(fit, len(self._lengths) - 1)]
+            taken += self._cut(self._latest(length), min(missing, length))
+        return taken
+
+    def _latest(self, length: int) -> int:
+        """Returns the newest run of this length: a dict finds its last key at once, but not its first."""
+        same = self._by_length[length]
+        begin, _ = same.popitem()
+        same[begin] = None
+        return begin
+
+    def _cut(self, begin: int, count: int) -> list[int]:
+        end = self._end_of[begin]
+        self._remove(begin)
+        if begin + count < end:
+            self._insert(begin + count, end)
+        return list(range(begin, begin + count))
+
+    def _insert(self, begin: int, end: int) -> None:
+        length = end - begin
+        self._end_of[begin], self._begin_of[end] = end, begin
+        if length not in self._by_length:
+            self._by_length[length] = {}
+            insort(self._lengths, length)
+        self._by_length[length][begin] = None
+        self._count += length
+
+    def _remove(self, begin: int) -> None:
+        end = self._end_of.pop(begin)
+        del self._begin_of[end]
+        length = end - begin
+        same = self._by_length[length]
+        del same[begin]
+        if not same:
+            del self._by_length[length]
+            del self._lengths[bisect_left(self._lengths, length)]
+        self._count -= length

@@ -4,27 +4,27 @@
     slot of position p of a table   table[p // block_size] * block_size + p % block_size
 
 The slack behind the last block is zero and never written: block `num_blocks` pads tables that are shorter than a batch,
-and a view of a table may run past its end (those keys are masked). Masking is adding minus infinity, which cannot undo
-a NaN or an infinite score, nor can a weight of 0 undo an infinite value. So all that is ever stored is finite, and keys
-are small enough for any score to be finite: what breaks one group's KV does not reach its neighbours.
+and a view of a table may run past its end (those keys are masked). A mask adds minus infinity, which cannot undo a NaN
+or an infinite score, nor can a weight of 0 undo an infinite value. So all stored numbers are finite, and keys are small
+enough for any score to be finite: one group's broken KV does not spoil its neighbours.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from motet.transfer.layout import Memory
 from motet.transfer.proof import Proof
+from motet.transfer.transport import KVFacts, Memory
 
 KEY_PADDING = 512
-"""The most keys a view may run past the end of a table."""
+"""The most keys that a view may run past the end of a table."""
 KEY_LIMIT = 1e20
-"""Larger keys are cut: a score is then finite for queries up to 1e16. Those of working models are below 1e4."""
+"""Larger keys are cut, so that scores are finite for queries up to 1e16. Working models have keys below 1e4."""
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """What one block is."""
+    """The layout of one block."""
 
     num_layers: int
     block_size: int
@@ -37,6 +37,18 @@ class KVLayout:
         """Keys and values of one block in all layers."""
         values = 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
         return values * self.dtype.itemsize
+
+    def facts(self, model_digest: str, quantization: str) -> KVFacts:
+        """Returns the facts that must be equal on another worker that uses this KV."""
+        return KVFacts(
+            model_digest=model_digest,
+            quantization=quantization,
+            dtype=str(self.dtype).removeprefix("torch."),
+            block_size=self.block_size,
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+        )
 
 
 class KVStorage:
@@ -55,12 +67,8 @@ class KVStorage:
     def num_layers(self) -> int:
         return len(self.keys)
 
-    @property
-    def zero_block(self) -> int:
-        return self.num_blocks
-
     def memory(self, proof: Proof) -> Memory:
-        """Where it lies, for readers in other processes."""
+        """Describes the place of the memory, for readers in other processes."""
         layers = [*self.keys, *self.values]
         _, kv_heads, head_dim = layers[0].shape
         return Memory(
@@ -78,7 +86,9 @@ class KVStorage:
         self.keys[layer].index_copy_(0, slots, torch.nan_to_num(key).clamp_(-limit, limit))
         self.values[layer].index_copy_(0, slots, torch.nan_to_num(value))
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies slots [count] int64 to slots, in all layers."""
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
+    @torch.inference_mode()
+    def copy(self, source: list[int], target: list[int]) -> None:
+        """Copies slots to slots, in all layers."""
+        here, there = torch.tensor([source, target], dtype=torch.int64).to(self.keys.device).unbind()
+        self.keys[:, there] = self.keys[:, here]
+        self.values[:, there] = self.values[:, here]

@@ -1,24 +1,27 @@
-"""What a choice changes in its logits before anything is drawn: forbidden tokens, bias, penalties, in this order.
+"""Changes the logits of a choice before a token is drawn: its grammar's mask (`Masks`), then forbidden tokens, bias and
+penalties (`apply_edits`), in this order, in the memory of `LogitsScratch`.
 
-What a grammar forbids is taken out before (`masks`), and with it what may not end a choice that has one. Each of these
-touches a handful of tokens, so the tokens are gathered, changed and put back; nothing passes over the vocabulary.
+Each edit after the mask touches a few tokens, so they are gathered, changed and put back, without a pass over the
+vocabulary. The mask also removes tokens that may not end a choice with a grammar.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from motet.engines.native.sample.candidates import BLOCK
+from motet.engines.native.sample.lanes import uploaded, uploaded_ids
 from motet.engines.native.sample.state import ChoiceSampling
-from motet.engines.native.sample.upload import uploaded
+from motet.grammar.compiled import fill_masks, mask_words
 
 
 def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
-    """Changes the logits `x` [lanes, >= vocab_size] float32 in place; lane i belongs to `states[i]`.
-
-    Ids outside the vocabulary (an end-of-sequence id the model has no logit for) cannot be drawn and are passed over.
-    """
+    """Changes the logits `x` [lanes, >= vocab_size] float32 in place; lane i belongs to `states[i]`. Ids outside the
+    vocabulary (an end-of-sequence id for which the model has no logit) cannot be drawn and are passed over."""
     _forbid(x, states, vocab_size)
     _bias(x, states, vocab_size)
     _penalise(x, states, vocab_size)
@@ -51,11 +54,15 @@ def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) ->
 
 
 def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
-    """Repetition (Keskar et al., CTRL, 2019) over prompt and answer; frequency and presence (OpenAI) over answers."""
-    table = _penalty_table(states)
-    if table is None:
+    """Applies repetition (Keskar et al., CTRL, 2019) over prompt and answer, frequency and presence (OpenAI) over
+    answers."""
+    counted = [(lane, state.counts) for lane, state in enumerate(states) if state.counts is not None]
+    if not counted:
         return
-    lanes, ids, counts = uploaded(table[:, table[1] < vocab_size], x.device).unbind(0)
+    of_lane = np.repeat([lane for lane, _ in counted], [len(past.ids) for _, past in counted])
+    seen = np.concatenate([past.ids for _, past in counted])
+    table = np.stack([of_lane, seen, np.concatenate([past.counts for _, past in counted])])  # one copy to a device
+    lanes, ids, counts = uploaded(table[:, seen < vocab_size], x.device).unbind(0)
     strengths = [(s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty) for s in states]
     repetition, frequency, presence = uploaded(np.array(strengths, np.float32), x.device)[lanes].unbind(1)
     value = x[lanes, ids]
@@ -63,12 +70,118 @@ def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int
     x[lanes, ids] = value - frequency * counts - presence * (counts > 0)
 
 
-def _penalty_table(states: Sequence[ChoiceSampling]) -> npt.NDArray[np.int64] | None:
-    """[3, tokens]: lane, token id, count of every token that was seen; one array, so that one copy brings it over."""
-    counted = [(lane, state.counts) for lane, state in enumerate(states) if state.counts is not None]
-    if not counted:
-        return None
-    lengths = [len(counts.ids) for _, counts in counted]
-    lanes = np.repeat(np.array([lane for lane, _ in counted], np.int64), lengths)
-    ids = np.concatenate([counts.ids for _, counts in counted])
-    return np.stack([lanes, ids, np.concatenate([counts.counts for _, counts in counted])])
+_CPU_ELEMENTS = 2**21  # 8 MB: 42 rows of a vocabulary of 49,152
+_GPU_ELEMENTS = 2**25
+_WORD = 32
+
+
+@dataclass(frozen=True)
+class LaneMasks:
+    """The tokens that the grammars of one batch allow."""
+
+    lanes: list[int]
+    """Lanes whose choices have a grammar."""
+    bits: npt.NDArray[np.int32]
+    """[lanes, words]: bit t % 32 of word t // 32 is token t."""
+
+
+class Masks:
+    """Gives a token that its choice's grammar does not allow the logit -inf. It keeps nothing but a table.
+
+        matchers ─► bits [lanes, words]     on the host; computed while a GPU is still at work on the logits
+                 ─► 0 or -inf               on the device: each byte of bits finds its eight addends in a table
+                 ─► added to the logits     so NaN stays NaN and is still found
+
+    If a matcher fails, its lane has no token left and is no distribution; `ChoiceSampling.failure` says why.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._words = mask_words(vocab_size)
+        self._vocab_size = vocab_size
+        self._device = device
+
+    def fill(self, states: Sequence[ChoiceSampling]) -> LaneMasks:
+        """Returns the tokens that the choices of a batch's lanes may write next."""
+        lanes = [lane for lane, state in enumerate(states) if state.matcher is not None]
+        constrained = [states[lane] for lane in lanes]
+        bits = np.zeros((len(lanes), self._words), np.int32)
+        failed = fill_masks([state.matcher for state in constrained if state.matcher is not None], bits)
+        for row, state in enumerate(constrained):
+            _take_endings(bits[row], state, self._vocab_size)
+            if row in failed:
+                state.fail(failed[row].message)
+            elif not bits[row].any():
+                state.fail("its grammar allows no token here, not even the end")
+            if state.failure is not None:
+                bits[row] = 0
+        return LaneMasks(lanes, bits)
+
+    def apply(self, x: torch.Tensor, masks: LaneMasks, *, spare: torch.Tensor) -> None:
+        """Changes the logits `x` [lanes, >= words * 32] float32 in place. `spare` is memory of the shape of `x`."""
+        if not masks.lanes:
+            return
+        size = len(masks.lanes), self._words * _WORD
+        addends = spare.view(-1)[: size[0] * size[1]]
+        packed = uploaded(masks.bits.view(np.uint8).ravel(), self._device)
+        torch.index_select(self._table, 0, packed.int(), out=addends.view(-1, 8))
+        if len(masks.lanes) == len(x):
+            x[:, : size[1]].add_(addends.view(size))
+        else:
+            x[:, : size[1]].index_add_(0, uploaded_ids(masks.lanes, self._device), addends.view(size))
+
+    @cached_property
+    def _table(self) -> torch.Tensor:
+        """What each byte adds to the logits of its eight tokens, [256, 8] float32."""
+        allowed = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        return uploaded(np.where(allowed, np.float32(0), np.float32(-np.inf)), self._device)
+
+
+def _take_endings(bits: npt.NDArray[np.int32], state: ChoiceSampling, vocab_size: int) -> None:
+    """Takes out of a row the tokens that must not end its choice yet, unless the grammar allows nothing else."""
+    ids = [
+        token_id
+        for token_id in state.forbidden_ids()
+        if token_id < vocab_size and bits[token_id // _WORD] >> (token_id % _WORD) & 1
+    ]
+    if not ids:
+        return
+    left = bits.copy()
+    words = left.view(np.uint32)
+    for token_id in ids:
+        words[token_id // _WORD] &= ~np.uint32(1 << (token_id % _WORD))
+    if left.any():
+        bits[:] = left
+
+
+class LogitsScratch:
+    """Float32 copies of up to `capacity` rows of logits, padded to whole blocks with tokens of logit -inf. The next
+    `load` overwrites what the last one returned.
+
+    The memory is taken once. A fresh 25 MB tensor a step costs more in page faults than the arithmetic on it, and a
+    copy that stays small stays in the cache.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, *, max_rows: int | None = None) -> None:
+        width = -(-vocab_size // BLOCK) * BLOCK
+        elements = _CPU_ELEMENTS if device.type == "cpu" else _GPU_ELEMENTS
+        fitting = elements // width
+        self.capacity = max(1, fitting if max_rows is None else min(fitting, max_rows))
+        self._vocab_size = vocab_size
+        self._x = torch.empty(self.capacity, width, device=device)
+        self._y = torch.empty_like(self._x)
+
+    def load(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Returns `logits[rows]` [len(rows), padded vocabulary] float32, free to be changed."""
+        x = self._x[: len(rows)]
+        first, last = rows[0], rows[-1]
+        if list(rows) == list(range(first, last + 1)):
+            source = logits[first : last + 1]
+        else:
+            source = logits[uploaded_ids(rows, logits.device)]
+        x[:, : self._vocab_size].copy_(source)
+        x[:, self._vocab_size :].fill_(-torch.inf)
+        return x
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns room for a result of the shape of `x`, which `load` returned."""
+        return self._y[: len(x)]

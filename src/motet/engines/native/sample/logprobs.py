@@ -1,31 +1,31 @@
-"""Log-probabilities of the model itself: of the raw logits, before temperature, penalties and filters."""
+"""Log-probabilities of the model itself: from the raw logits, before temperature, penalties and filters."""
 
 from collections.abc import Sequence
 
 import torch
 
-from motet.engines.native.sample.leaders import leaders
-from motet.engines.native.sample.scratch import Scratch
-from motet.engines.native.sample.upload import uploaded_ids
+from motet.engines.native.sample.candidates import leaders
+from motet.engines.native.sample.edits import LogitsScratch
+from motet.engines.native.sample.lanes import uploaded_ids
 from motet.types import TokenLogprob
 
 
 @torch.inference_mode()
 def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], k: int) -> list[TokenLogprob]:
     """Scores `target_ids[i]` under row i of `logits` [rows, vocabulary], with the best `k` tokens of each row."""
-    scratch = Scratch(logits.shape[1], logits.device, max_rows=len(target_ids))
+    scratch = LogitsScratch(logits.shape[1], logits.device, max_rows=len(target_ids))
     targets = uploaded_ids(target_ids, logits.device)
     packed = token_logprobs(scratch, logits, range(len(target_ids)), targets, k)
     return [unpack(token_id, row, k) for token_id, row in zip(target_ids, packed.tolist(), strict=True)]
 
 
 def token_logprobs(
-    scratch: Scratch, logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor, k: int
+    scratch: LogitsScratch, logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor, k: int
 ) -> torch.Tensor:
     """Scores `token_ids` [tokens], token i under `logits[rows[i]]`.
 
-    One row a token, [tokens, 2 + 2k] float64 (which holds all of them exactly): log-probability, rank, the ids of the
-    best k tokens, their log-probabilities. k is at most the vocabulary's size. Everything stays on the device.
+    Returns one row a token, [tokens, 2 + 2k] float64 (which holds all of them exactly): log-probability, rank, the ids
+    of the best k tokens, their log-probabilities. k is at most the vocabulary's size. Everything stays on the device.
     """
     k = min(k, logits.shape[1])
     parts = [torch.empty(0, 2 + 2 * k, dtype=torch.float64, device=logits.device)]
@@ -40,7 +40,7 @@ def token_logprobs(
 
 
 def _score(x: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, k: int, spare: torch.Tensor) -> torch.Tensor:
-    """`token_logprobs` of tokens under `x[rows]`; `x` [lanes, width] float32 and `spare` get overwritten."""
+    """Scores tokens under `x[rows]` as `token_logprobs` does; overwrites `x` [lanes, width] float32 and `spare`."""
     logprobs = torch.log_softmax(x, -1, out=spare)
     logprob = logprobs[rows, token_ids]
     top_ids = leaders(x, k)
@@ -53,7 +53,7 @@ def _score(x: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, k: int,
 
 
 def unpack(token_id: int, packed: Sequence[float], k: int) -> TokenLogprob:
-    """One row of `token_logprobs`, cut down to the best `k` tokens."""
+    """Reads one row of `token_logprobs`, cut down to the best `k` tokens."""
     width = (len(packed) - 2) // 2
     k = min(k, width)
     top = zip(map(int, packed[2 : 2 + k]), packed[2 + width : 2 + width + k], strict=True)

@@ -1,0 +1,186 @@
+"""`POST /v1/completions`: several prompts, n choices of each."""
+
+from collections.abc import Callable, Sequence
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from motet.api.answer import EventWriter, answer_plan, head_json, ticket_before
+from motet.api.caller import caller_of, new_router
+from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
+from motet.api.kv_params import RequestContext, request_context
+from motet.api.plan import Plan, RouteOptions, check_size, completion_prompts, held_to, make_plan
+from motet.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from motet.api.service import Service
+from motet.api.upstream import text_models_first
+from motet.engines.upstream.base import TextRoute
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupStep
+from motet.text.logprobs import CompletionLogprobs, PromptEcho, completion_logprobs, echo, joined
+from motet.types import PromptReport, Usage
+
+
+def completion_router(service: Service) -> APIRouter:
+    router = new_router(route_class=text_models_first(service, TextRoute.COMPLETIONS))
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        async with request_context(service, body, caller_of(request), num_choices=body.num_drawn) as context:
+            body = body.without_answer() if context.order else body
+            plan = await _plan(service, body, context)
+            return answer_plan(service, plan, (CompletionChunks if body.stream else CompletionBody)(plan, body))
+
+    return router
+
+
+async def _plan(service: Service, body: CompletionRequest, context: RequestContext) -> Plan:
+    ranked = body.num_drawn > body.n
+    options = RouteOptions(
+        context=context,
+        prefix="cmpl",
+        prompt_param="prompt",
+        num_choices=body.num_drawn,
+        count_param="best_of" if ranked else "n",
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=0 if body.logprobs is None and ranked else body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    check_size(service, len(body.prompt), options)
+    prompts = await completion_prompts(context.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
+    return make_plan(service, prompts, body, body, await held_to(options, body.form))
+
+
+class CompletionTexts:
+    """The parts of a choice beside its own text: the prompt, if it is repeated (`echo`), and log-probabilities."""
+
+    def __init__(self, plan: Plan, body: CompletionRequest) -> None:
+        self._plan = plan
+        self._tokenizer = plan.served.tokenizer
+        self.num_top = body.logprobs
+        """Alternatives beside each token, None without log-probabilities."""
+        self._echoes: list[PromptEcho] = []
+        """The prompts to repeat, in the order of the groups; a text is repeated as it was written."""
+        if body.echo:
+            for group, prompt in zip(plan.groups, body.prompt, strict=True):
+                shown = echo(self._tokenizer, group.prompt, skip_special_tokens=plan.rules.skip_special_tokens)
+                self._echoes.append(PromptEcho(prompt, shown.offsets) if isinstance(prompt, str) else shown)
+
+    def prompt(self, group: int) -> str:
+        """Returns the prompt as it is repeated, or nothing."""
+        return self._echoes[group].text if self._echoes else ""
+
+    def prompt_logprobs(self, group: int, report: PromptReport | None) -> CompletionLogprobs | None:
+        if not self._echoes or self.num_top is None or report is None or report.logprobs is None:
+            return None
+        ids, offsets = self._plan.groups[group].prompt, self._echoes[group].offsets
+        return completion_logprobs(self._tokenizer, ids, report.logprobs, offsets, num_top=self.num_top)
+
+    def logprobs(self, group: int, of: WholeChoice | ChoiceEvent) -> CompletionLogprobs | None:
+        if self.num_top is None:
+            return None
+        base, entries = len(self.prompt(group)), of.logprobs or ()
+        ids, offsets = [entry.token_id for entry in entries], [base + offset for offset in of.offsets or ()]
+        return completion_logprobs(self._tokenizer, ids, entries, offsets, num_top=self.num_top)
+
+
+class CompletionBody(WholeWriter):
+    """Completions answered in one piece; the place where `best_of` chooses."""
+
+    def __init__(self, plan: Plan, body: CompletionRequest) -> None:
+        super().__init__(plan)
+        self._texts = CompletionTexts(plan, body)
+        self._num_sent = body.n
+        """Choices of each prompt to send, the best ones."""
+        self._token_ids = body.return_token_ids
+
+    def close(self, usage: Usage) -> bytes:
+        choices = [
+            self._choice(number, rank, choice)
+            for number, group in enumerate(self._groups)
+            for rank, choice in enumerate(group.best(self._num_sent))
+        ]
+        return self.whole("text_completion", choices, usage_shape(usage))
+
+    def _choice(self, group: int, rank: int, choice: WholeChoice) -> dict[str, object]:
+        answer = self._texts.logprobs(group, choice)
+        prompt = self._texts.prompt_logprobs(group, self._groups[group].prompt)
+        ids = {"token_ids": choice.token_ids, "prompt_token_ids": self._plan.groups[group].prompt}
+        return {
+            "index": group * self._num_sent + rank,
+            "text": self._texts.prompt(group) + choice.text,
+            "logprobs": joined(prompt, answer) if prompt and answer else answer,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+            **(ids if self._token_ids else {}),
+        }
+
+
+AFTER_TEXT = b',"logprobs":null,"finish_reason":null}]'
+
+
+class CompletionChunks(EventWriter[GroupStep, Usage]):
+    """Streamed completions: prompts x n choices numbered prompt-major, one choice a chunk, a step in one piece."""
+
+    def __init__(self, plan: Plan, body: CompletionRequest) -> None:
+        super().__init__(
+            head_json(plan.head, "text_completion"),
+            usage_json=usage_json,
+            include_usage=plan.include_usage,
+            continuous_usage=plan.continuous_usage,
+        )
+        self._plan = plan
+        self._size = plan.group_size
+        self._texts = CompletionTexts(plan, body)
+        self._token_ids = body.return_token_ids
+        self._opens = body.echo or body.return_token_ids
+        """True if each choice begins with a chunk about the prompt."""
+        self._before_text = [b'%b%d,"text":' % (self._opening, i) for i in range(plan.num_choices)]
+        plain = body.logprobs is None and not body.return_token_ids and not plan.continuous_usage
+        self._after_text = AFTER_TEXT + self._without_usage if plain else None
+        """What follows the text of most chunks; None where that changes from chunk to chunk."""
+        self._begun: set[int] = set()
+        """Prompts whose first step has come."""
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        before_text, after_text = self._before_text, self._after_text
+        closing = self._closing(usage) if after_text is None else self._without_usage
+        chunks: list[bytes] = []
+        for step in steps:
+            first = step.group * self._size
+            if step.group not in self._begun:
+                self._begun.add(step.group)
+                chunks += self._openings(step, closing) if self._opens else ()
+            for event in step.events:
+                if after_text is not None and event.finish is None:
+                    chunks += before_text[first + event.index], orjson.dumps(event.text), after_text
+                else:
+                    ending = closing if step.ticket is None else ticket_before(closing, step.ticket)
+                    chunks.append(self._chunk(step.group, event, ending))
+        return b"".join(chunks)
+
+    def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
+        """Returns the first chunk of each choice of a prompt: the echo, and the prompt's token ids."""
+        tail = b""
+        if self._token_ids:
+            tail = b',"prompt_token_ids":%b,"token_ids":[]' % orjson.dumps(self._plan.groups[step.group].prompt)
+        constant = b'%b,"logprobs":%b,"finish_reason":null%b}]%b' % (
+            orjson.dumps(self._texts.prompt(step.group)),
+            orjson.dumps(self._texts.prompt_logprobs(step.group, step.prompt)),
+            tail,
+            closing,
+        )
+        first = step.group * self._size
+        return [before + constant for before in self._before_text[first : first + self._size]]
+
+    def _chunk(self, group: int, event: ChoiceEvent, closing: bytes) -> bytes:
+        finish = b"null"
+        if event.finish:
+            finish = b'"%b","stop_reason":%b' % (event.finish.encode(), orjson.dumps(event.stop_reason))
+        return b'%b%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
+            self._before_text[group * self._size + event.index],
+            orjson.dumps(event.text),
+            orjson.dumps(self._texts.logprobs(group, event)),
+            finish,
+            b',"token_ids":' + orjson.dumps(event.token_ids) if self._token_ids else b"",
+            closing,
+        )

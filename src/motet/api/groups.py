@@ -1,0 +1,251 @@
+"""The groups of one request while they run: each is opened, read step by step, accounted for, and closed.
+
+    TokenGroup        one prompt as text: tokens of the engine in, events of its choices out; or its prefill alone
+    EngineGroup       what a gateway sent, as the engine's own deltas (`engine_routes`)
+    UpstreamRequest   all prompts of a request to a text upstream (`upstream`)
+
+`answer.GeneratedResponse` owns the groups of a request: it opens all or none and closes them together. With one group
+it reads the group itself, a step at a time; with several, `MergedGroups`.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Generic, TypeVar
+
+from motet.api.admission import Place
+from motet.api.plan import Plan
+from motet.api.served import ServedModel, TextModel
+from motet.api.service import Service
+from motet.metrics.groups import Shown
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupStep, TextGroup
+from motet.transfer.ticket import Ticket
+from motet.types import FinishReason, GenerateRequest, PromptReport, Usage
+
+log = logging.getLogger("motet.api")
+
+StepT = TypeVar("StepT")
+"""The type of a group's steps."""
+UsedT = TypeVar("UsedT")
+"""The type of a group's usage."""
+
+Reader = Callable[[], Coroutine[None, None, Sequence[StepT] | None]]
+"""Returns at least one step; None after the last."""
+
+SENT = 200
+"""The status of a request whose whole answer has been sent."""
+HELD_STEPS = 32
+"""Number of steps that may wait for the reader of merged groups, unless there are so many groups: each may have two."""
+
+
+class AnswerGroup(ABC, Generic[StepT, UsedT]):
+    """One group of a request."""
+
+    num_prompts = 1
+    """Each prompt counts as a group that waits for its first token."""
+
+    @property
+    @abstractmethod
+    def usage(self) -> UsedT:
+        """The usage of the group so far."""
+
+    @property
+    @abstractmethod
+    def worker(self) -> str:
+        """The id of the worker that writes the group; empty while that is not known."""
+
+    @abstractmethod
+    def open(self, place: Place) -> None:
+        """Submits the group. Raises the error if it is refused."""
+
+    @abstractmethod
+    def reader(self) -> Reader[StepT]:
+        """Returns what reads the group, once it is open."""
+
+    @abstractmethod
+    async def close(self, *, status: int) -> None:
+        """Frees the group, counts and logs it, once. Must follow, also if `open` failed or never came."""
+
+
+class MergedGroups(Generic[StepT]):
+    """The steps of several groups as they come, all that lie ready in one piece. The first error ends the stream.
+
+    A task a group puts its steps into a queue. When that is full, a slow reader holds the groups' streams back."""
+
+    def __init__(self, groups: Sequence[AnswerGroup[StepT, UsedT]]) -> None:
+        self._queue: asyncio.Queue[Sequence[StepT] | Exception | None] = asyncio.Queue(max(2 * len(groups), HELD_STEPS))
+        self._unfinished = len(groups)
+        self._error: Exception | None = None
+        self._pumps = [asyncio.create_task(self._pump(group)) for group in groups]
+
+    async def read(self) -> Sequence[StepT] | None:
+        """Returns what is there, at least one step; None after the end. An error is raised behind what came before."""
+        steps: list[StepT] = []
+        while self._unfinished and self._error is None and not (steps and self._queue.empty()):
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                self._error = item
+            elif item is None:
+                self._unfinished -= 1
+            else:
+                steps += item
+        if self._error is not None and not steps:
+            raise self._error
+        return steps or None
+
+    async def aclose(self) -> None:
+        """Stops reading the groups."""
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.wait(self._pumps)
+
+    async def _pump(self, group: AnswerGroup[StepT, UsedT]) -> None:
+        try:
+            read = group.reader()
+            while (steps := await read()) is not None:
+                await self._queue.put(steps)
+            await self._queue.put(None)
+        except Exception as error:  # the reader raises it
+            await self._queue.put(error)
+
+
+class GroupAccount:
+    """The account of one group: its place among those that wait, its figures, and its line in the access log. It begins
+    when the group has been submitted; `end` must follow, once."""
+
+    def __init__(
+        self,
+        service: Service,
+        served: ServedModel | TextModel,
+        place: Place,
+        *,
+        request_id: str,
+        group: str,
+        num_choices: int,
+        prompt_tokens: int | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        """`request_id`: the client's name for the request; `group`: ours for the group. `prompt_tokens`, `max_tokens`:
+        None if only another server knows them."""
+        self._place = place
+        self._metrics = service.metrics.of(served.name)
+        self._record = self._metrics.group_opened(
+            num_choices,
+            clock=service.clock,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            on_first=place.started,
+        )
+        self.step: Callable[[Sequence[Shown]], None] = self._record.step
+        """To be called with what each step shows."""
+        self._names = {
+            "request_id": request_id,
+            "group": group,
+            "model": served.parent or served.name,
+            "adapter": served.name if served.parent else None,
+        }
+
+    @classmethod
+    def of_tokens(cls, service: Service, served: ServedModel, request: GenerateRequest, place: Place) -> "GroupAccount":
+        return cls(
+            service,
+            served,
+            place,
+            request_id=request.trace,
+            group=request.request_id,
+            num_choices=len(request.choices),
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.sampling.max_tokens,
+        )
+
+    def end(self, *, status: int, worker: str, usage: Usage | None, tokens: Mapping[int, int] | None = None) -> None:
+        """Leaves the place; counts and logs the group. `usage`: None if it was not told. `tokens`: the number of
+        output tokens of each choice, where that is known."""
+        self._place.leave()
+        record = self._record
+        self._metrics.group_ended(record, status=status, tokens=tokens or {})
+        fields = {
+            **self._names,
+            "worker": worker,
+            "status": status,
+            "n": record.num_choices,
+            "prompt_tokens": usage.prompt_tokens if usage else None,
+            "cached_tokens": usage.cached_tokens if usage else None,
+            "completion_tokens": usage.completion_tokens if usage else None,
+            "finished": len(record.finished_s),
+            "first_token_s": _rounded(record.first_token_s),
+            "last_choice_first_token_s": _rounded(record.last_choice_first_token_s),
+            "total_s": _rounded(record.age_s),
+        }
+        log.info("group ended", extra={"fields": fields})
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+class TokenGroup(AnswerGroup[GroupStep, Usage]):
+    """One prompt of a request: its group in the engine, its account, and the ticket it brings or comes to."""
+
+    def __init__(self, service: Service, plan: Plan, number: int) -> None:
+        """`number`: of the prompt inside the request."""
+        self._service = service
+        self._plan = plan
+        self._request = plan.groups[number]
+        self._number = number
+        self._text: TextGroup | None = None
+        """None while the group is not open, and for one that is only prefilled."""
+        self._ticket: Ticket | None = None
+        """The ticket of a prefill."""
+        self._account: GroupAccount | None = None
+
+    def open(self, place: Place) -> None:
+        plan, request, served = self._plan, self._request, self._plan.served
+        if plan.order is None:
+            self._text = TextGroup(served.engine, request, served.tokenizer, plan.rules, number=self._number)
+        self._account = GroupAccount.of_tokens(self._service, served, request, place)
+        if self._text is not None:
+            self._text.on_step = self._account.step
+
+    def reader(self) -> Reader[GroupStep]:
+        return self._prefilled if self._text is None else self._text.read
+
+    async def _prefilled(self) -> tuple[GroupStep] | None:
+        """Returns one step, once: the choice ends without a token, and there is a ticket."""
+        if self._ticket is not None:
+            return None
+        assert self._plan.order is not None and self._account is not None  # it is open, and is not to be written
+        self._ticket = await self._plan.served.engine.prefill(self._request, readers=self._plan.order.readers)
+        ended = ChoiceEvent(self._request.choices[0].index, "", (), finish=FinishReason.LENGTH)
+        self._account.step((ended,))
+        return (GroupStep((ended,), PromptReport(self._ticket.cached_tokens), self._number, self._ticket),)
+
+    @property
+    def usage(self) -> Usage:
+        if self._text is not None:
+            return self._text.usage
+        cached_tokens = self._ticket.cached_tokens if self._ticket else 0
+        return Usage(prompt_tokens=len(self._request.prompt), completion_tokens=0, cached_tokens=cached_tokens)
+
+    @property
+    def worker(self) -> str:
+        return (self._text.worker if self._text else "") or self._service.only_worker
+
+    async def close(self, *, status: int) -> None:
+        """Gives back a ticket that the client brought and the engine never got, and one that was made and the client
+        never got."""
+        unused = self._request.ticket if self._text is None else None
+        if status != SENT:
+            unused = self._ticket or unused
+        async with AsyncExitStack() as closing:  # a release that fails does not keep the group open
+            if unused is not None:
+                closing.push_async_callback(self._plan.served.engine.release, unused, trace=self._request.trace)
+            if self._text is not None:
+                closing.push_async_callback(self._text.aclose)
+            if self._account is not None:
+                indices = [start.index for start in self._request.choices]
+                tokens = {i: self._text.usage_of(i).completion_tokens if self._text else 0 for i in indices}
+                self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)

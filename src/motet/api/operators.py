@@ -1,0 +1,232 @@
+"""The operators' routes: health, readiness, status, metrics, and draining.
+
+`/workers` tells who the workers are and lets them join and leave. It is for operators: joining makes the server connect
+to the address that it is given.
+"""
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import Field
+
+from motet.api.answer import json_response
+from motet.api.caller import new_router
+from motet.api.failure import invalid_value
+from motet.api.schemas.shared import Schema
+from motet.api.service import Membership, Seen, Service, look
+from motet.engines.base import WorkerState
+from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError
+from motet.metrics.declare import MetricKind, declared_in, numbers
+from motet.metrics.prometheus import EngineSample, Scrape
+from motet.metrics.routing import RoutingFigures
+from motet.settings.named_worker import NamedWorker, is_http_url, server_url
+from motet.types import EngineKind, EngineStats, Role
+
+HEALTH_PATIENCE_S = 0.5
+"""Seconds for which a health check waits for an engine to finish its step."""
+PATIENCE_S = 2.0
+"""Seconds in which a worker must answer: longer than most steps."""
+ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+"""Ids stand in headers, in lists with commas and in paths."""
+
+Figure = int | float | None
+DrainTimeout = Annotated[float | None, Query(ge=0, allow_inf_nan=False)]
+
+
+def admin_router(service: Service) -> APIRouter:
+    router = new_router()
+    motet_version = version("motet")
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Answers 200 while an engine lives or starts again, draining or not. A gateway always does."""
+        workers = await _needed(service)
+        lives = any(one.alive or one.report.state is WorkerState.STARTING for one in workers)
+        if not lives and service.membership is None:
+            raise EngineDiedError("The engine is not running.")
+        return json_response({"status": "ok"})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """Answers 200 while new groups are taken."""
+        await _check_ready(service)
+        return json_response({"status": "ready"})
+
+    @router.get("/version")
+    async def get_version() -> Response:
+        return json_response({"version": motet_version})
+
+    @router.get("/status")
+    async def status() -> Response:
+        """Shows every worker at this moment, with totals over the workers that answered and over routing. A total that
+        does not apply to this deployment is 0."""
+        workers, models = await look_at_all(service), service.model_names
+        answer = {
+            "model": models[0] if models else None,
+            "models": models,
+            "version": motet_version,
+            "workers": [worker_status(seen) for seen in workers],
+            "totals": _totals([seen.stats for seen in workers if seen.stats], service.figures()),
+        }
+        return json_response(answer)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        text = service.metrics.exposition(
+            await _scrape(service), models=service.model_names, waiting=service.admission.waiting
+        )
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @router.post("/drain")
+    async def drain() -> Response:
+        """Takes no new groups from now on. When those that run have finished, the server ends."""
+        service.start_drain()
+        return json_response({"draining": True, "groups_open": service.admission.open})
+
+    return router
+
+
+async def _check_ready(service: Service) -> None:
+    if service.admission.draining:
+        raise DrainingError("The server is draining and takes no new requests.")
+    living = [one.report.state for one in await _needed(service) if one.alive]
+    if not living:
+        raise EngineDiedError("The engine is not running.")
+    if WorkerState.READY not in living:
+        raise NoWorkerError("No worker takes new requests at this moment: they are being drained.")
+
+
+async def _scrape(service: Service) -> Scrape:
+    """Asks the workers of this server: those elsewhere publish their own figures."""
+    reports, draining = service.workers.reports(), service.admission.draining
+    workers = await look(reports, patience_s=PATIENCE_S, draining=draining, local_only=True)
+    return Scrape(
+        engines=[
+            EngineSample(seen.report.id, seen.info, seen.stats)
+            for seen in workers
+            if seen.info is not None and seen.report.worker is not None and seen.report.worker.local
+        ],
+        routing=service.figures(),
+        states={(seen.report.id, state.value): seen.state is state for seen in workers for state in WorkerState},
+    )
+
+
+async def _needed(service: Service) -> list[Seen]:
+    """Looks at the workers of which at least one must live: those that decode, or all if none does.
+
+    A dead engine is known at once; one that takes longer to answer is alive, and busy with a long step. Servers
+    elsewhere are not asked: their keepers know how they are."""
+    reports = service.workers.reports()
+    decoding = [report for report in reports if report.role in (Role.DECODE, Role.BOTH)]
+    return await look(decoding or reports, patience_s=HEALTH_PATIENCE_S, local_only=True)
+
+
+class NewWorker(Schema):
+    url: str
+    role: Annotated[Role | None, Field(strict=False)] = None
+    kind: Annotated[EngineKind | None, Field(strict=False)] = None
+    id: str | None = None
+
+
+def membership_router(service: Service) -> APIRouter:
+    router = new_router("/workers")
+
+    @router.get("")
+    async def list_workers() -> Response:
+        return json_response({"workers": [worker_status(seen) for seen in await look_at_all(service)]})
+
+    @router.post("")
+    async def join(body: NewWorker) -> Response:
+        membership = _membership(service)
+        id = await membership.join(_named(body), body.id)
+        return json_response({"id": id, "state": WorkerState.STARTING}, status=201)
+
+    @router.delete("/{id}")
+    async def leave(id: str, drain_timeout: DrainTimeout = None) -> Response:
+        """Its groups have `drain_timeout` seconds to finish."""
+        drain_s = service.config.drain_timeout_s if drain_timeout is None else drain_timeout
+        await _membership(service).leave(id, drain_s)
+        return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
+
+    @router.post("/{id}/drain")
+    async def drain(id: str) -> Response:
+        await _membership(service).drain(id)
+        return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
+
+    return router
+
+
+def _membership(service: Service) -> Membership:
+    """Raises unless workers may be changed. If an admin key is set, `ApiKeys` has checked it already."""
+    if service.membership is None:
+        raise NotFoundError(
+            "The workers of this server are fixed; a server that others may join is started with `motet gateway`.",
+            code="fixed_workers",
+        )
+    if not service.config.admin_key:
+        raise ForbiddenError(
+            "Without an admin key workers are neither joined nor removed, since the server would connect to whatever "
+            "address a client names. Start it with --admin-key and send that key.",
+            code="admin_key_required",
+        )
+    return service.membership
+
+
+def _named(body: NewWorker) -> NamedWorker:
+    """Returns the worker of a request. Raises RequestError for a URL or an id that is not valid."""
+    if not is_http_url(body.url):
+        raise invalid_value("url", f"{body.url!r} is no address such as http://10.0.0.1:8000")
+    if body.id is not None and ID.fullmatch(body.id) is None:
+        raise invalid_value("id", f"{body.id!r}. Up to 100 letters, digits and . _ : - are allowed")
+    return NamedWorker(server_url(body.url), body.role, body.kind)
+
+
+async def look_at_all(service: Service) -> list[Seen]:
+    return await look(service.workers.reports(), patience_s=PATIENCE_S, draining=service.admission.draining)
+
+
+def worker_status(seen: Seen) -> dict[str, object]:
+    """Returns what is known of a worker without asking it, and the gauges of its engine. None: not known."""
+    report, info = seen.report, seen.info
+    return {
+        "id": report.id,
+        "role": report.role,
+        "state": seen.state,
+        "pid": info.pid if info else None,
+        "address": report.address,
+        "kind": report.kind,
+        "model": info.model if info else None,
+        "models": report.models,
+        "max_num_seqs": info.max_num_seqs if info else 0,
+        "transfer": info.transfer if info else None,
+        "blocks_total": info.num_blocks if info else 0,
+        "resumable": report.resumable,
+        "last_decision": report.last_decision,
+        "note": report.note,
+        **_figures(seen),
+    }
+
+
+def _figures(seen: Seen) -> dict[str, Figure]:
+    """Returns the gauges of the engine: none for a silent worker, and zeros for a worker without an engine."""
+    if seen.state is WorkerState.SILENT:
+        return {}
+    stats = seen.stats or EngineStats()
+    return {
+        name: getattr(stats, name)
+        for name, declared in declared_in(EngineStats)
+        if declared.in_status and declared.kind is MetricKind.GAUGE
+    }
+
+
+def _totals(stats: Sequence[EngineStats], routing: RoutingFigures) -> dict[str, Figure]:
+    return {
+        name: sum(sum(numbers(one, name, declared).values()) for one in figures)
+        for struct, figures in ((EngineStats, stats), (RoutingFigures, [routing]))
+        for name, declared in declared_in(struct)
+        if declared.in_status and declared.kind is MetricKind.COUNTER
+    }

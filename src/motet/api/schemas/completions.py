@@ -1,0 +1,143 @@
+"""The bodies of `POST /v1/completions`, of vLLM's `POST /inference/v1/generate`, and of `/tokenize`, `/detokenize`."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, PlainValidator, model_validator
+
+from motet.api.failure import Misfit, invalid_type, invalid_value
+from motet.api.schemas.chat import ChatPrompt
+from motet.api.schemas.shared import (
+    IGNORED_FIELDS,
+    FormattedFields,
+    GeneratingFields,
+    Schema,
+    StructuredFields,
+    TokenId,
+    in_range,
+)
+
+DEFAULT_MAX_TOKENS = 16
+MAX_LOGPROBS = 5
+
+Prompt = str | tuple[int, ...]
+"""Text to be tokenised, or token ids."""
+
+
+def parse_prompts(value: object) -> tuple[Prompt, ...]:
+    """Reads a string, a list of strings, a list of token ids, or a list of such lists; all of one kind."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        kinds = "a string, an array of strings, an array of token ids or an array of such arrays"
+        raise Misfit(invalid_type, None, kinds)
+    if not value:
+        raise Misfit(invalid_value, None, "the array is empty; at least one prompt is needed")
+    if all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if all(type(item) is int for item in value):
+        return (tuple(value),)
+    if all(isinstance(item, list) for item in value):
+        return tuple(_token_ids(item, number) for number, item in enumerate(value))
+    raise Misfit(invalid_type, None, "either strings, or token ids, or arrays of token ids in an array of prompts")
+
+
+def _token_ids(item: list[object], number: int) -> tuple[int, ...]:
+    ids = tuple(token for token in item if type(token) is int)
+    if len(ids) != len(item):
+        raise Misfit(invalid_type, number, "token ids, which are integers")
+    return ids
+
+
+class CompletionRequest(FormattedFields, GeneratingFields):
+    ignored = IGNORED_FIELDS
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "spaces_between_special_tokens": (True,),
+        "store": (False,),
+        "suffix": ("",),
+        "use_beam_search": (False,),
+    }
+
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
+    best_of: int | None = Field(None, ge=1)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+    add_special_tokens: bool = True
+
+    @property
+    def num_drawn(self) -> int:
+        """Number of choices to make of each prompt; the `n` best of them are sent."""
+        return self.best_of if self.best_of is not None else self.n
+
+    def without_answer(self) -> Self:
+        """Returns the same prompts without the fields about answers, since there will be none."""
+        return self.model_copy(update={"n": 1, "best_of": None, "echo": False, "logprobs": None})
+
+    @model_validator(mode="after")
+    def check_best_of(self) -> Self:
+        if self.best_of is None:
+            return self
+        if self.best_of < self.n:
+            raise Misfit(invalid_value, "best_of", f"it must be at least 'n' ({self.n}), but got {self.best_of}")
+        if self.stream and self.best_of > self.n:
+            raise Misfit(invalid_value, "best_of", "greater than 'n' it cannot be used with 'stream'")
+        return self
+
+
+class GenerateSampling(StructuredFields):
+    """vLLM's `SamplingParams` as JSON. What has no meaning for token ids alone is ignored."""
+
+    ignored = frozenset({"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"})
+    refused = frozenset({"allowed_token_ids", "truncate_prompt_tokens"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "bad_words": ([],),
+        "extra_args": ({},),
+        "flat_logprobs": (False,),
+        "logits_processors": ([],),
+        "skip_reading_prefix_cache": (False,),
+        "spaces_between_special_tokens": (True,),
+    }
+
+    logprobs: int | None = in_range("logprobs", None)
+    prompt_logprobs: int | None = in_range("prompt_logprobs", None)
+
+
+class TokensRequest(GeneratingFields):
+    refused = frozenset({"features"})
+
+    token_ids: list[TokenId]
+    sampling_params: GenerateSampling
+    request_id: str | None = Field(None, min_length=1, max_length=200)
+
+    def without_answer(self) -> Self:
+        """Returns the same prompt without the fields about an answer, since there will be none."""
+        unasked = {"n": 1, "logprobs": None, "prompt_logprobs": None}
+        return self.model_copy(update={"sampling_params": self.sampling_params.model_copy(update=unasked)})
+
+
+class TokenizeBody(ChatPrompt):
+    """A text (`prompt`) or a chat (`messages` and the fields of a chat prompt), one of the two."""
+
+    refused = frozenset({"chat_template"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"mm_processor_kwargs": ({},)}
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    """None: True for a text, False for a chat, whose template writes them."""
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def check_one_of_two(self) -> Self:
+        if (self.prompt is None) == (not self.messages):
+            raise Misfit(invalid_value, "prompt", "exactly one of it and 'messages' must be given")
+        if self.messages and self.add_special_tokens:
+            why = "it is for a 'prompt': the chat template writes the special tokens of 'messages'"
+            raise Misfit(invalid_value, "add_special_tokens", why)
+        return self
+
+
+class DetokenizeBody(Schema):
+    model: str | None = None
+    tokens: list[TokenId]

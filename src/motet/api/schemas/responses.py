@@ -1,0 +1,231 @@
+"""The body of `POST /v1/responses`.
+
+The server keeps nothing of it afterwards, so fields that refer to an earlier or a later request are refused.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+
+from motet.api.failure import Misfit, invalid_type, invalid_value, unsupported_parameter
+from motet.api.schemas.chat import MAX_TOOLS, ContentPart, as_choice, as_parts
+from motet.api.schemas.shared import IGNORED_FIELDS, GeneratingFields, Schema, StructuredFields, in_range
+from motet.errors import RequestError
+
+OF_KEPT = frozenset({"conversation", "previous_response_id", "prompt", "prompt_cache_options"})
+"""Fields that refer to things that a server keeps."""
+OF_ITEMS = frozenset({"id", "status"})
+"""Fields of output items that are ignored when clients send the items back."""
+
+
+class TextPart(ContentPart):
+    """A part of a message, or of a tool's output."""
+
+    texts = ("input_text", "output_text")
+    ignored = frozenset({"annotations", "logprobs", "parsed"})
+
+
+TextParts = Annotated[list[TextPart], as_parts("input_text")]
+"""A string, or parts."""
+
+
+class EarlierItem(Schema):
+    """An item of `input`: what was said, thought, called or answered in earlier turns."""
+
+    ignored = OF_ITEMS
+
+
+class MessageInput(EarlierItem):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: TextParts
+
+    ignored = OF_ITEMS | {"phase"}
+
+
+class CallInput(EarlierItem):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+    ignored = OF_ITEMS | {"parsed_arguments"}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"async": (False,), "caller": ({"type": "direct"},)}
+    refused = frozenset({"namespace"})
+
+
+class CallOutputInput(EarlierItem):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: TextParts
+
+    ignored = OF_ITEMS | {"name"}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": ({"type": "direct"},)}
+    refused = frozenset({"namespace"})
+
+
+class ThoughtItem(Schema):
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
+class Summary(Schema):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningInput(EarlierItem):
+    type: Literal["reasoning"]
+    content: list[ThoughtItem] = Field(default_factory=list)
+    summary: list[Summary] = Field(default_factory=list)
+    """The summary of thoughts that were not shown; read if there is no `content`."""
+
+    refused = frozenset({"encrypted_content"})
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or self.summary)
+
+
+InputItem = MessageInput | CallInput | CallOutputInput | ReasoningInput
+
+ITEMS: Mapping[str, type[InputItem]] = {
+    "message": MessageInput,
+    "function_call": CallInput,
+    "function_call_output": CallOutputInput,
+    "reasoning": ReasoningInput,
+}
+KNOWN = ", ".join(map(repr, ITEMS))
+
+
+def read_item(value: object) -> InputItem:
+    """Reads an item by its type, so that errors are about the fields of that type."""
+    if not isinstance(value, dict):
+        raise Misfit(invalid_type, None, "an object or a string in place of the list")
+    kind = value.get("type")
+    form = ITEMS.get("message" if kind is None else kind) if isinstance(kind, str | None) else None
+    if form is None:
+        advice = "it keeps no items, so send the item itself" if kind == "item_reference" else f"only {KNOWN} are"
+        raise Misfit(_unsupported_item, "type", repr(kind), advice)
+    return form.model_validate(value)
+
+
+def _unsupported_item(param: str, kind: str, advice: str) -> RequestError:
+    message = f"Unsupported item: '{param}' {kind} is not supported by this server: {advice}."
+    return RequestError(message, param=param, code="unsupported_value")
+
+
+def as_items(value: object) -> object:
+    """Turns a string into a message."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+NOT_KEPT = "this server keeps no responses; send the whole conversation in 'input'"
+
+
+class FunctionTool(Schema):
+    """A tool in its flat form."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, object] = Field({})
+    strict: bool = False
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "async": (False,),
+        "defer_loading": (False,),
+        "output_schema": (),
+    }
+
+
+class TextFormat(Schema):
+    """The form of the text, as a flat object; the chat's schema checks which fields belong to which type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, object] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextField(Schema):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] = "medium"
+
+
+class ReasoningField(Schema):
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+    """No summary is made: the thoughts themselves are in the answer."""
+    generate_summary: Literal["auto"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+"""Encrypted thoughts are for servers that hide them; this one shows them, and takes them back as they are."""
+
+
+class ResponsesRequest(StructuredFields, GeneratingFields):
+    ignored = (IGNORED_FIELDS - {"metadata"}) | {"max_tool_calls"}
+    refused = OF_KEPT | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "background": (False,),
+        "context_management": ([],),
+        "n": (1,),
+        "prompt_cache_retention": ("in_memory",),
+        "store": (False,),
+        "truncation": ("disabled",),
+    }
+    advice: ClassVar[Mapping[str, str]] = {
+        "background": NOT_KEPT,
+        "conversation": NOT_KEPT,
+        "max_tokens": "here it is called 'max_output_tokens'",
+        "n": "a response is one answer; /v1/chat/completions gives n choices of one prompt",
+        "previous_response_id": NOT_KEPT,
+        "prompt": "this server keeps no prompts; send it in 'input' and 'instructions'",
+        "store": "this server keeps no responses; leave it out, or send false",
+        "truncation": "an input that is too long is refused; leave it out, or send 'disabled'",
+    }
+
+    input: Annotated[
+        list[Annotated[InputItem, PlainValidator(read_item)]], BeforeValidator(as_items), Field(min_length=1)
+    ]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    text: TextField = TextField()
+    reasoning: ReasoningField = ReasoningField()
+    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Annotated[dict[str, object] | None, BeforeValidator(as_choice)] = None
+    """As in a chat, whose schema checks it, but with the names one level higher."""
+    parallel_tool_calls: bool = True
+    include: list[Included] = Field(default_factory=list)
+    top_logprobs: int = in_range("logprobs", 0)
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
+        {}, max_length=16
+    )
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+
+    @property
+    def logprobs(self) -> bool:
+        return "message.output_text.logprobs" in self.include
+
+    @model_validator(mode="after")
+    def check_top_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise Misfit(
+                invalid_value, "top_logprobs", "'include' must have 'message.output_text.logprobs' when it is given"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_continuous_usage(self) -> Self:
+        if self.continuous_usage:
+            param = "stream_options.continuous_usage_stats"
+            raise Misfit(unsupported_parameter, param, "is for chunks; here the last event has the usage")
+        return self

@@ -1,0 +1,316 @@
+"""What the bodies of all routes have in common: strict types, and no field that is accepted and then not honoured.
+
+A field whose value is null counts as absent. Any other is either a field of the model, or ignored (listed in
+docs/api.md), or accepted only with a value that asks for nothing, or refused with a 400 that names it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    create_model,
+    model_validator,
+)
+
+from motet.api.failure import Misfit, invalid_type, invalid_value, missing_parameter, unsupported_parameter
+from motet.errors import RequestError
+from motet.types import AS_ASKED, SAMPLING_FIELDS, Grammar, GrammarKind, SamplingParams
+
+IGNORED_FIELDS = frozenset({"user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"})
+"""Fields that OpenAI's clients send and a server of one model has no use for."""
+
+MAX_SEED = 2**64 - 1
+MIN_SEED = -(2**63)
+MAX_STOP_STRINGS = 4
+
+T = TypeVar("T")
+
+
+class Schema(BaseModel):
+    """A JSON object of a request: exact types, no unknown names, nulls dropped."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """Fields not supported, and the values with which they ask for nothing."""
+    refused: ClassVar[frozenset[str]] = frozenset()
+    """Fields not supported, whatever their value."""
+    advice: ClassVar[Mapping[str, str]] = {}
+    """The end of the error for such a field, if naming the accepted values is not enough."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_what_asks_for_nothing(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None and not cls._asks_nothing(name, value)}
+
+    @classmethod
+    def _asks_nothing(cls, name: str, value: object) -> bool:
+        if name in cls.ignored:
+            return True
+        if name not in cls.neutral and name not in cls.refused:
+            return False
+        passing = cls.neutral.get(name, ())
+        if any(type(value) is type(allowed) and value == allowed for allowed in passing):
+            return True
+        others = f" (other than {' or '.join(map(repr, passing))})" if passing else ""
+        why = f": {cls.advice[name]}" if name in cls.advice else others
+        raise Misfit(unsupported_parameter, name, f"is not supported by this server{why}")
+
+
+StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Field(min_length=1, max_length=MAX_STOP_STRINGS),
+]
+"""One string or a list of 1 to 4."""
+
+
+def schema_text(schema: object) -> str:
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _check_told(value: T) -> T:
+    try:
+        schema_text(value).encode()
+    except UnicodeEncodeError as exc:
+        raise Misfit(invalid_value, None, "it is not valid Unicode") from exc
+    except (RecursionError, ValueError) as exc:
+        raise Misfit(invalid_value, None, f"it cannot be read: {exc}") from exc
+    return value
+
+
+TOLD = AfterValidator(_check_told)
+"""Refuses a field with half a surrogate pair in a string, which JSON can write and no engine can be sent: for fields
+that somebody else reads, so that no schema looks at the strings inside them."""
+
+JsonObject = Annotated[dict[str, object], TOLD]
+
+
+def _text_or_object(value: object) -> object:
+    if not isinstance(value, str | dict):
+        raise Misfit(invalid_type, None, "a string or an object")
+    return _check_told(value)
+
+
+TextOrObject = Annotated[str | dict[str, object], PlainValidator(_text_or_object)]
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class StreamOptions(Schema):
+    ignored = frozenset({"include_obfuscation"})
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+def in_range(name: str, default: object) -> Any:
+    """Returns a field with the range of the field of `SamplingParams` that has this name."""
+    declared = SAMPLING_FIELDS[name]
+    at_least, above = (None, declared.low) if declared.above_low else (declared.low, None)
+    return Field(default, ge=at_least, gt=above, le=declared.high)
+
+
+if TYPE_CHECKING:
+
+    class DrawingFields(Schema):
+        """For mypy: the fields that code reads by name."""
+
+        temperature: float = 1.0
+        top_p: float = 1.0
+else:
+    DrawingFields = create_model(
+        "DrawingFields",
+        __base__=Schema,
+        **{
+            name: (get_type_hints(SamplingParams)[name], in_range(name, getattr(SamplingParams(max_tokens=1), name)))
+            for name in AS_ASKED
+        },
+    )
+    """The fields of `SamplingParams` that requests have under the same name and with the same meaning."""
+
+
+class SamplingFields(DrawingFields):
+    """How choices are drawn and where they end; the same names on every route that generates."""
+
+    n: int = Field(1, ge=1)
+    top_k: int = Field(0, ge=-1)
+    """-1 and 0: off."""
+    logit_bias: dict[str, Annotated[float, in_range("logit_bias", ...)]] = Field({})
+    """Token id, as a JSON key -> the number that is added to its logit."""
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    stop: StopStrings = Field([])
+    stop_token_ids: list[TokenId] = Field([])
+    min_tokens: int = Field(0, ge=0)
+    max_tokens: int | None = Field(None, ge=1)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    @property
+    def max_tokens_asked(self) -> int | None:
+        return self.max_tokens
+
+
+class StreamingFields(Schema):
+    """How an answer is sent."""
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise Misfit(_only_streamed, "stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def _only_streamed(param: str) -> RequestError:
+    return RequestError(f"The '{param}' parameter is only allowed when 'stream' is enabled.", param=param)
+
+
+class GeneratingFields(StreamingFields):
+    """The fields beside the sampling: the model, streaming, and how the group is scheduled and cached."""
+
+    model: str | None = None
+    cache_salt: Annotated[str, TOLD] = ""
+    priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
+    kv_transfer_params: object = None
+    """`kv_params` reads it: the values that it may have depend on the server."""
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+ANY_OBJECT = '{"type":"object"}'
+
+FORMER_PREFIX = "guided_"
+"""vLLM before 0.12 had fields of this prefix in place of the keys of `structured_outputs`."""
+
+
+class Form(NamedTuple):
+    """The grammar that answers must follow, and how errors name it."""
+
+    grammar: Grammar
+    param: str
+    """The name of the field that says so, inside the fields of sampling."""
+    called: str = ""
+    """`schema for response_format 'answer'`; empty: as `param`."""
+
+
+class JsonSchemaFormat(Schema):
+    """`strict` changes nothing: answers always follow the schema, or it is refused."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    strict: bool = False
+    wanted: JsonObject = Field(alias="schema")
+
+
+class ResponseFormat(Schema):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def check_schema_given(self) -> Self:
+        if self.json_schema is None and self.type == "json_schema":
+            raise Misfit(missing_parameter, "json_schema")
+        if self.json_schema is not None and self.type != "json_schema":
+            raise Misfit(unsupported_parameter, "json_schema", f"does not go with type '{self.type}'")
+        return self
+
+    @property
+    def form(self) -> Form | None:
+        if self.json_schema is not None:
+            called = f"schema for response_format '{self.json_schema.name}'"
+            return Form(Grammar(GrammarKind.JSON, schema_text(self.json_schema.wanted)), "response_format", called)
+        if self.type == "json_object":
+            return Form(Grammar(GrammarKind.JSON, ANY_OBJECT), "response_format")
+        return None
+
+
+class StructuredOutputs(Schema):
+    ignored = frozenset({"disable_fallback"})
+    refused = frozenset({"structural_tag", "whitespace_pattern"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "disable_additional_properties": (False,),
+        "disable_any_whitespace": (False,),
+    }
+
+    json_wanted: TextOrObject | None = Field(None, alias="json")
+    regex: Annotated[str, TOLD] | None = Field(None, min_length=1)
+    choice: Annotated[list[str], TOLD] | None = Field(None, min_length=1)
+    grammar: Annotated[str, TOLD] | None = Field(None, min_length=1)
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def check_one_given(self) -> Self:
+        if self.json_object is False or len(self._given()) != 1:
+            why = "exactly one of json, regex, choice, grammar and json_object (which can only be true) must be given"
+            raise Misfit(invalid_value, None, why)
+        return self
+
+    def _given(self) -> dict[str, object]:
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+    @property
+    def form(self) -> Form:
+        ((name, value),) = self._given().items()
+        param = f"structured_outputs.{name}"
+        if isinstance(value, str):
+            kinds = {"json": GrammarKind.JSON, "regex": GrammarKind.REGEX, "grammar": GrammarKind.LARK}
+            return Form(Grammar(kinds[name], value), param)
+        if isinstance(value, list):
+            return Form(Grammar(GrammarKind.CHOICE, json.dumps(value, ensure_ascii=False)), param)
+        return Form(Grammar(GrammarKind.JSON, ANY_OBJECT if value is True else schema_text(value)), param)
+
+
+class StructuredFields(SamplingFields):
+    """The fields of sampling, and the grammar that every choice must follow."""
+
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_former_names(cls, data: object) -> object:
+        for key in ("json", "regex", "choice", "grammar", "json_object"):
+            name = FORMER_PREFIX + key
+            if isinstance(data, dict) and data.get(name) is not None:
+                raise Misfit(unsupported_parameter, name, f"is now 'structured_outputs': {{'{key}': ...}}")
+        return data
+
+    @property
+    def form(self) -> Form | None:
+        return None if self.structured_outputs is None else self.structured_outputs.form
+
+
+class FormattedFields(StructuredFields):
+    """The fields of the routes whose answers are texts."""
+
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def check_one_form(self) -> Self:
+        if self.structured_outputs is not None and self.response_format is not None:
+            why = "it and 'response_format' both say what an answer must be; give one of them"
+            raise Misfit(invalid_value, "structured_outputs", why)
+        return self
+
+    @property
+    def form(self) -> Form | None:
+        return super().form if self.response_format is None else self.response_format.form

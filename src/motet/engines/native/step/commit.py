@@ -1,0 +1,190 @@
+"""Draws the next token of every choice that has a row of logits, and settles the step: counts the computed tokens,
+appends the new ones, frees the blocks of ended choices, and makes a delta for every group that got tokens."""
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from motet.block_names import block_names
+from motet.engines.native.kv.pool import BlockPool
+from motet.engines.native.sample.lanes import SampleRow
+from motet.engines.native.sample.logprobs import prompt_logprobs
+from motet.engines.native.sample.sampler import Sampled, Sampler
+from motet.engines.native.step.inputs import Draw, PromptRows
+from motet.engines.native.step.plan import StepPlan
+from motet.engines.native.step.scheduler import Scheduler
+from motet.engines.native.step.sequence import Group, Sequence
+from motet.errors import EngineError, GrammarError, MotetError
+from motet.kv_events.changes import Stored
+from motet.types import ChoiceDelta, EngineStats, Finish, FinishReason, GroupDelta, PromptReport
+
+NONSENSE = "the model gave numbers that are not finite"
+
+
+class DrawnToken(msgspec.Struct, frozen=True, gc=False):
+    """The next token of one sequence."""
+
+    sequence: Sequence
+    sampled: Sampled
+
+
+def draw_tokens(sampler: Sampler, draws: SequenceOf[Draw], logits: torch.Tensor) -> list[DrawnToken]:
+    """Returns one token for each of `draws`, in their order."""
+    rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in draws]
+    sampled = sampler.sample(logits, rows)
+    return [DrawnToken(draw.sequence, one) for draw, one in zip(draws, sampled, strict=True)]
+
+
+def failures_of(drawn: Iterable[DrawnToken]) -> dict[Group, MotetError]:
+    """Returns the groups for which no token could be drawn, with the cause: their grammar, or the model's numbers."""
+    failures: dict[Group, MotetError] = {}
+    for one in drawn:
+        if not one.sampled.finite:
+            index, why = one.sequence.indices[0], one.sequence.sampling.failure
+            error = GrammarError(f"choice {index}: {why}") if why else EngineError(NONSENSE)
+            failures.setdefault(one.sequence.group, error)
+    return failures
+
+
+def score_prompt(rows: PromptRows, logits: torch.Tensor) -> None:
+    """Adds to the group the log-probabilities of the tokens that follow the rows' positions; the first has none."""
+    group, count = rows.group, rows.group.request.sampling.prompt_logprobs
+    if rows.position == 0:
+        group.prompt_logprobs = [None]
+    targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
+    group.prompt_logprobs += prompt_logprobs(logits[rows.begin : rows.begin + len(targets)], targets, count or 0)
+
+
+@dataclass(eq=False, kw_only=True)
+class Commit:
+    """Knows the rules that end a choice. An engine has one."""
+
+    scheduler: Scheduler
+    counters: EngineStats
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    answers: "AnswerCache | None" = None
+
+    def advance(self, plan: StepPlan) -> None:
+        """Counts the step's tokens as computed: their KV is stored."""
+        counters = self.counters
+        counters.steps += 1
+        for trunk in plan.trunks:
+            trunk.group.computed = trunk.end
+            counters.prefill_tokens += trunk.end - trunk.begin
+            if trunk.group.request.ticket is not None:
+                counters.recomputed_tokens += trunk.end - trunk.begin
+            self.scheduler.publish(trunk.group)
+        last = None
+        for tail in plan.tails:
+            tail.sequence.computed = tail.end
+            draws = tail.end == len(tail.sequence.written)
+            counters.replayed_tokens += tail.end - tail.begin - draws
+            group = tail.sequence.group
+            prompt_tokens = len(group.prompt)
+            counters.trunk_tokens_unshared += prompt_tokens
+            if group is not last:  # siblings are neighbours
+                counters.trunk_tokens_read += prompt_tokens
+                last = group
+
+    def write(self, drawn: Iterable[DrawnToken]) -> list[GroupDelta]:
+        """Appends the drawn tokens to their sequences; returns one delta a group."""
+        by_group: dict[Group, list[ChoiceDelta]] = {}
+        for one in drawn:
+            by_group.setdefault(one.sequence.group, []).extend(self._write_one(one))
+        return [
+            GroupDelta(group.request.request_id, tuple(choices), _report(group)) for group, choices in by_group.items()
+        ]
+
+    def end(self, sequence: Sequence) -> None:
+        """Frees a sequence that has finished or was stopped; the prefix cache may keep its answer for later prompts."""
+        if self.answers is not None:
+            self.answers.keep(sequence)
+        self.scheduler.finish(sequence)
+
+    def _write_one(self, drawn: DrawnToken) -> list[ChoiceDelta]:
+        sequence, sampled = drawn.sequence, drawn.sampled
+        sequence.written.append(sampled.token_id)
+        sequence.sampling.append(sampled.token_id)
+        self.counters.generated_tokens += len(sequence.indices)
+        finish = self.finish_of(sequence)
+        logprobs = None if sampled.logprob is None else (sampled.logprob,)
+        deltas = [ChoiceDelta(index, (sampled.token_id,), logprobs, finish) for index in sequence.indices]
+        if finish:
+            self.end(sequence)
+        return deltas
+
+    def finish_of(self, sequence: Sequence) -> Finish | None:
+        """Returns how the last token ends its choice, if it does. Stop strings are text: they end a choice from
+        outside.
+
+        End-of-sequence and stop tokens cannot be drawn before `min_tokens`. A choice with a grammar and `ignore_eos`
+        draws end-of-sequence only if the grammar allows nothing else. So neither needs a check here.
+        """
+        sampling, written = sequence.group.request.sampling, sequence.written
+        if sequence.sampling.complete:
+            return Finish(FinishReason.STOP)
+        if written[-1] in self.eos_token_ids and (not sampling.ignore_eos or sampling.grammar is not None):
+            return Finish(FinishReason.STOP)
+        if written[-1] in sampling.stop_token_ids:
+            return Finish(FinishReason.STOP, written[-1])
+        num_tokens = len(sequence.group.prompt) + len(written)
+        if len(written) >= sampling.max_tokens or num_tokens >= self.max_model_len:
+            return Finish(FinishReason.LENGTH)
+        return None
+
+
+def _report(group: Group) -> PromptReport | None:
+    """Returns the report on a group's prompt, for its first delta."""
+    if group.reported:
+        return None
+    group.reported = True
+    scored = group.request.sampling.prompt_logprobs is not None
+    return PromptReport(group.cached_tokens or 0, tuple(group.prompt_logprobs) if scored else None)
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerCache:
+    """Lets answers into the prefix cache, for conversations in which the last answer is part of the next prompt.
+
+    An answer's KV is copied into other blocks, with the borders of prompt blocks, and these are published. A tail
+    always starts in a fresh block, wherever its trunk ends, so its own blocks cannot be shared:
+
+        trunk  [p p p p][p p . .]            cut as a prompt  [p p p p][p p w w][w w w .]
+        tail             [w w w w][w . . .]
+
+    Off by default: the KV of an answer was computed as trunk and tail, and its bits differ from the KV that the same
+    tokens get as a prompt, so a choice may then depend on earlier requests.
+    """
+
+    pool: BlockPool
+    block_size: int
+    copy: Callable[[list[int], list[int]], None]
+    """Copies the KV of slots, source to target, in all layers."""
+
+    def keep(self, sequence: Sequence) -> None:
+        """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""
+        group, size = sequence.group, self.block_size
+        known = (*group.prompt, *sequence.written[: sequence.computed])
+        names = block_names(known, size, group.request.cache_salt)
+        first = max(len(group.prompt) // size, len(self.pool.find(names)))
+        if first >= len(names) or len(names) - first > self.pool.num_free:
+            return
+        blocks = self.pool.take(len(names) - first)
+        self.copy(
+            [self._slot(sequence, position) for position in range(first * size, len(names) * size)],
+            [block * size + offset for block in blocks for offset in range(size)],
+        )
+        parent = names[first - 1] if first else None
+        tokens = known[first * size : len(names) * size]
+        self.pool.publish(blocks, Stored(tuple(names[first:]), parent, tokens, bool(group.request.cache_salt)))
+        self.pool.release(blocks)
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        group, size = sequence.group, self.block_size
+        offset = position - len(group.prompt)
+        table, offset = (group.blocks, position) if offset < 0 else (sequence.blocks, offset)
+        return table[offset // size] * size + offset % size

@@ -1,0 +1,175 @@
+"""Turns a step plan into the flat batch the model is run on.
+
+    rows        | tails, group by group | trunk chunks | padding to a multiple of 4 |
+
+Rows are padded because matrix products with fewer rows than 4, or an uneven number, give other bits on the CPU.
+"""
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+
+import msgspec
+
+from motet.engines.native.attention.plan import (
+    AttentionPlan,
+    PromptRead,
+    Table,
+    TailReads,
+    TrunkRead,
+    padded_keys,
+    pieces,
+)
+from motet.engines.native.step.plan import StepPlan, TailChunk, TrunkChunk
+from motet.engines.native.step.sequence import Group, Sequence
+
+ROW_MULTIPLE = 4
+_GROUP = attrgetter("sequence.group")
+
+
+class NonFiniteRowsError(Exception):
+    """Rows of the batch became NaN or infinity, so the KV that the step stored for them is useless."""
+
+    def __init__(self, rows: SequenceOf[int]) -> None:
+        super().__init__(f"rows {list(rows)} of a step are not finite")
+        self.rows = rows
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """The next token of `sequence`, at `position`, comes from logits row `row`."""
+
+    sequence: Sequence
+    row: int
+    position: int
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Logits rows [begin, end) belong to prompt positions `position`.. of a group that asked for prompt logprobs."""
+
+    group: Group
+    begin: int
+    end: int
+    position: int
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Lists with one entry for each row; the runner makes tensors of them."""
+
+    token_ids: list[int]
+    """Padded with token 0."""
+    positions: list[int]
+    """Padded with position 0."""
+    slots: list[int]
+    """Slot in KV memory of each row's key and value; not padded."""
+    logit_rows: list[int]
+    """Rows of the batch that need logits; padded with row 0."""
+    num_logits: int
+    """Number of `logit_rows` without padding."""
+    draws: list[Draw]
+    prompt_rows: list[PromptRows]
+    attention: AttentionPlan
+
+
+def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
+    """Returns the flat batch of a step."""
+    builder = _Builder(block_size)
+    for group, chunks in groupby(plan.tails, key=_GROUP):
+        builder.add_tails(group, chunks)
+    num_tail_rows = len(builder.token_ids)
+    for trunk in plan.trunks:
+        builder.add_trunk(trunk)
+    num_tokens = len(builder.token_ids)
+    padding = [0] * (-num_tokens % ROW_MULTIPLE)
+    return StepInputs(
+        token_ids=builder.token_ids + padding,
+        positions=builder.positions + padding,
+        slots=builder.slots,
+        logit_rows=builder.logit_rows + [0] * (-len(builder.logit_rows) % ROW_MULTIPLE),
+        num_logits=len(builder.logit_rows),
+        draws=builder.draws,
+        prompt_rows=builder.prompt_rows,
+        attention=AttentionPlan(num_tail_rows, tuple(builder.prompts), tuple(builder.trunks), builder.tails.finished()),
+    )
+
+
+@dataclass
+class _Builder:
+    block_size: int
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    logit_rows: list[int] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    prompt_rows: list[PromptRows] = field(default_factory=list)
+    prompts: list[PromptRead] = field(default_factory=list)
+    trunks: list[TrunkRead] = field(default_factory=list)
+    tails: TailReads = field(default_factory=TailReads)
+
+    def add_tails(self, group: Group, chunks: Iterable[TailChunk]) -> None:
+        """Adds all rows of one group's choices, and one read of its trunk for them."""
+        first_row, trunk_tokens = len(self.token_ids), len(group.prompt)
+        for chunk in chunks:
+            sequence, end = chunk.sequence, chunk.end
+            if end - chunk.begin == 1:
+                self._add_token(sequence, chunk.begin, trunk_tokens)
+            else:
+                self._add_replay(chunk, trunk_tokens)
+            if end == len(sequence.written):
+                self.draws.append(Draw(sequence, len(self.logit_rows), trunk_tokens + end))
+                self.logit_rows.append(len(self.token_ids) - 1)
+        positions = tuple(self.positions[first_row:])
+        self.trunks.append(TrunkRead(first_row, len(self.token_ids), positions, trunk_tokens, group.blocks))
+
+    def add_trunk(self, chunk: TrunkChunk) -> None:
+        """Adds a piece of a prompt, cut where the padded number of keys changes."""
+        group, row = chunk.group, len(self.token_ids)
+        self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, 0, group.blocks)
+        self.prompts += [
+            PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, group.blocks)
+            for first, last, keys in pieces(chunk.begin, chunk.end)
+        ]
+        if group.request.sampling.prompt_logprobs is not None and not group.reported:
+            first_logit = len(self.logit_rows)
+            self.logit_rows += range(row, row + chunk.end - chunk.begin)
+            self.prompt_rows.append(PromptRows(group, first_logit, len(self.logit_rows), chunk.begin))
+        first_token = len(group.prompt)
+        if chunk.end == first_token and (fresh := group.fresh):
+            logit = len(self.logit_rows)
+            self.logit_rows.append(len(self.token_ids) - 1)
+            self.draws += [Draw(sequence, logit, first_token) for sequence in fresh]
+
+    def _add_token(self, sequence: Sequence, offset: int, trunk_tokens: int) -> None:
+        """Adds the last token of a choice; a step rarely runs more of it."""
+        size, table = self.block_size, sequence.blocks
+        self.tails.add(len(self.token_ids), offset, 1, padded_keys(offset + 1), table)
+        self.token_ids.append(sequence.written[offset])
+        self.positions.append(trunk_tokens + offset)
+        self.slots.append(table[offset // size] * size + offset % size)
+
+    def _add_replay(self, chunk: TailChunk, trunk_tokens: int) -> None:
+        """Adds several tokens of a choice, cut where the padded number of keys changes."""
+        sequence, row = chunk.sequence, len(self.token_ids) - chunk.begin
+        for first, last, keys in pieces(chunk.begin, chunk.end):
+            self.tails.add(row + first, first, last - first, keys, sequence.blocks)
+        self._add_rows(sequence.written[chunk.begin : chunk.end], chunk.begin, trunk_tokens, sequence.blocks)
+
+    def _add_rows(self, token_ids: SequenceOf[int], offset: int, base: int, table: Table) -> None:
+        """Adds tokens at offsets `offset`.. of a table that begins at position `base`."""
+        end = offset + len(token_ids)
+        self.token_ids += token_ids
+        self.positions += range(base + offset, base + end)
+        for slots in _slots(table, offset, end, self.block_size):
+            self.slots += slots
+
+
+def _slots(table: Table, begin: int, end: int, size: int) -> Iterator[range]:
+    """Yields the slots of offsets [begin, end) of a table, block by block."""
+    while begin < end:
+        stop = min(end, begin - begin % size + size)
+        first = table[begin // size] * size + begin % size
+        yield range(first, first + stop - begin)
+        begin = stop

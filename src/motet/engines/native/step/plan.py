@@ -1,0 +1,81 @@
+"""The work of one step. The scheduler makes the plan, the runner runs it, `commit` settles it; nothing changes it.
+
+Here and elsewhere, objects that are made for every token of a step are msgspec structs: making a frozen dataclass takes
+eight times as long. `gc=False`: nothing points back to them, so the garbage collector need not count them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from motet.engines.native.step.sequence import Group, Sequence
+
+
+class TailChunk(msgspec.Struct, frozen=True, gc=False):
+    """Runs output tokens [begin, end) of a sequence; the next token is drawn if these are its last ones."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TrunkChunk:
+    """Runs prompt tokens [begin, end) of a group; after the last one, every fresh sequence draws its first token."""
+
+    group: Group
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Tails are ordered by group, so that attention reads the trunk of neighbouring siblings once."""
+
+    tails: tuple[TailChunk, ...]
+    trunks: tuple[TrunkChunk, ...]
+
+    def groups_of(self, rows: Iterable[int]) -> set[Group]:
+        """Returns the groups to which these rows of the flat batch belong."""
+        owners = [chunk.sequence.group for chunk in self.tails for _ in range(chunk.begin, chunk.end)]
+        owners += [chunk.group for chunk in self.trunks for _ in range(chunk.begin, chunk.end)]
+        return {owners[row] for row in rows}
+
+    def __bool__(self) -> bool:
+        return bool(self.tails or self.trunks)
+
+
+class Draft:
+    """A plan that is being made, within a budget of tokens. Tails are added oldest first, and replays after them."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        """Number of tokens for which there is still room."""
+        self._tails: list[TailChunk] = []
+        self._trunks: list[TrunkChunk] = []
+        self._in_order = True
+
+    def add_token(self, sequence: Sequence) -> None:
+        """Adds the last output token of a sequence."""
+        self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + 1))
+        self.budget -= 1
+
+    def add_replay(self, sequence: Sequence) -> None:
+        """Adds as many of a sequence's pending tokens as the budget allows."""
+        count = min(sequence.pending, self.budget)
+        self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + count))
+        self.budget -= count
+        self._in_order = False
+
+    def add_trunk(self, group: Group) -> None:
+        """Adds as much of a prompt as the budget allows; nothing if it is computed or is being fetched."""
+        count = min(group.trunk_tokens - group.computed, self.budget)
+        if count and group.pull is None:
+            self._trunks.append(TrunkChunk(group, group.computed, group.computed + count))
+            self.budget -= count
+
+    def plan(self) -> StepPlan:
+        if not self._in_order:  # makes siblings neighbours again
+            self._tails.sort(key=lambda chunk: chunk.sequence.age)
+        return StepPlan(tuple(self._tails), tuple(self._trunks))

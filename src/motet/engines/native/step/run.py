@@ -1,0 +1,120 @@
+"""The forward pass of a step: the interface of runners, and the runner that uses torch's operators.
+
+The compiled kernels' runner is `cpu.runner`, that of GPUs `cuda.runner`; `build` chooses one of the three.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from motet.engines.native.attention.group import Scores, StepAttention
+from motet.engines.native.kv.storage import KVStorage
+from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
+
+ATTENTION_NAME = "motet"
+
+LayerAttention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
+"""One step's attention as every layer calls it: layer, query [1, heads, rows, head_dim], key and value [1, kv_heads,
+rows, head_dim], which it stores, and scores. It returns [1, rows, heads, head_dim]."""
+
+
+class ModelRunner(Protocol):
+    """Runs the forward pass for the core."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Returns logits [rows wanted, vocab_size], valid until the next run. A GPU may still be computing them."""
+        ...
+
+    def verify(self) -> None:
+        """Raises NonFiniteRowsError for rows of the last run. Called after its tokens came, so without a wait."""
+        ...
+
+    def copy_slots(self, source: list[int], target: list[int]) -> None:
+        """Copies KV from slots to slots, in all layers."""
+        ...
+
+    def settle(self) -> None:
+        """Returns once the results of all runs are in memory, and no run reads or writes any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A runner, with its part of the fingerprint."""
+
+    runner: ModelRunner
+    operators: str
+    """The library or kernels that compute, with version or digest."""
+    same: bool
+    """True if a check has shown that equal requests get equal bits on this machine."""
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    step: LayerAttention,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface; `step` is the keyword the runner gives to the model's forward. We make
+    the masks: an attention without a mask function gets `attention_mask=None` (documentation of
+    `AttentionInterface`)."""
+    layer = module.layer_idx
+    if not isinstance(layer, int):
+        raise TypeError(f"{type(module).__name__} has no layer index")
+    return step(layer, query, key, value, Scores(scaling, sliding_window, softcap)), None
+
+
+AttentionInterface.register(ATTENTION_NAME, attend)
+
+
+class TorchRunner:
+    """A model and the KV memory it reads and writes, run by torch's operators on any device."""
+
+    def __init__(self, model: PreTrainedModel, storage: KVStorage) -> None:
+        self._model = model
+        self.storage = storage
+        self.device = storage.keys.device
+        self.copy_slots = storage.copy
+        self._non_finite = torch.zeros(0, dtype=torch.bool)
+
+    @torch.inference_mode()
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Returns logits [rows wanted, vocab_size] in the model's dtype; rows as in `inputs.logit_rows`, padded."""
+        attention = StepAttention(inputs.attention, self._ints(inputs.slots), self.storage)
+        output = self._model(
+            input_ids=self._ints(inputs.token_ids).unsqueeze(0),
+            position_ids=self._ints(inputs.positions).unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=self._ints(inputs.logit_rows),
+            step=attention.attend,
+        )
+        self._non_finite = attention.non_finite
+        logits = output.logits[0]
+        if not isinstance(logits, torch.Tensor):
+            raise TypeError(f"the model returned {type(logits).__name__} for logits")
+        return logits
+
+    def verify(self) -> None:
+        if rows := self._non_finite.nonzero().flatten().tolist():
+            raise NonFiniteRowsError(rows)
+
+    def settle(self) -> None:
+        """Waits until a GPU has done all that was launched."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _ints(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)

@@ -1,0 +1,348 @@
+"""Decides what the next step computes. Pure: block ids and counts in, a plan out; no tensors, no clock.
+
+One rule: computed tokens catch up with known tokens (see `sequence`), within a budget of tokens for each step.
+
+    1. preempted sequences that fit again get their blocks back, oldest first
+    2. one token for every choice that is being written    (decode)
+    3. tokens that resumed choices have written before     (replay)
+    4. prompts of admitted groups, in order of age         (prefill, in chunks)
+    5. new groups, in order, all sequences of a group or none
+
+Steps 2 and 3 may run out of blocks; then the youngest group gives some up: tail by tail, youngest sibling first, its
+trunk last. Step 5 never takes from anybody, and waits while a preempted sequence waits.
+
+The work is constant for each scheduled token: nothing here goes through written tokens, the blocks of a table, or
+waiting groups and sequences.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+from motet.engines.native.handover import Handover
+from motet.engines.native.kv.pool import BlockPool
+from motet.engines.native.step.plan import Draft, StepPlan
+from motet.engines.native.step.sequence import Group, Sequence, SequenceState, blocks_for
+from motet.errors import ContextLengthError, RequestError
+from motet.types import EngineInfo, EngineStats
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    block_size: int
+    bytes_per_block: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(eq=False)
+class Scheduler:
+    """Owns the queue of waiting groups, the running ones, and their blocks."""
+
+    pool: BlockPool
+    limits: SchedulerLimits
+    counters: EngineStats
+    handover: Handover
+
+    def __post_init__(self) -> None:
+        self.waiting = ByAge[Group]()
+        self.running = ByAge[Group]()
+        self._preempted = ByAge[Sequence]()
+        """Sequences of running groups that wait for their tail blocks."""
+        self._num_sequences = 0
+        self._refused: tuple[Group, int] | None = None
+        """The last group for which blocks were missing, and the pool's `gains` then: until they rise, it cannot fit."""
+
+    def add(self, group: Group) -> None:
+        self.waiting.add(group)
+
+    def blocks_at_admission(self, group: Group) -> int:
+        """Returns the number of blocks for a new group without cached ones: its trunk, and one for each tail."""
+        return self._blocks(group.trunk_tokens) + len(group.sequences)
+
+    def plan(self) -> StepPlan:
+        """Returns the next step; it is empty when there is nothing to do."""
+        self._give_back()
+        draft = Draft(self.limits.max_num_batched_tokens)
+        self._schedule_tails(draft)
+        for group in self.running:
+            draft.add_trunk(group)
+        while draft.budget and (first := self.waiting.oldest()) and self._admit(first):
+            self.handover.fetch(first)
+            draft.add_trunk(first)
+        return draft.plan()
+
+    def finish(self, sequence: Sequence) -> None:
+        """Frees the tail of a sequence that has ended, and with the last sibling the trunk."""
+        group = sequence.group
+        if group.admitted:
+            self._num_sequences -= 1
+            if sequence.state is SequenceState.WAITING:
+                self._preempted.remove(sequence)
+        sequence.state = SequenceState.FINISHED
+        self._free_tail(sequence)
+        group.drop(sequence)
+        if not group.sequences:
+            self.remove(group)
+
+    def suspend(self, group: Group) -> None:
+        """Takes all blocks of a group, which waits again; its written tokens stay known."""
+        for sequence in group.sequences:
+            if sequence.state is SequenceState.RUNNING:
+                self._put_back(sequence)
+        self._suspend(group)
+
+    def hand_over(self, group: Group) -> list[int]:
+        """Ends a group without freeing its trunk: the caller holds the blocks that are returned."""
+        self._leave(group)
+        blocks, group.blocks = group.blocks, []
+        return blocks
+
+    def remove(self, group: Group) -> None:
+        """Frees all of a group, whether it runs or waits."""
+        self.handover.give_up(group)
+        if group.admitted:
+            self._leave(group)
+        else:
+            self.waiting.remove(group)
+        for sequence in group.sequences:
+            sequence.state = SequenceState.FINISHED
+            self._free_tail(sequence)
+        group.sequences.clear()
+        self.pool.release(group.blocks)
+        group.blocks = []
+
+    def publish(self, group: Group) -> None:
+        """Publishes the trunk's blocks that have become complete in the prefix cache."""
+        complete = min(group.computed // self.limits.block_size, len(group.names))
+        if complete > group.published:
+            blocks = group.blocks[group.published : complete]
+            self.pool.publish(blocks, group.content(group.published, complete, self.limits.block_size))
+            group.published = complete
+
+    def check(self, others: Iterable[SequenceOf[int]] = ()) -> None:
+        """Raises AssertionError unless these tables and `others` hold each block as often as the pool believes."""
+        self.pool.check()
+        tables = [g.blocks for g in self.running] + [s.blocks for g in self.running for s in g.sequences]
+        tables += [list(table) for table in others]
+        if (held := self.pool.holders()) != Counter(block for table in tables for block in table):
+            raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
+        for group in (*self.running, *self.waiting):
+            group.check()
+        sequences = [sequence for group in self.running for sequence in group.sequences]
+        if len(sequences) != self._num_sequences:
+            raise AssertionError(f"{len(sequences)} sequences run, {self._num_sequences} are counted")
+        if list(self._preempted) != [s for s in sequences if s.state is SequenceState.WAITING]:
+            raise AssertionError("the preempted sequences are not those that wait")
+        if not all(group.admitted for group in self.running) or any(group.admitted for group in self.waiting):
+            raise AssertionError("a group runs without being admitted, or waits though it was")
+
+    def _schedule_tails(self, draft: Draft) -> None:
+        """Adds one token of every choice that is being written, then the replays of others."""
+        replays = []
+        size = self.limits.block_size
+        for group in self.running:  # blocks are taken from younger groups, so only groups after this one leave
+            if group.computed < group.trunk_tokens:
+                continue
+            for sequence in group.sequences:
+                if sequence.state is not SequenceState.RUNNING:
+                    break  # its younger siblings do not run either
+                if len(sequence.written) - sequence.computed > 1:
+                    replays.append(sequence)
+                elif draft.budget and (sequence.computed < len(sequence.blocks) * size or self._grow(sequence)):
+                    draft.add_token(sequence)
+        for sequence in replays:  # each has blocks for all its tokens, unless they were taken meanwhile
+            if draft.budget and sequence.state is SequenceState.RUNNING:
+                draft.add_replay(sequence)
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Takes another block, if necessary from a younger sequence. Returns False if this one is the youngest: then it
+        has given up its own blocks, and waits.
+
+        Groups older than the growing one never lose blocks: every younger group has a trunk to lose, and the growing
+        sequence its own tail. So the oldest always goes on; the start checks that its trunk and one tail fit.
+        """
+        while not self.pool.num_free:
+            youngest = self.running.youngest()
+            if youngest is None:
+                raise AssertionError("a sequence grows that does not run")
+            victim = youngest_holder(youngest)
+            if victim is None:
+                self._suspend(youngest)
+                continue
+            self.counters.preemptions += 1
+            self._put_back(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks += self.pool.take(1)  # from the smallest run: long ones are for trunks
+        return True
+
+    def _give_back(self) -> None:
+        """Gives preempted sequences their blocks back, as long as every running one could take another block too:
+        otherwise a sequence could be preempted again at once, and would replay for nothing."""
+        while sequence := self._preempted.oldest():
+            num_running = self._num_sequences - len(self._preempted)
+            if self.pool.num_free < self._tail_blocks(sequence) + num_running:
+                return
+            self._preempted.remove(sequence)
+            self._start_tail(sequence)
+
+    def _admit(self, group: Group) -> bool:
+        """Takes trunk and tail blocks for all sequences, or nothing. Returns True if the group runs now.
+
+        A suspended or resumed group may have written more than all blocks together can hold. It is admitted once
+        nothing else runs, with as many tails as there is room for; the others are preempted from the start. If leases
+        and pulls hold blocks even then, it waits for them.
+        """
+        if self._num_sequences + len(group.sequences) > self.limits.max_num_seqs or self._preempted:
+            return False
+        if self._refused == (group, self.pool.gains):
+            return False
+        # The last prompt token is always run: the first tokens are drawn from its logits.
+        usable = (len(group.prompt) - 1) // self.limits.block_size
+        hits = self.pool.find(group.names[:usable]) if group.request.sampling.prompt_logprobs is None else []
+        trunk = self._blocks(group.trunk_tokens) - len(hits)
+        tails = [self._tail_blocks(sequence) for sequence in group.sequences]
+        room = self.pool.num_free - self.pool.num_idle_among(hits)
+        if trunk + sum(tails if self.running else tails[:1]) > room:
+            self._refused = (group, self.pool.gains)
+            return False
+        self.waiting.remove(group)
+        self.pool.share(hits)
+        group.blocks = hits + self.pool.take(trunk, after=hits[-1] if hits else None)
+        group.computed, group.published = len(hits) * self.limits.block_size, len(hits)
+        self._enter(group)
+        self._count_admission(group)
+        return True
+
+    def _enter(self, group: Group) -> None:
+        """Starts a group that has its trunk's blocks, with as many of its sequences as there is room for."""
+        group.admitted = True
+        self.running.add(group)
+        self._num_sequences += len(group.sequences)
+        for sequence in group.sequences:
+            if self._preempted or self._tail_blocks(sequence) > self.pool.num_free:
+                self._preempted.add(sequence)
+            else:
+                self._start_tail(sequence)
+
+    def _leave(self, group: Group) -> None:
+        """Takes a group out of those that run; it keeps its blocks."""
+        group.admitted = False
+        self.running.remove(group)
+        self._num_sequences -= len(group.sequences)
+        for sequence in group.sequences:
+            if sequence.state is SequenceState.WAITING:
+                self._preempted.remove(sequence)
+
+    def _count_admission(self, group: Group) -> None:
+        if group.cached_tokens is not None:
+            return  # it was admitted before, and lost all its blocks since
+        group.cached_tokens = group.computed
+        counters, joined = self.counters, max(0, len(group.sequences) - 1)
+        counters.prompt_tokens += len(group.prompt)
+        counters.cached_tokens += group.computed
+        counters.forks += joined
+        counters.blocks_shared += joined * len(group.blocks)
+        counters.bytes_saved += joined * len(group.blocks) * self.limits.bytes_per_block
+        counters.greedy_choices_shared += sum(len(sequence.indices) - 1 for sequence in group.sequences)
+
+    def _start_tail(self, sequence: Sequence) -> None:
+        sequence.blocks = self.pool.take(self._tail_blocks(sequence))
+        sequence.state = SequenceState.RUNNING
+
+    def _put_back(self, sequence: Sequence) -> None:
+        self._free_tail(sequence)
+        sequence.state = SequenceState.WAITING
+        self._preempted.add(sequence)
+
+    def _suspend(self, group: Group) -> None:
+        """Takes the trunk of a group whose sequences hold nothing; the group waits again."""
+        self.handover.give_up(group)
+        self._leave(group)
+        self.pool.release(group.blocks)
+        group.blocks, group.computed, group.published = [], 0, 0
+        self.waiting.add(group)
+
+    def _free_tail(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks, sequence.computed = [], 0
+
+    def _blocks(self, num_tokens: int) -> int:
+        return blocks_for(num_tokens, self.limits.block_size)
+
+    def _tail_blocks(self, sequence: Sequence) -> int:
+        """Returns the number of blocks for a sequence to start: room for its output tokens, at least one."""
+        return max(1, self._blocks(len(sequence.written)))
+
+
+T = TypeVar("T", Group, Sequence)
+_AGE = attrgetter("age")
+
+
+class ByAge(Generic[T]):
+    """Groups or sequences in order of age, oldest first: one that comes back gets its old place. A queue is served
+    strictly in order, so that small groups do not starve a large one before them."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    def add(self, item: T) -> None:
+        insort(self._items, item, key=_AGE)
+
+    def oldest(self) -> T | None:
+        return self._items[0] if self._items else None
+
+    def youngest(self) -> T | None:
+        return self._items[-1] if self._items else None
+
+    def remove(self, item: T) -> None:
+        """Raises ValueError if it is not there."""
+        index = bisect_left(self._items, item.age, key=_AGE)
+        if index == len(self._items) or self._items[index] is not item:
+            raise ValueError(f"nothing of age {item.age} is here")
+        del self._items[index]
+
+
+def youngest_holder(group: Group) -> Sequence | None:
+    """Returns the youngest sequence of a group that holds a tail, if one does."""
+    # Siblings lose their tails youngest first and get them back oldest first, so those with a tail come first.
+    holders = bisect_left(group.sequences, True, key=lambda sequence: not sequence.blocks)
+    return group.sequences[holders - 1] if holders else None
+
+
+def check_fits(group: Group, info: EngineInfo, blocks_at_admission: int) -> None:
+    """Raises RequestError, which names the field, if the engine's limits can never admit the group."""
+    request = group.request
+    longest = len(request.prompt) + max((len(start.written) for start in request.choices), default=0)
+    shortest = 2 if group.readers else 1
+    if len(request.prompt) < shortest or longest >= info.max_model_len:
+        raise ContextLengthError(
+            f"prompt and output tokens are {longest}; at least {shortest} of the prompt and at most "
+            f"{info.max_model_len - 1} in all are possible",
+            param="prompt",
+        )
+    if any(len(start.written) >= request.sampling.max_tokens for start in request.choices):
+        raise RequestError("a choice has written its max_tokens already: there is nothing to resume", param="choices")
+    if len(group.sequences) > info.max_num_seqs:
+        raise RequestError(
+            f"n is {len(group.sequences)}; this engine runs at most {info.max_num_seqs} choices at once "
+            "(--max-num-seqs)",
+            param="n",
+        )
+    if blocks_at_admission > info.num_blocks:
+        raise RequestError(
+            f"the prompt and n = {len(group.sequences)} choices need {blocks_at_admission} KV blocks at once; this "
+            f"engine has {info.num_blocks}: ask for a smaller n or raise --kv-cache-gb",
+            param="n",
+        )

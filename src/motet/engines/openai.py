@@ -1,0 +1,121 @@
+"""Reads what servers with OpenAI's API send, also vLLM's: events of streams, errors, lists of models. Pure."""
+
+import contextlib
+from typing import TypeVar
+
+import msgspec
+
+from motet.engines.http import QUOTED_CHARS
+from motet.engines.wire import UNREADABLE
+from motet.errors import EngineError
+
+T = TypeVar("T")
+
+DONE = b"[DONE]"
+"""The data of a stream's last event."""
+MAX_EVENT_BYTES = 2**24
+"""A piece of an answer with 20 log-probabilities has a few thousand bytes."""
+
+_DATA = (b"data:", b"\xef\xbb\xbfdata:")
+"""A stream may begin with a byte order mark."""
+_ENDS = (b"\n", b"\r")
+_EMPTY = (b"\n", b"\r\n", b"\r")
+
+
+class EventSplitter:
+    """Bytes of server-sent events in, the data of whole events out, however the bytes were cut on the way.
+
+    Lines end in LF, CRLF or CR. Comments, which keep connections alive, and fields other than `data` are ignored.
+    The `data` lines of one event are joined, without the blanks around them, since they are JSON or `[DONE]`.
+    An event that the end of the stream cuts off is dropped. Raises EngineError for an event without an end."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        """The beginning of a line that is not complete."""
+        self._after_cr = False
+        """True if an LF that comes next belongs to the end of the last line."""
+        self._data: list[bytes] = []
+        """The lines of the event that is not complete."""
+        self._num_bytes = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the data of each event that `data` completes, in order."""
+        if not data:
+            return []
+        if self._after_cr:
+            data = data.removeprefix(b"\n")
+        self._after_cr = data.endswith(b"\r")
+        lines = (self._rest + data).splitlines(keepends=True)
+        self._rest = lines.pop() if data and not data.endswith(_ENDS) else b""
+        events = []
+        for line in lines:
+            if line.startswith(_DATA):
+                self._data.append(line.partition(b":")[2].strip())
+                self._num_bytes += len(line)
+            elif self._data and line in _EMPTY:
+                events.append(b"\n".join(self._data))
+                self._data.clear()
+                self._num_bytes = 0
+        if self._num_bytes + len(self._rest) > MAX_EVENT_BYTES:
+            raise EngineError(f"an event of a stream has more than {MAX_EVENT_BYTES} bytes")
+        return events
+
+
+def read_json(body: bytes, kind: type[T], error: type[EngineError], what: str) -> T:
+    """Returns the decoded body. Raises `error`, whose message begins with `what`, if it is no JSON of this kind."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except UNREADABLE as fault:
+        raise error(f"{what} cannot be read: {fault}") from fault
+
+
+class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in `GET /v1/models`: OpenAI's fields, and what vLLM, SGLang, LMDeploy and llama.cpp add to them."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ListedModels(msgspec.Struct):
+    data: tuple[ListedModel, ...]
+
+
+class OpenAIError(msgspec.Struct, frozen=True):
+    """An error as OpenAI writes it; other servers leave out some of it, or write a number as `code`."""
+
+    message: str = ""
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+
+    @property
+    def status(self) -> int | None:
+        """The status of an error that came as an event, if `code` is one."""
+        return self.code if isinstance(self.code, int) and 400 <= self.code < 600 else None
+
+
+class _ErrorBody(OpenAIError, frozen=True):
+    error: OpenAIError | str | None = None
+    detail: object = ""
+
+
+def error_in(body: bytes) -> OpenAIError | None:
+    """Reads the member `error`, an object or a text. Returns None if there is none."""
+    with contextlib.suppress(*UNREADABLE):
+        error = msgspec.json.decode(body, type=_ErrorBody).error
+        return OpenAIError(error) if isinstance(error, str) else error
+    return None
+
+
+def any_error_in(body: bytes) -> OpenAIError | None:
+    """Reads an error in any known form: under `error`, as the body itself, or under FastAPI's `detail`."""
+    with contextlib.suppress(*UNREADABLE):
+        found = msgspec.json.decode(body, type=_ErrorBody)
+        if isinstance(found.error, OpenAIError):
+            return found.error
+        detail = found.detail if isinstance(found.detail, str) else msgspec.json.encode(found.detail).decode()
+        if message := found.error or found.message or detail[:QUOTED_CHARS]:
+            return OpenAIError(message, found.type, found.param, found.code)
+    return None

@@ -1,0 +1,92 @@
+"""Computes a digest of the weights in a model folder, so that two servers know if they run the same model.
+
+    sha256 over, for each tensor in the order of names: name | dtype | shape | bytes
+
+It does not depend on how tensors are spread over files. The digest of large weights is kept in Motet's cache, by the
+paths, sizes and times of the files, so that later starts do not read them twice. SHA-256 has instructions of its own on
+today's processors: 0.16 s for 269 MB, half the time of BLAKE2b.
+"""
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from motet.errors import ModelLoadError
+from motet.models.folder import check_safetensors, weight_files
+
+MIN_KEPT_BYTES = 2**27
+"""Digests of smaller weights are computed at every start, which takes at most 0.1 s."""
+
+
+def begin_weights_digest(folder: Path, cache: Path) -> "Future[str]":
+    """Computes `weights_digest` in a thread of its own while the model is loaded."""
+    future: Future[str] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(weights_digest(folder, cache))
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="weights-digest", daemon=True).start()
+    return future
+
+
+def weights_digest(folder: Path, cache: Path) -> str:
+    """Returns 64 hexadecimal digits. Raises ModelLoadError for files that are missing or broken."""
+    headers = {file: check_safetensors(file) for file in weight_files(folder)}
+    files = list(headers)
+    if sum(file.stat().st_size for file in files) < MIN_KEPT_BYTES:
+        return _computed(headers)
+    kept = cache / "weights" / _key(files)
+    with contextlib.suppress(OSError):
+        if len(digest := kept.read_text()) == 64:
+            return digest
+    digest = _computed(headers)
+    partial = kept.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # then it is computed again the next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(digest)
+        partial.rename(kept)
+    return digest
+
+
+def _key(files: list[Path]) -> str:
+    """Returns a key that changes as soon as a file is written or replaced."""
+    stats = [(str(file.resolve()), file.stat()) for file in files]
+    told = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in stats]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _computed(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
+    places = [
+        (name, file, entry, data_begin)
+        for file, (header, data_begin) in headers.items()
+        for name, entry in header.items()
+    ]
+    digest = hashlib.sha256()
+    with contextlib.ExitStack() as stack:
+        memory = {file: stack.enter_context(_mapped(file)) for file in headers}
+        for name, file, entry, data_begin in sorted(places, key=itemgetter(0, 1)):
+            begin, end = entry["data_offsets"]
+            digest.update(f"{name}|{entry['dtype']}|{entry['shape']}|{end - begin}\n".encode())
+            with memoryview(memory[file])[data_begin + begin : data_begin + end] as content:
+                digest.update(content)  # without the GIL
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _mapped(file: Path) -> Iterator[mmap.mmap]:
+    try:
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+            yield memory
+    except OSError as exc:
+        raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc

@@ -1,0 +1,261 @@
+"""The life of a group in the router: one object from the moment it comes until nothing of it is left.
+
+    QUEUED ──► PREFILLING ──► WRITING ⇄ MOVING ──► OVER          any state may end in OVER
+
+1. QUEUED       no worker has room yet; `begin` ends the wait. If there is room, a group stays here only for one call
+2. PREFILLING   a prefill worker computes the prompt, once for all parts
+3. WRITING      each part's choices are on one worker; the reader of the journey reads the worker's stream
+4. MOVING       the worker of a part was lost: its unfinished choices go on elsewhere from the tokens that they have,
+                with another prefill if that pays. The reader sees a pause
+5. OVER         all choices have ended, or an error ended them, or the reader left
+
+A group is one `Part`; a large one may be several, each on a worker of its own, placed, moved and ended by itself. Who
+frees what: the journey owns a ticket from its grant until every part has read it (`HeldTicket`); whatever ends a stay
+closes its books; the tasks that wait for prefill or for a worker end with the journey.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from itertools import islice
+
+import msgspec
+
+from motet.errors import MotetError
+from motet.ids import RequestId
+from motet.routing.dispatch import Dispatcher, HeldTicket
+from motet.routing.migration import Moves, Unfinished
+from motet.routing.part import GroupState, Part, moved
+from motet.types import GenerateRequest, GroupDelta
+
+
+class Together:
+    """The deltas of several parts of a group as they come; an error of one ends all."""
+
+    def __init__(self, parts: Sequence[Part], over: Callable[[], Awaitable[None]]) -> None:
+        """`over`: awaited before the reader gets the end."""
+        # Two deltas of each part at most: a slow reader holds the parts back rather than filling memory.
+        self._queue: asyncio.Queue[GroupDelta | Exception] = asyncio.Queue(maxsize=2 * len(parts))
+        self._over = over
+        self._end: Exception | None = None
+        """The end for the reader, once all has been read or the group is being ended."""
+        self._prompt_told = False
+        self._running = asyncio.create_task(self._run(parts))
+
+    async def read(self) -> GroupDelta:
+        item = await self._queue.get() if self._end is None else self._end
+        if not isinstance(item, GroupDelta):
+            self._end = item
+            await self._over()
+            raise item
+        if item.prompt is None:
+            return item
+        told, self._prompt_told = self._prompt_told, True
+        return msgspec.structs.replace(item, prompt=None) if told else item
+
+    async def aclose(self) -> None:
+        """Stops reading the parts; a reader that waits for a delta gets the end."""
+        self._end = self._end or StopAsyncIteration()
+        self._running.cancel()
+        await asyncio.wait((self._running,))
+        if self._queue.empty():
+            self._queue.put_nowait(self._end)
+
+    async def _run(self, parts: Sequence[Part]) -> None:
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                for part in parts:
+                    pumps.create_task(self._pump(part))
+        except* Exception as errors:  # the reader raises it
+            await self._tell(errors.exceptions[0])
+        else:
+            await self._tell(StopAsyncIteration())
+
+    async def _tell(self, end: Exception) -> None:
+        """Tells the reader, unless the group is being ended: then nobody makes room in the queue any more, and if a
+        part failed in the same turn, the cancelling of this task is lost."""
+        if self._end is None:
+            await self._queue.put(end)
+
+    async def _pump(self, part: Part) -> None:
+        while True:
+            try:
+                delta = await part.read()
+            except StopAsyncIteration:
+                return
+            await self._queue.put(delta)
+
+
+class Journey:
+    """A `GroupStream`. `ended` is called once, when nothing of the group is left."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        dispatcher: Dispatcher,
+        moves: Callable[[], Moves],
+        *,
+        now_s: float,
+        ended: Callable[["Journey"], None],
+    ) -> None:
+        """`moves`: makes the `Moves` of each part."""
+        self.request = request
+        self.since_s = now_s
+        self.state = GroupState.QUEUED
+        self._dispatcher = dispatcher
+        self._moves = moves
+        self._ended = ended
+        self._unfinished = Unfinished(request)
+        """The choices that were not stopped, until there are parts."""
+        ticket = request.ticket
+        self._held = (
+            None if ticket is None else HeldTicket(ticket, dispatcher, parts=1, trace=request.trace, ours=False)
+        )
+        self._parts: tuple[Part, ...] = ()
+        self._source: Part | Together | None = None
+        """The source of deltas, once the group is on its way to decode."""
+        self._turn = asyncio.Event()
+        """Set when there is something to read, or there never will be."""
+        self._prefilling: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Number of choices to write, while the group waits."""
+        return len(self._unfinished)
+
+    @property
+    def ending(self) -> bool:
+        """True once somebody has asked for the end."""
+        return self._ending is not None
+
+    def begin(self) -> None:
+        """Places the group, since there is room for it. If it is refused before anything runs, the error is raised and
+        the group is over."""
+        dispatcher, request = self._dispatcher, self._unfinished.rest(0)
+        try:
+            apart = self.request.ticket is None and dispatcher.asks_prefill(request)
+            whole = request if self.request.ticket is None else self.request
+            plan = dispatcher.plan(whole, apart=apart)
+            if apart:
+                self._go(GroupState.PREFILLING)
+                dispatcher.on_the_way.add(self._unfinished)
+                self._prefilling = asyncio.create_task(self._prefill(plan))
+            else:
+                self._give(plan, may_wait=len(plan) > 1)
+        except BaseException:
+            self._go(GroupState.OVER)
+            raise
+
+    def fail(self, error: Exception) -> None:
+        """Ends a group that waits for room, or for prefill; its reader gets `error`."""
+        self._error = self._error or error
+        if self._prefilling is not None:
+            self._prefilling.cancel()
+        self._turn.set()
+
+    async def abandon(self, error: MotetError) -> None:
+        """Ends all waiting, since the server is closing. Choices that are being written end with their engine."""
+        if self._source is None:
+            self.fail(error)
+            await self.aclose()
+        for part in self._parts:
+            part.abandon()
+
+    def __aiter__(self) -> "Journey":
+        return self
+
+    def __anext__(self) -> Coroutine[None, None, GroupDelta]:
+        return self._first() if self._source is None else self._source.read()
+
+    async def _first(self) -> GroupDelta:
+        """Waits until decode has the group, and returns its first delta."""
+        await self._turn.wait()
+        if self._source is None:
+            await self.aclose()
+            raise self._error or StopAsyncIteration
+        return await self._source.read()
+
+    async def aclose(self) -> None:
+        """Ends the group, also if the caller is cancelled meanwhile."""
+        if self._ending is None:
+            if self._prefilling is not None:
+                self._prefilling.cancel()
+            self._ending = asyncio.create_task(self._end())
+        await asyncio.shield(self._ending)
+
+    async def stop(self, index: int) -> None:
+        """Ends one choice early. Before decode has the group, the choice is taken out of it."""
+        if self._source is None:
+            self._unfinished.choices.pop(index, None)
+            if not self._unfinished:
+                await self.aclose()
+            return
+        for part in self._parts:
+            if index in part.unfinished.choices:
+                await part.stop(index)
+
+    async def _prefill(self, plan: Sequence[int]) -> None:
+        """Gets the ticket, then gives the group to decode."""
+        try:
+            ticket = await self._dispatcher.ticket(self.request, readers=len(plan))
+            # Without a ticket every part would compute the prompt, so then there is only one part.
+            if ticket is None or ticket.readers < len(plan):
+                plan = [len(self._unfinished)]
+            self._dispatcher.on_the_way.discard(self._unfinished)
+            if ticket is not None:
+                self._held = HeldTicket(ticket, self._dispatcher, parts=len(plan), trace=self.request.trace)
+            self._give(plan, may_wait=True)
+        except Exception as error:  # handed to the reader, who raises it
+            self.fail(error)
+
+    def _give(self, plan: Sequence[int], *, may_wait: bool) -> None:
+        """Gives every part to a worker."""
+        self._go(GroupState.WRITING)
+        held, self._held = self._held, None
+        self._parts = tuple(self._split(plan, held))
+        for _ in range(len(plan) - len(self._parts)):
+            if held is not None:
+                held.settled(read=False)
+        for part in self._parts:
+            part.start(may_wait=may_wait)
+        if len(self._parts) == 1:
+            self._source = self._parts[0]
+            self._source.over = self.aclose
+        else:
+            self._source = Together(self._parts, self.aclose)
+        self._turn.set()
+
+    def _split(self, plan: Sequence[int], held: HeldTicket | None) -> "list[Part]":
+        """Returns a part for each number in the plan while choices are left; a single part has the group's name."""
+        request, id = self.request, self.request.request_id
+        if len(plan) == 1:
+            return [Part(request, self._unfinished, self._dispatcher, self._moves(), reader_id=id, held=held)]
+        parts = []
+        left = iter(self._unfinished.rest(0).choices)
+        for number, size in enumerate(plan):
+            if choices := tuple(islice(left, size)):
+                part = msgspec.structs.replace(request, request_id=RequestId(f"{id}/{number}"), choices=choices)
+                unfinished = Unfinished(part)
+                parts.append(Part(part, unfinished, self._dispatcher, self._moves(), reader_id=id, held=held))
+        return parts
+
+    async def _end(self) -> None:
+        try:
+            if self._prefilling is not None:
+                await asyncio.wait((self._prefilling,))
+            if isinstance(self._source, Together):
+                await self._source.aclose()
+            await asyncio.gather(*(part.aclose() for part in self._parts))
+            held, self._held = self._held, None
+            if held is not None:  # no part has got it
+                held.settled(read=False)
+                await held.released()
+        finally:
+            self._dispatcher.on_the_way.discard(self._unfinished)
+            self._go(GroupState.OVER)
+            self._turn.set()
+            self._ended(self)
+
+    def _go(self, state: GroupState) -> None:
+        self.state = moved(self.state, state)

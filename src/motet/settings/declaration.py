@@ -1,0 +1,190 @@
+"""The declaration of a setting, and all that is derived from it: its flag, its variable, its range, its help."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from types import UnionType
+from typing import Any, Final, TypeVar, get_args, get_origin
+
+from motet.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "MOTET_"
+METADATA_KEY: Final = "setting"
+
+Value = TypeVar("Value")
+
+
+class ServerCommand(StrEnum):
+    """A command that runs a server and therefore has settings: `motet serve`, `motet gateway`, `motet ray`."""
+
+    SERVE = "serve"
+    GATEWAY = "gateway"
+    RAY = "ray"
+
+
+class Panel(StrEnum):
+    """A group of settings in `--help` and the docs, in the order in which they are shown."""
+
+    SERVERS = "Servers"
+    MODEL = "Model"
+    ENGINE = "Engine"
+    CELL = "Prefill and decode"
+    ROUTING = "Workers"
+    RAY = "Ray"
+    LIMITS = "Limits"
+    HTTP = "HTTP"
+    PROCESS = "Process"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """One setting."""
+
+    help: str
+    """Its meaning in a sentence or two; default, unit and range are added where it is shown."""
+    panel: Panel = Panel.PROCESS
+    commands: tuple[ServerCommand, ...] = ()
+    name: str = ""
+    kind: Any = None
+    default: object = None
+    flag: str = ""
+    unset: str = ""
+    """What applies while the value is None or empty."""
+    unit: str = ""
+    least: float | None = None
+    above: float | None = None
+    """The value must be larger than this; in place of `least`."""
+    most: float | None = None
+    zero: str = ""
+    """The meaning of 0."""
+    choices: tuple[object, ...] = ()
+    pattern: str = ""
+    """A regular expression that the whole text, or each of several texts, must match."""
+    read: Callable[[Sequence[str]], object] | None = None
+    """Reads the texts; raises ConfigError if they are not valid."""
+    must: str = ""
+    """What the value must be, if neither range nor choices say it."""
+    because: str = ""
+    """The reason for the range, shown when a value is refused."""
+    secret: bool = False
+    """True if the value is never shown or written."""
+    commas: bool = False
+    """True if one flag may name several values, with commas between them."""
+    of_this_machine: bool = False
+    """True if the environment's value is for this machine only, and not for the other nodes of a cluster."""
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.kind) is tuple
+
+    @property
+    def flag_kind(self) -> Any:
+        """The type that the command line reads."""
+        if isinstance(self.kind, UnionType):
+            return next(part for part in get_args(self.kind) if part is not type(None))
+        if self.is_list:
+            return list[str]
+        return str if issubclass(self.kind, StrEnum) else self.kind
+
+    @property
+    def placeholder(self) -> str:
+        """The word for the value in `--help`: its unit, if it has one."""
+        if self.unit:
+            return "SECONDS" if self.unit == "s" else self.unit.upper()
+        return "NUMBER" if self.flag_kind in (int, float) else "TEXT"
+
+    def flag_for(self, value: object) -> str:
+        """Returns the flag as it is typed for this value: a switch that is on by default has `--no-NAME`."""
+        return self.flag.replace("--no-", "--") if self.default is True and value is True else self.flag
+
+    @property
+    def range(self) -> str:
+        """The allowed choices or numbers, in words; empty if there is no limit."""
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        if self.above is not None:
+            return f"above {self.above:g}" + (f" and at most {self.most:g}" if self.most is not None else "")
+        if self.least is None:
+            return ""
+        least = f"{self.least:g}" + (f" ({self.zero})" if self.zero else "")
+        if self.most is not None:
+            return f"{least} to {self.most:g}"
+        return f"{least} or more" if self.least == 0 else f"at least {least}"
+
+    @property
+    def shown_default(self) -> str:
+        """The default in words, with its unit; empty if there is none."""
+        if self.default in (None, (), ""):
+            return self.unset
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        number = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return f"{number} {self.unit}" if self.unit else number
+
+    @property
+    def full_help(self) -> str:
+        """`help` with range and default: `Time that a group waits. [above 0; default: 60 s]`."""
+        default = f"default: {self.shown_default}" if self.shown_default else ""
+        shown = "; ".join(filter(None, [self.range, default]))
+        return f"{self.help} [{shown}]" if shown else self.help
+
+    def refusal(self, value: object) -> str:
+        """Returns why this value is not allowed, or an empty text if it is. None is always allowed."""
+        if value is None:
+            return ""
+        why = f"must be {self.must or self.range}" + (f": {self.because}" if self.because else "")
+        if self.choices and value not in self.choices:
+            return why
+        if isinstance(value, int | float) and not self._in_range(value):
+            return why
+        texts = [value] if isinstance(value, str) else value if isinstance(value, tuple) else []
+        if self.pattern and not all(re.fullmatch(self.pattern, text) for text in texts):
+            return why
+        try:
+            if self.read is not None and isinstance(value, tuple):
+                self.read(value)
+        except ConfigError as exc:
+            return why if self.secret else exc.message
+        return ""
+
+    def _in_range(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.least is None or self.least <= value)
+            and (self.above is None or self.above < value)
+            and (self.most is None or value <= self.most)
+        )
+
+
+def setting(default: Value, help: str, **more: Any) -> Value:
+    """Declares a field of a record as a setting; `more` are fields of its Declaration."""
+    declared: Value = field(default=default, metadata={METADATA_KEY: more | {"help": help}})
+    return declared
+
+
+def settings_of(record: Any, panel: Panel, commands: tuple[ServerCommand, ...]) -> Mapping[str, Declaration]:
+    """Returns the declarations of a record by name; `panel` and `commands`: for fields that do not set their own."""
+    found = {}
+    for one in fields(record):
+        if (more := one.metadata.get(METADATA_KEY)) is not None:
+            common = {"panel": panel, "commands": commands, "flag": _flag(one.name, one.type, one.default)}
+            unit = "s" if one.name.endswith("_s") else ""
+            choices = tuple(one.type) if isinstance(one.type, type) and issubclass(one.type, StrEnum) else ()
+            declared = {"name": one.name, "kind": one.type, "default": one.default, "unit": unit, "choices": choices}
+            found[one.name] = Declaration(**common | declared | more)
+    return found
+
+
+def _flag(name: str, kind: Any, default: object) -> str:
+    """Returns the flag of a name: with dashes, without the `s` of a list or the `_s` of seconds, and with `--no-NAME`
+    if it is on by default."""
+    plain = name.removesuffix("_s")
+    if get_origin(kind) is tuple:
+        plain = plain.removesuffix("s")
+    return ("--no-" if default is True else "--") + plain.replace("_", "-")

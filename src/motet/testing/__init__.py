@@ -1,0 +1,1 @@
+"""Fakes for tests and benches; nothing of the product imports them."""

@@ -1,0 +1,161 @@
+"""Calls as Python writes them, read by `ast` and never run. A call is shown when it is whole.
+
+pythonic: Llama 4 and Llama 3.2's small models, Gorilla, ToolACE
+    [get_weather(city="Paris", unit="celsius"), get_time()]
+
+olmo3
+    <function_calls>get_weather(city="Paris", unit="celsius")
+    get_time()</function_calls>
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from motet.text.tools.base import ParsedCall, Tool, ToolFormat, ToolRules, region_reader, tool_until
+from motet.text.tools.cursor import Cursor, EndOfText, NotACall
+from motet.text.tools.grammar import NEWLINE, bare, call_rules, document, keyword_arguments, repeated, tag, tagged
+from motet.text.tools.typed import quoted
+
+BEGIN, END = "<|python_start|>", "<|python_end|>"
+LINES, LINES_END = "<function_calls>", "</function_calls>"
+
+
+def _listed_calls(cursor: Cursor, tools: Sequence[Tool]) -> Iterator[ParsedCall | None]:
+    cursor.space()
+    cursor.literal("[")
+    while True:
+        yield _call(cursor, tools)
+        if cursor.maybe("]"):
+            break
+        cursor.literal(",")
+    yield None
+    cursor.space()
+    if not cursor.at_end():
+        raise NotACall
+
+
+def _calls_on_lines(cursor: Cursor, tools: Sequence[Tool]) -> Iterator[ParsedCall | None]:
+    while True:
+        yield _call(cursor, tools)
+
+
+def _call(cursor: Cursor, tools: Sequence[Tool]) -> ParsedCall:
+    """Reads a call, and space around it."""
+    cursor.space()
+    name = tool_until(cursor, tools, "(").name
+    cursor.literal("(")
+    call = ParsedCall(name, _keywords_as_json(cursor), whole=True)
+    cursor.space()
+    return call
+
+
+def _listed_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
+    start = bare(rules, special, first="[", begin=BEGIN)
+    return document(start, [f'calls: "[" {repeated(rules, "call", quoted(", "))} "]"'], _call_rules(rules))
+
+
+def _lines_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
+    region = f"{repeated(rules, 'call', quoted(NEWLINE))} {tag(LINES_END, special)}"
+    return document(tagged(rules, special, begin=LINES, region=region, closed=True), _call_rules(rules))
+
+
+def _call_rules(rules: ToolRules) -> list[str]:
+    return call_rules(rules.callable, lambda name, keywords: f'{quoted(name + "(")} {keywords} ")"', keyword_arguments)
+
+
+PYTHONIC = ToolFormat(
+    name="pythonic",
+    begins=(BEGIN,),
+    bare="[",
+    ends=(END,),
+    read=region_reader(_listed_calls),
+    grammar=_listed_grammar,
+    known_by=("[func_name1(",),
+)
+OLMO3 = ToolFormat(
+    name="olmo3",
+    begins=(LINES,),
+    ends=(LINES_END,),
+    read=region_reader(_calls_on_lines),
+    grammar=_lines_grammar,
+    known_by=(LINES,),
+)
+
+
+_PIECE = re.compile(
+    r'"""(?:\\.|[^\\])*?"""'
+    r"|'''(?:\\.|[^\\])*?'''"
+    r'|"(?!"")(?:\\.|[^"\\])*"'
+    r"|'(?!'')(?:\\.|[^'\\])*'"
+    r"|[()\[\]{}]|[^\"'()\[\]{}]+",
+    re.DOTALL,
+)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_ESCAPE = re.compile(r"\\.|\n|\r", re.DOTALL)
+_KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtv0123xuUN")
+_JSON_WORDS = {"true": "True", "false": "False", "null": "None"}
+_JSON_WORD = re.compile(r"\b(?:true|false|null)\b(?!\s*=)")
+_PREFIXED = re.compile(r"[A-Za-z0-9_]$")
+
+
+def _keywords_as_json(cursor: Cursor) -> str:
+    """Reads from behind the `(` of a call to its `)`, and returns the keywords as a JSON object.
+
+    Line breaks in a string, and escapes that Python does not know, stand for themselves. A string that is also JSON is
+    read as JSON, whose escapes are Python's except for `\\/` and pairs of surrogates.
+    """
+    source = _source(cursor)
+    try:
+        call = ast.parse(f"f({source})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise NotACall
+        values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if None in values or len(values) < len(call.keywords):
+            raise NotACall
+        written = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        return written.encode("utf-16", "surrogatepass").decode("utf-16")  # pairs of surrogates become a character
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as exc:
+        raise NotACall from exc
+
+
+def _source(cursor: Cursor) -> str:
+    """Returns the text up to the bracket that closes the call, written so that Python can read it."""
+    source = [""]
+    depth = ["("]
+    while True:
+        match = _PIECE.match(cursor.text, cursor.place)
+        if match is None:  # the end, or a string that does not end
+            raise EndOfText if cursor.at_end() or not _PREFIXED.search(source[-1]) else NotACall
+        piece, cursor.place = match[0], match.end()
+        if piece in _CLOSING:
+            depth.append(piece)
+        elif piece in _CLOSING.values():
+            if piece != _CLOSING[depth.pop()]:
+                raise NotACall
+            if not depth:
+                return "".join(source)
+        elif piece[0] not in "\"'":
+            piece = _JSON_WORD.sub(lambda word: _JSON_WORDS[word[0]], piece)
+        elif _PREFIXED.search(source[-1]):  # f"", b"", r"", null""
+            raise NotACall
+        else:
+            piece = _safe_string(piece)
+        source.append(piece)
+
+
+def _safe_string(written: str) -> str:
+    if written[0] == '"':
+        try:
+            return repr(json.loads(written))
+        except ValueError:
+            pass
+    triple = written[:3] in ('"""', "'''")
+    return _ESCAPE.sub(lambda match: _known_escape(match[0], triple=triple), written)
+
+
+def _known_escape(text: str, *, triple: bool) -> str:
+    if text in "\n\r":
+        return text if triple else repr(text)[1:-1]
+    return text if text[1] in _KNOWN_ESCAPES else "\\" + text

@@ -1,0 +1,137 @@
+"""Whatever is wrong inside a body, at any depth and on any route, is named as the client wrote it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.api.serving import Served
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {"type": "object"}
+TOOL = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": False}
+NAMED = {"type": "function", "function": {"name": "f"}}
+CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+SAID = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "tool_calls": CALLS}]
+TEXT = {"type": "input_text", "text": "hi"}
+THOUGHT = {"type": "reasoning", "content": [{"type": "text", "text": "t"}]}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": [TEXT]}
+STREAM: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+HELD: dict[str, object] = {"structured_outputs": {"json": SCHEMA}, **STREAM}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+GENERATE = "/inference/v1/generate"
+RESPONSES = "/v1/responses"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {
+        "messages": SAID,
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+        **HELD,
+    },
+    COMPLETIONS: {"prompt": "x", "response_format": FORMAT, **STREAM},
+    GENERATE: {"token_ids": [5, 6], "sampling_params": {"structured_outputs": {"regex": "a"}}, **STREAM},
+    RESPONSES: {
+        "input": [{"type": "message", "role": "user", "content": [TEXT]}, THOUGHT, OUTPUT],
+        "text": {"format": {"type": "json_schema", "name": "f", "schema": SCHEMA}},
+        "reasoning": {"effort": "low"},
+        "tools": [{"type": "function", **TOOL}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        "stream": True,
+        "stream_options": {},
+    },
+    "/tokenize": {"messages": SAID, "tools": [{"type": "function", "function": TOOL}], "tool_choice": NAMED},
+}
+SURROGATE = {"const": "\ud800"}
+OWN: dict[str, list[tuple[str, Any]]] = {
+    CHAT: [
+        ("messages[0].role", None),
+        ("messages[0].audio", {}),
+        ("messages[1].function_call", {}),
+        ("messages[0].content[0].text", None),
+        ("messages[0].content[0]", {"type": "image_url", "image_url": {"url": "x"}}),
+        ("messages[0].content", []),
+        ("messages[1].tool_calls[0].type", "custom"),
+        ("messages[1].tool_calls[0].function.name", None),
+        ("tools[0].function.parameters", SURROGATE),
+        ("tools[0].function.parameters", {"type": "string"}),
+        ("tool_choice.function", {"name": "f"}),
+        ("tool_choice.allowed_tools.tools[0].function.name", "g"),
+        ("structured_outputs", {}),
+        ("structured_outputs.structural_tag", "x"),
+        ("structured_outputs.disable_any_whitespace", True),
+        ("structured_outputs.json", SURROGATE),
+    ],
+    COMPLETIONS: [
+        ("response_format.json_schema", None),
+        ("response_format.json_schema.schema", SURROGATE),
+    ],
+    GENERATE: [
+        ("sampling_params.allowed_token_ids", [1]),
+        ("sampling_params.bad_words", ["x"]),
+        ("sampling_params.guided_json", {}),
+        ("sampling_params.n", 1000),
+        ("sampling_params.stop_token_ids", [10**6]),
+        ("sampling_params.logit_bias", {"x": 1}),
+        ("sampling_params.min_tokens", 10**6),
+        ("sampling_params.structured_outputs", {}),
+        ("sampling_params.structured_outputs", {"regex": "a", "json_object": True}),
+        ("sampling_params.structured_outputs.whitespace_pattern", "x"),
+        ("sampling_params.structured_outputs.disable_any_whitespace", True),
+        ("sampling_params.structured_outputs.regex", "\ud800"),
+        ("sampling_params.structured_outputs.regex", "("),
+    ],
+    RESPONSES: [
+        ("input[0].content[0].text", None),
+        ("input[1].encrypted_content", "x"),
+        ("input[2].namespace", "x"),
+        ("input[2].caller", {}),
+        ("tools[0].async", True),
+        ("tools[0].output_schema", {}),
+        ("tools[0].parameters", SURROGATE),
+        ("tool_choice.tools[0].name", "g"),
+        ("text.format.schema", SURROGATE),
+        ("stream_options.continuous_usage_stats", True),
+    ],
+}
+"""What the checks of each object refuse by themselves."""
+CLIENTS_OWN = {"parameters", "schema", "json"}
+"""Objects whose members have any names."""
+
+
+def members(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """What objects inside a body have, by its full name; of each object also a member that it cannot have."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, inner in steps:
+        full = f"{name}[{step}]" if isinstance(step, int) else f"{name}.{step}".removeprefix(".")
+        if isinstance(value, dict) and name:
+            yield full, 1.5
+        if step not in CLIENTS_OWN:
+            yield from members(inner, full)
+    if isinstance(value, dict) and name:
+        yield f"{name}.unheard_of", 1
+
+
+def spoilt(body: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
+    """The body with this value at that place."""
+    changed: Any = json.loads(json.dumps(body))
+    inner, *steps = changed, *name.replace("[", ".[").split(".")
+    keys = [int(step[1:-1]) if step.startswith("[") else step for step in steps]
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    return dict(changed)
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_what_is_wrong_inside_a_body_is_named_from_outside(refusing: Served, route: str) -> None:
+    for name, value in [*members(BODIES[route]), *OWN.get(route, [])]:
+        body = json.dumps(spoilt(BODIES[route], name, value))
+        answer = await refusing.http.post(route, content=body, headers={"content-type": "application/json"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, name), error
+        assert f"'{name}'" in error["message"] or error["message"].startswith("Invalid value: "), error["message"]

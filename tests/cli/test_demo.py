@@ -1,0 +1,95 @@
+"""The receipt: what the workers counted, beside what the client saw."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from motet.cli.conversation import Conversation
+from motet.cli.demo import Receipt
+from motet.deploy.child import BlockSize, Figures
+from motet.errors import EngineError
+
+SINGLE = Figures(
+    prompt_tokens=280,
+    prefill_tokens=280,
+    generation_tokens=480,
+    forks=3,
+    blocks_shared=54,
+    bytes_saved=19_906_560,
+    trunk_tokens_read=33_320,
+    trunk_tokens_unshared=133_280,
+    prefills=0,
+    kv_transfers=0,
+    kv_transfer_bytes=0,
+    recomputed_tokens=0,
+)
+CELL = replace(SINGLE, prefills=1, kv_transfers=1, kv_transfer_bytes=18_000, recomputed_tokens=1)
+BLOCK = BlockSize(tokens=16, bytes=1000)
+
+
+def conversation(*lines: str) -> Conversation:
+    ticks = iter(range(100))
+    talk = Conversation(2, clock=lambda: next(ticks))
+    for line in lines:
+        talk.feed(f"data: {line}")
+    return talk
+
+
+def whole() -> Conversation:
+    return conversation(
+        '{"choices": [{"index": 0, "delta": {"content": "a"}}]}',
+        '{"choices": [{"index": 1, "delta": {"content": "b"}}]}',
+        '{"choices": [], "usage": {"prompt_tokens": 280, "completion_tokens": 480}}',
+        "[DONE]",
+    )
+
+
+def words(receipt: Receipt) -> str:
+    console = Console(width=120, file=StringIO(), record=True)
+    console.print(receipt.table())
+    return " ".join(console.export_text().split())
+
+
+def test_a_receipt_says_what_it_cost() -> None:
+    assert json.loads(Receipt.of(whole(), CELL, BLOCK).json()) == {
+        "n": 2,
+        "prefills": 1,
+        "transfers": 1,
+        "transfer_bytes": 18_000,
+        "trunk_bytes": 18_000,
+        "recomputed_tokens": 1,
+        "prompt_tokens": 280,
+        "prompt_tokens_prefilled": 280,
+        "completion_tokens": 480,
+        "blocks_shared": 54,
+        "bytes_not_copied": 19_906_560,
+        "first_token_s": 1,
+        "total_s": 4,
+        "tokens_per_s": 120.0,
+    }
+
+
+@pytest.mark.parametrize(("prompt_tokens", "blocks"), [(1, 0), (2, 1), (17, 1), (18, 2), (280, 18)])
+def test_the_trunk_is_the_blocks_of_the_prompt_without_its_last_token(prompt_tokens: int, blocks: int) -> None:
+    assert BLOCK.bytes_of(prompt_tokens - 1) == blocks * BLOCK.bytes
+
+
+def test_the_table_says_what_did_not_happen() -> None:
+    shown = words(Receipt.of(whole(), CELL, BLOCK))
+    assert "prefills 1 2, one for each choice" in shown
+    assert "KV transfers 1 2, one for each choice" in shown
+    assert "KV bytes moved 18,000 36,000" in shown
+
+
+def test_the_table_of_a_single_server_speaks_of_no_transfers() -> None:
+    shown = words(Receipt.of(whole(), SINGLE, BLOCK))
+    assert "transfer" not in shown
+    assert "280 of 280 560" in shown
+
+
+def test_a_stream_without_usage_gives_no_receipt() -> None:
+    with pytest.raises(EngineError, match="without a usage"):
+        Receipt.of(conversation("[DONE]"), CELL, BLOCK)

@@ -1,0 +1,295 @@
+"""The command line: its flags, the plans it makes of them, and what was foreseen to go wrong in one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+import yaml  # type: ignore[import-untyped]
+from typer.testing import CliRunner, Result
+
+from motet import __version__
+from motet.cli import app
+from motet.cli.servers import check_extra, print_settings, server_command
+from motet.config import SETTINGS
+from motet.deploy.gateway_models import TokenizerRules
+from motet.deploy.plan import ServerPlan, gateway_plan, server_plan
+from motet.deploy.stop import gateway_ready_line, ray_ready_line, ready_line, url_in
+from motet.engines.base import Worker, WorkerReport, WorkerState
+from motet.errors import ConfigError
+from motet.models.smollm2 import FOLDER
+from motet.settings.declaration import ServerCommand
+from motet.settings.record import Settings
+from motet.settings.resolve import names_of, resolve_settings
+from motet.testing.engine import FakeEngine, fake_info
+from motet.text.formats import ParserNames
+from motet.types import Role
+from tests.models.model_folders import write_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+
+def motet(*arguments: str, **environ: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=environ)
+
+
+def fails(result: Result, code: int, *words: str) -> None:
+    assert result.exit_code == code, result.output
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("motet: ")
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_the_version_is_the_package_s() -> None:
+    assert motet("version").output.strip() == __version__
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    fails(motet("serve", "--port", "70000"), 2, "--port 70000", "65535")
+    fails(motet("serve", "--max-n", "300"), 2, "--max-n 300", "max_num_seqs 256")
+    fails(motet("serve", "--block-size", "4"), 2, "--block-size 4", "one of 8, 16, 32, 64, 128")
+    fails(motet("serve", "--block-size", "256"), 2, "--block-size 256", "one of 8, 16, 32, 64, 128")
+    fails(motet("serve", MOTET_PROT="1"), 2, "MOTET_PROT", "did you mean MOTET_PORT?")
+    fails(motet("serve", "--config", "/gone.toml"), 2, "--config /gone.toml")
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    fails(motet("serve", "./gone"), 3, "./gone")
+
+
+def test_a_broken_model_is_named(tmp_path: Path) -> None:
+    (write_model(tmp_path) / "model.safetensors").write_bytes(b"")
+    fails(motet("serve", str(tmp_path)), 3, "model.safetensors")
+
+
+def test_a_missing_chat_template_is_named(tmp_path: Path) -> None:
+    fails(motet("serve", str(write_model(tmp_path)), "--chat-template", "/gone.jinja"), 2, "--chat-template")
+
+
+@pytest.mark.parametrize("flag", ["--tool-parser", "--reasoning-parser"])
+def test_an_unknown_parser_is_named_and_those_there_are(tmp_path: Path, flag: str) -> None:
+    """Before the model is looked for: that may take long."""
+    fails(motet("serve", str(tmp_path / "gone"), flag, "mine"), 2, f"{flag} mine is unknown; there are auto, none, ")
+    fails(motet("gateway", "--worker", "http://127.0.0.1:1", flag, "mine"), 2, f"{flag} mine is unknown")
+
+
+def test_an_unknown_flag_is_a_usage_error() -> None:
+    assert motet("serve", "--no-such-flag").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ServerCommand)
+def test_help_lists_every_setting_of_a_command_and_no_other(command: ServerCommand) -> None:
+    lines = motet(command, "--help").output.splitlines()
+    shown = {word for line in lines if re.match("  (-|MODEL)", line) for word in line.split()[:3]}
+    assert {name for name, one in SETTINGS.items() if one.flag in shown} == set(names_of(command))
+
+
+def test_help_says_what_a_setting_means_with_its_range_and_default() -> None:
+    text = "".join(motet("ray", "--help").output.split())
+    for name in names_of(ServerCommand.RAY):
+        if name != "model":
+            assert "".join(SETTINGS[name].full_help.split()) in text
+
+
+def test_a_list_flag_that_was_not_typed_leaves_the_environment_alone() -> None:
+    """It once came as an empty tuple, and overrode the keys in MOTET_API_KEYS with none."""
+    seen: list[Settings] = []
+    probe = typer.Typer()
+
+    @probe.command()
+    @server_command(ServerCommand.GATEWAY)
+    def look(settings: Settings, *, stop_with_stdin: bool) -> int:
+        seen.append(settings)
+        return 0
+
+    flags = "--cors-origin a --cors-origin b --worker http://a"
+    assert CliRunner().invoke(probe, flags, env={"MOTET_API_KEYS": "secret"}).exit_code == 0
+    (settings,) = seen
+    assert settings.rows["api_keys"].value == ("secret",)
+    assert settings.rows["cors_origins"].value == ("a", "b")
+
+
+def test_models_pull_prints_the_folder_and_list_names_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / FOLDER)
+    assert motet("models", "pull", MOTET_CACHE_DIR=str(tmp_path)).stdout.strip() == str(folder)
+    listed = motet("models", "list", MOTET_CACHE_DIR=str(tmp_path)).stdout
+    assert "smollm2" in listed
+    assert str(folder) in listed
+
+
+def test_a_default_model_that_was_not_pulled_is_listed_as_such(tmp_path: Path) -> None:
+    assert "motet models pull" in motet("models", "list", MOTET_CACHE_DIR=str(tmp_path)).stdout
+
+
+def test_the_table_of_settings_names_sources_and_hides_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    print_settings(
+        resolve_settings({"port": 1234, "api_keys": ["secret"]}, environ={"MOTET_MAX_N": "9"}), "motet serve"
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.split() == ["port", "1234", "--port"] for line in lines)
+    assert any(line.split() == ["max_n", "9", "MOTET_MAX_N"] for line in lines)
+    assert not any("secret" in line for line in lines)
+
+
+def plan_of(flags: dict[str, object], folder: Path) -> ServerPlan:
+    return server_plan(resolve_settings(flags, environ={}), cache=folder / "cache", say=lambda line: None)
+
+
+def test_engines_read_the_tokenizer_that_was_asked_for_in_place_of_the_models_own(tmp_path: Path) -> None:
+    model = save_tiny_tokenizer(write_model(tmp_path / "model"))
+    other = save_tiny_tokenizer(tmp_path / "other")
+    assert plan_of({"model": str(model)}, tmp_path).engine.tokenizer_path == str(model)
+    plan = plan_of({"model": str(model), "tokenizer": str(other)}, tmp_path)
+    assert plan.engine.tokenizer_path == str(plan.tokenizer_path) == str(other)
+
+
+def test_a_plan_follows_the_settings(tmp_path: Path) -> None:
+    model = save_tiny_tokenizer(write_model(tmp_path / "model"))
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    flags: dict[str, object] = {
+        "model": str(model),
+        "served_model_name": "mine",
+        "chat_template": str(template),
+        "dtype": "float32",
+        "tool_parser": "mistral",
+        "reasoning_parser": "none",
+    }
+    plan = plan_of(flags, tmp_path)
+    assert (plan.engine.model_path, plan.engine.model_name, plan.engine.dtype) == (str(model), "mine", "float32")
+    assert (plan.server.served_model_name, plan.tokenizer_path, plan.chat_template) == ("mine", model, "{{ messages }}")
+    assert plan.parsers == ParserNames(tools="mistral", reasoning="none")
+
+
+def test_another_tokenizer_takes_the_place_of_the_model_s(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    other = save_tiny_tokenizer(tmp_path / "tokenizer")
+    flags: dict[str, object] = {"model": str(model), "tokenizer": str(other)}
+    assert plan_of(flags, tmp_path).tokenizer_path == other
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_bytes(b"\xff\xfe\xff")
+    flags: dict[str, object] = {"model": str(write_model(tmp_path / "m")), "chat_template": str(tmp_path / "t.jinja")}
+    with pytest.raises(ConfigError, match="cannot be read"):
+        plan_of(flags, tmp_path)
+
+
+def workers(*roles: Role) -> list[Worker]:
+    return [
+        Worker(f"{role}-{i}", FakeEngine(lambda *_: [0], info=fake_info(role=role)), "here")
+        for i, role in enumerate(roles)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("roles", "says"),
+    [
+        ([Role.BOTH], "(1,024 KV blocks of 16 tokens"),
+        ([Role.DECODE], "(decode server, 1,024 KV blocks of 16 tokens"),
+        ([Role.PREFILL, Role.PREFILL, Role.DECODE], "(2 prefill and 1 decode engines, each with 1,024 KV blocks"),
+    ],
+)
+def test_the_ready_line_tells_programs_where_the_server_is(roles: list[Role], says: str) -> None:
+    line = ready_line("http://127.0.0.1:8000", workers(*roles))
+    assert url_in(line) == "http://127.0.0.1:8000"
+    assert says in line
+
+
+def test_another_line_tells_nothing() -> None:
+    assert url_in("something else at http://127.0.0.1:8000 ") is None
+
+
+URL = "http://127.0.0.1:1"
+
+
+def gateway_settings(**flags: object) -> Settings:
+    return resolve_settings({"workers": [URL], **flags}, environ={}, command=ServerCommand.GATEWAY)
+
+
+def test_gateway_settings_that_cannot_be_are_refused() -> None:
+    fails(motet("gateway"), 2, "a gateway needs workers", "--worker URL")
+    fails(motet("gateway", "--worker", "nowhere"), 2, "--worker nowhere")
+    fails(motet("gateway", "--worker", URL, "--chat-template", "/gone.jinja"), 2, "--chat-template")
+
+
+def test_a_gateway_that_finds_no_worker_says_so_and_ends() -> None:
+    result = motet("gateway", "--worker", URL, "--port", "0", "--start-timeout", "0.05", "--log-level", "error")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "motet: no worker that answers requests was there within 0.05 s\n" in result.stderr
+    assert "\n  127.0.0.1:1 (http://127.0.0.1:1) is " in result.stderr
+
+
+def test_a_gateway_s_plan_follows_the_settings(tmp_path: Path) -> None:
+    tokenizer = save_tiny_tokenizer(tmp_path / "tokenizer")
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    plan = gateway_plan(
+        gateway_settings(
+            tokenizer=str(tokenizer),
+            tokenizer_of=(f"org/other={tokenizer}",),
+            chat_template=str(template),
+            reasoning_parser="qwen3",
+            served_model_name="mine",
+        ),
+        cache=tmp_path,
+        say=print,
+    )
+    parsers = ParserNames(reasoning="qwen3")
+    assert plan.tokenizers == TokenizerRules({"org/other": tokenizer}, tokenizer, "{{ messages }}", parsers)
+    assert plan.server.served_model_name == "mine"
+
+
+def test_what_the_workers_say_is_left_to_them(tmp_path: Path) -> None:
+    plan = gateway_plan(gateway_settings(), cache=tmp_path, say=print)
+    assert (plan.tokenizers, plan.server.served_model_name) == (TokenizerRules({}), "")
+
+
+@pytest.mark.parametrize(("ids", "says"), [(["a:1"], "(1 worker: a:1)"), (["a:1", "b:2"], "(2 workers: a:1, b:2)")])
+def test_the_ready_line_tells_programs_where_the_gateway_is(ids: list[str], says: str) -> None:
+    workers = [WorkerReport(id=id, address="there", state=WorkerState.READY) for id in ids]
+    away = WorkerReport(id="gone", address="there", state=WorkerState.DEAD)
+    line = gateway_ready_line("http://127.0.0.1:8000", ["tiny", "other"], [*workers, away])
+    assert "is ready: tiny, other at " in line
+    assert url_in(line) == "http://127.0.0.1:8000"
+    assert line.endswith(says)
+
+
+def test_ray_settings_that_cannot_be_are_refused() -> None:
+    fails(motet("ray", "--ingress", "both"), 2, "--ingress both", "gateway, direct")
+    fails(motet("ray", "--prefill", "1"), 2, "--prefill 1", "--decode at least 1")
+    fails(motet("ray", "--gpus-per-worker", "2"), 2, "--gpus-per-worker 2.0", "an engine uses one GPU")
+    fails(motet("ray", "--resources-of", "decode"), 2, "--resources-of decode", "decode=h100:1")
+    fails(motet("ray", "--tool-parser", "mine"), 2, "--tool-parser mine is unknown")
+    fails(motet("ray", MOTET_INGRES="direct"), 2, "MOTET_INGRES", "did you mean MOTET_INGRESS?")
+
+
+def test_without_the_extra_it_is_said_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]' in Motet's folder"):
+        check_extra(lambda name: None)
+    check_extra(lambda name: name)
+
+
+def test_the_config_is_printed_and_nothing_else() -> None:
+    result = motet(
+        *("ray", "org/model", "--prefill", "1", "--decode", "2", "--ingress", "direct", "--api-key", "secret"),
+        *("--resources-of", "decode=h100:1", "--resources-of", "gateway=edge:1", "--print-config"),
+        MOTET_MAX_NUM_SEQS="64",
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "secret" not in result.stdout
+    (application,) = yaml.safe_load(result.stdout)["applications"]
+    assert application["args"] == {
+        "model": "org/model",
+        "max_num_seqs": 64,
+        "prefill": 1,
+        "decode": 2,
+        "ingress": "direct",
+        "resources_of": ["decode=h100:1", "gateway=edge:1"],
+    }
+
+
+def test_the_ready_line_tells_programs_where_the_cell_is() -> None:
+    line = ray_ready_line("tiny", "http://127.0.0.1:8000", {"gateway": 1, "decode": 2, "prefill": 1, "directory": 1})
+    assert url_in(line) == "http://127.0.0.1:8000"

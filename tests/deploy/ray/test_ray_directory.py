@@ -1,0 +1,117 @@
+"""The directory as a replica reaches it through Serve: in bytes, with a limit, and whatever goes wrong is one error."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from motet.deploy.ray.directory import (
+    DirectoryReplica,
+    DirectoryVersion,
+    Listing,
+    RayDirectory,
+    WorkerStage,
+)
+from motet.errors import DirectoryError
+from motet.types import Role
+from tests.deploy.ray.directories import ended, worker
+
+pytestmark = pytest.mark.anyio
+
+LISTENS_S = 0.01
+
+
+class Remote:
+    """A method of a handle."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    def remote(self, *arguments: Any) -> Awaitable[Any]:
+        return self._call(*arguments)
+
+
+class FakeHandle:
+    """Of a deployment that keeps a directory; `instead`: what each call does in its place."""
+
+    def __init__(self, instead: Callable[[], Awaitable[bytes]] | None = None) -> None:
+        self._replica = DirectoryReplica()
+        self._instead = instead
+
+    def __getattr__(self, name: str) -> Any:
+        if (instead := self._instead) is not None:
+            return Remote(lambda *_: instead())
+        return Remote(getattr(self._replica, name))
+
+
+async def test_what_is_announced_and_listed_travels_as_it_is() -> None:
+    directory = RayDirectory(FakeHandle(), listen_s=LISTENS_S)
+    said = worker("a", Role.DECODE, WorkerStage.MEETING, engine_id="engine", met=("b", "c"))
+    listing = await directory.announce(said, DirectoryVersion())
+    assert listing.workers == (said,)
+    assert await directory.changed(DirectoryVersion()) == listing
+    assert await directory.changed(listing.version) == listing
+    await directory.withdraw("a")
+    assert (await directory.changed(listing.version)).workers == ()
+
+
+class ReplicaGoneError(Exception):
+    """Stands for all that Ray may raise."""
+
+
+async def gone() -> bytes:
+    raise ReplicaGoneError("the actor died")
+
+
+async def silent() -> bytes:
+    await asyncio.Event().wait()
+    return b""
+
+
+async def cancelled() -> bytes:
+    raise asyncio.CancelledError
+
+
+async def strange() -> bytes:
+    return msgspec.msgpack.encode({"version": 7})
+
+
+async def cut() -> bytes:
+    return msgspec.msgpack.encode(Listing(version=DirectoryVersion("a"), settled=True))[:-3]
+
+
+ANSWERS = [
+    (gone, "cannot be reached: the actor died"),
+    (silent, r"did not answer within 0\.0"),
+    (cancelled, "ended before it answered"),
+    (strange, "has another version"),
+    (cut, "has another version"),
+]
+
+
+@pytest.mark.parametrize(("instead", "says"), ANSWERS)
+async def test_whatever_goes_wrong_is_one_error(instead: Callable[[], Awaitable[bytes]], says: str) -> None:
+    """Who follows the directory goes on after such an error, and ended for good after any other."""
+    directory = RayDirectory(FakeHandle(instead), ask_timeout_s=0.01, listen_s=LISTENS_S)
+    with pytest.raises(DirectoryError, match=says):
+        await directory.changed(DirectoryVersion())
+    with pytest.raises(DirectoryError, match=says):
+        await directory.announce(worker("a"), DirectoryVersion())
+
+
+async def test_a_call_that_cannot_even_be_made_is_the_same_error() -> None:
+    class NoHandle:
+        def __getattr__(self, name: str) -> Any:
+            raise ReplicaGoneError("Serve was shut down")
+
+    with pytest.raises(DirectoryError, match="Serve was shut down"):
+        await RayDirectory(NoHandle()).withdraw("a")
+
+
+async def test_who_is_cancelled_itself_is() -> None:
+    asking = asyncio.create_task(RayDirectory(FakeHandle(silent)).withdraw("a"))
+    await asyncio.sleep(0)
+    await ended(asking)
+    assert asking.cancelled()

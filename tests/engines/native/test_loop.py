@@ -1,0 +1,167 @@
+"""The loop of an engine process, in a thread of this one: what an order that raises costs, and what a step does."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import pytest
+import zmq
+
+from motet.engines.native.handover import KEEPS_KV
+from motet.engines.native.process import EngineLoop, Heart
+from motet.engines.native.protocol import (
+    AskStats,
+    Close,
+    Command,
+    Connect,
+    Connected,
+    Event,
+    Ready,
+    Release,
+    Stats,
+    Stepped,
+    Submit,
+)
+from motet.errors import EngineError
+from motet.transfer.ticket import Ticket, TransferAddress
+from tests.engines.native.drive import group, prompt_of
+from tests.engines.native.grammars import PERSON
+from tests.engines.native.pair import Pair, alone, with_ticket
+from tests.engines.native.test_compiling import HeldGrammars
+from tests.patience import PATIENCE_S
+
+Tiny = Callable[[str], Path]
+
+
+class Wired:
+    """A loop over the decode core of a pair, as the API process sees it."""
+
+    def __init__(self, pair: Pair, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.pair = pair
+        self.crash: Exception | None = None
+        self._context = context
+        self._commands, self._events = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        self._commands.bind("inproc://commands")
+        self._events.bind("inproc://events")
+        self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert isinstance(self.next_event(), Ready)
+
+    def send(self, *commands: Command) -> None:
+        for command in commands:
+            self._commands.send(msgspec.msgpack.encode(command))
+
+    def next_event(self) -> Event:
+        assert self._events.poll(int(1000 * PATIENCE_S)), "no event"
+        return self._decoder.decode(self._events.recv())
+
+    def tokens_of(self, name: str) -> list[int]:
+        """What choice 0 of a group says."""
+        tokens: list[int] = []
+        while True:
+            event = self.next_event()
+            assert isinstance(event, Stepped)
+            for choice in (choice for delta in event.deltas if delta.request_id == name for choice in delta.choices):
+                tokens += choice.token_ids
+                if choice.finish:
+                    return tokens
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        if self._thread.is_alive():  # else nobody would take it, and the socket would wait for somebody
+            self.send(Close())
+        self.join()
+        self._commands.close(linger=0)
+        self._events.close(linger=0)
+
+    def _run(self) -> None:
+        with self._context.socket(zmq.PULL) as commands, self._context.socket(zmq.PUSH) as events:
+            commands.connect("inproc://commands")
+            events.connect("inproc://events")
+            heart = Heart(self._context, "inproc://events", every_s=60.0)  # not entered: it does not beat
+            try:
+                EngineLoop(self.pair.d, heart, commands, events).run()
+            except Exception as error:
+                self.crash = error
+
+
+@contextmanager
+def wired(pair: Pair) -> Iterator[Wired]:
+    with zmq.Context() as context:
+        made = Wired(pair, context)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def hostile(_: Ticket) -> NoReturn:
+    """Asked whether it believes a ticket."""
+    raise ZeroDivisionError("a bug")
+
+
+def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(tiny("llama"))
+    bad = group("bad", prompt_of(100))
+    ticket = pair.prefill(bad)
+    monkeypatch.setattr(pair.d_transfers.key, "believes", hostile)
+    with wired(pair) as engine:
+        engine.send(Submit(with_ticket(bad, ticket)))
+        refused = engine.next_event()
+        assert isinstance(refused, Stepped)
+        error = refused.failures[bad.request_id].error()
+        assert type(error) is EngineError and "a bug" in error.message
+        engine.send(Release(ticket), AskStats(1, check=True))
+        stats = engine.next_event()
+        assert isinstance(stats, Stats)
+        assert (stats.stats.groups_waiting, stats.stats.groups_running, stats.stats.blocks_used) == (0, 0, 0)
+        good = group("good", prompt_of(30))
+        engine.send(Submit(good))
+        assert engine.tokens_of("good") == alone(tiny("llama"), good)["good"][0]
+    assert engine.crash is None
+    assert len([record for record in caplog.records if record.exc_info]) == 2, "the submit and the release"
+
+
+def test_an_engine_without_transfers_says_that_it_meets_nobody(tiny: Tiny) -> None:
+    pair = Pair(tiny("llama"))
+    pair.d.transfers = None
+    with wired(pair) as engine:
+        engine.send(Connect(7, TransferAddress("someone", "127.0.0.1", 1)))
+        assert engine.next_event() == Connected(7, KEEPS_KV)
+
+
+def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(tiny("llama"))
+
+    def broken() -> NoReturn:
+        raise ZeroDivisionError("in a step")
+
+    monkeypatch.setattr(pair.d, "step", broken)
+    with wired(pair) as engine:
+        engine.send(Submit(group("g", prompt_of(30))))
+        engine.join()
+    assert isinstance(engine.crash, ZeroDivisionError)
+
+
+def test_the_loop_ends_while_a_grammar_is_being_compiled_and_its_thread_keeps_no_process(tiny: Tiny) -> None:
+    pair, grammars = Pair(tiny("llama")), HeldGrammars()
+    pair.d.grammars = grammars
+    try:
+        with wired(pair) as engine:
+            engine.send(Submit(group("g", prompt_of(20), grammar=PERSON)), AskStats(1))
+            told = engine.next_event()
+            assert isinstance(told, Stats) and told.stats.groups_waiting == 1
+        assert engine.crash is None
+        compiling = [thread for thread in threading.enumerate() if thread.name.startswith("grammar-")]
+        assert compiling and all(thread.daemon for thread in compiling)
+    finally:
+        grammars.let.release(100)

@@ -1,0 +1,69 @@
+"""Chunks are read by what they say."""
+
+import pytest
+
+from motet.engines.upstream.bodies import Merge
+from motet.errors import EngineError, UpstreamRefusalError
+
+NO_CHUNKS = (
+    b"no json",
+    b"\xff",
+    b"[]",
+    b'{"choices": 1}',
+    b'{"choices": [1]}',
+    b'{"choices": [{"index": "x"}]}',
+    b'{"choices": [{"delta": [1]}]}',
+    b'{"choices": [{"finish_reason": 3}]}',
+)
+
+
+@pytest.mark.parametrize("data", NO_CHUNKS)
+def test_chunks_that_are_none_are_errors_of_the_server(data: bytes) -> None:
+    with pytest.raises(EngineError, match="cannot read"):
+        Merge(0, 1, chat=True).chunk(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "said"),
+    [
+        (b'{"error": {"message": "too long", "code": 400}}', UpstreamRefusalError, "too long"),
+        (b'{"error": {"message": "fell over", "code": 500}}', EngineError, "fell over"),
+        (b'{"error": "fell over"}', EngineError, "fell over"),
+        (b'{"object": "error", "message": "fell over"}', EngineError, "fell over"),
+        (b'{"error": 5}', EngineError, "without a message"),
+        (b'{"choices": [{"index": 0, "finish_reason": "abort"}]}', EngineError, "abort"),
+        (b'{"choices": [{"index": 0, "finish_reason": "network_error"}]}', EngineError, "network_error"),
+        (b'{"choices": [{"index": 1, "text": "x"}]}', EngineError, "with the number 1"),
+        (b'{"choices": [{"index": -1, "text": "x"}]}', EngineError, "with the number -1"),
+    ],
+)
+def test_errors_in_a_stream_are_told_by_their_kind(data: bytes, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        Merge(0, 1, chat=False).chunk(data)
+
+
+@pytest.mark.parametrize("usage", [b"null", b"{}", b"5", b'{"prompt_tokens": null, "completion_tokens": 3}'])
+def test_usage_that_says_nothing_counts_as_not_told(usage: bytes) -> None:
+    merge = Merge(0, 1, chat=False)
+    merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
+    merge.close()
+    assert merge.usage is None
+
+
+def test_an_empty_finish_reason_is_none() -> None:
+    merge = Merge(0, 1, chat=False)
+    step = merge.chunk(b'{"choices": [{"text": "x", "finish_reason": ""}], "error": null}')
+    assert step is not None
+    assert [piece.finish for piece in step.pieces] == [None]
+    assert merge.unfinished == [0]
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"), [(b"null", b'"stop_sequence"'), (b'"###"', b'"###"'), (b"151645", b"151645")]
+)
+def test_a_stop_reason_that_the_server_tells_is_kept(told: bytes, shown: bytes) -> None:
+    step = Merge(0, 1, chat=False).chunk(
+        b'{"choices": [{"text": "x", "finish_reason": "stop_sequence", "stop_reason": %b}]}' % told
+    )
+    assert step is not None
+    assert [(piece.finish, bytes(piece.fields["stop_reason"])) for piece in step.pieces] == [("stop", shown)]

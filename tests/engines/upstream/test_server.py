@@ -1,0 +1,185 @@
+"""How a text upstream is reached: keys, time-outs, certificates, refusals of all kinds; and how it reports."""
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from motet.engines.http import server_client
+from motet.engines.upstream.base import UNKNOWN_LENGTH
+from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
+from motet.errors import (
+    ConfigError,
+    EngineDiedError,
+    EngineError,
+    EngineSilentError,
+    MotetError,
+    OtherServerError,
+    OverloadedError,
+    UpstreamRefusalError,
+)
+from motet.types import EngineKind
+from tests.engines.upstream.asking import playing, request_for
+from tests.peers.fake_openai import FakeOpenAI
+from tests.peers.openai_script import CHAT, Manners, Refused
+
+pytestmark = pytest.mark.anyio
+
+HTML = Refused(502, b"<html><h1>Bad gateway</h1></html>", (("content-type", "text/html"),))
+
+REFUSALS: dict[str, tuple[Refused, type[MotetError], int, str]] = {
+    "400": (Refused.openai(400, "bad", param="x", code="c"), UpstreamRefusalError, 400, "bad"),
+    "422 of FastAPI": (Refused(422, b'{"detail":[{"loc":["body"]}]}'), UpstreamRefusalError, 422, "loc"),
+    "404 of an old vLLM": (
+        Refused(404, b'{"object":"error","message":"no such model","type":"NotFoundError","code":404}'),
+        UpstreamRefusalError,
+        404,
+        "no such model",
+    ),
+    "429": (Refused.openai(429, "slow down"), UpstreamRefusalError, 429, "slow down"),
+    "error as a text": (Refused(400, b'{"error":"model not loaded"}'), UpstreamRefusalError, 400, "model not loaded"),
+    "500": (Refused.openai(500, "broken"), EngineError, 500, "broken"),
+    "502": (HTML, EngineDiedError, 503, "502: Told"),
+    "503": (Refused(503, b"busy"), OverloadedError, 503, "busy"),
+    "503 for ages": (Refused(503, b"busy", (("retry-after", "9" * 5000),)), OverloadedError, 503, "busy"),
+    "504": (Refused(504), EngineDiedError, 503, "504"),
+    "redirect": (Refused(307, b"", (("location", "http://elsewhere/"),)), EngineError, 500, "redirects"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSALS))
+async def test_refusals_become_errors_of_ours(name: str) -> None:
+    refused, kind, status, said = REFUSALS[name]
+    async with playing() as played:
+        played.peer.manners.not_ok.append(refused)
+        with pytest.raises(kind) as caught:
+            await played.ask(request_for())
+    assert caught.value.status == status
+    assert said in caught.value.message
+    assert "<" not in caught.value.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_no_answer_is_an_error(stream: bool) -> None:
+    async with playing() as played:
+        played.peer.manners.not_ok.append(Refused(200, b"<html></html>", (("content-type", "text/html"),)))
+        with pytest.raises(EngineError, match="Choice 0"):
+            await played.ask(request_for(stream=stream))
+
+
+async def test_the_configured_key_is_sent_and_never_the_clients() -> None:
+    async with playing(Manners(key="theirs"), options=UpstreamOptions(api_key="theirs", pass_key=True)) as played:
+        request = request_for()
+        await played.upstream.server.post(CHAT, _encoded(), {"authorization": "Bearer ours"})
+        await played.ask(request)
+        assert {asked.headers["authorization"] for asked in played.peer.asked} == {"Bearer theirs"}
+
+
+async def test_the_clients_key_goes_on_only_where_that_is_allowed() -> None:
+    for allowed in (True, False):
+        async with playing(options=UpstreamOptions(pass_key=allowed)) as played:
+            reply = await played.upstream.server.post(CHAT, _encoded(), {"authorization": "Bearer client"})
+            reply.close()
+            assert played.peer.asked[-1].headers.get("authorization") == ("Bearer client" if allowed else None)
+
+
+async def test_a_refused_key_of_the_gateway_is_not_the_clients_fault() -> None:
+    async with playing(options=UpstreamOptions(api_key="old")) as played:
+        played.peer.manners.key = "new"
+        with pytest.raises(EngineError, match="the key of this gateway") as caught:
+            await played.ask(request_for())
+    assert caught.value.status == 500
+
+
+async def test_a_refused_key_of_the_client_is() -> None:
+    async with playing(options=UpstreamOptions(pass_key=True)) as played:
+        played.peer.manners.key = "another"
+        with pytest.raises(UpstreamRefusalError) as caught:
+            await played.ask(request_for())
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_is_silent_before_the_first_byte_is_given_up(stream: bool) -> None:
+    options = UpstreamOptions(timeout_s=0.05)
+    async with playing(options=options, learn=False) as played:
+        played.peer.shut()
+        with pytest.raises(EngineSilentError, match=r"no sign of life for 0\.05 s"):
+            await played.ask(request_for(stream=stream))
+
+
+async def test_a_stream_that_falls_silent_is_given_up() -> None:
+    options = UpstreamOptions(timeout_s=0.05)
+    async with playing(options=options, learn=False) as played:
+        gate = played.peer.shut()
+        gate.release()
+        with pytest.raises(EngineSilentError, match="cannot go on elsewhere"):
+            await played.ask(request_for())
+
+
+async def test_a_server_that_is_not_there_is_dead() -> None:
+    async with FakeOpenAI() as peer:
+        url = peer.url
+    async with server_client() as client:
+        with pytest.raises(EngineDiedError, match="did not answer"):
+            await UpstreamServer(url, client).report()
+
+
+async def test_a_url_that_is_none_is_named_with_what_is_expected() -> None:
+    expected = r"upstream htp://x is not valid: 'htp://x'\. Expected http://HOST:PORT"
+    async with server_client() as client:
+        with pytest.raises(EngineError, match=expected):
+            await UpstreamServer("htp://x", client).report()
+
+
+async def test_a_certificate_is_refused_unless_it_is_trusted(tmp_path: Path) -> None:
+    certificate, tls = await asyncio.to_thread(_self_signed, tmp_path)
+    async with FakeOpenAI(tls=tls) as peer:
+        async with server_client() as client:
+            with pytest.raises(EngineDiedError, match="certificate"):
+                await UpstreamServer(peer.url, client).report()
+        async with server_client(ca_file=str(certificate)) as client:
+            assert (await UpstreamServer(peer.url, client).report()).info.model == "m"
+
+
+async def test_certificates_that_cannot_be_read_are_a_wrong_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no certificates can be read"):
+        server_client(ca_file=str(tmp_path / "none.pem"))
+
+
+async def test_a_report_tells_models_their_lengths_and_parents() -> None:
+    cards = ({"id": "adapter", "parent": "base"}, {"id": "base", "max_model_len": 99, "root": "org/base"})
+    async with playing(Manners(models=cards), learn=False) as played:
+        report = await played.upstream.server.report()
+    assert (report.info.model, report.info.max_model_len, report.info.kind) == ("base", 99, EngineKind.OPENAI)
+    assert [(card.name, card.parent, card.max_model_len) for card in report.models] == [
+        ("base", None, 99),
+        ("adapter", "base", UNKNOWN_LENGTH),
+    ]
+    assert [(card.name, card.root) for card in report.models] == [("base", "org/base"), ("adapter", "adapter")]
+
+
+@pytest.mark.parametrize("refused", [Refused(404), Refused(200, b"hello"), Refused(200, b"[]")])
+async def test_a_server_without_a_list_of_models_is_another_kind_of_server(refused: Refused) -> None:
+    async with playing(learn=False) as played:
+        played.peer.manners.listing = refused
+        with pytest.raises(OtherServerError):
+            await played.upstream.server.report()
+
+
+def _encoded() -> bytes:
+    return b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
+
+
+def _self_signed(folder: Path) -> tuple[Path, ssl.SSLContext]:
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=127.0.0.1 "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return certificate, context

@@ -1,0 +1,118 @@
+"""What a server can is found out from what it answers, in few requests, and not again and again."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from msgspec import structs
+
+from motet.engines.upstream.base import TextRoute
+from motet.engines.upstream.server import Ability, probe
+from motet.engines.upstream.upstream import AGAIN_S, TextUpstream
+from motet.errors import EngineDiedError
+from tests.engines.upstream.asking import ROUTES, playing, request_for
+from tests.patience import PATIENCE_S
+from tests.peers.openai_script import CHAT, COMPLETIONS, Asked, Index, Manners, Refused
+
+pytestmark = pytest.mark.anyio
+
+ALL = Ability(honours_n=True, takes_usage=True)
+SINGLES = Ability(takes_usage=True)
+
+
+def on_routes(chat: Ability, completions: Ability) -> Mapping[TextRoute, Ability]:
+    return {TextRoute.CHAT: chat, TextRoute.COMPLETIONS: completions}
+
+
+FOUND = {
+    "honest": (Manners(), on_routes(ALL, ALL)),
+    "n ignored": (Manners(ignores_n=True), on_routes(SINGLES, SINGLES)),
+    "all numbered 0": (Manners(index=Index.ZERO), on_routes(SINGLES, SINGLES)),
+    "no numbers": (Manners(index=Index.ABSENT), on_routes(SINGLES, SINGLES)),
+    "n refused": (Manners(refuses=frozenset({"n"})), on_routes(SINGLES, SINGLES)),
+    "no stream_options": (
+        Manners(refuses=frozenset({"stream_options"})),
+        on_routes(Ability(honours_n=True), Ability(honours_n=True)),
+    ),
+    "max_completion_tokens": (
+        Manners(refuses=frozenset({"max_tokens"})),
+        on_routes(ALL, Ability()),  # completions have no other word for it
+    ),
+    "no completions": (Manners(no_routes=frozenset({COMPLETIONS})), on_routes(ALL, Ability(there=False))),
+    "nothing there": (Manners(no_routes=frozenset({CHAT, COMPLETIONS})), None),
+    "server error": (Manners(not_ok=[Refused(500)]), None),
+    "too many requests": (Manners(not_ok=[Refused(429)]), None),
+    "another key": (Manners(key="k"), None),
+    "not JSON": (Manners(not_ok=[Refused(200, b"<html>hello</html>", (("content-type", "text/html"),))]), None),
+}
+
+
+@pytest.mark.parametrize("name", list(FOUND))
+async def test_what_a_server_can_is_found_out(name: str) -> None:
+    manners, expected = FOUND[name]
+    async with playing(learn=False) as played:
+        played.peer.manners = manners
+        assert await probe(played.upstream.server, "m", headers={}) == expected
+        assert len(played.peer.asked) <= 16
+        assert all(
+            (asked.body.get("max_tokens") or asked.body["max_completion_tokens"]) == 1 for asked in played.peer.asked
+        )
+
+
+async def test_a_server_that_does_not_answer_in_time_leaves_it_unknown() -> None:
+    async with playing(gated=True) as played:
+        assert await probe(played.upstream.server, "m", headers={}, limit_s=0.01) is None
+
+
+async def test_a_server_of_several_models_is_asked_when_one_is_first_wanted_for_several_choices() -> None:
+    manners = Manners(models=({"id": "m"}, {"id": "other"}, {"id": "adapter", "parent": "m"}))
+    async with playing(manners) as played:
+        await played.ask(request_for(n=1))
+        assert [asked.body["model"] for asked in played.peer.asked] == ["m"]  # so far nobody was asked
+        asked: list[Asked] = []
+        while [request.body.get("n") for request in asked] != [2]:  # in singles until the probe has ended
+            played.peer.asked.clear()
+            await played.ask(request_for(n=2))
+            asked = [request for request in played.peer.asked if "max_tokens" not in request.body]
+        played.peer.asked.clear()
+        await played.ask(structs.replace(request_for(n=2), model="adapter"))
+        assert [(request.body["model"], request.body.get("n")) for request in played.peer.asked] == [("adapter", 2)]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_what_could_not_be_found_out_is_asked_again_after_a_while(route: TextRoute) -> None:
+    now_s = 1000.0
+    async with playing(Manners(ignores_n=True), learn=False) as played:
+        upstream = TextUpstream(played.upstream.server, await played.upstream.server.report(), clock=lambda: now_s)
+        played.peer.manners.not_ok.append(Refused(500))
+        await upstream.learn()
+        assert len(played.peer.asked) == 1
+        await upstream.learn()  # not so soon
+        assert len(played.peer.asked) == 1
+        now_s += AGAIN_S
+        await upstream.learn()
+        assert len(played.peer.asked) > 1
+        await upstream.close()
+
+
+async def test_reports_do_not_ask_for_choices() -> None:
+    async with playing(learn=False) as played:
+        for _ in range(3):
+            await played.upstream.server.report()
+        assert played.peer.asked == []
+        assert played.peer.listed == 4
+
+
+async def test_a_probe_that_ends_with_its_server_says_nothing_of_the_one_that_comes() -> None:
+    """It failed, and the next server was asked in singles for a minute."""
+    async with playing(gated=True, learn=False) as played:
+        learning = asyncio.create_task(played.upstream.learn())
+        await played.peer.arrived.acquire()
+        played.upstream.lost(EngineDiedError("gone"))
+        async with asyncio.timeout(PATIENCE_S):
+            await learning
+        played.peer.gate = None
+        await played.upstream.learn()
+        played.peer.asked.clear()
+        await played.ask(request_for(n=2))
+        assert [asked.body["n"] for asked in played.peer.asked] == [2]

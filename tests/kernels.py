@@ -1,0 +1,62 @@
+"""Compiled kernels in tests: they must be there where they can be built and run; elsewhere their tests are skipped."""
+
+import ctypes
+import platform
+import shlex
+import shutil
+import sysconfig
+from collections.abc import Set
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from motet.config import environment
+from motet.engines.native.cpu.library import of_kind
+
+NEEDED = {
+    "avx512": frozenset(f"avx512{part}" for part in ("f", "bw", "dq", "vl", "_bf16")),
+    "avx2": frozenset({"avx2", "fma"}),
+}
+"""What Linux calls the instructions that the kernels of each kind are compiled for, as in `setup.py`; the faster kind
+first."""
+
+
+def best_kernels() -> ctypes.CDLL:
+    """Those that engines take, of the fastest kind that this processor can run. Fails or skips if there are none."""
+    flags = processor_flags()
+    return kernels_of(next((kind for kind, needed in NEEDED.items() if needed <= flags), "avx2"))
+
+
+def kernels_of(kind: str) -> ctypes.CDLL:
+    """The kernels of a kind. Fails or skips if there are none."""
+    return of_kind(kind) or none(why_not(NEEDED[kind], processor_flags(), compiler()))
+
+
+def none(obstacle: str) -> NoReturn:
+    """`obstacle`: what `why_not` has found."""
+    if obstacle:
+        pytest.skip(obstacle)
+    pytest.fail("the kernels could be here and are not: their build is broken, see what it says with "
+                "`.venv/bin/python -m pip install --verbose --editable .`")  # fmt: skip
+
+
+def why_not(needed: Set[str], flags: Set[str], compiler: str | None) -> str:
+    """What stands in the way of kernels that need these instructions; "" if nothing does."""
+    if missing := needed - flags:
+        return f"this processor has no {', '.join(sorted(missing))}"
+    return "" if compiler else "there is no C++ compiler here, and the kernels were not built elsewhere"
+
+
+def processor_flags() -> Set[str]:
+    """Of x86 on Linux, the only machines that kernels are built for; empty elsewhere."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return frozenset()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return frozenset(next(line for line in lines if line.startswith("flags")).split())
+
+
+def compiler() -> str | None:
+    """The program that setuptools compiles C++ with, if it is there."""
+    command = environment().get("CXX") or sysconfig.get_config_var("CXX") or "c++"
+    return shutil.which(shlex.split(command)[0])

@@ -1,0 +1,57 @@
+"""Grids of parameters: in `make test` every two values of different axes meet, or each value comes once; in
+`make test-long` all meet all."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+Pair = tuple[tuple[int, int], tuple[int, int]]
+"""Of values that meet, each given as its axis and its place there."""
+
+
+def pairwise(*axes: Sequence[Any]) -> list[pytest.ParameterSet]:
+    """Every combination of the axes' values, in order. Those are marked `long` that bring no two values together that
+    others do not; a value may be a `pytest.param` with marks of its own."""
+    every = list(product(*(range(len(axis)) for axis in axes)))
+    chosen = covering(every)
+    return [
+        parameter([axis[place] for axis, place in zip(axes, places, strict=True)], long=places not in chosen)
+        for places in every
+    ]
+
+
+def each_once(*axes: Sequence[Any]) -> list[pytest.ParameterSet]:
+    """Every combination of the axes' values, in order. Those are not marked `long` that bring a value of the longest
+    axis for the first time, each with the next one of every other axis."""
+    longest = max(map(len, axes))
+    chosen = {tuple(number % len(axis) for axis in axes) for number in range(longest)}
+    return [
+        parameter([axis[place] for axis, place in zip(axes, places, strict=True)], long=places not in chosen)
+        for places in product(*(range(len(axis)) for axis in axes))
+    ]
+
+
+def covering(every: Sequence[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Chosen greedily: each next one brings as many new pairs together as any."""
+    missing = {pair for places in every for pair in pairs(places)}
+    chosen = set()
+    while missing:
+        best = max(every, key=lambda places: len(missing & pairs(places)))
+        chosen.add(best)
+        missing -= pairs(best)
+    return chosen
+
+
+def pairs(places: Iterable[int]) -> set[Pair]:
+    return set(combinations(enumerate(places), 2))
+
+
+def parameter(values: Iterable[Any], *, long: bool) -> pytest.ParameterSet:
+    given = [value if isinstance(value, pytest.ParameterSet) else pytest.param(value) for value in values]
+    marks = [mark for one in given for mark in one.marks]
+    name = "-".join(str(one.id or one.values[0]) for one in given)
+    return pytest.param(
+        *(one.values[0] for one in given), marks=[*marks, *([pytest.mark.long] if long else [])], id=name
+    )

@@ -1,0 +1,54 @@
+"""Groups of any size that come, are read, stopped and left in any order, on workers with few places."""
+
+import asyncio
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from motet.errors import OverloadedError
+from tests.property.routing_play import LARGEST, Act, Play, Reader
+from tests.property_settings import examples
+from tests.routing.scene import Heard, Scene
+
+pytestmark = pytest.mark.slow
+
+PLACES = 4
+
+
+class CrowdedPlay(Play):
+    """Nobody dies here: a group is written to its end, or refused for want of room before anything of it has come."""
+
+    def come(self, number: int) -> None:
+        priority = number // LARGEST % 3 - 1
+        self.readers.append(Reader(self.server, f"g{len(self.readers)}", number, priority=priority))
+
+    def check_room(self) -> None:
+        """No worker has more than it can hold, but one group that is larger than any worker."""
+        for engine in self.server.all:
+            open_choices = sum(len(group.unfinished) for group in engine.open.values())
+            assert open_choices <= PLACES or len(engine.open) == 1
+
+    async def finish(self) -> None:
+        await super().finish()
+        for reader in self.readers:
+            if reader.error is not None:
+                assert isinstance(reader.error, OverloadedError)
+                assert reader.heard == Heard()
+                event("a group was refused")
+        let_in = sum(len(engine.requests) for engine in self.server.all)
+        assert sum(self.server.router.counts.queue_seconds) == let_in
+
+
+WHATS = ["a group comes"] * 6 + ["read"] * 13 + ["stop a choice", "close a group", "time passes"]
+acts = st.builds(Act, st.sampled_from(WHATS), st.integers(0, 23), st.integers(0, 5))
+
+
+@examples(200)
+@given(acts=st.lists(acts, min_size=10, max_size=80), workers=st.integers(1, 3))
+def test_every_group_ends_once_and_no_worker_gets_more_than_it_can_hold(acts: list[Act], workers: int) -> None:
+    async def play() -> None:
+        names = [f"both-{number}" for number in range(workers)]
+        await CrowdedPlay(names, Scene(*names, places=PLACES, queue_timeout_s=30.0)).act(acts)
+
+    asyncio.run(play())

@@ -1,0 +1,135 @@
+"""Engines that are forked from one process that has imported everything, and is no child of those who ask for them.
+
+    test, or replica ──socket──► forking process ──fork──► engine
+
+Cells on Ray start twenty engines, and nine tenths of a start are imports. An engine runs what `tests.forked` lets it
+run, and ends with its standard input, which is held by who asked. Replicas ask if their cluster is told to (`hook`).
+
+python -m tests.ray.engines LISTENING FOLDER    makes a tiny llama there, and forks until standard input ends
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from motet.config import environment
+from motet.engines.native.spawn import with_short_waits
+from tests.forked import MESSAGE_BYTES, ROOT, ForkingProcess, Order, become, import_everything, leave, run_engine
+
+STDERR = 2
+NAME = "engine-{}"
+"""Of an engine, with the pid of who asked for it; the system keeps 15 letters."""
+
+
+class Engines(ForkingProcess):
+    """Made by anybody who knows where the forking process listens."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def fork(self, order: Order, *streams: int) -> int:
+        """What the engine says goes where this process's errors go."""
+        return int(self._ask(msgspec.json.encode(order), *streams, STDERR, STDERR))
+
+    def folder(self) -> Path:
+        """A tiny llama, with a tokenizer."""
+        return Path(self._ask(b"folder"))
+
+    def _ask(self, message: bytes, *streams: int) -> str:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            asking.connect(self.at)
+            socket.send_fds(asking, [message], streams)
+            return asking.recv(MESSAGE_BYTES).decode()
+
+
+@contextlib.contextmanager
+def running_engines() -> Iterator[Engines]:
+    """The forking process, from `with` to its end."""
+    temporary = Path(tempfile.mkdtemp(prefix="motet-engines-"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(temporary / "socket"))
+        listening.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(listening.fileno()), str(temporary / "llama")],
+            cwd=ROOT,
+            env=with_short_waits(environment()),
+            pass_fds=(listening.fileno(),),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+    try:
+        yield Engines(str(temporary / "socket"))
+    finally:
+        process.communicate()
+        shutil.rmtree(temporary)
+    assert process.returncode == 0
+
+
+def engines_of(replicas: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """The processes in which their models run, if they were forked."""
+    names = {NAME.format(replica.pid) for replica in replicas}
+    found = [one for one in psutil.process_iter(["name", "status"]) if one.info["name"] in names]
+    return [one for one in found if one.info["status"] != psutil.STATUS_ZOMBIE]
+
+
+def fork_for_all(listening: socket.socket, folder: Path) -> int:
+    """Returns an exit code: in this process when nobody wants it any more, in each engine when that has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: bury())
+    while True:
+        if sys.stdin in select.select([sys.stdin, listening], [], [])[0]:
+            return 0
+        with listening.accept()[0] as asking:
+            message, streams, _, _ = socket.recv_fds(asking, MESSAGE_BYTES, 3)
+            pid = os.fork() if streams else 0
+            if streams and not pid:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                listening.close()
+                (asker, _, _) = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                Path("/proc/self/comm").write_text(NAME.format(asker))
+                become(msgspec.json.decode(message, type=Order), streams)
+                break
+            with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile
+                asking.send(str(pid or folder).encode())
+            for stream in streams:
+                os.close(stream)
+    return run_engine()
+
+
+def bury() -> None:
+    """Takes the end of each engine that has ended: until then it would be counted among those that run."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def main(listening: int, folder: Path) -> int:
+    import_everything()
+    from transformers.utils.logging import disable_progress_bar  # with what is imported already
+
+    from tests.tiny_models import save_tiny_model
+    from tests.tiny_tokenizer import save_tiny_tokenizer
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    save_tiny_tokenizer(save_tiny_model("llama", folder))
+    return fork_for_all(socket.socket(fileno=listening), folder)
+
+
+if __name__ == "__main__":
+    try:
+        ended = main(int(sys.argv[1]), Path(sys.argv[2]))
+    except SystemExit as exit:
+        leave(exit.code)
+    leave(ended)

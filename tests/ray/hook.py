@@ -1,0 +1,31 @@
+"""Lets replicas fork their engines: Ray calls it in each of its worker processes, before anything of ours is there."""
+
+import os
+from asyncio.subprocess import Process
+from pathlib import Path
+
+from motet.config import environment
+from motet.engines.native import spawn as native
+from motet.engines.native.protocol import Launch
+
+ROOT = Path(__file__).parents[2]
+AT = "TESTS_FORK_ENGINES_AT"
+
+
+def environ_of(socket: str) -> dict[str, str]:
+    """The environment of a cluster whose engines are forked by the process that listens there."""
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environment().get("PYTHONPATH")))),
+        "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": f"{__name__}.{fork_engines.__name__}",
+        AT: socket,
+    }
+
+
+def fork_engines() -> None:
+    native.spawn = forked
+
+
+async def forked(launch: Launch) -> Process:
+    from tests.ray.engines import Engines  # of a replica only
+
+    return await Engines(environment()[AT]).spawn(launch)

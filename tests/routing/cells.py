@@ -1,0 +1,52 @@
+"""Two workers, where a test needs no more: one that prefills and one that decodes, or two of one role."""
+
+import asyncio
+
+from motet.config import CellConfig
+from motet.errors import MotetError
+from motet.testing.engine import DuringPrefill
+from motet.types import Policy, Role
+from tests.routing.scene import Hold, Scene
+
+
+class Cell(Scene):
+    """One prefill and one decode worker. A group whose decode worker fails ends with it."""
+
+    def __init__(
+        self,
+        *,
+        during_prefill: DuringPrefill | None = None,
+        gate: asyncio.Semaphore | None = None,
+        fail_after: dict[int, MotetError] | None = None,
+        cell: CellConfig | None = None,
+        role: Role = Role.BOTH,
+    ) -> None:
+        super().__init__("prefill-0", "decode-0", limit=0, wait_s=0.0, cell=cell, role=role)
+        self.prefill, self.decode = self.all
+        self.prefill.during_prefill = during_prefill
+        self.decode.gate = gate
+        self.decode.fail_after = fail_after or {}
+
+
+class Pair(Scene):
+    """Two workers of one role. A group whose worker fails ends with it."""
+
+    def __init__(
+        self,
+        role: str = "prefill",
+        *,
+        first: Hold | None = None,
+        second: Hold | None = None,
+        policy: Policy = Policy.KV,
+    ) -> None:
+        super().__init__(f"{role}-0", f"{role}-1", limit=0, wait_s=0.0, policy=policy, role=Role(role), now_s=0.0)
+        self.first, self.second = self.all
+        self.first.during_prefill, self.second.during_prefill = first, second
+
+    @property
+    def prefill_counts(self) -> tuple[int, int]:
+        return len(self.first.prefills), len(self.second.prefills)
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        return len(self.first.requests), len(self.second.requests)

@@ -1,0 +1,26 @@
+"""What a test of routing leaves behind is looked at when it has passed."""
+
+from collections.abc import Generator
+from functools import wraps
+from inspect import iscoroutinefunction
+
+import pytest
+
+from tests.routing.scene import MADE
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Checks at the end of a test every scene that it made: nothing of it is open, kept or running."""
+    test = pyfuncitem.obj
+
+    @wraps(test)
+    async def checked(**arguments: object) -> None:
+        MADE.clear()
+        await test(**arguments)
+        for scene in MADE:
+            scene.check()
+
+    if iscoroutinefunction(test):
+        pyfuncitem.obj = checked
+    return (yield)

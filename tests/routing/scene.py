@@ -1,0 +1,477 @@
+"""Fake workers that die, leave and return behind a router, and what readers got of its groups.
+
+Nothing here runs by itself: an engine takes a step of a group when the group is read, and time stands still unless a
+test moves it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from motet.block_names import block_names
+from motet.config import CellConfig, RoutingConfig
+from motet.engines.base import Engine, GroupStream, Worker, WorkerState
+from motet.errors import EngineDiedError, MotetError, WorkerLeavingError
+from motet.ids import ModelName, RequestId
+from motet.routing.cost import Work
+from motet.routing.fleet import Fleet
+from motet.routing.member import Load
+from motet.routing.router import Router
+from motet.testing.engine import GONE, DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
+from motet.transfer.ticket import Ticket, TransferAddress
+from motet.types import (
+    ChoiceStart,
+    EngineInfo,
+    EngineStats,
+    Finish,
+    GenerateRequest,
+    GroupDelta,
+    Policy,
+    PromptReport,
+    Role,
+    SamplingParams,
+    TokenLogprob,
+    choice_starts,
+)
+
+ONE_LIFE = RoutingConfig(migration_limit=0, migration_wait_s=0.0)
+"""A group ends with its worker."""
+LEAVING = WorkerLeavingError("it goes")
+APART = ("prefill-0", "decode-0", "decode-1")
+ANY_MODEL = ModelName("")
+"""The model of groups that name none."""
+
+
+def length(index: int) -> int:
+    """Returns the tokens of a choice with its end: no two of a small group end together."""
+    return 3 + 2 * index
+
+
+def script(_: GenerateRequest, start: ChoiceStart) -> Sequence[int]:
+    """Every token depends on index, seed and place; who resumes with other tokens than these is told so."""
+    count = length(start.index) - 1
+    tokens = [1 + (start.seed * 97 + start.index * 31 + place * 13) % 500 for place in range(count)] + [0]
+    assert list(start.written) == tokens[: len(start.written)]
+    return tokens
+
+
+def group(
+    name: str = "g",
+    *,
+    prompt_tokens: int = 200,
+    n: int = 2,
+    ticket: Ticket | None = None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> GenerateRequest:
+    """With 200 prompt tokens it is for prefill, if there is one."""
+    return GenerateRequest(
+        request_id=RequestId(name),
+        prompt=tuple(range(1, prompt_tokens + 1)),
+        choices=choice_starts(n, seed=7),
+        sampling=SamplingParams(max_tokens=20, logprobs=logprobs, prompt_logprobs=prompt_logprobs),
+        ticket=ticket,
+        trace=f"trace-{name}",
+    )
+
+
+def answer(index: int) -> list[int]:
+    """Returns what choice `index` of a `group` says."""
+    start = choice_starts(index + 1, seed=7)[index]
+    return list(script(group(), start))[: group().sampling.max_tokens]
+
+
+def answers(n: int) -> dict[int, list[int]]:
+    return {index: answer(index) for index in range(n)}
+
+
+def remember(fleet: Fleet, worker_id: str, request: GenerateRequest, tokens: int) -> None:
+    """The worker is said to have so many tokens of the prompt: whole blocks."""
+    size = fake_info().block_size
+    assert tokens % size == 0
+    fleet.index.stored(worker_id, block_names(request.prompt[:tokens], size, request.cache_salt))
+
+
+class Hold:
+    """What prefill does: says that it was entered, waits for `go`, and fails with `error` if there is one."""
+
+    def __init__(self, *, error: MotetError | None = None, held: bool = True) -> None:
+        self.entered = asyncio.Event()
+        self.go = asyncio.Event()
+        self.error = error
+        if not held:
+            self.go.set()
+
+    async def __call__(self, _: GenerateRequest) -> None:
+        self.entered.set()
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Slowly:
+    """What prefill does: takes a few turns of the loop, and fails if there is an error."""
+
+    def __init__(self, error: MotetError | None = None, *, turns: int = 3) -> None:
+        self._error = error
+        self._turns = turns
+
+    async def __call__(self, _: GenerateRequest) -> None:
+        await turn(self._turns)
+        if self._error is not None:
+            raise self._error
+
+
+class WatchedEngine(FakeEngine):
+    """Says when it was given a group; `refusal` is raised by `generate` itself; a release waits for `may_release`; with
+    `dead` it gives no figures; without `sane` it has a bug that the group "unlucky" meets."""
+
+    def __init__(self, answers: Script, *, info: EngineInfo, leases: FakeLeases) -> None:
+        super().__init__(answers, info=info, leases=leases)
+        self.submitted = asyncio.Event()
+        self.refusal: MotetError | None = None
+        self.dead = False
+        self.sane = True
+        self.releasing = asyncio.Event()
+        self.may_release = asyncio.Event()
+        self.may_release.set()
+
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        self.submitted.set()
+        if self.refusal is not None:
+            raise self.refusal
+        if not self.sane and request.request_id == "unlucky":
+            raise ZeroDivisionError
+        return super().generate(request)
+
+    async def stats(self) -> EngineStats:
+        if self.dead:
+            raise EngineDiedError("gone")
+        return await super().stats()
+
+    async def release(self, ticket: Ticket, *, trace: str = "") -> None:
+        self.releasing.set()
+        await self.may_release.wait()
+        await super().release(ticket, trace=trace)
+
+
+def worker(
+    name: str,
+    *,
+    info: EngineInfo | None = None,
+    leases: FakeLeases | None = None,
+    gate: asyncio.Semaphore | None = None,
+    fail_after: dict[int, MotetError] | None = None,
+    during_prefill: DuringPrefill | None = None,
+) -> tuple[Worker, WatchedEngine]:
+    """A worker by a name such as `decode-1`, for a fleet that a test makes itself."""
+    address = TransferAddress(f"engine-of-{name}", "127.0.0.1", 1)
+    info = info or fake_info(role=Role(name.partition("-")[0]), transfer=address)
+    engine = WatchedEngine(script, info=info, leases=leases or FakeLeases())
+    engine.gate, engine.fail_after, engine.during_prefill = gate, fail_after or {}, during_prefill
+    return Worker(name, engine, "127.0.0.1:1"), engine
+
+
+class Clock:
+    """Stands still unless it is set."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Tasks:
+    """Those that the running loop begins from now on: at the end of a test all of them must be over.
+
+    They are noted as they begin. `asyncio.all_tasks` goes through every task that the collector has not met yet."""
+
+    def __init__(self) -> None:
+        self._begun: list[asyncio.Task[Any]] = []
+        asyncio.get_running_loop().set_task_factory(self._begin)
+
+    def check(self) -> None:
+        assert [task for task in self._begun if not task.done()] == []
+
+    def _begin(
+        self, loop: asyncio.AbstractEventLoop, what: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **more: Any
+    ) -> asyncio.Task[Any]:
+        self._begun.append(asyncio.Task(what, loop=loop, **more))
+        return self._begun[-1]
+
+
+@dataclass
+class Heard:
+    """What the reader of one group got, choice by choice."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    finished: dict[int, Finish] = field(default_factory=dict)
+    prompts: list[PromptReport] = field(default_factory=list)
+
+    def take(self, delta: GroupDelta, request: GenerateRequest) -> None:
+        assert delta.request_id == request.request_id
+        if delta.prompt is not None:
+            self.prompts.append(msgspec.structs.replace(delta.prompt, worker=""))
+        for choice in delta.choices:
+            assert choice.index not in self.finished
+            self.tokens.setdefault(choice.index, []).extend(choice.token_ids)
+            self.logprobs.setdefault(choice.index, []).extend(choice.logprobs or ())
+            if choice.finish is not None:
+                self.finished[choice.index] = choice.finish
+
+    async def read(self, stream: GroupStream, request: GenerateRequest) -> "Heard":
+        """To the end."""
+        async for delta in stream:
+            self.take(delta, request)
+        return self
+
+    def begins(self, whole: "Heard") -> bool:
+        """Returns True if `whole` goes on from here, choice by choice."""
+        return (
+            all(whole.tokens[index][: len(got)] == got for index, got in self.tokens.items())
+            and all(whole.logprobs[index][: len(got)] == got for index, got in self.logprobs.items())
+            and all(whole.finished[index] == finish for index, finish in self.finished.items())
+            and all(self.tokens[index] == whole.tokens[index] for index in self.finished)
+            and self.prompts == whole.prompts[: len(self.prompts)]
+        )
+
+
+async def undisturbed(request: GenerateRequest) -> Heard:
+    return await Heard().read(FakeEngine(script).generate(request), request)
+
+
+MADE: list["Scene"] = []
+"""The scenes of the test that runs; `conftest` checks them at its end."""
+
+
+class Scene:
+    """Workers by name, such as `decode-1`, with `places` places and `blocks` blocks each, behind a router."""
+
+    def __init__(
+        self,
+        *names: str,
+        limit: int = 3,
+        wait_s: float = 15.0,
+        cell: CellConfig | None = None,
+        policy: Policy = Policy.KV,
+        spread_choices: int = 0,
+        queue_timeout_s: float = 60.0,
+        places: int = 1024,
+        blocks: int = 1024,
+        role: Role = Role.BOTH,
+        now_s: float = 100.0,
+    ) -> None:
+        self.places = places
+        self.blocks = blocks
+        self.clock = Clock(now_s)
+        self.leases = FakeLeases()
+        self.fleet = Fleet(clock=self.clock)
+        self.engines: dict[str, WatchedEngine] = {}
+        """Those of the present lives."""
+        self.all: list[WatchedEngine] = []
+        self.lives = Counter[str]()
+        for name in names:
+            self.start(name)
+        routing = RoutingConfig(
+            routing_policy=policy,
+            migration_limit=limit,
+            migration_wait_s=wait_s,
+            spread_choices=spread_choices,
+            queue_timeout_s=queue_timeout_s,
+        )
+        self.router = Router(self.fleet, routing, cell=cell, role=role, clock=self.clock)
+        self.others: list[asyncio.Future[None]] = []
+        """Whatever else a test has going on; it ends it."""
+        self.tasks = Tasks()
+        MADE.append(self)
+
+    def make_engine(self, name: str) -> WatchedEngine:
+        life = sum(
+            engine.info.transfer.engine_id.startswith(f"{name}, ") for engine in self.all if engine.info.transfer
+        )
+        address = TransferAddress(f"{name}, life {life}", "127.0.0.1", 1)
+        info = fake_info(role=Role(name.partition("-")[0]), transfer=address)
+        info = msgspec.structs.replace(info, max_num_seqs=self.places, num_blocks=self.blocks)
+        return WatchedEngine(script, info=info, leases=self.leases)
+
+    def start(self, name: str) -> WatchedEngine:
+        """For the first time or again."""
+        engine = self.engines[name] = self.make_engine(name)
+        self.lives[name] += 1
+        self.all.append(engine)
+        self.fleet.put(Worker(name, engine, "127.0.0.1:1"))
+        return engine
+
+    def come(self, name: str, n: int, *, priority: int = 0) -> "Given":
+        """Gives the router a group of `n` choices."""
+        request = msgspec.structs.replace(group(name, n=n), priority=priority)
+        return Given(request, self.router.generate(request))
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.fleet.notify_room()
+        await settle()
+
+    def gate(self, steps: int) -> asyncio.Semaphore:
+        """All workers together take so many steps, and one more each time it is released."""
+        gate = asyncio.Semaphore(steps)
+        for engine in self.all:
+            engine.gate = gate
+        return gate
+
+    def writers(self) -> list[str]:
+        """Who has an open group."""
+        return [name for name, engine in self.engines.items() if engine.open]
+
+    def writer(self) -> WatchedEngine:
+        (name,) = self.writers()
+        return self.engines[name]
+
+    def kill(self, name: str, error: EngineDiedError = GONE) -> None:
+        """Nobody tells the fleet."""
+        self.engines[name].die(error)
+
+    def kill_all(self) -> None:
+        for name in self.engines:
+            self.kill(name)
+            self.fleet.mark(name, WorkerState.DEAD)
+
+    async def evict(self, name: str) -> None:
+        """Its time to drain is up."""
+        self.fleet.mark(name, WorkerState.DRAINING)
+        await self.fleet.evict(name, LEAVING)
+
+    async def leave(self, name: str) -> None:
+        await self.evict(name)
+        self.fleet.remove(name)
+
+    @property
+    def asked(self) -> list[GenerateRequest]:
+        """Every group that any engine was given to write, by name: life by life."""
+        return sorted((one for engine in self.all for one in engine.requests), key=lambda one: one.request_id)
+
+    @property
+    def gone(self) -> list[str]:
+        """Groups that were let through, in that order, if there is one worker that writes."""
+        return [one.request_id for engine in self.all for one in engine.requests]
+
+    @property
+    def prefills(self) -> list[str]:
+        """Groups that were prefilled, by name."""
+        return [one.request_id for engine in self.all for one in engine.prefills]
+
+    @property
+    def released(self) -> list[Ticket]:
+        """Tickets that were given back."""
+        return [ticket for engine in self.all for ticket in engine.released]
+
+    @property
+    def pulls(self) -> int:
+        return sum(engine.pulls for engine in self.all)
+
+    @property
+    def written(self) -> int:
+        """Tokens that the workers have written."""
+        return sum(engine.generated_tokens for engine in self.all)
+
+    @property
+    def moves(self) -> dict[tuple[str, str], int]:
+        """Moves by cause and outcome."""
+        return dict(self.router.counts.migrations)
+
+    @property
+    def bypasses(self) -> dict[str, int]:
+        """Bypasses that happened, by reason."""
+        return {reason: number for reason, number in self.router.counts.bypasses.items() if number}
+
+    def expire_leases_of_those_who_left(self) -> None:
+        """If nobody else was there either, they could not be told."""
+        here = [member.worker.engine for member in self.fleet.members if member.worker is not None]
+        for engine in self.all:
+            if engine not in here and engine.info.transfer is not None:
+                self.leases.lose(engine.info.transfer.engine_id)
+
+    def check(self) -> None:
+        """Nothing is open, kept or running."""
+        for engine in self.all:
+            engine.check()
+        self.router.check()
+        self.tasks.check()
+
+
+class Given:
+    """A group and its stream."""
+
+    def __init__(self, request: GenerateRequest, stream: GroupStream) -> None:
+        self.request = request
+        self.stream = stream
+        self.heard = Heard()
+
+    async def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.heard.take(await anext(self.stream), self.request)
+
+    async def read(self) -> Heard:
+        """To the end; then whoever waits for its room has had the time to go."""
+        await self.heard.read(self.stream, self.request)
+        await settle()
+        return self.heard
+
+    async def leave(self) -> None:
+        await self.stream.aclose()
+        await settle()
+
+
+async def turn(times: int = 1) -> None:
+    """Lets everything that can run take one step, so many times."""
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+async def settle() -> None:
+    """Lets everything that can run do so."""
+    await turn(30)
+
+
+async def tokens_of(stream: GroupStream) -> dict[int, list[int]]:
+    """By choice, to the end of the stream."""
+    tokens: dict[int, list[int]] = {}
+    async for delta in stream:
+        for choice in delta.choices:
+            tokens.setdefault(choice.index, []).extend(choice.token_ids)
+    return tokens
+
+
+async def answers_of(engine: Engine, request: GenerateRequest) -> dict[int, list[int]]:
+    return await tokens_of(engine.generate(request))
+
+
+def load_of(scene: Scene, work: Work) -> Load:
+    """Returns the load of the worker that would get a group now."""
+    load = scene.router.dispatcher.load(work, group())
+    assert load is not None
+    return load
+
+
+async def error_of(stream: GroupStream) -> MotetError | None:
+    """Returns what it ends with."""
+    try:
+        async for _ in stream:
+            pass
+    except MotetError as error:
+        return error
+    return None
+
+
+async def read(stream: GroupStream, request: GenerateRequest, heard: Heard) -> None:
+    """To the end or the error that ends it."""
+    try:
+        await heard.read(stream, request)
+    except MotetError:
+        return

@@ -1,0 +1,212 @@
+"""Several workers of one role as one engine."""
+
+import msgspec
+import pytest
+
+from motet.engines.base import Worker, WorkerState
+from motet.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineSilentError,
+    MotetError,
+    NoWorkerError,
+    OverloadedError,
+)
+from motet.routing.cost import Work
+from motet.routing.fleet import Fleet
+from motet.routing.router import Router
+from motet.testing.engine import fake_info
+from motet.transfer.ticket import TransferAddress
+from motet.types import Policy, Role
+from tests.routing.cells import Pair
+from tests.routing.scene import ONE_LIFE, answer, answers, answers_of, group, load_of, remember, tokens_of, worker
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_least_loaded_is_the_one_with_the_fewest_open_choices() -> None:
+    pair = Pair("decode", policy=Policy.LEAST_LOADED)
+    many = pair.router.generate(group("many", n=8))
+    few = [pair.router.generate(group(name, n=2)) for name in "abc"]
+    assert pair.groups == (1, 3)
+    last = pair.router.generate(group("last", n=1))
+    assert pair.groups == (1, 4)
+    assert load_of(pair, Work.GENERATE).waiting_tokens == 4 * 200
+    for stream in (many, *few, last):
+        await tokens_of(stream)
+
+
+async def test_a_choice_that_has_finished_or_was_stopped_is_not_open_any_more() -> None:
+    pair = Pair("decode")
+    first = pair.router.generate(group("first", n=2))
+    second = pair.router.generate(group("second", n=2))
+    await pair.router.stop_choice(group("first").request_id, 1)
+    third = pair.router.generate(group("third", n=1))
+    assert pair.groups == (2, 1)
+    assert await tokens_of(first) == {0: answer(0)}
+    assert await tokens_of(second) == answers(2)
+    await pair.router.stop_choice(group("unknown").request_id, 0)
+    await third.aclose()
+
+
+async def test_a_choice_is_stopped_where_its_group_is() -> None:
+    pair = Pair("decode")
+    streams = {name: pair.router.generate(group(name, n=2)) for name in ("first", "second")}
+    await pair.router.stop_choice(group("second").request_id, 0)
+    assert await tokens_of(streams["first"]) == answers(2)
+    assert await tokens_of(streams["second"]) == {1: answer(1)}
+
+
+async def test_a_group_that_is_closed_early_leaves_the_books() -> None:
+    pair = Pair("decode")
+    for _ in range(2):
+        stream = pair.router.generate(group(n=3))
+        await anext(stream)
+        await stream.aclose()
+        await stream.aclose()
+    await pair.router.generate(group("unread")).aclose()
+    assert pair.groups == (2, 1)
+
+
+async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason() -> None:
+    pair = Pair("decode")
+    for name in "abcd":
+        await answers_of(pair.router, group(name))
+    assert pair.groups == (2, 2)
+    assert pair.router.counts.decisions == {"cost": 4}
+    remember(pair.fleet, "decode-1", group(), 64)
+    await answers_of(pair.router, group("e"))
+    assert pair.groups == (2, 3)
+    assert pair.router.counts.decisions == {"cost": 4, "prefix": 1}
+    assert (pair.router.counts.routed_tokens, pair.router.counts.overlap_tokens) == (5 * 200, 64)
+    assert "decode-1 136 (own 136" in (pair.fleet.reports()[1].last_decision or "")
+
+
+async def test_the_first_delta_says_who_writes() -> None:
+    pair = Pair("decode")
+    pair.fleet.mark("decode-0", WorkerState.DRAINING)
+    stream = pair.router.generate(group())
+    deltas = [delta async for delta in stream]
+    told = [delta.prompt and delta.prompt.worker for delta in deltas]
+    assert told == ["decode-1"] + [None] * (len(deltas) - 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(EngineDiedError("gone"), WorkerState.DEAD), (OverloadedError("full"), WorkerState.READY)]
+)
+async def test_an_engine_that_does_not_even_take_a_group_is_passed_over_too(
+    error: MotetError, state: WorkerState
+) -> None:
+    pair = Pair("decode")
+    pair.first.refusal = error
+    with pytest.raises(type(error)):
+        pair.router.generate(group())
+    for name in "abc":
+        await answers_of(pair.router, group(name))
+    assert pair.groups == (0, 3)
+    assert pair.fleet.reports()[0].state is state
+
+
+async def test_a_group_whose_worker_dies_is_not_begun_again_and_the_worker_gets_no_more() -> None:
+    pair = Pair("decode")
+    pair.first.fail_after = {1: EngineDiedError("gone")}
+    stream = pair.router.generate(group("a"))
+    await anext(stream)
+    with pytest.raises(EngineDiedError):
+        await anext(stream)
+    pair.clock.now_s = 1000.0
+    for name in ("b", "c"):
+        await answers_of(pair.router, group(name))
+    assert pair.groups == (1, 2)
+
+
+async def test_a_worker_that_its_keeper_found_silent_stays_silent_when_its_groups_fail() -> None:
+    one, _ = worker("decode-0", fail_after={1: EngineSilentError("no sign of life")})
+    fleet = Fleet([one])
+    stream = Router(fleet, ONE_LIFE).generate(group("a"))
+    await anext(stream)
+    fleet.mark("decode-0", WorkerState.SILENT)
+    with pytest.raises(EngineSilentError):
+        await anext(stream)
+    assert fleet.reports()[0].state is WorkerState.SILENT
+    fleet.check()
+
+
+async def test_with_all_workers_dead_every_group_is_told_so() -> None:
+    one, engine = worker("decode-0", fail_after={0: EngineDiedError("worker 0 is gone")})
+    router = Router(Fleet([one]), ONE_LIFE)
+    with pytest.raises(EngineDiedError, match="worker 0 is gone"):
+        await answers_of(router, group("a"))
+    with pytest.raises(NoWorkerError, match="no worker can generate now: decode-0 is dead"):
+        router.generate(group("b"))
+    with pytest.raises(NoWorkerError, match="there is none"):
+        Router(Fleet()).generate(group("c"))
+    engine.check()
+    router.check()
+
+
+async def test_cached_tokens_are_those_of_the_worker_that_would_get_the_group() -> None:
+    pair = Pair("decode")
+    remember(pair.fleet, "decode-1", group(), 64)
+    assert load_of(pair, Work.GENERATE).own_tokens == 136
+    stream = pair.router.generate(group("first", n=8))
+    assert pair.groups == (0, 1)
+    # So much is being written there that the other one is cheaper.
+    assert load_of(pair, Work.GENERATE).own_tokens == 200
+    await stream.aclose()
+    assert load_of(pair, Work.GENERATE).own_tokens == 136
+
+
+async def test_figures_are_summed_over_those_that_live() -> None:
+    pair = Pair("decode")
+    streams = [pair.router.generate(group(name, prompt_tokens=10)) for name in ("a", "b")]
+    assert (await pair.router.stats()).prompt_tokens == 20
+    pair.first.dead = True
+    assert (await pair.router.stats()).prompt_tokens == 10
+    pair.second.dead = True
+    with pytest.raises(EngineDiedError, match="no worker can generate now: decode-0 is dead, decode-1 is dead"):
+        await pair.router.stats()
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_info_of_one_worker_is_its_own() -> None:
+    one, engine = worker("decode-0")
+    assert Router(Fleet([one]), role=Role.DECODE).info is engine.info
+
+
+async def test_while_no_worker_is_up_info_is_what_held_last() -> None:
+    one, engine = worker("decode-0")
+    fleet = Fleet()
+    router = Router(fleet, role=Role.DECODE)
+    with pytest.raises(NoWorkerError):
+        _ = router.info
+    fleet.put(one)
+    assert router.info is engine.info
+    fleet.mark("decode-0", WorkerState.DEAD)
+    assert router.info is engine.info
+
+
+async def test_info_of_several_is_what_holds_on_any_of_them() -> None:
+    pair = Pair("decode")
+    address = TransferAddress("x", "127.0.0.1", 1)
+    base = msgspec.structs.replace(fake_info(role=Role.DECODE, transfer=address), pid=1)
+    pair.first.info = msgspec.structs.replace(base, max_model_len=100, num_blocks=9, max_num_seqs=4)
+    pair.second.info = msgspec.structs.replace(base, max_model_len=200, num_blocks=7, max_num_seqs=2)
+    assert pair.router.info == msgspec.structs.replace(
+        base, max_model_len=100, num_blocks=7, max_num_seqs=2, pid=None, transfer=None
+    )
+    pair.second.info = msgspec.structs.replace(base, fingerprint="other-same")
+    pair.fleet.put(Worker("decode-1", pair.second, ""))
+    assert pair.router.info.fingerprint == "mixed"
+
+
+async def test_closing_closes_the_workers_and_ends_their_groups() -> None:
+    pair = Pair("decode")
+    stream = pair.router.generate(group())
+    await pair.router.close()
+    with pytest.raises(EngineClosedError):
+        await anext(stream)
+    assert pair.first.closed
+    assert pair.second.closed
+    await pair.router.close()

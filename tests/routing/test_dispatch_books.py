@@ -1,0 +1,127 @@
+"""What a router learns about its workers from what it gives them."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.engines.base import Worker, WorkerState
+from motet.routing.cost import Work
+from motet.routing.fleet import Fleet
+from motet.routing.member import Load
+from motet.routing.router import Router
+from motet.testing.engine import FakeLeases, fake_info
+from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest, GroupDelta, SamplingParams
+from tests.routing.cells import Cell, Pair
+from tests.routing.scene import ONE_LIFE, Hold, WatchedEngine, group, load_of, script, worker
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_group_with_a_ticket_is_nothing_to_read() -> None:
+    pair = Pair("decode")
+    ticket = await pair.first.prefill(group())
+    stream = pair.router.generate(group(n=1, ticket=ticket))
+    other = pair.router.generate(group("other", n=2))
+    assert load_of(pair, Work.GENERATE).waiting_tokens == 0
+    await stream.aclose()
+    await other.aclose()
+
+
+async def test_the_books_measure_how_fast_each_side_reads() -> None:
+    hold = Hold()
+    pair = Pair(first=hold)
+    call = asyncio.ensure_future(pair.router.prefill(group(prompt_tokens=301)))
+    await hold.entered.wait()
+    pair.clock.now_s += 2
+    hold.go.set()
+    await pair.router.release(await call)
+    load = pair.router.dispatcher.load(Work.PREFILL, group())
+    assert load is not None
+    assert load.tokens_per_s == 150  # all but the last token in 2 s
+
+    pair = Pair("decode")
+    stream = pair.router.generate(group(prompt_tokens=300))
+    pair.clock.now_s += 3
+    await anext(stream)
+    await stream.aclose()
+    assert load_of(pair, Work.GENERATE).tokens_per_s == 100
+
+
+async def test_there_is_no_prefill_load_while_no_prefill_worker_is_up() -> None:
+    alike = Pair("decode")
+    assert not alike.fleet.serving().has_prefill
+    assert alike.router.dispatcher.load(Work.PREFILL, group()) is None
+    apart = Cell()
+    assert apart.router.dispatcher.load(Work.PREFILL, group()) == Load(200)
+    apart.fleet.mark("prefill-0", WorkerState.DEAD)
+    assert apart.fleet.serving().has_prefill
+    assert apart.router.dispatcher.load(Work.PREFILL, group()) is None
+
+
+async def test_the_books_count_choices_trunk_blocks_once_and_the_blocks_of_what_was_written() -> None:
+    gate = asyncio.Semaphore(40)
+    one, engine = worker("decode-0", gate=gate)
+    engine.script = lambda _, __: [1]
+    fleet = Fleet([one])
+    router, books = Router(fleet, ONE_LIFE), fleet.members[0].books
+
+    def count() -> tuple[int, int, int]:
+        return books.open_choices, books.trunk_blocks, books.tail_blocks
+
+    request = msgspec.structs.replace(
+        group(prompt_tokens=33, n=2),
+        choices=(ChoiceStart(0, 7, (1,) * 15), ChoiceStart(1, 8)),
+        sampling=SamplingParams(max_tokens=100, ignore_eos=True),
+    )
+    stream = router.generate(request)
+    assert count() == (2, 3, 2)  # 33 tokens are 3 blocks of 16; each choice has begun its first
+    await anext(stream)
+    assert count() == (2, 3, 3)  # the first choice has written 16, and needs a second one
+    for _ in range(16):
+        await anext(stream)
+    assert count() == (2, 3, 5)  # 32 and 17 tokens
+    await router.stop_choice(request.request_id, 0)
+    await router.stop_choice(request.request_id, 0)
+    assert count() == (1, 3, 2)
+    await stream.aclose()
+    assert count() == (0, 0, 0)
+    router.check()
+
+
+class Chunks:
+    """A stream whose deltas bring many tokens of a choice at once, as those of a vLLM server may."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+
+    def __aiter__(self) -> "Chunks":
+        return self
+
+    async def __anext__(self) -> GroupDelta:
+        choices = tuple(ChoiceDelta(start.index, (1,) * 40 * (start.index + 1)) for start in self._request.choices)
+        return GroupDelta(self._request.request_id, choices)
+
+    async def aclose(self) -> None:
+        """There is nothing to free."""
+
+
+class ChunkEngine(WatchedEngine):
+    def generate(self, request: GenerateRequest) -> Chunks:  # type: ignore[override]  # a stream of its own
+        return Chunks(request)
+
+
+async def test_tail_blocks_are_counted_by_tokens_and_not_by_deltas() -> None:
+    """Where a delta brought 40 tokens, one was counted, and groups were put where there was no room."""
+    engine = ChunkEngine(script, info=fake_info(), leases=FakeLeases())
+    fleet = Fleet([Worker("both-0", engine, "")])
+    router, books = Router(fleet, ONE_LIFE), fleet.members[0].books
+    stream = router.generate(group(prompt_tokens=33, n=2))
+    assert books.tail_blocks == 2
+    await anext(stream)
+    assert books.tail_blocks == 3 + 6  # 40 and 80 tokens, of blocks of 16: the next block is there when one is full
+    await anext(stream)
+    assert books.tail_blocks == 6 + 11
+    await stream.aclose()
+    assert books.tail_blocks == 0
+    router.check()

@@ -1,0 +1,172 @@
+"""Several prefill workers as one: the next one is asked where one cannot, and tickets go back where they came from."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.config import RoutingConfig
+from motet.engines.base import WorkerState
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
+from motet.routing.fleet import Fleet
+from motet.routing.member import REFUSAL_S
+from motet.routing.router import Router
+from motet.testing.engine import FakeLeases
+from motet.types import Policy
+from tests.routing.cells import Pair
+from tests.routing.scene import Hold, group, worker
+
+pytestmark = pytest.mark.anyio
+
+
+def failing(error: MotetError) -> Hold:
+    return Hold(error=error, held=False)
+
+
+async def test_prefill_goes_where_the_fewest_prompt_tokens_wait() -> None:
+    first, second = Hold(), Hold()
+    pair = Pair(first=first, second=second)
+    calls = [asyncio.ensure_future(pair.router.prefill(group("long", prompt_tokens=500)))]
+    await first.entered.wait()
+    calls.append(asyncio.ensure_future(pair.router.prefill(group("short", prompt_tokens=100))))
+    await second.entered.wait()
+    second.entered.clear()
+    calls.append(asyncio.ensure_future(pair.router.prefill(group("next", prompt_tokens=100))))
+    await second.entered.wait()
+    assert pair.prefill_counts == (1, 2)
+    first.go.set()
+    second.go.set()
+    for ticket in await asyncio.gather(*calls):
+        await pair.router.release(ticket)
+
+
+@pytest.mark.parametrize("error", [EngineDiedError("gone"), OverloadedError("full")])
+async def test_where_a_prefill_worker_cannot_the_next_one_is_asked_in_the_same_call(error: MotetError) -> None:
+    pair = Pair(first=failing(error))
+    ticket = await pair.router.prefill(group())
+    assert ticket.remote_engine_id == "prefill-1, life 0"
+    assert pair.prefill_counts == (1, 1)
+    await pair.router.release(ticket)
+
+
+async def test_a_prefill_worker_that_died_gets_nothing_until_it_is_said_to_be_ready() -> None:
+    hold = failing(EngineDiedError("gone"))
+    pair = Pair(first=hold)
+    for now_s, prefills in [(0.0, (1, 1)), (1000.0, (1, 2))]:
+        pair.clock.now_s = now_s
+        await pair.router.release(await pair.router.prefill(group()))
+        assert pair.prefill_counts == prefills
+    assert [report.state for report in pair.fleet.reports()] == [WorkerState.DEAD, WorkerState.READY]
+    hold.error = None
+    pair.fleet.mark("prefill-0", WorkerState.READY)
+    for _ in range(2):  # they take turns
+        await pair.router.release(await pair.router.prefill(group()))
+    assert pair.prefill_counts == (2, 3)
+
+
+async def test_one_that_takes_no_more_is_passed_over_for_half_a_second() -> None:
+    pair = Pair(first=failing(OverloadedError("full")))
+    for now_s, prefills in [(0.0, (1, 1)), (REFUSAL_S - 0.01, (1, 2)), (REFUSAL_S - 0.01, (1, 3))]:
+        pair.clock.now_s = now_s
+        await pair.router.release(await pair.router.prefill(group()))
+        assert pair.prefill_counts == prefills
+    pair.clock.now_s = REFUSAL_S
+    for _ in range(2):  # they take turns
+        await pair.router.release(await pair.router.prefill(group()))
+    assert pair.prefill_counts == (2, 5)
+
+
+async def test_one_that_takes_no_more_is_asked_all_the_same_where_nobody_else_is_there() -> None:
+    hold = failing(OverloadedError("full"))
+    pair = Pair(first=hold, second=failing(EngineDiedError("gone")))
+    with pytest.raises(OverloadedError):
+        await pair.router.prefill(group())
+    hold.error = None
+    await pair.router.release(await pair.router.prefill(group()))
+    assert pair.prefill_counts == (2, 1)
+
+
+@pytest.mark.parametrize("error", [RequestError("never"), EngineError("sick")])
+async def test_an_error_of_the_group_is_not_taken_to_another_worker(error: MotetError) -> None:
+    pair = Pair(first=failing(error))
+    with pytest.raises(type(error)):
+        await pair.router.prefill(group())
+    assert pair.prefill_counts == (1, 0)
+
+
+async def test_when_no_prefill_worker_is_left_the_last_one_says_why_and_then_all_are_down() -> None:
+    first, second = (failing(EngineDiedError(f"worker {i} is gone")) for i in range(2))
+    pair = Pair(first=first, second=second)
+    with pytest.raises(EngineDiedError, match="worker 1 is gone"):
+        await pair.router.prefill(group())
+    with pytest.raises(EngineDiedError, match="no worker can prefill now: prefill-0 is dead, prefill-1 is dead"):
+        await pair.router.prefill(group())
+    assert pair.prefill_counts == (1, 1)
+
+
+async def test_when_one_is_full_and_one_dead_it_is_for_want_of_room() -> None:
+    pair = Pair(first=failing(OverloadedError("full")), second=failing(EngineDiedError("gone")))
+    with pytest.raises(OverloadedError):
+        await pair.router.prefill(group())
+
+
+async def test_a_ticket_is_given_back_to_the_worker_that_holds_the_lease() -> None:
+    pair = Pair()
+    ticket = await pair.second.prefill(group())
+    await pair.router.release(ticket)
+    assert (pair.first.released, pair.second.released) == ([], [ticket])
+
+
+async def test_a_ticket_of_a_worker_that_takes_no_more_is_given_back_there() -> None:
+    pair = Pair()
+    ticket = await pair.first.prefill(group())
+    pair.fleet.mark("prefill-0", WorkerState.DRAINING)
+    await pair.router.release(ticket)
+    assert (pair.first.released, pair.second.released) == ([ticket], [])
+
+
+async def test_a_ticket_of_nobody_here_is_given_back_through_any_worker() -> None:
+    pair = Pair()
+    stranger = msgspec.structs.replace(await pair.first.prefill(group()), remote_engine_id="elsewhere")
+    await pair.router.release(stranger)
+    assert pair.first.released + pair.second.released == [stranger]
+
+
+async def test_a_prefill_that_is_cancelled_leaves_the_books() -> None:
+    hold = Hold()
+    pair = Pair(first=hold)
+    call = asyncio.ensure_future(pair.router.prefill(group()))
+    await hold.entered.wait()
+    call.cancel()
+    await asyncio.wait([call])
+
+
+@pytest.mark.parametrize("policy", [Policy.KV, Policy.ROUND_ROBIN, Policy.LEAST_LOADED])
+async def test_equal_prefill_workers_take_turns_and_each_has_its_reason(policy: Policy) -> None:
+    leases = FakeLeases()
+    workers, engines = zip(*(worker(f"prefill-{i}", leases=leases) for i in range(3)), strict=True)
+    fleet = Fleet(workers)
+    router = Router(fleet, RoutingConfig(routing_policy=policy))
+    for name in "abcdef":
+        await router.release(await router.prefill(group(name)))
+    assert [len(engine.prefills) for engine in engines] == [2, 2, 2]
+    assert all(report.last_decision for report in fleet.reports())
+    router.check()
+
+
+async def test_a_prefill_worker_that_is_just_leaving_is_passed_over() -> None:
+    pair = Pair(first=failing(EngineClosedError("closing")))
+    ticket = await pair.router.prefill(group())
+    assert ticket.remote_engine_id == "prefill-1, life 0"
+    await pair.router.release(ticket)
+
+
+@pytest.mark.parametrize("policy", [Policy.KV, Policy.SESSION])
+async def test_the_turns_of_a_session_are_prefilled_by_one_worker(policy: Policy) -> None:
+    """They alternated: only the worker that wrote a session was remembered."""
+    pair = Pair(policy=policy)
+    for number in range(4):
+        request = msgspec.structs.replace(group(f"turn {number}"), session_id="session")
+        await pair.router.release(await pair.router.prefill(request))
+    of_session = [[one.session_id for one in engine.prefills].count("session") for engine in pair.all]
+    assert sorted(of_session) == [0, 4]

@@ -1,0 +1,115 @@
+"""Workers of one model's name whose weights differ: what one has begun, no other goes on with."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from motet.engines.base import WorkerState
+from motet.errors import EngineDiedError, NoWorkerError
+from motet.routing.migration import Unfinished
+from motet.types import GenerateRequest
+from tests.routing.scene import Heard, Scene, WatchedEngine, group, settle, undisturbed
+
+pytestmark = pytest.mark.anyio
+
+OLD, NEW, UNTOLD = "01d", "2e3", ""
+
+
+class WeightsScene(Scene):
+    """Workers by name, each with the digest of its weights."""
+
+    def __init__(self, digests: Mapping[str, str], **options: float) -> None:
+        self.digests = digests
+        super().__init__(*digests, **options)  # type: ignore[arg-type]
+
+    def make_engine(self, name: str) -> WatchedEngine:
+        engine = super().make_engine(name)
+        engine.info = msgspec.structs.replace(engine.info, model_digest=self.digests[name])
+        return engine
+
+    async def begun_on_both_0(self, request: GenerateRequest, heard: Heard, *, steps: int = 1) -> asyncio.Future[Heard]:
+        """Has that worker write so many steps of a group, and die."""
+        for name in self.engines:
+            self.fleet.mark(name, WorkerState.READY if name == "both-0" else WorkerState.DRAINING)
+        stream = self.router.generate(request)
+        for _ in range(steps):
+            heard.take(await anext(stream), request)
+        for name in self.engines:
+            self.fleet.mark(name, WorkerState.READY)
+        self.kill("both-0")
+        reading = asyncio.ensure_future(heard.read(stream, request))
+        await settle()
+        return reading
+
+
+async def test_a_group_goes_on_where_the_weights_are_those_that_began_it() -> None:
+    """It went on with other weights: an answer that began as one model's and ended as another's."""
+    scene, request = WeightsScene({"both-0": OLD, "both-1": NEW, "both-2": NEW, "both-3": OLD}), group()
+    for _ in range(3):  # whoever's turn it is
+        reading = await scene.begun_on_both_0(request, Heard())
+        assert await reading == await undisturbed(request)
+        assert [engine.requests for engine in scene.engines.values()][1:3] == [[], []]
+        scene.start("both-0")
+    scene.check()
+
+
+async def test_where_only_other_weights_are_left_it_waits_as_if_there_were_no_worker() -> None:
+    scene, request = WeightsScene({"both-0": OLD, "both-1": NEW}), group()
+    reading = await scene.begun_on_both_0(request, Heard(), steps=2)
+    assert not reading.done()
+    with pytest.raises(NoWorkerError, match=r"both-0 is dead, both-1 is ready with other weights$"):
+        scene.router.dispatcher.give(msgspec.structs.replace(request, model_digest=OLD), Unfinished(request))
+    scene.start("both-0")
+    assert await reading == await undisturbed(request)
+    assert [one.model_digest for one in scene.asked] == ["", OLD]
+    assert scene.moves == {("died", "resumed"): 1}
+    scene.check()
+
+
+async def test_and_ends_with_what_it_lost_its_worker_by_when_none_came_in_time() -> None:
+    scene = WeightsScene({"both-0": OLD, "both-1": NEW}, wait_s=0.0)
+    with pytest.raises(EngineDiedError):
+        await (await scene.begun_on_both_0(group(), Heard()))
+    assert scene.moves == {("died", "no-worker"): 1}
+    assert scene.engines["both-1"].requests == []
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "steps"), [(OLD, UNTOLD, 1), (UNTOLD, NEW, 1), (OLD, NEW, 0)], ids=["to", "from", "not-begun"]
+)
+async def test_weights_that_are_not_told_stand_in_nobodys_way_nor_do_any_in_that_of_what_is_not_begun(
+    first: str, second: str, steps: int
+) -> None:
+    scene, request = WeightsScene({"both-0": first, "both-1": second}), group()
+    reading = await scene.begun_on_both_0(request, Heard(), steps=steps)
+    assert await reading == await undisturbed(request)
+    assert scene.moves == {("died", "resumed"): 1}
+    scene.check()
+
+
+async def test_weights_are_remembered_across_a_worker_that_does_not_tell_them() -> None:
+    scene, request, heard = WeightsScene({"both-0": OLD, "both-1": UNTOLD, "both-2": NEW}, wait_s=0.0), group(), Heard()
+    scene.fleet.mark("both-2", WorkerState.DEAD)
+    scene.gate(2)
+    reading = await scene.begun_on_both_0(request, heard)
+    assert scene.writers() == ["both-1"]
+    scene.fleet.mark("both-2", WorkerState.READY)
+    scene.kill("both-1")
+    with pytest.raises(EngineDiedError):
+        await reading
+    assert scene.engines["both-2"].requests == []
+    scene.check()
+
+
+async def test_prefill_is_asked_of_the_same_weights_too() -> None:
+    digests = {"prefill-0": NEW, "prefill-1": OLD, "both-0": OLD, "decode-1": NEW, "decode-2": OLD}
+    scene, request = WeightsScene(digests), group()
+    reading = await scene.begun_on_both_0(request, Heard())
+    assert await reading == await undisturbed(request)
+    assert [len(scene.engines[name].prefills) for name in ("prefill-0", "prefill-1")] == [0, 1]
+    assert scene.engines["decode-1"].requests == []
+    assert scene.engines["decode-2"].requests[0].ticket is not None
+    scene.check()

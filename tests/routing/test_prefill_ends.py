@@ -1,0 +1,197 @@
+"""Whatever ends a group, and whenever: no ticket is left ungiven, no group open, no task running."""
+
+import asyncio
+import logging
+
+import pytest
+
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError
+from tests.routing.cells import Cell
+from tests.routing.scene import Hold, answer, answers, group, tokens_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_closed_before_prefill_began_nothing_happens() -> None:
+    cell = Cell()
+    stream = cell.router.generate(group())
+    await stream.aclose()
+    await stream.aclose()
+    assert cell.prefill.prefills == []
+    assert cell.decode.requests == []
+
+
+async def test_closed_during_prefill_it_is_cancelled() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    stream = cell.router.generate(group())
+    await hold.entered.wait()
+    await stream.aclose()
+    await stream.aclose()
+    assert cell.decode.requests == []
+
+
+async def test_a_reader_that_waits_for_prefill_sees_the_end_when_the_group_is_closed() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    stream = cell.router.generate(group())
+    reader = asyncio.ensure_future(tokens_of(stream))
+    await hold.entered.wait()
+    await stream.aclose()
+    assert await reader == {}
+
+
+async def test_a_reader_that_is_cancelled_during_prefill_does_not_end_the_group() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    stream = cell.router.generate(group())
+    reader = asyncio.ensure_future(tokens_of(stream))
+    await hold.entered.wait()
+    reader.cancel()
+    await asyncio.wait([reader])
+    hold.go.set()
+    assert await tokens_of(stream) == answers(2)
+
+
+async def test_closed_after_the_first_delta_the_ticket_is_not_given_back() -> None:
+    cell = Cell()
+    stream = cell.router.generate(group())
+    await anext(stream)
+    await stream.aclose()
+    assert cell.prefill.released == []
+
+
+async def test_closed_while_decode_has_the_group_and_has_not_read_the_ticket_is_given_back() -> None:
+    gate = asyncio.Semaphore(0)
+    cell = Cell(gate=gate)
+    stream = cell.router.generate(group())
+    reader = asyncio.ensure_future(tokens_of(stream))
+    await cell.decode.submitted.wait()
+    (ticket,) = cell.leases.held.values()
+    await stream.aclose()
+    assert (cell.prefill.released, cell.prefill.release_traces) == ([ticket], ["trace-g"])
+    gate.release()
+    await asyncio.wait([reader])
+
+
+@pytest.mark.parametrize("error", [EngineDiedError("gone"), EngineClosedError("closed"), EngineError("sick")])
+async def test_decode_that_fails_before_the_first_delta_leaves_no_ticket(error: MotetError) -> None:
+    cell = Cell(fail_after={0: error})
+    stream = cell.router.generate(group())
+    with pytest.raises(type(error)):
+        await anext(stream)
+    assert len(cell.prefill.released) == 1
+
+
+async def test_decode_that_dies_unseen_leaves_no_ticket() -> None:
+    """Nobody iterates, so nobody is told; the stream gives the ticket back when it is closed."""
+    cell = Cell()
+    stream = cell.router.generate(group())
+    await cell.decode.submitted.wait()
+    await cell.decode.close()
+    await stream.aclose()
+    assert len(cell.prefill.released) == 1
+
+
+async def test_decode_that_dies_after_the_first_delta_is_the_readers() -> None:
+    cell = Cell(fail_after={1: EngineDiedError("gone")})
+    stream = cell.router.generate(group())
+    await anext(stream)
+    with pytest.raises(EngineDiedError):
+        await anext(stream)
+    assert cell.prefill.released == []
+    with pytest.raises(EngineDiedError):
+        await anext(stream)
+
+
+async def test_decode_that_refuses_at_once_gives_the_ticket_back_although_nobody_reads() -> None:
+    cell = Cell()
+    cell.decode.refusal = OverloadedError("full")
+    stream = cell.router.generate(group())
+    await cell.prefill.releasing.wait()
+    assert len(cell.prefill.released) == 1
+    with pytest.raises(OverloadedError):
+        await anext(stream)
+
+
+async def test_a_bypassed_group_that_decode_refuses_at_once_was_never_open() -> None:
+    cell = Cell()
+    cell.decode.refusal = OverloadedError("full")
+    with pytest.raises(OverloadedError):
+        cell.router.generate(group(prompt_tokens=5))
+
+
+async def test_a_ticket_is_given_back_although_who_closes_is_cancelled() -> None:
+    cell = Cell(gate=asyncio.Semaphore(0))
+    cell.prefill.may_release.clear()
+    stream = cell.router.generate(group())
+    await cell.decode.submitted.wait()
+    closing = asyncio.ensure_future(stream.aclose())
+    await cell.prefill.releasing.wait()
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    cell.prefill.may_release.set()
+    await cell.router.close()
+    assert len(cell.prefill.released) == 1
+
+
+async def test_a_choice_stopped_during_prefill_is_left_out_of_the_group() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    request = group(n=3)
+    stream = cell.router.generate(request)
+    await hold.entered.wait()
+    await cell.router.stop_choice(request.request_id, 1)
+    hold.go.set()
+    assert await tokens_of(stream) == {0: answer(0), 2: answer(2)}
+    assert [start.index for start in cell.decode.requests[0].choices] == [0, 2]
+
+
+async def test_when_every_choice_is_stopped_during_prefill_the_group_is_over() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    request = group(n=2)
+    stream = cell.router.generate(request)
+    await hold.entered.wait()
+    for index in (1, 0, 0, 5):
+        await cell.router.stop_choice(request.request_id, index)
+    assert await tokens_of(stream) == {}
+    assert cell.decode.requests == []
+
+
+async def test_a_choice_stopped_before_prefill_has_even_begun_is_left_out_too() -> None:
+    cell = Cell()
+    stream = cell.router.generate(group(n=2))
+    await cell.router.stop_choice(group().request_id, 0)
+    assert await tokens_of(stream) == {1: answer(1)}
+
+
+async def test_a_choice_stopped_on_decode_is_stopped_there() -> None:
+    cell = Cell()
+    stream = cell.router.generate(group(n=2))
+    await anext(stream)
+    await cell.router.stop_choice(group().request_id, 0)
+    assert await tokens_of(stream) == {1: answer(1)[1:]}
+    await cell.router.stop_choice(group("unknown").request_id, 0)
+
+
+async def test_when_every_choice_is_stopped_on_decode_before_it_read_no_ticket_is_left() -> None:
+    cell = Cell()
+    stream = cell.router.generate(group(n=1))
+    await cell.decode.submitted.wait()
+    await cell.router.stop_choice(group().request_id, 0)
+    assert await tokens_of(stream) == {}
+
+
+async def test_a_prefill_that_failed_is_logged_with_the_clients_id(caplog: pytest.LogCaptureFixture) -> None:
+    cell = Cell(during_prefill=Hold(error=EngineError("out of blocks"), held=False))
+    with caplog.at_level(logging.WARNING, logger="motet.routing"):
+        await tokens_of(cell.router.generate(group()))
+    (record,) = caplog.records
+    assert vars(record)["fields"] == {
+        "request_id": "trace-g",
+        "group": "g",
+        "reason": "prefill-failed",
+        "error": "out of blocks",
+    }

@@ -1,0 +1,288 @@
+"""Prefill and decode apart: one prefill a group, bypass by reason, and a prefill that fails is never the client's."""
+
+import asyncio
+
+import pytest
+
+from motet.config import CellConfig
+from motet.engines.base import WorkerState
+from motet.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    MotetError,
+    NoWorkerError,
+    OverloadedError,
+    RequestError,
+)
+from motet.routing.fleet import Fleet
+from motet.routing.router import Router
+from motet.testing.engine import FakeLeases
+from motet.types import Role
+from tests.routing.cells import Cell
+from tests.routing.scene import (
+    ANY_MODEL,
+    ONE_LIFE,
+    Hold,
+    Tasks,
+    answer,
+    answers,
+    answers_of,
+    group,
+    remember,
+    tokens_of,
+    worker,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("n", [1, 3, 32])
+async def test_a_group_is_prefilled_once_and_transferred_once_whatever_n_is(n: int) -> None:
+    cell = Cell()
+    request = group(n=n)
+    assert await answers_of(cell.router, request) == {i: answer(i) for i in range(n)}
+    assert cell.prefill.prefills == [request]
+    (decoded,) = cell.decode.requests
+    assert decoded.ticket is not None
+    assert decoded.ticket.remote_engine_id == "prefill-0, life 0"
+    assert decoded.ticket.num_tokens == 199
+    assert decoded.choices == request.choices
+    assert decoded.trace == "trace-g"
+    assert cell.decode.pulls == 1
+    assert cell.bypasses == {}
+
+
+async def test_a_read_ticket_is_not_given_back() -> None:
+    cell = Cell()
+    await answers_of(cell.router, group())
+    assert cell.prefill.released == []
+
+
+async def test_a_group_begins_without_being_iterated() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    stream = cell.router.generate(group())
+    await hold.entered.wait()
+    hold.go.set()
+    assert await tokens_of(stream) == answers(2)
+
+
+@pytest.mark.parametrize(
+    ("reason", "prompt_tokens", "cached_tokens", "prompt_logprobs"),
+    [("one-token", 1, 0, None), ("short", 127, 0, None), ("short", 200, 80, None), ("prompt-logprobs", 200, 0, 0)],
+)
+async def test_decode_computes_by_itself_what_does_not_pay(
+    reason: str, prompt_tokens: int, cached_tokens: int, prompt_logprobs: int | None
+) -> None:
+    cell = Cell()
+    request = group(prompt_tokens=prompt_tokens, prompt_logprobs=prompt_logprobs)
+    remember(cell.fleet, "decode-0", request, cached_tokens)
+    assert await answers_of(cell.router, request) == answers(2)
+    assert cell.prefill.prefills == []
+    assert cell.decode.requests == [request]
+    assert cell.bypasses == {reason: 1}
+
+
+async def test_with_no_bypass_tokens_all_but_single_tokens_go_to_prefill() -> None:
+    cell = Cell(cell=CellConfig(bypass_tokens=0))
+    await answers_of(cell.router, group("two", prompt_tokens=2))
+    await answers_of(cell.router, group("one", prompt_tokens=1))
+    assert [request.request_id for request in cell.prefill.prefills] == ["two"]
+    assert cell.bypasses == {"one-token": 1}
+
+
+async def test_while_prefill_is_busy_decode_computes() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    measured = asyncio.ensure_future(answers_of(cell.router, group("measured")))
+    await hold.entered.wait()
+    cell.clock.now_s += 1.0
+    hold.go.set()
+    await measured
+    hold.go.clear()
+    hold.entered.clear()
+    waiting = cell.router.generate(group("waiting"))
+    await hold.entered.wait()
+    assert await answers_of(cell.router, group("next")) == answers(2)
+    assert cell.bypasses == {"prefill-busy": 1}
+    hold.go.set()
+    await tokens_of(waiting)
+
+
+async def test_prefill_that_was_never_measured_is_not_too_busy() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    streams = [cell.router.generate(group(name)) for name in ("a", "b")]
+    await hold.entered.wait()
+    hold.go.set()
+    for stream in streams:
+        await tokens_of(stream)
+    assert len(cell.prefill.prefills) == 2
+    assert cell.bypasses == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (EngineDiedError("gone"), "prefill-down"),
+        (EngineClosedError("closed"), "prefill-down"),
+        (OverloadedError("full"), "prefill-busy"),
+        (EngineError("out of blocks"), "prefill-failed"),
+    ],
+)
+async def test_where_prefill_fails_decode_computes_and_the_client_sees_nothing(error: MotetError, reason: str) -> None:
+    cell = Cell(during_prefill=Hold(error=error, held=False))
+    request = group()
+    assert await answers_of(cell.router, request) == answers(2)
+    assert len(cell.prefill.prefills) == 1
+    assert cell.decode.requests == [request]
+    assert cell.bypasses == {reason: 1}
+
+
+async def test_a_late_prefill_is_ended_and_decode_computes() -> None:
+    cell = Cell(during_prefill=Hold(), cell=CellConfig(prefill_timeout_s=0.01))
+    assert await answers_of(cell.router, group()) == answers(2)
+    assert cell.bypasses == {"prefill-late": 1}
+
+
+async def test_a_request_that_can_never_run_is_the_clients() -> None:
+    cell = Cell(during_prefill=Hold(error=RequestError("too long", param="messages"), held=False))
+    stream = cell.router.generate(group())
+    with pytest.raises(RequestError, match="too long"):
+        await anext(stream)
+    assert cell.decode.requests == []
+    assert cell.bypasses == {}
+
+
+async def test_a_bug_in_prefill_reaches_the_reader() -> None:
+    async def bug(_: object) -> None:
+        raise ZeroDivisionError
+
+    cell = Cell(during_prefill=bug)
+    stream = cell.router.generate(group())
+    with pytest.raises(ZeroDivisionError):
+        await anext(stream)
+    await stream.aclose()
+
+
+async def test_a_group_that_has_a_ticket_goes_straight_to_decode() -> None:
+    cell = Cell()
+    request = group(ticket=await cell.prefill.prefill(group()))
+    await answers_of(cell.router, request)
+    assert cell.decode.requests == [request]
+    assert len(cell.prefill.prefills) == 1
+    assert cell.bypasses == {}
+
+
+async def test_the_reasons_of_bypasses_are_all_there_from_the_start() -> None:
+    assert Cell().router.counts.bypasses == {
+        "one-token": 0,
+        "short": 0,
+        "prompt-logprobs": 0,
+        "prefill-busy": 0,
+        "prefill-down": 0,
+        "prefill-failed": 0,
+        "prefill-late": 0,
+    }
+
+
+async def test_a_cell_takes_no_tickets_and_a_decode_server_does() -> None:
+    cell = Cell()
+    assert cell.router.info.role is Role.BOTH
+    assert cell.router.info.transfer is None
+    decoding = Cell(role=Role.DECODE)
+    assert decoding.router.info == decoding.decode.info
+
+
+async def test_prefill_and_release_are_the_prefill_sides_and_stats_decodes() -> None:
+    cell = Cell()
+    ticket = await cell.router.prefill(group(), readers=2)
+    assert ticket.readers == 2
+    assert (await cell.prefill.stats()).leases == 1
+    await cell.router.release(ticket)
+    assert await cell.router.stats() == await cell.decode.stats()
+    assert cell.router.info.model == cell.decode.info.model
+
+
+async def test_closing_ends_groups_in_both_phases_and_both_sides() -> None:
+    hold, gate = Hold(), asyncio.Semaphore(0)
+    cell = Cell(during_prefill=hold, gate=gate)
+    decoding, prefilling = cell.router.generate(group("short", prompt_tokens=5)), cell.router.generate(group("long"))
+    await hold.entered.wait()
+    await cell.router.close()
+    gate.release()
+    for stream in (decoding, prefilling):
+        with pytest.raises(EngineClosedError):
+            await anext(stream)
+    assert cell.prefill.closed
+    assert cell.decode.closed
+    await cell.router.close()
+
+
+async def test_a_group_of_a_closed_cell_ends_with_the_error_that_says_so() -> None:
+    cell = Cell()
+    await cell.router.close()
+    with pytest.raises(EngineClosedError):
+        await answers_of(cell.router, group())
+
+
+async def test_with_the_prefill_workers_down_decode_computes() -> None:
+    cell = Cell()
+    cell.fleet.mark("prefill-0", WorkerState.DEAD)
+    assert await answers_of(cell.router, group()) == answers(2)
+    assert cell.bypasses == {"prefill-down": 1}
+
+
+async def test_without_prefill_workers_nothing_is_passed_by() -> None:
+    decoder, decode = worker("both-0")
+    router = Router(Fleet([decoder]), ONE_LIFE)
+    assert await answers_of(router, group()) == answers(2)
+    assert set(router.counts.bypasses.values()) == {0}
+    decode.check()
+
+
+async def test_where_nobody_decodes_no_prompt_is_prefilled() -> None:
+    cell = Cell()
+    cell.fleet.mark("decode-0", WorkerState.DEAD)
+    with pytest.raises(NoWorkerError):
+        cell.router.generate(group())
+    assert cell.prefill.prefills == []
+
+
+async def test_choices_are_on_the_way_until_decode_has_them() -> None:
+    hold = Hold()
+    cell = Cell(during_prefill=hold)
+    stream = cell.router.generate(group(n=3))
+    await hold.entered.wait()
+    assert cell.router.dispatcher.choices_on_the_way(ANY_MODEL) == 3
+    await cell.router.stop_choice(group().request_id, 0)
+    assert cell.router.dispatcher.choices_on_the_way(ANY_MODEL) == 2
+    hold.go.set()
+    await anext(stream)
+    assert cell.router.dispatcher.choices_on_the_way(ANY_MODEL) == 0
+    await stream.aclose()
+
+
+async def test_two_prefill_workers_take_turns_and_a_dead_one_is_passed_over() -> None:
+    leases, tasks = FakeLeases(), Tasks()
+    first, one = worker("prefill-0", leases=leases, during_prefill=Hold(error=EngineDiedError("gone"), held=False))
+    second, two = worker("prefill-1", leases=leases)
+    decoder, decode = worker("decode-0", leases=leases)
+    router = Router(Fleet([first, second, decoder]), ONE_LIFE)
+    for name in ("a", "b"):
+        assert await answers_of(router, group(name)) == answers(2)
+    assert [len(one.prefills), len(two.prefills), decode.pulls] == [1, 2, 2]
+    assert set(router.counts.bypasses.values()) == {0}
+    decode.check()
+    tasks.check()
+
+
+@pytest.mark.parametrize(("may_come", "missed"), [(False, {}), (True, {"prefill-down": 1, "short": 1})])
+async def test_prefill_is_missed_where_it_may_come_and_would_have_paid(may_come: bool, missed: dict[str, int]) -> None:
+    """A prefill worker that is not there now may be started where it is missed."""
+    cell = Cell(cell=CellConfig(prefill_may_come=may_come))
+    cell.fleet.remove("prefill-0")
+    assert await answers_of(cell.router, group("long")) == answers(2)
+    assert await answers_of(cell.router, group("short", prompt_tokens=20)) == answers(2)
+    assert cell.bypasses == missed

@@ -1,0 +1,73 @@
+"""The parts of routing put together as in a scene, over fake workers."""
+
+import asyncio
+
+import pytest
+
+from motet.routing.journey import Journey
+from motet.types import GenerateRequest
+from tests.routing.scene import Heard, Hold, Scene, group, settle, undisturbed
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("spread_choices", [0, 4])
+@pytest.mark.parametrize(
+    ("names", "request_"),
+    [
+        (("both-0",), group(n=3)),
+        (("both-0", "both-1"), group(n=3)),
+        (("prefill-0", "decode-0"), group(n=3, prompt_tokens=20)),
+    ],
+)
+async def test_a_group_with_nothing_special_has_one_stream_around_that_of_its_worker(
+    names: tuple[str, ...], request_: GenerateRequest, spread_choices: int
+) -> None:
+    """And no task: whoever reads it reads the worker."""
+    scene = Scene(*names, spread_choices=spread_choices)
+    stream = scene.router.generate(request_)
+    assert type(stream) is Journey
+    scene.tasks.check()
+    assert sum(len(member.groups) for member in scene.fleet.members) == 1
+    assert await Heard().read(stream, request_) == await undisturbed(request_)
+
+
+async def test_a_group_in_parts_that_is_being_prefilled_takes_the_places_of_those_that_come() -> None:
+    scene, hold = Scene("prefill-0", "decode-0", "decode-1", spread_choices=4, places=8), Hold()
+    scene.engines["prefill-0"].during_prefill = hold
+    requests = [group("parts", n=8), group("whole", n=4), group("waits", n=8)]
+    reading = [asyncio.ensure_future(Heard().read(scene.router.generate(request), request)) for request in requests]
+    await hold.entered.wait()
+    await settle()
+    assert scene.router.figures().queued == 1
+    assert [one.request_id for one in scene.engines["prefill-0"].prefills] == ["parts", "whole"]
+    hold.go.set()
+    for heard, request in zip(await asyncio.gather(*reading), requests, strict=True):
+        assert heard == await undisturbed(request)
+
+
+async def test_the_figures_are_those_of_every_part() -> None:
+    scene = Scene("prefill-0", "decode-0", "decode-1", spread_choices=4)
+    first, second = group("first", n=8), group("second", n=8, prompt_tokens=20)
+    streams = [scene.router.generate(request) for request in (first, second)]
+    await settle()
+    assert sum(scene.router.figures().choices.values()) > 0
+    scene.engines["decode-0"].die()
+    for stream, request in zip(streams, (first, second), strict=True):
+        assert await Heard().read(stream, request) == await undisturbed(request)
+    figures = scene.router.figures()
+    assert figures.spreads == 2
+    assert figures.bypasses["short"] >= 1
+    assert figures.migrations[("died", "resumed")] >= 1
+    assert figures.choices_resumed >= 1
+    assert sum(figures.decisions.values()) >= 4
+    assert figures.routed_tokens >= 4 * 20
+    assert figures.queued == 0
+    assert sum(figures.queue_seconds) == 2
+    assert figures.choices == {"prefill-0": 0, "decode-0": 0, "decode-1": 0}
+
+
+async def test_a_server_without_prefill_workers_counts_no_bypass() -> None:
+    scene = Scene("both-0")
+    await Heard().read(scene.router.generate(group()), group())
+    assert scene.router.figures().bypasses == {}

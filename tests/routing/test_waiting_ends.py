@@ -1,0 +1,210 @@
+"""Groups that wait for room: refused, stopped, left by their readers, closed, or unlucky."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+
+from motet.engines.base import Worker
+from motet.errors import EngineClosedError, EngineError, OverloadedError
+from motet.ids import RequestId
+from tests.routing.scene import Scene, settle, undisturbed
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_group_that_waits_too_long_is_refused_before_anything_of_it_ran() -> None:
+    scene = Scene("both-0", places=4, queue_timeout_s=10.0)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 2)
+    await scene.pass_time(9.9)
+    assert len(scene.router.waiting) == 1
+    await scene.pass_time(0.1)
+    assert len(scene.router.waiting) == 0
+    with pytest.raises(OverloadedError, match="within 10 s") as refused:
+        await waiting.read()
+    assert refused.value.retry_after_s
+    assert waiting.heard.tokens == {}
+    assert scene.gone == ["first"]
+    await first.read()
+    assert sum(scene.router.counts.queue_seconds) == 1, "only those that were let in are counted"
+
+
+async def test_whoever_came_later_waits_on() -> None:
+    scene = Scene("both-0", places=4, queue_timeout_s=10.0)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 2)
+    await scene.pass_time(5.0)
+    later = scene.come("later", 2)
+    await scene.pass_time(5.0)
+    with pytest.raises(OverloadedError):
+        await waiting.read()
+    await first.read()
+    assert await later.read() == await undisturbed(later.request)
+
+
+async def test_a_group_that_went_in_is_not_refused_any_more() -> None:
+    scene = Scene("both-0", places=4, queue_timeout_s=10.0)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 4)
+    await first.read()
+    other = scene.come("other", 1)
+    await scene.pass_time(10.0)
+    with pytest.raises(OverloadedError):
+        await other.read()
+    assert await waiting.read() == await undisturbed(waiting.request)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_client_that_leaves_waits_no_more(is_read: bool) -> None:
+    scene = Scene("both-0", places=4)
+    first, leaving, staying = (scene.come(name, 4) for name in ("first", "leaving", "staying"))
+    reading = asyncio.ensure_future(leaving.read()) if is_read else None
+    await settle()
+    await leaving.stream.aclose()
+    await leaving.stream.aclose()
+    assert len(scene.router.waiting) == 1
+    if reading is not None:
+        assert (await reading).tokens == {}
+    with pytest.raises(StopAsyncIteration):
+        await anext(leaving.stream)
+    await first.read()
+    assert await staying.read() == await undisturbed(staying.request)
+    assert scene.gone == ["first", "staying"]
+
+
+async def test_a_reader_that_is_cancelled_leaves_the_group_in_its_place() -> None:
+    scene = Scene("both-0", places=4)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 4)
+    reading = asyncio.ensure_future(waiting.read())
+    await settle()
+    reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reading
+    assert len(scene.router.waiting) == 1
+    await first.read()
+    assert await waiting.read() == await undisturbed(waiting.request)
+
+
+async def test_choices_stopped_while_their_group_waits_are_left_out_of_it() -> None:
+    scene = Scene("both-0", places=4)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 4)
+    await settle()
+    for index in (0, 2, 2, 9):
+        await scene.router.stop_choice(waiting.request.request_id, index)
+    await first.read()
+    heard, whole = await waiting.read(), await undisturbed(waiting.request)
+    assert heard.tokens == {index: whole.tokens[index] for index in (1, 3)}
+    assert [start.index for start in scene.asked[-1].choices] == [1, 3]
+
+
+async def test_a_group_that_fits_since_choices_of_it_were_stopped_goes() -> None:
+    scene = Scene("both-0", places=4)
+    first, waiting = scene.come("first", 2), scene.come("waiting", 4)
+    await settle()
+    for index in (2, 3):
+        await scene.router.stop_choice(waiting.request.request_id, index)
+    await settle()
+    assert scene.gone == ["first", "waiting"]
+    for one in (first, waiting):
+        await one.leave()
+
+
+async def test_a_choice_stopped_later_is_stopped_where_its_group_is() -> None:
+    scene = Scene("both-0", places=4)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 3)
+    await first.read()
+    await waiting.step()
+    await scene.router.stop_choice(waiting.request.request_id, 1)
+    await scene.router.stop_choice(RequestId("unknown"), 1)
+    await waiting.read()
+    assert sorted(waiting.heard.finished) == [0, 2]
+    assert len(waiting.heard.tokens[1]) == 1
+
+
+async def test_when_all_choices_are_stopped_the_group_is_over() -> None:
+    scene = Scene("both-0", places=4)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 2)
+    reading = asyncio.ensure_future(waiting.read())
+    await settle()
+    for index in (1, 0, 0):
+        await scene.router.stop_choice(waiting.request.request_id, index)
+    assert (await reading).tokens == {}
+    await first.read()
+    assert scene.gone == ["first"]
+
+
+async def test_closing_the_server_ends_groups_that_wait_and_those_that_went_in() -> None:
+    scene = Scene("both-0", places=4)
+    given = [scene.come(name, 4) for name in ("ended", "went in", "read", "unread")]
+    await given[0].read()
+    await given[1].step()
+    reading = asyncio.ensure_future(given[2].read())
+    await settle()
+    await scene.router.close()
+    await scene.router.close()
+    for ending in (reading, given[1].read(), given[3].read()):
+        with pytest.raises(EngineClosedError):
+            await ending
+    assert scene.gone == ["ended", "went in"]
+
+
+async def test_a_group_that_comes_after_the_server_has_closed_is_told_so() -> None:
+    """It waited for ever, behind groups that nobody let in any more."""
+    scene = Scene("both-0", places=4)
+    given = [scene.come(name, 4) for name in ("first", "waiting")]
+    await settle()
+    await scene.router.close()
+    given.append(scene.come("late", 4))
+    for one in reversed(given):
+        with pytest.raises(EngineClosedError):
+            await one.read()
+
+
+async def test_an_error_of_a_group_that_waited_ends_it() -> None:
+    scene = Scene("both-0", places=4)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 4)
+    await first.read()
+    await waiting.step()
+    scene.engines["both-0"].fail_after = {1: EngineClosedError("closed")}
+    with pytest.raises(EngineClosedError):
+        await waiting.read()
+    scene.router.check()
+    await waiting.stream.aclose()
+
+
+async def test_a_bug_that_one_group_meets_is_its_own_and_the_others_go_in() -> None:
+    """Whoever lets groups in ended with it, and all others waited for ever."""
+    scene = Scene("both-0", places=4)
+    scene.engines["both-0"].sane = False
+    first, unlucky, second = (scene.come(name, 4) for name in ("first", "unlucky", "second"))
+    await first.read()
+    with pytest.raises(ZeroDivisionError):
+        await unlucky.read()
+    await unlucky.leave()
+    assert await second.read() == await undisturbed(second.request)
+
+
+async def test_a_group_that_is_open_is_noticed() -> None:
+    scene = Scene("both-0", places=4)
+    first, waiting = scene.come("first", 4), scene.come("waiting", 4)
+    with pytest.raises(AssertionError, match="groups left open"):
+        scene.router.check()
+    await settle()
+    await waiting.leave()
+    await first.leave()
+
+
+async def test_a_worker_whose_figures_make_no_sense_does_not_stop_admission_for_ever() -> None:
+    """Looking for room on it raised, in the task that lets groups in: all later groups waited past every time-out."""
+    scene = Scene("both-0", places=4)
+    first, unlucky = scene.come("first", 4), scene.come("unlucky", 4)
+    await settle()
+    senseless = scene.make_engine("both-1")
+    senseless.info = msgspec.structs.replace(senseless.info, max_num_seqs=None)
+    scene.fleet.put(Worker("both-1", senseless, ""))
+    await settle()
+    with pytest.raises(EngineError, match="could not look for room"):
+        await unlucky.read()
+    scene.fleet.remove("both-1")
+    later = scene.come("later", 4)
+    await first.read()
+    assert await later.read() == await undisturbed(later.request)

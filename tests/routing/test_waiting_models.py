@@ -1,0 +1,92 @@
+"""Groups of several models that wait: each for workers of its model, behind those only that want the same ones."""
+
+import msgspec
+import pytest
+
+from motet.engines.base import GroupStream
+from motet.ids import ModelName
+from motet.routing.fair_queue import FairQueue
+from tests.routing.kinds import ADAPTER, FRENCH, PLACES, A, B, KindsScene
+from tests.routing.scene import group, settle
+
+pytestmark = pytest.mark.anyio
+
+
+def come(server: KindsScene, name: str, model: ModelName, *, n: int) -> GroupStream:
+    return server.router.generate(msgspec.structs.replace(group(name, n=n, prompt_tokens=20), model=model))
+
+
+def waiting(server: KindsScene) -> int:
+    return server.router.figures().queued
+
+
+async def end(server: KindsScene, *streams: GroupStream) -> None:
+    for stream in streams:
+        await stream.aclose()
+    server.fleet.notify_room()
+    await settle()
+
+
+async def test_a_full_model_does_not_hold_up_another() -> None:
+    server = KindsScene("both-a-motet-0", "both-b-vllm-0")
+    streams = [come(server, f"a{number}", A, n=PLACES) for number in range(2)]
+    assert waiting(server) == 1
+    server.clock.now_s += 10.0  # nobody of its model passes the one that waits any more
+    streams.append(come(server, "b", B, n=2))
+    assert (waiting(server), len(server.engines["both-b-vllm-0"].requests)) == (1, 1)
+    streams.append(come(server, "small", A, n=1))
+    await settle()
+    assert waiting(server) == 2
+    await end(server, *streams)
+
+
+async def test_groups_of_two_models_wait_side_by_side_and_each_goes_when_its_worker_has_room() -> None:
+    server = KindsScene("both-a-motet-0", "both-b-vllm-0")
+    first = {model: come(server, f"first of {model}", model, n=PLACES) for model in (A, B)}
+    second = {model: come(server, f"second of {model}", model, n=PLACES) for model in (A, B)}
+    await settle()
+    server.clock.now_s += 10.0
+    assert waiting(server) == 2
+    await first[B].aclose()
+    await settle()
+    assert waiting(server) == 1
+    assert len(server.engines["both-b-vllm-0"].requests) == 2
+    await end(server, *second.values(), first[A])
+
+
+async def test_an_adapter_wants_the_room_of_its_base_model_and_waits_its_turn() -> None:
+    server = KindsScene("both-a-motet-0")
+    server.offer("both-a-motet-0", ADAPTER)
+    running = come(server, "running", A, n=PLACES - 1)
+    large = come(server, "large", A, n=PLACES)
+    await settle()
+    server.clock.now_s += 10.0
+    small = come(server, "small", FRENCH, n=1)
+    server.fleet.notify_room()
+    await settle()
+    assert waiting(server) == 2, "room is kept for the large one"
+    await end(server, small, large, running)
+
+
+def queue_of(*lanes: str) -> FairQueue[str]:
+    """One waits in each, in this order; nobody fits at 0 s."""
+    queue = FairQueue[str](max_wait_s=100.0, patience_s=1.0)
+    for number, lane in enumerate(lanes):
+        queue.push(f"{lane}{number}", choices=1, priority=0, now_s=0.0, lane=lane)
+    assert queue.pop(lambda _: False, 0.0) is None
+    return queue
+
+
+async def test_room_is_kept_in_the_lane_of_who_waited_long_enough_and_in_those_with_the_same_room() -> None:
+    queue = queue_of("a", "a", "b", "c")
+
+    def with_b(one: str, other: str) -> bool:
+        return {one, other} == {"a", "b"}
+
+    assert queue.pop(lambda item: item != "a0", 2.0, same_room=with_b) == "c3"
+    assert queue.pop(lambda item: item != "a0", 2.0, same_room=with_b) is None
+    assert queue.pop(lambda item: item != "a0", 2.0, same_room=lambda *_: False) == "b2"
+    assert list(queue.lanes) == ["a"]
+    queue.remove("a0")
+    assert queue.pop(lambda _: True, 2.0) == "a1"
+    assert not queue.lanes

@@ -1,0 +1,56 @@
+"""What documents name is there: files of the repository, and modules, classes and functions of the package."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "motet"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+HISTORY = ROOT / "docs" / "log.md"
+"""Keeps the names of its time."""
+
+FILE = re.compile(r"`((?:[\w-]+/)+[a-z0-9_.-]+\.(?:py|cpp|h|md|toml|ya?ml))`")
+NAME = re.compile(r"`([a-z_]+(?:\.[A-Za-z_]+)+)`")
+
+
+def is_file(name: str) -> bool:
+    return any((folder / name).is_file() for folder in (ROOT, ROOT / "src", PACKAGE, PACKAGE / "engines" / "native"))
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name below the package is a folder, a module, or something that a module defines."""
+    place, parts = PACKAGE, name.split(".")
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if not parts:
+        return True
+    module = place / f"{parts[0]}.py"
+    if module.is_file():
+        parts.pop(0)
+    else:
+        module = place / "__init__.py"
+    text = module.read_text()
+    return all(re.search(rf"\b(?:class|def) {part}\b|^{part}\b", text, re.M) for part in parts)
+
+
+def named(page: Path) -> Iterator[str]:
+    text = page.read_text()
+    yield from (name for name in FILE.findall(text) if not is_file(name))
+    packages = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("_")}
+    for name in NAME.findall(text):
+        if name.split(".")[0] in packages and not name.endswith((".py", ".md")) and not is_there(name):
+            yield name
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != HISTORY], ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    assert list(named(page)) == []
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    assert is_there("routing.journey.Journey") and is_there("engines.native.step") and is_there("transfer.pull")
+    assert not is_there("routing.nothing") and not is_there("routing.journey.Nothing")
+    assert is_file("docs/api.md") and not is_file("docs/nothing.md")

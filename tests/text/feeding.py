@@ -1,0 +1,67 @@
+"""Choices fed with deltas as an engine makes them."""
+
+from collections.abc import Sequence
+
+from motet.ids import RequestId
+from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
+from motet.text.tokenizer import Tokenizer
+from motet.types import (
+    ChoiceDelta,
+    ChoiceStart,
+    Finish,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenLogprob,
+    choice_starts,
+)
+from tests.tiny_tokenizer import FIRST_BYTE_ID
+
+INDEX = 2
+LENGTH, STOP = Finish(FinishReason.LENGTH), Finish(FinishReason.STOP)
+
+
+def stream(
+    tokenizer: Tokenizer,
+    rules: TextRules | None = None,
+    written: tuple[int, ...] = (),
+    *,
+    prompt: tuple[int, ...] = (),
+) -> ChoiceStream:
+    rules = rules or TextRules()
+    start = ChoiceStart(INDEX, 7, written)
+    return ChoiceStream(start, prompt, tokenizer=tokenizer, rules=rules, stops=rules.stop_strings())
+
+
+def request(n: int = 3, name: str = "r") -> GenerateRequest:
+    starts, sampling = choice_starts(n, 1), SamplingParams(max_tokens=200)
+    return GenerateRequest(request_id=RequestId(name), prompt=(5, 6, 7), choices=starts, sampling=sampling)
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """One token a byte, whatever the merges."""
+    return tuple(FIRST_BYTE_ID + byte for byte in text.encode())
+
+
+def logprob(token_id: int) -> TokenLogprob:
+    return TokenLogprob(token_id, -token_id / 100, 1)
+
+
+def fed(choice: ChoiceStream, pieces: Sequence[tuple[int, ...]], finish: Finish | None = LENGTH) -> list[ChoiceEvent]:
+    """The events of tokens that come in these pieces, the last with `finish`."""
+    shown = []
+    for number, ids in enumerate(pieces, 1):
+        end = finish if number == len(pieces) else None
+        shown.append(choice.feed(ChoiceDelta(INDEX, ids, tuple(map(logprob, ids)), end)))
+    return [event for event in shown if event is not None]
+
+
+def events(
+    choice: ChoiceStream, ids: Sequence[int], finish: Finish | None = LENGTH, *, size: int = 1
+) -> list[ChoiceEvent]:
+    """The events of tokens that come `size` at a time."""
+    return fed(choice, [tuple(ids[start : start + size]) for start in range(0, len(ids), size)], finish)
+
+
+def text_of(shown: Sequence[ChoiceEvent]) -> str:
+    return "".join(event.text for event in shown)

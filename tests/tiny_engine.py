@@ -1,0 +1,26 @@
+"""Settings of an engine that serves a tiny model. Free of torch: who starts engines in other processes needs none."""
+
+from pathlib import Path
+
+from motet.config import EngineConfig
+
+BLOCK_SIZE = 8
+TINY = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
+"""Flags of a server."""
+
+
+def engine_config(folder: Path, **changes: object) -> EngineConfig:
+    """Settings for a tiny model; `changes` are fields of `EngineConfig`."""
+    fields: dict[str, object] = {
+        "model_path": str(folder),
+        "model_name": "tiny",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 512,
+        "kv_cache_gb": 0.02,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": 64,
+        "num_threads": 1,
+        **changes,
+    }
+    return EngineConfig(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,415 @@
+"""What goes over the side channel, byte for byte; what both ends make of it, and of strangers."""
+
+import secrets
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import zmq
+
+from motet.errors import ConfigError
+from motet.transfer import side_channel
+from motet.transfer.orders import FailureKind, News, ReaderDone, ReaderWaits
+from motet.transfer.side_channel import (
+    ENVELOPES,
+    MAX_REQUEST_BYTES,
+    NOTIFICATIONS,
+    REPLIES,
+    REQUESTS,
+    REQUESTS_QUEUED,
+    Attend,
+    ChannelReply,
+    ChannelRequest,
+    Dealer,
+    Hello,
+    Refused,
+    SideChannelListener,
+    SomeoneElse,
+    Unreadable,
+    Welcome,
+    encode,
+    endpoint,
+    listen,
+    new_nonce,
+    read,
+)
+from motet.transfer.ticket import ClusterKey, TransferAddress
+from motet.transfer.transport import Memory
+from tests.transfer.memory import failing
+from tests.transfer.scripted import FACTS, MEMORY
+from tests.transfer.worker import dead_port
+
+PATIENCE_MS = 10_000
+NO_KEY = ClusterKey("")
+HELLO = Hello("owner", FACTS)
+WELCOME = Welcome("owner", b"how to connect", MEMORY)
+
+NONCE = b"n" * 16
+SOME_MEMORY = Memory(regions=(4096, 8192), region_block_bytes=64, num_blocks=8, proof=12288, proof_entries=12)
+RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
+    "hello": (
+        Hello("p", FACTS),
+        "",
+        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec48483a474797065a548656c6c6fa677616e746564a170a5666163747388ac6d6f64656c"
+        "5f646967657374a16dac7175616e74697a6174696f6ea46e6f6e65a56474797065a7666c6f61743332aa626c6f636b5f73697a6510aa6e75"
+        "6d5f6c617965727301ac6e756d5f6b765f686561647301a8686561645f64696d08a776657273696f6e01c400",
+    ),
+    "waits": (
+        ReaderWaits(5),
+        "",
+        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41682a474797065a55761697473a86c656173655f696405c400",
+    ),
+    "release": (
+        ReaderDone(5, "d:1"),
+        "",
+        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec42383a474797065a752656c65617365a86c656173655f696405a6726561646572a3643a"
+        "31c400",
+    ),
+    "attend": (Attend(), "", "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec40d81a474797065a6417474656e64c400"),
+    "welcome": (
+        Welcome("p", b"how", SOME_MEMORY),
+        "",
+        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec48284a474797065a757656c636f6d65a9656e67696e655f6964a170ab64657363726970"
+        "74696f6ec403686f77a66d656d6f727986a7726567696f6e7392cd1000cd2000b2726567696f6e5f626c6f636b5f627974657340aa6e756d"
+        "5f626c6f636b7308a6646576696365ffa570726f6f66cd3000ad70726f6f665f656e74726965730cc400",
+    ),
+    "someone else": (
+        SomeoneElse("p2"),
+        "",
+        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41f82a474797065ab536f6d656f6e65456c7365a9656e67696e655f6964a27032c400",
+    ),
+    "refused": (
+        Refused("no"),
+        "",
+        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41882a474797065a752656675736564a6726561736f6ea26e6fc400",
+    ),
+    "sealed": (
+        ReaderWaits(5),
+        "secret",
+        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41682a474797065a55761697473a86c656173655f696405c42012854ef8195cd74d49ed"
+        "5ecbf6e8c15b7f62153224d2a286d3e4b02f7df1f4fe",
+    ),
+}
+"""What version 1 of the protocol has always written, with the nonce NONCE."""
+
+
+@pytest.mark.parametrize(("message", "key", "recorded"), RECORDED.values(), ids=RECORDED)
+def test_messages_look_as_they_always_did_in_this_version(
+    message: ChannelRequest | ChannelReply, key: str, recorded: str
+) -> None:
+    assert side_channel.CHANNEL_VERSION == 1, "record the bytes of the new version"
+    assert encode(message, ClusterKey(key), NONCE).hex() == recorded
+    envelope = read(ENVELOPES, bytes.fromhex(recorded))
+    assert ClusterKey(key).complaint(envelope.nonce, envelope.payload, envelope.seal) is None
+    if isinstance(message, Welcome | SomeoneElse | Refused):
+        assert read(REPLIES, envelope.payload) == message
+    else:
+        assert read(REQUESTS, envelope.payload) == message
+
+
+def test_a_notification_looks_as_it_always_did() -> None:
+    recorded = bytes.fromhex("83a474797065a752656c65617365a86c656173655f696405a6726561646572a3643a31")
+    assert msgspec.msgpack.encode(ReaderDone(5, "d:1")) == recorded
+    assert read(NOTIFICATIONS, recorded) == ReaderDone(5, "d:1")
+
+
+class Sockets:
+    """Makes the sockets of a test, keeps them, and closes them."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._kept: list[zmq.Socket[bytes]] = []
+
+    def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple["zmq.Socket[bytes]", int]:
+        listening, _, port = listen(self.context, host, port)
+        self._kept.append(listening)
+        return listening, port
+
+    def dealer(self, port: int, *, host: str = "127.0.0.1", key: str = "") -> tuple[Dealer, zmq.Poller]:
+        poller = zmq.Poller()
+        dealer = Dealer(TransferAddress("owner", host, port), self.context, poller=poller, key=ClusterKey(key))
+        self._kept += [socket for socket, _ in poller.sockets]
+        return dealer, poller
+
+    def stranger(self, port: int) -> "zmq.Socket[bytes]":
+        """A socket that may send anything."""
+        socket = self.context.socket(zmq.DEALER)
+        self._kept.append(socket)
+        socket.connect(endpoint("127.0.0.1", port))
+        return socket
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def sockets() -> Iterator[Sockets]:
+    sockets = Sockets()
+    yield sockets
+    sockets.close()
+
+
+class Pair:
+    """A listener and a dealer, each with a cluster key of its own."""
+
+    def __init__(self, sockets: Sockets, *, key_here: str = "", key_there: str = "") -> None:
+        self.listening, self.port = sockets.listen()
+        self.listener = SideChannelListener(self.listening, ClusterKey(key_there), FACTS, WELCOME)
+        self.dealer, self.poller = sockets.dealer(self.port, key=key_here)
+
+    def ask(self, request: ChannelRequest) -> ChannelReply:
+        nonce = new_nonce()
+        self.dealer.send(request, nonce)
+        self.receive()
+        [(replied_to, reply)] = self.replies()
+        assert replied_to == nonce
+        return reply
+
+    def replies(self) -> list[tuple[bytes, ChannelReply]]:
+        assert self.poller.poll(PATIENCE_MS)
+        return self.dealer.replies()
+
+    def tell(self, request: ChannelRequest) -> list[News]:
+        self.dealer.send(request, new_nonce())
+        news: list[News] = []
+        self.receive(news)
+        return news
+
+    def receive(self, news: list[News] | None = None) -> bool:
+        """True if it heard somebody who may read."""
+        assert self.listening.poll(PATIENCE_MS)
+        return self.listener.receive(([] if news is None else news).append)
+
+    def reply_with(self, body: bytes) -> list[tuple[bytes, ChannelReply]]:
+        """What the dealer makes of a reply of the test's."""
+        self.dealer.send(HELLO, new_nonce())
+        reader, _ = self.listening.recv_multipart()
+        self.listening.send_multipart([reader, body])
+        return self.replies()
+
+
+def test_hello_is_answered_with_all_that_a_reader_needs(sockets: Sockets) -> None:
+    assert Pair(sockets).ask(HELLO) == WELCOME
+
+
+def test_signs_of_life_and_releases_become_news(sockets: Sockets) -> None:
+    pair = Pair(sockets)
+    assert pair.tell(ReaderWaits(5)) == [ReaderWaits(5)]
+    assert pair.tell(ReaderDone(5, "reader")) == [ReaderDone(5, "reader")]
+    assert pair.tell(Attend()) == []
+
+
+def test_another_layout_is_refused_with_both_sides_shown_from_the_readers_side(sockets: Sockets) -> None:
+    theirs = msgspec.structs.replace(FACTS, dtype="bfloat16", block_size=32)
+    reply = Pair(sockets).ask(Hello("owner", theirs))
+    assert reply == Refused("dtype is bfloat16 here and float32 there; block_size is 32 here and 16 there")
+
+
+def test_a_reader_that_looks_for_an_earlier_start_of_the_worker_hears_that_it_is_gone(sockets: Sockets) -> None:
+    assert Pair(sockets).ask(Hello("the one before", FACTS)) == SomeoneElse("owner")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "reason"),
+    [
+        ("secret", "", "a cluster key is set here and none there"),
+        ("", "secret", "no cluster key is set here and one is set there"),
+        ("secret", "other", "the cluster keys differ"),
+    ],
+)
+def test_without_the_same_cluster_key_a_reader_hears_why_and_nothing_else(
+    sockets: Sockets, here: str, there: str, reason: str
+) -> None:
+    pair = Pair(sockets, key_here=here, key_there=there)
+    assert pair.ask(HELLO) == Refused(reason)
+    assert pair.tell(ReaderDone(5, "reader")) == []
+    assert pair.tell(ReaderWaits(5)) == []
+
+
+def test_the_same_cluster_key_lets_everything_through(sockets: Sockets) -> None:
+    pair = Pair(sockets, key_here="secret", key_there="secret")
+    assert pair.ask(HELLO) == WELCOME
+    assert pair.tell(ReaderWaits(5)) == [ReaderWaits(5)]
+
+
+def test_a_sealed_message_that_was_changed_on_the_way_is_refused() -> None:
+    key = ClusterKey("secret")
+    whole = read(ENVELOPES, encode(ReaderDone(5, "reader"), key, new_nonce()))
+    assert key.complaint(whole.nonce, whole.payload, whole.seal) is None
+    for changed in (
+        msgspec.structs.replace(whole, payload=whole.payload.replace(b"\x05", b"\x06")),
+        msgspec.structs.replace(whole, nonce=new_nonce()),
+        msgspec.structs.replace(whole, nonce=whole.nonce + whole.payload[:1], payload=whole.payload[1:]),
+    ):
+        assert changed != whole
+        assert key.complaint(changed.nonce, changed.payload, changed.seal)
+
+
+def test_a_reply_that_is_not_sealed_with_our_key_is_not_believed(sockets: Sockets) -> None:
+    pair = Pair(sockets, key_here="secret")
+    [(_, reply)] = pair.reply_with(encode(WELCOME, ClusterKey("other"), new_nonce()))
+    assert reply == Refused("its answer is not sealed with the cluster key that is set here")
+
+
+def test_another_version_of_the_protocol_is_refused_on_both_sides_with_both_shown(sockets: Sockets) -> None:
+    pair = Pair(sockets)
+    later = msgspec.msgpack.encode([2, b"nonce", b"payload of another form", b"", "a field more"])
+    stranger = sockets.stranger(pair.port)
+    stranger.send(later)
+    assert not pair.receive()
+    refusal = read(ENVELOPES, stranger.recv())
+    assert read(REPLIES, refusal.payload) == Refused("the side channel speaks version 2 here and 1 there")
+    [(_, reply)] = pair.reply_with(later)
+    assert reply == Refused("the side channel speaks version 1 here and 2 there")
+
+
+def payload(**fields: object) -> bytes:
+    """An envelope of this version around a payload of any form."""
+    return msgspec.msgpack.encode([1, NONCE, msgspec.msgpack.encode(fields), b""])
+
+
+def memory(**changes: object) -> dict[str, object]:
+    return {**msgspec.to_builtins(SOME_MEMORY), **changes}
+
+
+NOT_UTF8 = b"\xa1\xff"
+JUNK: list[bytes] = [
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    secrets.token_bytes(1000),
+    b"\x91" * 60_000,  # nested deeper than any stack
+    b"\xdd\xff\xff\xff\xff",  # an array of four billion
+    b"\x94\x01\xc6\xff\xff\xff\xff",  # a nonce of four billion bytes
+    msgspec.msgpack.encode({"type": "Hello"}),
+    msgspec.msgpack.encode([1]),
+    msgspec.msgpack.encode(["1", b"", b"", b""]),
+    msgspec.msgpack.encode([1, "text", b"", b""]),
+    msgspec.msgpack.encode([1, b"", b"junk", b""]),
+    msgspec.msgpack.encode([1, b"", b"\x91" * 60_000, b""]),
+    msgspec.msgpack.encode([1, b"", msgspec.msgpack.encode(["Waits", 5]), b""]),
+    payload(),
+    payload(type="Surprise"),
+    payload(type=5),
+    payload(type="Hello", wanted=5),
+    payload(type="Hello", wanted="owner", facts=[]),
+    payload(type="Waits", lease_id="x"),
+    payload(type="Waits", lease_id=5.5),
+    payload(type="Waits", lease_id=None),
+    payload(type="Release", lease_id=5),
+    payload(type="Welcome", engine_id="owner", description="text", memory=memory()),
+    payload(type="Welcome", engine_id="owner", description=b"", memory=[]),
+    payload(type="Welcome", engine_id="owner", description=b"", memory=memory(regions=(4096, -1))),
+    payload(type="Welcome", engine_id="owner", description=b"", memory=memory(regions=(4096, 2**63))),
+    payload(type="Welcome", engine_id="owner", description=b"", memory=memory(region_block_bytes=-64)),
+    payload(type="Welcome", engine_id="owner", description=b"", memory=memory(num_blocks=-1)),
+    payload(type="Welcome", engine_id="owner", description=b"", memory=memory(device=-2)),
+    payload(type="Welcome", engine_id="owner", description=b"", memory=memory(proof=-8)),
+    payload(type="Welcome", engine_id="owner", description=b"", memory=memory(proof_entries=2**64 - 1)),
+    payload(type="Refused", reason=5),
+    payload(type="Release", lease_id=5, reader="?").replace(b"\xa1?", NOT_UTF8),
+    payload(type="Refused", reason="?").replace(b"\xa1?", NOT_UTF8),
+]
+
+
+@pytest.mark.parametrize("body", JUNK, ids=range(len(JUNK)))
+def test_junk_harms_neither_end_and_is_not_answered(sockets: Sockets, body: bytes) -> None:
+    pair = Pair(sockets)
+    stranger = sockets.stranger(pair.port)
+    stranger.send(body)
+    assert not pair.receive()
+    assert pair.reply_with(body) == []
+    assert pair.ask(HELLO) == WELCOME
+    assert not stranger.poll(0)
+
+
+@pytest.mark.parametrize("seal", [b"", b"short", "ä".encode(), bytes(32), bytes(10_000)])
+@pytest.mark.parametrize("nonce", [b"", b"short", NONCE, bytes(10_000)])
+def test_a_seal_and_a_nonce_of_any_length_are_only_refused(sockets: Sockets, seal: bytes, nonce: bytes) -> None:
+    pair = Pair(sockets, key_here="secret", key_there="secret")
+    forged = msgspec.msgpack.encode([1, nonce, msgspec.msgpack.encode(WELCOME), seal])
+    stranger = sockets.stranger(pair.port)
+    stranger.send(forged)
+    assert not pair.receive()
+    assert isinstance(read(REPLIES, read(ENVELOPES, stranger.recv()).payload), Refused)
+    [(_, reply)] = pair.reply_with(forged)
+    assert isinstance(reply, Refused)
+    assert pair.ask(HELLO) == WELCOME
+
+
+@pytest.mark.parametrize("parts", [[b"", encode(HELLO, NO_KEY, NONCE)], [encode(HELLO, NO_KEY, NONCE), b"more"]])
+def test_a_message_with_a_part_too_many_is_dropped(sockets: Sockets, parts: list[bytes]) -> None:
+    pair = Pair(sockets)
+    stranger = sockets.stranger(pair.port)
+    stranger.send_multipart(parts)
+    assert not pair.receive()
+    assert pair.ask(HELLO) == WELCOME
+    assert not stranger.poll(0)
+
+
+def test_a_message_beyond_the_bound_never_arrives(sockets: Sockets) -> None:
+    pair = Pair(sockets)
+    stranger = sockets.stranger(pair.port)
+    stranger.send(encode(HELLO, NO_KEY, new_nonce()))
+    pair.receive()
+    stranger.recv()
+    stranger.send(encode(ReaderDone(5, "r" * MAX_REQUEST_BYTES), NO_KEY, new_nonce()))
+    assert pair.ask(HELLO) == WELCOME
+    assert pair.tell(ReaderWaits(6)) == [ReaderWaits(6)]
+
+
+def test_what_is_said_to_a_worker_that_is_not_there_does_not_pile_up(sockets: Sockets) -> None:
+    with dead_port() as port:
+        dealer, _ = sockets.dealer(port)
+        for _ in range(10 * REQUESTS_QUEUED):
+            dealer.send(ReaderWaits(5), new_nonce())
+    back, _ = sockets.listen(port=port)
+    assert back.poll(PATIENCE_MS)
+    heard = 0
+    while back.poll(300):
+        back.recv_multipart()
+        heard += 1
+    assert 1 <= heard <= 2 * REQUESTS_QUEUED
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"junk",
+        msgspec.msgpack.encode({"lease_id": 1}),
+        msgspec.msgpack.encode(ReaderDone(1, "?"))[:-2] + NOT_UTF8,
+    ],
+)
+def test_a_notification_that_is_none_of_ours_is_unreadable(body: bytes) -> None:
+    with pytest.raises(Unreadable):
+        read(NOTIFICATIONS, body)
+
+
+@pytest.mark.parametrize("host", ["a b", "", "x;127.0.0.1", "-", "tcp://h", "h/../x", "h\0x", "ü"])
+def test_a_host_that_is_none_is_unreachable_at_once(sockets: Sockets, host: str) -> None:
+    with failing(FailureKind.UNREACHABLE):
+        sockets.dealer(1, host=host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "*", "no-such-host.invalid", "203.0.113.7"])
+def test_an_address_that_others_could_not_reach_is_an_error_that_names_the_flag(sockets: Sockets, host: str) -> None:
+    with pytest.raises(ConfigError, match="--side-channel-host"):
+        sockets.listen(host)
+
+
+def test_a_taken_port_is_an_error_that_names_the_flag_and_the_port(sockets: Sockets) -> None:
+    _, port = sockets.listen()
+    with pytest.raises(ConfigError, match=f"--side-channel-port {port}: Address already in use"):
+        sockets.listen(port=port)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_is_none_is_an_error_that_names_the_flag(sockets: Sockets, port: int) -> None:
+    with pytest.raises(ConfigError, match="--side-channel-port"):
+        sockets.listen(port=port)
+
+
+def test_a_name_is_resolved_before_it_is_bound(sockets: Sockets) -> None:
+    listening, port = sockets.listen("localhost")
+    assert port > 0
+    assert listening.getsockopt_string(zmq.LAST_ENDPOINT) in (f"tcp://127.0.0.1:{port}", f"tcp://[::1]:{port}")
