@@ -151,6 +151,16 @@ async def test_a_killed_engine_ends_every_group_with_engine_died(tiny: Tiny, for
             await native.stats()
 
 
+async def test_an_engine_that_died_says_so_also_once_it_is_closed(tiny: Tiny, forking: ForkingProcess) -> None:
+    """Groups that reached it late ended with `engine_closed`, which no other worker takes over."""
+    async with engine(tiny("llama"), forking.spawn) as native:
+        os.kill(native.info.pid or 0, signal.SIGKILL)
+        await asyncio.wait_for(native.died.wait(), PATIENCE_S)
+        await native.close()
+        with pytest.raises(EngineDiedError):
+            await anext(native.generate(group("late", prompt_of(5))))
+
+
 async def test_closing_ends_open_groups_with_engine_closed(tiny: Tiny, forking: ForkingProcess) -> None:
     async with engine(tiny("llama"), forking.spawn) as native:
         stream = native.generate(group("g", prompt_of(20), max_tokens=450))

@@ -123,10 +123,8 @@ class NativeEngine:
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Ends the process; it is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
-        over = self._over
-        if not isinstance(over, EngineClosedError):
+        if self._over is None:  # else it keeps the reason for which it ended, which moves groups elsewhere
             self._end_all(EngineClosedError("the engine was closed"))
-        if over is None:
             self._pipes.send(protocol.Close())
         try:
             with contextlib.suppress(TimeoutError):
