@@ -27,7 +27,8 @@ class Pulse:
         self._taken = 0
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def next(self) -> None:
+    def next(self) -> asyncio.Future[None]:
+        """Returns a future that is done at the next step."""
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
         self._waiting.append(mine)
@@ -36,7 +37,7 @@ class Pulse:
                 loop.call_later(self._rest_s, self._beat)
             else:
                 loop.call_soon(self._beat)
-        await mine
+        return mine
 
     def _beat(self) -> None:
         self._taken += 1
@@ -68,17 +69,16 @@ class PulsedGroup(FakeGroup):
     def __init__(self, engine: PulsedEngine, request: GenerateRequest) -> None:
         super().__init__(engine, request)
         self._pulse = engine.pulse
-        self._request_id = request.request_id
-        self._steps = iter(engine.steps(len(request.choices), request.sampling.max_tokens))
-        self._told: PromptReport | None = PromptReport(cached_tokens=0)
+        steps = engine.steps(len(request.choices), request.sampling.max_tokens)
+        reports = itertools.chain([PromptReport(cached_tokens=0)], itertools.repeat(None))
+        self._deltas = map(GroupDelta, itertools.repeat(request.request_id), steps, reports)
 
     async def __anext__(self) -> GroupDelta:
         await self._pulse.next()
-        step = next(self._steps, None)
-        if step is None:
+        delta = next(self._deltas, None)
+        if delta is None:
             raise StopAsyncIteration
-        told, self._told = self._told, None
-        return GroupDelta(self._request_id, step, told)
+        return delta
 
 
 def scripted(tokens: Sequence[int], n: int, max_tokens: int) -> list[tuple[ChoiceDelta, ...]]:

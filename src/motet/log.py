@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TextIO
 
-import orjson
+import msgspec
 
 
 class LogFormat(StrEnum):
@@ -54,4 +54,4 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line | fields_of(record), default=str).decode()
+        return msgspec.json.encode(line | fields_of(record), enc_hook=str).decode()

@@ -3,7 +3,7 @@
 from typing import Any
 
 import httpx
-import orjson
+import msgspec
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
@@ -59,11 +59,11 @@ def final(events: list[ResponseStreamEvent]) -> Response:
 
 def plain(response: Response) -> dict[str, Any]:
     """Less what no two responses have in common: ids say no more than whose they are."""
-    json = orjson.dumps(response.model_dump(exclude={"created_at"}))
+    json = msgspec.json.encode(response.model_dump(exclude={"created_at"}))
     for number, item in enumerate(response.output):
         if item.type == "function_call":
             json = json.replace(item.call_id.encode(), b"CALL %d" % number)
-    parsed: dict[str, Any] = orjson.loads(json.replace(response.id.removeprefix("resp_").encode(), b"ID"))
+    parsed: dict[str, Any] = msgspec.json.decode(json.replace(response.id.removeprefix("resp_").encode(), b"ID"))
     return parsed
 
 

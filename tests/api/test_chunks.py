@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-import orjson
+import msgspec
 import pytest
 from fastapi import FastAPI
 from openai.types import Completion
@@ -86,7 +86,7 @@ def parsed(data: bytes) -> list[dict[str, object]]:
     *parts, rest = data.split(b"\n\n")
     assert rest == b""
     assert all(part.startswith(b"data: ") and b"\n" not in part for part in parts)
-    return [orjson.loads(part.removeprefix(b"data: ")) for part in parts if part != b"data: [DONE]"]
+    return [msgspec.json.decode(part.removeprefix(b"data: ")) for part in parts if part != b"data: [DONE]"]
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
@@ -113,7 +113,9 @@ async def test_chat_chunk_is_what_an_encoder_would_write(
         ],
     }
     assert chunk == expected
-    assert orjson.loads(ChatCompletionChunk.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
+    assert (
+        msgspec.json.decode(ChatCompletionChunk.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokeni
         ],
     }
     assert chunk == expected
-    assert orjson.loads(Completion.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
+    assert msgspec.json.decode(Completion.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
 
 
 async def test_token_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer) -> None:
@@ -196,7 +198,7 @@ async def test_token_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer) 
 async def sent_by(app: object, path: str, body: object) -> list[Message]:
     """What an app sends for a request, message by message."""
     messages: list[Message] = []
-    unread = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+    unread = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
 
     async def receive() -> Message:
         if unread:

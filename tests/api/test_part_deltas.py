@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 
-import orjson
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,7 +77,7 @@ def test_chunks_joined_are_the_whole_answer(asked: ChatRequest, data: st.DataObj
     for step in steps:
         body.feed([step], lambda: USED)
     sent = parsed(b"".join(chunks.feed([step], lambda: USED) for step in steps) + chunks.close(USED))
-    answer = orjson.loads(body.close(USED))
+    answer = msgspec.json.decode(body.close(USED))
     assert joined(sent) == whole(answer)
     for choice in answer["choices"]:
         pieces = [chunk["choices"][0] for chunk in sent if chunk["choices"][0]["index"] == choice["index"]]  # type: ignore[index]

@@ -26,7 +26,7 @@ class TimedGroup:
 
     def step(self, choices: list[ShownChoice], now_s: float) -> None:
         self._now_s = now_s
-        self.record.step(choices)
+        self.record.step(choices, any(choice.finish for choice in choices))
 
     def end(self, now_s: float, *, status: int = 200, tokens: dict[int, int] | None = None) -> None:
         self._now_s = now_s

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from motet.deploy.child import block_size_in, figures_in
 from motet.metrics import prometheus
 from motet.metrics.declare import PREFIX, MetricKind, declared_in
-from motet.metrics.groups import BETWEEN_STEPS, COUNTED, OBSERVED, STEP_S
+from motet.metrics.groups import COUNTED, OBSERVED, STEP_S
 from motet.metrics.prometheus import EngineSample, Metrics, Scrape
 from motet.metrics.routing import QUEUE_S, RoutingFigures
 from motet.testing.engine import fake_info
@@ -23,7 +23,7 @@ from tests.metrics.shown import ShownChoice, TimedGroup
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 OF_ENGINES, OF_ROUTING = ([metric for _, metric in declared_in(one)] for one in (EngineStats, RoutingFigures))
-OF_GROUPS = [*OBSERVED, BETWEEN_STEPS, *COUNTED]
+OF_GROUPS = [*OBSERVED, *COUNTED]
 OTHERS = [prometheus.CACHE_FACTS, prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN, prometheus.HTTP_REQUESTS]
 DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_GROUPS, *OTHERS]
 

@@ -65,7 +65,7 @@ async def test_a_stop_string_ends_one_choice_in_the_engine_too(tokenizer: Tokeni
     finishes = {e.index: (e.finish, e.stop_reason) for s in steps for e in s.events if e.finish}
     stop = FinishReason.STOP
     assert finishes == {0: (stop, None), 1: (stop, "END"), 2: (stop, None)}
-    assert group.usage_of(1).completion_tokens == len(fake_answer("two END", eos=False))
+    assert group.num_tokens[1] == len(fake_answer("two END", eos=False))
     engine.check()
 
 
@@ -96,7 +96,7 @@ async def test_the_prompt_is_counted_once_and_answers_are_summed(tokenizer: Toke
     await rest_of(group)
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=2 + 4 + 3)
     assert group.usage.total_tokens == 12
-    assert group.usage_of(1) == Usage(prompt_tokens=3, completion_tokens=4)
+    assert group.num_tokens == {0: 2, 1: 4, 2: 3}
 
 
 async def test_usage_of_several_groups_adds_up() -> None:

@@ -170,18 +170,19 @@ async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer
 
     form = replace(small_format(), new_call_id=lambda: "id")  # ids say nothing of what other choices did
 
-    async def read(indices: Sequence[int]) -> list[tuple[list[Part], FinishReason | None]]:
+    async def read(indices: Sequence[int]) -> tuple[list[tuple[list[Part], FinishReason | None]], int | None]:
         engine = FakeEngine(lambda _, start: fake_answer(answers[indices[start.index]]))
         group = TextGroup(
             engine, request(len(indices)), tokenizer, TextRules(format=answer_format(tokenizer, form=form))
         )
         shown = [event for step in await rest_of(group) for event in step.events]
         mine = [[event for event in shown if event.index == i] for i in range(len(indices))]
-        assert group.usage.reasoning_tokens == sum(group.usage_of(i).reasoning_tokens or 0 for i in range(len(indices)))
-        return [(parts_of(one), one[-1].finish) for one in mine]
+        return [(parts_of(one), one[-1].finish) for one in mine], group.usage.reasoning_tokens
 
-    together = await read(range(len(answers)))
-    assert together == [(await read([index]))[0] for index in range(len(answers))]
+    together, reasoning_tokens = await read(range(len(answers)))
+    singly = [await read([index]) for index in range(len(answers))]
+    assert together == [choices[0] for choices, _ in singly]
+    assert reasoning_tokens == sum(tokens or 0 for _, tokens in singly)
     assert [finish for _, finish in together].count(FinishReason.TOOL_CALLS) == 3
 
 

@@ -18,7 +18,6 @@ from typing import Generic
 
 import anyio
 import msgspec
-import orjson
 from fastapi import Response as ResponseJsonBody
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,6 +29,7 @@ from motet.api.groups import SENT, AnswerGroup, MergedGroups, Reader, StepT, Tok
 from motet.api.plan import Head, Plan
 from motet.api.service import Service
 from motet.errors import MotetError
+from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
 from motet.transfer.ticket import Ticket
 from motet.types import Usage
@@ -204,7 +204,7 @@ def head_json(head: Head, kind: str) -> bytes:
     fields: dict[str, str | int] = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
     if head.fingerprint:
         fields["system_fingerprint"] = head.fingerprint
-    return orjson.dumps(fields)[:-1]
+    return msgspec.json.encode(fields)[:-1]
 
 
 class EventWriter(AnswerWriter[StepT, UsedT]):
@@ -243,9 +243,60 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
         return self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE
 
 
-def ticket_before(closing: bytes, ticket: Ticket) -> bytes:
-    """Returns the end of a chunk after its choices, with a ticket."""
-    return b',"kv_transfer_params":' + msgspec.json.encode(ticket) + closing
+class TokenChunks(EventWriter[GroupStep, Usage]):
+    """Streamed groups of tokens: one choice a chunk, all chunks of a step in one piece. Most chunks are a text between
+    bytes that are ready."""
+
+    def __init__(self, plan: Plan, kind: str, *, usage_json: Callable[[Usage], bytes]) -> None:
+        super().__init__(
+            head_json(plan.head, kind),
+            usage_json=usage_json,
+            include_usage=plan.include_usage,
+            continuous_usage=plan.continuous_usage,
+        )
+        self._size = plan.group_size
+        self._begun: set[int] = set()
+        """Prompts whose first step has come."""
+        self._before_text: list[bytes] = []
+        """What comes before the text of each choice; the choices of each prompt follow those of the one before."""
+        self._after_text: bytes | None = None
+        """What follows the text of most chunks; None where that changes from chunk to chunk."""
+
+    def _plainly(self, before: bytes, after: bytes, *, num_choices: int, plain: bool) -> None:
+        """Sets what stands around texts. `plain`: nothing stands beside a text before the end of its choice."""
+        self._before_text = [b"%b%d%b" % (self._opening, index, before) for index in range(num_choices)]
+        self._after_text = after + self._without_usage if plain and not self._continuous_usage else None
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        before_text, after_text, closing = self._before_text, self._after_text, self._without_usage
+        if after_text is None:
+            closing = self._closing(usage)
+        chunks: list[bytes] = []
+        for step in steps:
+            group = step.group
+            if group not in self._begun:
+                self._begun.add(group)
+                chunks += self._openings(step, closing)
+            first = group * self._size
+            for event in step.events:
+                if after_text is not None and event.finish is None and event.parts is None:
+                    chunks += before_text[first + event.index], msgspec.json.encode(event.text), after_text
+                else:
+                    chunks += self._chunks(event, group, ticket_before(closing, step.ticket))
+        return b"".join(chunks)
+
+    @abstractmethod
+    def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
+        """Returns the chunks that come before the first of a prompt, about each of its choices."""
+
+    @abstractmethod
+    def _chunks(self, event: ChoiceEvent, group: int, closing: bytes) -> list[bytes]:
+        """Returns the chunks of an event with more to say than its text."""
+
+
+def ticket_before(closing: bytes, ticket: Ticket | None) -> bytes:
+    """Returns the end of a chunk after its choices, with a ticket if there is one."""
+    return closing if ticket is None else b',"kv_transfer_params":' + msgspec.json.encode(ticket) + closing
 
 
 def json_response(body: object, status: int = 200) -> ResponseJsonBody:

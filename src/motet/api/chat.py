@@ -1,11 +1,9 @@
 """`POST /v1/chat/completions`: one prompt, n choices."""
 
-from collections.abc import Callable, Sequence
-
-import orjson
+import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import EventWriter, answer_plan, head_json, ticket_before
+from motet.api.answer import TokenChunks, answer_plan
 from motet.api.caller import caller_of, new_router
 from motet.api.collect import WholeChoice, WholeWriter, chat_usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -104,58 +102,34 @@ NOTHING = b"{}"
 NO_TEXT = b'{"content":""}'
 
 
-class ChatChunks(EventWriter[GroupStep, Usage]):
-    """A streamed chat: one choice a chunk, a role chunk for each choice first, all chunks of a step in one piece.
+class ChatChunks(TokenChunks):
+    """A streamed chat; a role chunk for each choice comes first.
 
     An event as plain text is one chunk, the end of its choice in it. An event read as parts is a chunk a part, and one
     for the end of its choice."""
 
     def __init__(self, plan: Plan, body: ChatRequest) -> None:
-        super().__init__(
-            head_json(plan.head, "chat.completion.chunk"),
-            usage_json=chat_usage_json,
-            include_usage=plan.include_usage,
-            continuous_usage=plan.continuous_usage,
-        )
-        self._size = plan.group_size
+        super().__init__(plan, "chat.completion.chunk", usage_json=chat_usage_json)
         self._prompt = plan.groups[0].prompt
         self._tokenizer = plan.served.tokenizer
         self._num_top = body.num_logprobs
         self._token_ids = body.return_token_ids
         self._reasoning = body.include_reasoning
-        self._begun = False
         self._plain = not body.logprobs and not body.return_token_ids
         """True if nothing stands beside a delta before the end of its choice."""
-        self._before_text = [b'%b%d,"delta":{"content":' % (self._opening, i) for i in range(self._size)]
-        self._after_text = AFTER_TEXT + self._without_usage if self._plain and not plan.continuous_usage else None
-        """What follows the text of most chunks; None where that changes from chunk to chunk."""
         self._undecided = set(range(self._size)) if body.tool_rules else set[int]()
         """Choices of which it is not known yet if their content is a string, or stays null beside calls."""
+        self._plainly(b',"delta":{"content":', AFTER_TEXT, num_choices=self._size, plain=self._plain)
 
-    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        before_text, after_text = self._before_text, self._after_text
-        closing = self._closing(usage) if after_text is None else self._without_usage
-        chunks: list[bytes] = []
-        if not self._begun:
-            self._begun = True
-            chunks += self._roles(closing)
-        for step in steps:
-            for event in step.events:
-                if after_text is not None and event.finish is None and event.parts is None:
-                    chunks += before_text[event.index], orjson.dumps(event.text), after_text
-                    continue
-                ending = closing if step.ticket is None else ticket_before(closing, step.ticket)
-                if event.parts is None:
-                    beside = self._beside(event, tokens=True, end=True)
-                    chunks.append(self._chunk(event.index, _text_delta(event), beside, ending))
-                else:
-                    chunks += self._of_parts(event, ending)
-        return b"".join(chunks)
-
-    def _roles(self, closing: bytes) -> list[bytes]:
-        prompt = b',"prompt_token_ids":' + orjson.dumps(self._prompt) if self._token_ids else b""
+    def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
+        prompt = b',"prompt_token_ids":' + msgspec.json.encode(self._prompt) if self._token_ids else b""
         delta = b'{"role":"assistant","content":%b}' % (b"null" if self._undecided else b'""')
         return [self._chunk(index, delta, NOTHING_BESIDE, prompt + closing) for index in range(self._size)]
+
+    def _chunks(self, event: ChoiceEvent, group: int, closing: bytes) -> list[bytes]:
+        if event.parts is not None:
+            return self._of_parts(event, closing)
+        return [self._chunk(event.index, _text_delta(event), self._beside(event, tokens=True, end=True), closing)]
 
     def _of_parts(self, event: ChoiceEvent, closing: bytes) -> list[bytes]:
         """Returns a chunk for each part; the first one has the event's tokens and log-probabilities."""
@@ -178,17 +152,17 @@ class ChatChunks(EventWriter[GroupStep, Usage]):
         for part in event.parts or ():
             match part:
                 case Content(text) if text:
-                    deltas.append(b'{"content":%b}' % orjson.dumps(text))
+                    deltas.append(b'{"content":%b}' % msgspec.json.encode(text))
                     self._undecided.discard(event.index)
                 case Reasoning(text) if text and self._reasoning:
-                    deltas.append(b'{"reasoning_content":%b,"reasoning":%b}' % ((orjson.dumps(text),) * 2))
+                    deltas.append(b'{"reasoning_content":%b,"reasoning":%b}' % ((msgspec.json.encode(text),) * 2))
                 case ToolCallBegin(number, id, name):
-                    function = b'{"name":%b,"arguments":""}' % orjson.dumps(name)
-                    told = (number, orjson.dumps(id), function)
+                    function = b'{"name":%b,"arguments":""}' % msgspec.json.encode(name)
+                    told = (number, msgspec.json.encode(id), function)
                     deltas.append(b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":%b}]}' % told)
                     self._undecided.discard(event.index)
                 case ToolCallArguments(number, text):
-                    arguments = orjson.dumps(text)
+                    arguments = msgspec.json.encode(text)
                     deltas.append(b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (number, arguments))
         return deltas
 
@@ -200,16 +174,16 @@ class ChatChunks(EventWriter[GroupStep, Usage]):
         finish = event.finish if end else None
         return b',"logprobs":%b,"finish_reason":%b%b}]' % (
             self._logprobs(event) if tokens else b"null",
-            b'"%b","stop_reason":%b' % (finish.encode(), orjson.dumps(event.stop_reason)) if finish else b"null",
-            b',"token_ids":' + orjson.dumps(event.token_ids) if tokens and self._token_ids else b"",
+            b'"%b","stop_reason":%b' % (finish.encode(), msgspec.json.encode(event.stop_reason)) if finish else b"null",
+            b',"token_ids":' + msgspec.json.encode(event.token_ids) if tokens and self._token_ids else b"",
         )
 
     def _logprobs(self, event: ChoiceEvent) -> bytes:
         if self._num_top is None:
             return b"null"
         content = chat_logprobs(self._tokenizer, event.logprobs or (), num_top=self._num_top)
-        return orjson.dumps({"content": content, "refusal": None})
+        return msgspec.json.encode({"content": content, "refusal": None})
 
 
 def _text_delta(event: ChoiceEvent) -> bytes:
-    return b'{"content":%b}' % orjson.dumps(event.text) if event.text or not event.finish else NOTHING
+    return b'{"content":%b}' % msgspec.json.encode(event.text) if event.text or not event.finish else NOTHING

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import msgspec
-import orjson
 
 from motet.api.answer import GroupsWriter, head_json
 from motet.api.plan import Plan
@@ -127,9 +126,9 @@ def usage_shape(usage: Usage, *, reasoning: bool = False) -> dict[str, object]:
 
 
 def usage_json(usage: Usage) -> bytes:
-    return orjson.dumps(usage_shape(usage))
+    return msgspec.json.encode(usage_shape(usage))
 
 
 def chat_usage_json(usage: Usage | None) -> bytes:
     """Returns null if a text upstream has not reported its usage."""
-    return b"null" if usage is None else orjson.dumps(usage_shape(usage, reasoning=True))
+    return b"null" if usage is None else msgspec.json.encode(usage_shape(usage, reasoning=True))

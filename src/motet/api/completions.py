@@ -1,11 +1,9 @@
 """`POST /v1/completions`: several prompts, n choices of each."""
 
-from collections.abc import Callable, Sequence
-
-import orjson
+import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import EventWriter, answer_plan, head_json, ticket_before
+from motet.api.answer import TokenChunks, answer_plan
 from motet.api.caller import caller_of, new_router
 from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -118,69 +116,45 @@ class CompletionBody(WholeWriter):
 AFTER_TEXT = b',"logprobs":null,"finish_reason":null}]'
 
 
-class CompletionChunks(EventWriter[GroupStep, Usage]):
-    """Streamed completions: prompts x n choices numbered prompt-major, one choice a chunk, a step in one piece."""
+class CompletionChunks(TokenChunks):
+    """Streamed completions: prompts x n choices numbered prompt-major."""
 
     def __init__(self, plan: Plan, body: CompletionRequest) -> None:
-        super().__init__(
-            head_json(plan.head, "text_completion"),
-            usage_json=usage_json,
-            include_usage=plan.include_usage,
-            continuous_usage=plan.continuous_usage,
-        )
+        super().__init__(plan, "text_completion", usage_json=usage_json)
         self._plan = plan
-        self._size = plan.group_size
         self._texts = CompletionTexts(plan, body)
         self._token_ids = body.return_token_ids
         self._opens = body.echo or body.return_token_ids
         """True if each choice begins with a chunk about the prompt."""
-        self._before_text = [b'%b%d,"text":' % (self._opening, i) for i in range(plan.num_choices)]
-        plain = body.logprobs is None and not body.return_token_ids and not plan.continuous_usage
-        self._after_text = AFTER_TEXT + self._without_usage if plain else None
-        """What follows the text of most chunks; None where that changes from chunk to chunk."""
-        self._begun: set[int] = set()
-        """Prompts whose first step has come."""
-
-    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        before_text, after_text = self._before_text, self._after_text
-        closing = self._closing(usage) if after_text is None else self._without_usage
-        chunks: list[bytes] = []
-        for step in steps:
-            first = step.group * self._size
-            if step.group not in self._begun:
-                self._begun.add(step.group)
-                chunks += self._openings(step, closing) if self._opens else ()
-            for event in step.events:
-                if after_text is not None and event.finish is None:
-                    chunks += before_text[first + event.index], orjson.dumps(event.text), after_text
-                else:
-                    ending = closing if step.ticket is None else ticket_before(closing, step.ticket)
-                    chunks.append(self._chunk(step.group, event, ending))
-        return b"".join(chunks)
+        plain = body.logprobs is None and not body.return_token_ids
+        self._plainly(b',"text":', AFTER_TEXT, num_choices=plan.num_choices, plain=plain)
 
     def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
-        """Returns the first chunk of each choice of a prompt: the echo, and the prompt's token ids."""
+        """The echo, and the prompt's token ids."""
+        if not self._opens:
+            return []
         tail = b""
         if self._token_ids:
-            tail = b',"prompt_token_ids":%b,"token_ids":[]' % orjson.dumps(self._plan.groups[step.group].prompt)
+            tail = b',"prompt_token_ids":%b,"token_ids":[]' % msgspec.json.encode(self._plan.groups[step.group].prompt)
         constant = b'%b,"logprobs":%b,"finish_reason":null%b}]%b' % (
-            orjson.dumps(self._texts.prompt(step.group)),
-            orjson.dumps(self._texts.prompt_logprobs(step.group, step.prompt)),
+            msgspec.json.encode(self._texts.prompt(step.group)),
+            msgspec.json.encode(self._texts.prompt_logprobs(step.group, step.prompt)),
             tail,
             closing,
         )
         first = step.group * self._size
         return [before + constant for before in self._before_text[first : first + self._size]]
 
-    def _chunk(self, group: int, event: ChoiceEvent, closing: bytes) -> bytes:
+    def _chunks(self, event: ChoiceEvent, group: int, closing: bytes) -> list[bytes]:
         finish = b"null"
         if event.finish:
-            finish = b'"%b","stop_reason":%b' % (event.finish.encode(), orjson.dumps(event.stop_reason))
-        return b'%b%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
+            finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
+        chunk = b'%b%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
             self._before_text[group * self._size + event.index],
-            orjson.dumps(event.text),
-            orjson.dumps(self._texts.logprobs(group, event)),
+            msgspec.json.encode(event.text),
+            msgspec.json.encode(self._texts.logprobs(group, event)),
             finish,
-            b',"token_ids":' + orjson.dumps(event.token_ids) if self._token_ids else b"",
+            b',"token_ids":' + msgspec.json.encode(event.token_ids) if self._token_ids else b"",
             closing,
         )
+        return [chunk]

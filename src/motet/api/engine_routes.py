@@ -200,9 +200,8 @@ class EngineGroup(AnswerGroup[GroupDelta, Usage]):
             tokens[choice.index] = tokens.get(choice.index, 0) + len(choice.token_ids)
         if delta.prompt is not None:
             self._cached_tokens = delta.prompt.cached_tokens
-        self._account.step(
-            [ChoiceEvent(one.index, "", (), finish=one.finish.reason if one.finish else None) for one in delta.choices]
-        )
+        ends = [(one.index, one.finish.reason if one.finish else None) for one in delta.choices]
+        self._account.step([ChoiceEvent(index, "", (), finish=finish) for index, finish in ends], True)
         return (delta,)
 
     async def close(self, *, status: int) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import msgspec
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import END, EventWriter, answer_plan, ticket_before
@@ -106,7 +105,7 @@ class TokensChunks(EventWriter[GroupStep, Usage]):
 
     def __init__(self, plan: Plan, body: TokensRequest) -> None:
         super().__init__(
-            b'{"request_id":' + orjson.dumps(body.request_id or plan.head.id),
+            b'{"request_id":' + msgspec.json.encode(body.request_id or plan.head.id),
             usage_json=usage_json,
             include_usage=plan.include_usage,
             continuous_usage=plan.continuous_usage,
@@ -126,8 +125,8 @@ class TokensChunks(EventWriter[GroupStep, Usage]):
         return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b' % (
             self._opening,
             event.index,
-            orjson.dumps(token_logprobs(event.logprobs or (), self._num_top)),
+            msgspec.json.encode(token_logprobs(event.logprobs or (), self._num_top)),
             b'"%b"' % event.finish.encode() if event.finish else b"null",
-            orjson.dumps(event.token_ids),
+            msgspec.json.encode(event.token_ids),
             closing,
         )

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Generic, TypeVar
 
 from motet.api.admission import Place
@@ -139,8 +138,8 @@ class GroupAccount:
             max_tokens=max_tokens,
             on_first=place.started,
         )
-        self.step: Callable[[Sequence[Shown]], None] = self._record.step
-        """To be called with what each step shows."""
+        self.step: Callable[[Sequence[Shown], bool], None] = self._record.step
+        """To be called with what each step shows, and True if a choice may have ended in it."""
         self._names = {
             "request_id": request_id,
             "group": group,
@@ -220,7 +219,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         assert self._plan.order is not None and self._account is not None  # it is open, and is not to be written
         self._ticket = await self._plan.served.engine.prefill(self._request, readers=self._plan.order.readers)
         ended = ChoiceEvent(self._request.choices[0].index, "", (), finish=FinishReason.LENGTH)
-        self._account.step((ended,))
+        self._account.step((ended,), True)
         return (GroupStep((ended,), PromptReport(self._ticket.cached_tokens), self._number, self._ticket),)
 
     @property
@@ -240,12 +239,19 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         unused = self._request.ticket if self._text is None else None
         if status != SENT:
             unused = self._ticket or unused
-        async with AsyncExitStack() as closing:  # a release that fails does not keep the group open
-            if unused is not None:
-                closing.push_async_callback(self._plan.served.engine.release, unused, trace=self._request.trace)
-            if self._text is not None:
-                closing.push_async_callback(self._text.aclose)
+        try:
             if self._account is not None:
-                indices = [start.index for start in self._request.choices]
-                tokens = {i: self._text.usage_of(i).completion_tokens if self._text else 0 for i in indices}
-                self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
+                self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=self._tokens())
+        finally:  # each step comes, whatever happens in the one before
+            try:
+                if self._text is not None:
+                    await self._text.aclose()
+            finally:
+                if unused is not None:
+                    await self._plan.served.engine.release(unused, trace=self._request.trace)
+
+    def _tokens(self) -> Mapping[int, int]:
+        """Returns the number of output tokens of each choice."""
+        if self._text is None:
+            return {start.index: 0 for start in self._request.choices}
+        return self._text.num_tokens

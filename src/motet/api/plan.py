@@ -275,10 +275,8 @@ async def with_answer_rules(options: RouteOptions, chat: ChatRequest, prompt: Se
         return options
     formats, rules = options.context.served.formats, chat.tool_rules
     begun = chat.messages[-1].text if chat.continue_final_message else ""
-    read = replace(
-        options,
-        format=formats.for_request(prompt, begun=begun, tools=rules, separate_reasoning=chat.separate_reasoning),
-    )
+    format = formats.for_request(prompt, begun=begun, tools=rules, separate_reasoning=chat.separate_reasoning)
+    read = options if format is None else replace(options, format=format)
     form = form_of(chat, options.context.served)
     if form is None:
         return read

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
-import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import ConfigDict, Field, ValidationError
@@ -176,7 +175,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         steps = await self._group.read()
         if not steps:
             return None
-        self._account.step([piece for step in steps for piece in step.pieces])
+        self._account.step([piece for step in steps for piece in step.pieces], True)
         return steps
 
     async def close(self, *, status: int) -> None:
@@ -230,11 +229,11 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
 
 def _rest_of_choice(piece: TextPiece) -> bytes:
     """Returns the JSON of a choice after its number."""
-    return b'%d%b,"finish_reason":%b}' % (piece.index, _members(piece.fields), orjson.dumps(piece.finish))
+    return b'%d%b,"finish_reason":%b}' % (piece.index, _members(piece.fields), msgspec.json.encode(piece.finish))
 
 
 def _members(fields: Fields) -> bytes:
-    return b"".join(b",%b:%b" % (orjson.dumps(name), bytes(value)) for name, value in fields.items())
+    return b"".join(b",%b:%b" % (msgspec.json.encode(name), bytes(value)) for name, value in fields.items())
 
 
 def _agreed(all_extras: Sequence[Fields]) -> Fields:

@@ -3,17 +3,17 @@
 `GroupRecord` notes what happens to one group; `GroupMetrics` observes it for a model.
 """
 
-import collections
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from motet.metrics.declare import PREFIX, counter, histogram
+from motet.metrics.declare import PREFIX, Declared, counter, histogram
 from motet.types import FinishReason
 
 MODEL = "model_name"
@@ -67,6 +67,7 @@ OBSERVED = (
     GENERATION_TOKENS,
     N,
     MAX_TOKENS,
+    BETWEEN_STEPS,
 )
 COUNTED = (SUCCESS, GROUPS)
 
@@ -85,7 +86,7 @@ class GroupRecord:
     """Times of one group, in seconds of one clock. A choice is known from its first text on."""
 
     def __init__(
-        self, num_choices: int, *, clock: Callable[[], float], steps: "StepTimes", on_first: Callable[[], None]
+        self, num_choices: int, *, clock: Callable[[], float], steps: "Values", on_first: Callable[[], None]
     ) -> None:
         """`steps`: told the time between two steps; `on_first`: called at the first step."""
         self.num_choices = num_choices
@@ -97,21 +98,24 @@ class GroupRecord:
         self._steps = steps
         self._on_first = on_first
         self._last_step_s: float | None = None
+        self._all_begun = False
+        """True once every choice has a token."""
 
-    def step(self, choices: Sequence[Shown]) -> None:
-        """Notes one step."""
+    def step(self, choices: Sequence[Shown], ended: bool) -> None:
+        """Notes one step. `ended`: True if a choice may have ended in it."""
         now_s, last_s = self._clock(), self._last_step_s
         self._last_step_s = now_s
         if last_s is None:
             self._on_first()
         else:
             times = self._steps
-            times.sum_s += (since_s := now_s - last_s)
+            times.sum += (since_s := now_s - last_s)
             times.counts[bisect_left(STEP_S, since_s)] += 1
-        if len(self.first_seen_s) < self.num_choices:
+        if not self._all_begun:
             for choice in choices:
                 self.first_seen_s.setdefault(choice.index, now_s)
-        for choice in choices:
+            self._all_begun = len(self.first_seen_s) == self.num_choices
+        for choice in choices if ended else ():
             if choice.finish is not None:
                 self.finished_s[choice.index] = now_s
                 self.finish_reasons[choice.index] = choice.finish
@@ -143,38 +147,41 @@ class GroupRecord:
         return self.finished_s[index] - self.first_seen_s[index]
 
 
-class StepTimes:
-    """Times between steps of one model's groups, as a histogram. Adding to it is cheap, as every step of every group
-    does so: prometheus_client's own takes a lock for every bucket. Written and read on one event loop."""
+class Values:
+    """The values of one metric for one model, as a histogram. Adding one is cheap, as every step of every group does
+    so: prometheus_client's own goes through all buckets. Written and read on one event loop."""
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(STEP_S) + 1)
-        """One count for each bucket, and one more for times above all bounds."""
-        self.sum_s = 0.0
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """One count for each bucket, and one more for values above all bounds."""
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.sum += value
+        self.counts[bisect_left(self.bounds, value)] += 1
 
 
 class GroupFamilies(Collector):
-    """The metrics of all models. The registry collects the times between steps from here."""
+    """The metrics of all models. The registry collects the histograms from here."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.observed = {
-            one: Histogram(PREFIX + one.name, one.meaning, [MODEL], buckets=one.bounds, registry=registry)
-            for one in OBSERVED
-        }
-        self.counted = {
-            one: Counter(PREFIX + one.name, one.meaning, [MODEL, *one.labels], registry=registry) for one in COUNTED
-        }
-        self._steps: dict[str, StepTimes] = {}
+        self.counted: dict[Declared, Counter[tuple[str, ...]]] = {one: Counter() for one in COUNTED}
+        """Counts by the values of the labels, the model first."""
+        self._observed: dict[Declared, dict[str, Values]] = {one: {} for one in OBSERVED}
         registry.register(self)
 
-    def steps_of(self, model: str) -> StepTimes:
-        return self._steps.setdefault(model, StepTimes())
+    def values_of(self, model: str) -> dict[Declared, Values]:
+        return {one: by_model.setdefault(model, Values(one.bounds)) for one, by_model in self._observed.items()}
 
     def collect(self) -> Iterator[Metric]:
-        metric = HistogramMetricFamily(PREFIX + BETWEEN_STEPS.name, BETWEEN_STEPS.meaning, labels=(MODEL,))
-        for model, times in self._steps.items():
-            metric.add_metric((model,), buckets_of(STEP_S, times.counts), times.sum_s)
-        yield metric
+        for one, by_model in self._observed.items():
+            metric = HistogramMetricFamily(PREFIX + one.name, one.meaning, labels=(MODEL,))
+            for model, values in by_model.items():
+                metric.add_metric((model,), buckets_of(one.bounds, values.counts), values.sum)
+            yield metric
+        for one, counts in self.counted.items():
+            yield counted(one, counts, labels=(MODEL,))
 
 
 class GroupMetrics:
@@ -182,8 +189,7 @@ class GroupMetrics:
 
     def __init__(self, families: GroupFamilies, model: str) -> None:
         self._model = model
-        self.steps = families.steps_of(model)
-        self._observed = {one: family.labels(model) for one, family in families.observed.items()}
+        self._observed = families.values_of(model)
         self._counted = families.counted
 
     def group_opened(
@@ -196,29 +202,36 @@ class GroupMetrics:
         on_first: Callable[[], None],
     ) -> GroupRecord:
         """Returns the group's record. The numbers of tokens are None if only another server knows them."""
-        self._observed[N].observe(num_choices)
-        for declared, value in ((PROMPT_TOKENS, prompt_tokens), (MAX_TOKENS, max_tokens)):
+        for declared, value in ((N, num_choices), (PROMPT_TOKENS, prompt_tokens), (MAX_TOKENS, max_tokens)):
             if value is not None:
-                self._observed[declared].observe(value)
-        return GroupRecord(num_choices, clock=clock, steps=self.steps, on_first=on_first)
+                self._observed[declared].add(value)
+        return GroupRecord(num_choices, clock=clock, steps=self._observed[BETWEEN_STEPS], on_first=on_first)
 
     def group_ended(self, record: GroupRecord, *, status: int, tokens: Mapping[int, int]) -> None:
         """`tokens`: the number that each choice has written; unknown for a choice that is not in it."""
-        self._counted[GROUPS].labels(self._model, str(status)).inc()
-        self._observed[LATENCY].observe(record.age_s)
+        self._counted[GROUPS][self._model, str(status)] += 1
         for declared, value in (
+            (LATENCY, record.age_s),
             (FIRST_TOKEN, record.first_token_s),
             (LAST_FIRST_TOKEN, record.last_choice_first_token_s),
             (FINISH_SPREAD, record.finish_spread_s),
         ):
             if value is not None:
-                self._observed[declared].observe(value)
-        for reason, number in collections.Counter(record.finish_reasons.values()).items():
-            self._counted[SUCCESS].labels(self._model, reason.value).inc(number)
+                self._observed[declared].add(value)
+        for reason in record.finish_reasons.values():
+            self._counted[SUCCESS][self._model, reason.value] += 1
         for index in record.finish_reasons.keys() & tokens.keys():
-            self._observed[GENERATION_TOKENS].observe(tokens[index])
+            self._observed[GENERATION_TOKENS].add(tokens[index])
             if tokens[index] > 1:
-                self._observed[PER_TOKEN].observe(record.decode_s(index) / (tokens[index] - 1))
+                self._observed[PER_TOKEN].add(record.decode_s(index) / (tokens[index] - 1))
+
+
+def counted(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labels: tuple[str, ...]) -> Metric:
+    """Returns a counter with these values. `labels`: the names of those beside its own."""
+    metric = CounterMetricFamily(PREFIX + declared.name, declared.meaning, labels=(*labels, *declared.labels))
+    for values, number in counts.items():
+        metric.add_metric(values, number)
+    return metric
 
 
 def buckets_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

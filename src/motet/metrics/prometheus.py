@@ -6,15 +6,16 @@ groups       observed when a step of a group comes and when the group ends, by m
 HTTP         counted here when a response has been sent
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from motet.metrics.declare import PREFIX, Declared, MetricKind, counter, declared_in, gauge, numbers
-from motet.metrics.groups import MODEL, GroupFamilies, GroupMetrics, buckets_of
+from motet.metrics.groups import MODEL, GroupFamilies, GroupMetrics, buckets_of, counted
 from motet.metrics.routing import RoutingFigures
 from motet.types import EngineInfo, EngineStats
 
@@ -99,9 +100,9 @@ class Metrics(Collector):
         self._by_model: dict[str, GroupMetrics] = {}
         """Every model that was ever served; a model that has gone keeps its counts."""
         self.registry.register(self)
-        waiting, http = WITHOUT_FIRST_TOKEN, HTTP_REQUESTS
+        waiting = WITHOUT_FIRST_TOKEN
         self._waiting = Gauge(PREFIX + waiting.name, waiting.meaning, [MODEL], registry=self.registry)
-        self._http = Counter(PREFIX + http.name, http.meaning, http.labels, registry=self.registry)
+        self._http: Counter[tuple[str, ...]] = Counter()
 
     def of(self, model: str) -> GroupMetrics:
         """Returns a model's metrics. `model` must be one that is served: each name costs memory for ever."""
@@ -110,7 +111,7 @@ class Metrics(Collector):
         return found
 
     def http_request(self, *, handler: str, method: str, status: int) -> None:
-        self._http.labels(handler, method, str(status)).inc()
+        self._http[handler, method, str(status)] += 1
 
     def exposition(self, scrape: Scrape, *, models: Iterable[str], waiting: int) -> bytes:
         """Returns the text of `/metrics`. `models`: the models served now, which are in it from the first scrape on."""
@@ -135,6 +136,7 @@ class Metrics(Collector):
             states.add_metric((model, worker, state), int(is_so))
         yield states
         yield from exposed(RoutingFigures, [((model,), scrape.routing)], labels=(MODEL,))
+        yield counted(HTTP_REQUESTS, self._http, labels=())
 
     @property
     def _shared_name(self) -> str:

@@ -43,6 +43,7 @@ class Stay:
         self.evicted: MotetError | None = None
         self.stream: GroupStream = worker.engine.generate(request)
         self._unfinished = unfinished
+        self._choices = unfinished.choices
         self._fleet = fleet
         self._open = True
         self._block_size = worker.engine.info.block_size
@@ -50,7 +51,7 @@ class Stay:
         self._trunk_blocks = -(-len(request.prompt) // self._block_size)
         self._books.open_choices += len(unfinished)
         self._books.trunk_blocks += self._trunk_blocks
-        for choice in unfinished.choices.values():
+        for choice in self._choices.values():
             choice.placed(self._block_size)
             self._books.tail_blocks += choice.tail_blocks
         self._reading: PromptReading | None = self._books.give(0 if request.ticket else chosen.load.own_tokens)
@@ -66,7 +67,7 @@ class Stay:
             self._books.done(self._reading, computed_tokens=computed_tokens)
             self._reading = None
         for told in delta.choices:
-            choice = self._unfinished.choices.get(told.index)
+            choice = self._choices.get(told.index)
             if choice is None:
                 continue
             if told.finish is not None:
@@ -81,7 +82,7 @@ class Stay:
 
     def drop(self, index: int) -> None:
         """Takes a choice that has finished or was stopped out of the books."""
-        choice = self._unfinished.choices.pop(index, None)
+        choice = self._choices.pop(index, None)
         if choice is None or not self._open:
             return
         self._books.open_choices -= 1
@@ -98,7 +99,7 @@ class Stay:
         self._open = False
         books = self._books
         books.open_choices -= len(self._unfinished)
-        books.tail_blocks -= sum(choice.tail_blocks for choice in self._unfinished.choices.values())
+        books.tail_blocks -= sum(choice.tail_blocks for choice in self._choices.values())
         books.trunk_blocks -= self._trunk_blocks
         if self._reading is not None:
             books.drop(self._reading)

@@ -246,7 +246,10 @@ class Journey:
                 await asyncio.wait((self._prefilling,))
             if isinstance(self._source, Together):
                 await self._source.aclose()
-            await asyncio.gather(*(part.aclose() for part in self._parts))
+            if len(self._parts) == 1:
+                await self._parts[0].aclose()
+            else:
+                await asyncio.gather(*(part.aclose() for part in self._parts))
             held, self._held = self._held, None
             if held is not None:  # no part has got it
                 held.settled(read=False)

@@ -93,9 +93,10 @@ class ChoiceStream:
         )
         self._matcher = StopMatcher(stops) if stops else None
         self._parser = rules.format.parser() if rules.format else None
-        self._plain = not rules.logprobs
-        """True if nobody needs to know where in the text a token begins."""
         self._held = HeldTokens()
+        self._quick = False
+        """True if the next token may pass alone: no token waits for its text, and nobody needs to know where in the
+        text a token begins."""
         self._shown = 0
         """Characters of the answer that events have shown."""
         self.feed(ChoiceDelta(self.index, start.written[begin:]))  # its text was shown before
@@ -109,27 +110,30 @@ class ChoiceStream:
         return 0 if self._parser is None else self._parser.reasoning_tokens
 
     def feed(self, delta: ChoiceDelta) -> ChoiceEvent | None:
-        """Takes what a step added; None if there is nothing to show yet. Ignores all that comes after the end.
-
-        A parser gets one token after the other, however the engine bundles them, so neither the parts nor the count of
-        reasoning tokens depend on that.
-        """
-        if self.finish is not None:
-            return None
+        """Takes what a step added; None if there is nothing to show yet. Ignores all that comes after the end."""
         ids = delta.token_ids
-        if len(ids) != 1 or delta.finish is not None or not self._plain or self._held.waiting:
-            if self._parser is None or len(ids) <= 1:
-                return self._parsed(self._take(delta))
-            return _joined(list(map(self.feed, _single(delta))))
-        # What `_take` does with most deltas: one token, whose text goes through as it is.
-        self.num_tokens += 1
-        piece = self._detokenizer.feed(ids[0])
-        if piece and (self._matcher is None or self._matcher.passes(piece)):
-            shown = ChoiceEvent(self.index, piece, ids)
-            return shown if self._parser is None else self._parsed(shown)
-        self._held.add(ids[0], None)
-        text = self._show(piece) if piece else ""
-        return self._parsed(self._event(text)) if text or self.ended else None
+        if self._quick and len(ids) == 1 and delta.finish is None:
+            self.num_tokens += 1
+            piece = self._detokenizer.feed(ids[0])
+            if piece and (self._matcher is None or self._matcher.passes(piece)):
+                shown = ChoiceEvent(self.index, piece, ids)
+                return shown if self._parser is None else self._parsed(shown)
+            self._held.add(ids[0], None)
+            text = self._show(piece) if piece else ""
+            event = self._parsed(self._event(text)) if text or self.ended else None
+        else:
+            event = self._feed_any(delta)
+        self._quick = not (self._rules.logprobs or self.ended or self._held.waiting)
+        return event
+
+    def _feed_any(self, delta: ChoiceDelta) -> ChoiceEvent | None:
+        """A parser gets one token after the other, however the engine bundles them, so neither the parts nor the count
+        of reasoning tokens depend on that."""
+        if self.ended:
+            return None
+        if self._parser is None or len(delta.token_ids) <= 1:
+            return self._parsed(self._take(delta))
+        return _joined(list(map(self.feed, _single(delta))))
 
     def _take(self, delta: ChoiceDelta) -> ChoiceEvent | None:
         ids, logprobs = delta.token_ids, delta.logprobs

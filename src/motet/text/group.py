@@ -7,7 +7,7 @@
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -57,8 +57,8 @@ class TextGroup:
         self._cached_tokens = 0
         self.worker = ""
         """Name of the worker that writes the choices, once the engine has said it; engines need not say it."""
-        self.on_step: Callable[[Sequence[ChoiceEvent]], None] = lambda _: None
-        """Called with the events of every step, before the step is read."""
+        self.on_step: Callable[[Sequence[ChoiceEvent], bool], None] = lambda _, ended: None
+        """Called with the events of every step, before the step is read, and True if they may end a choice."""
         self._stream = engine.generate(request)
 
     async def read(self) -> tuple[GroupStep] | None:
@@ -87,10 +87,10 @@ class TextGroup:
             prompt = delta.prompt
             if prompt is not None:
                 self._cached_tokens, self.worker = prompt.cached_tokens, prompt.worker
-            if ended:
+            if over := bool(ended):
                 await self._end(ended, delta)
             if events or prompt is not None:
-                self.on_step(events)
+                self.on_step(events, over)
                 return (GroupStep(events, prompt, self._number),)
         return None
 
@@ -101,19 +101,18 @@ class TextGroup:
     @property
     def usage(self) -> Usage:
         """Token counts so far."""
-        return self._usage(self._choices.values())
-
-    def usage_of(self, index: int) -> Usage:
-        """Returns the counts of the prompt and one choice so far."""
-        return self._usage([self._choices[index]])
-
-    def _usage(self, choices: Iterable[ChoiceStream]) -> Usage:
+        choices = self._choices.values()
         return Usage(
             prompt_tokens=len(self._request.prompt),
             completion_tokens=sum(choice.num_tokens for choice in choices),
             cached_tokens=self._cached_tokens,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in choices),
         )
+
+    @property
+    def num_tokens(self) -> dict[int, int]:
+        """The number of output tokens of each choice so far."""
+        return {index: choice.num_tokens for index, choice in self._choices.items()}
 
     async def _end(self, indices: Sequence[int], delta: GroupDelta) -> None:
         """Ends choices, which `delta` has ended in the engine too, or which have ended only here."""

@@ -116,7 +116,9 @@ class GenerationTag(Extension):
 @cache
 def _compiled(source: str) -> Template:
     """Models that come again, or that share a template, share what was made of it."""
-    return _environment().from_string(source)
+    template = _environment().from_string(source)
+    template.globals = dict(template.globals)  # a ChainMap, which every rendering would go through
+    return template
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

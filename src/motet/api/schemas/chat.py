@@ -83,10 +83,10 @@ class Message(Schema):
     """One turn. An answer of this server may be sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[ContentPart], as_parts("text")] = Field([])
+    content: Annotated[list[ContentPart], as_parts("text")] = Field(default_factory=list)
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[CalledTool] = Field([])
+    tool_calls: list[CalledTool] = Field(default_factory=list)
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -126,7 +126,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 class FunctionField(Schema):
     name: FunctionName
     description: Annotated[str, TOLD] | None = None
-    parameters: JsonObject = Field({})
+    parameters: JsonObject = Field(default_factory=dict)
     """A JSON Schema of an object; empty: any object."""
     strict: bool = False
 
@@ -220,10 +220,10 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class ChatPrompt(Schema):
     """The fields that make the prompt; the same for an answer and for `/tokenize`."""
 
-    messages: list[Message] = Field([])
+    messages: list[Message] = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, object] = Field({})
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = None
     tools: list[ToolField] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(as_choice)] = None

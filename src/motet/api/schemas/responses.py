@@ -130,7 +130,7 @@ class FunctionTool(Schema):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, object] = Field({})
+    parameters: dict[str, object] = Field(default_factory=dict)
     strict: bool = False
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {

@@ -147,11 +147,11 @@ class SamplingFields(DrawingFields):
     n: int = Field(1, ge=1)
     top_k: int = Field(0, ge=-1)
     """-1 and 0: off."""
-    logit_bias: dict[str, Annotated[float, in_range("logit_bias", ...)]] = Field({})
+    logit_bias: dict[str, Annotated[float, in_range("logit_bias", ...)]] = Field(default_factory=dict)
     """Token id, as a JSON key -> the number that is added to its logit."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    stop: StopStrings = Field([])
-    stop_token_ids: list[TokenId] = Field([])
+    stop: StopStrings = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(default_factory=list)
     min_tokens: int = Field(0, ge=0)
     max_tokens: int | None = Field(None, ge=1)
     include_stop_str_in_output: bool = False
