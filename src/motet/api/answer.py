@@ -17,8 +17,8 @@ from functools import reduce
 from typing import Generic
 
 import anyio
-import msgspec
 from fastapi import Response as ResponseJsonBody
+from msgspec.json import encode as json_bytes
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -204,7 +204,7 @@ def head_json(head: Head, kind: str) -> bytes:
     fields: dict[str, str | int] = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
     if head.fingerprint:
         fields["system_fingerprint"] = head.fingerprint
-    return msgspec.json.encode(fields)[:-1]
+    return json_bytes(fields)[:-1]
 
 
 class EventWriter(AnswerWriter[StepT, UsedT]):
@@ -280,7 +280,7 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
             first = group * self._size
             for event in step.events:
                 if after_text is not None and event.finish is None and event.parts is None:
-                    chunks += before_text[first + event.index], msgspec.json.encode(event.text), after_text
+                    chunks += before_text[first + event.index], json_bytes(event.text), after_text
                 else:
                     chunks += self._chunks(event, group, ticket_before(closing, step.ticket))
         return b"".join(chunks)
@@ -296,8 +296,8 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
 
 def ticket_before(closing: bytes, ticket: Ticket | None) -> bytes:
     """Returns the end of a chunk after its choices, with a ticket if there is one."""
-    return closing if ticket is None else b',"kv_transfer_params":' + msgspec.json.encode(ticket) + closing
+    return closing if ticket is None else b',"kv_transfer_params":' + json_bytes(ticket) + closing
 
 
 def json_response(body: object, status: int = 200) -> ResponseJsonBody:
-    return ResponseJsonBody(msgspec.json.encode(body), status, media_type="application/json")
+    return ResponseJsonBody(json_bytes(body), status, media_type="application/json")

@@ -103,8 +103,8 @@ class GroupRecord:
 
     def step(self, choices: Sequence[Shown], ended: bool) -> None:
         """Notes one step. `ended`: True if a choice may have ended in it."""
-        now_s, last_s = self._clock(), self._last_step_s
-        self._last_step_s = now_s
+        clock, last_s = self._clock, self._last_step_s  # `self._clock()` looks for a method first, at each step
+        self._last_step_s = now_s = clock()
         if last_s is None:
             self._on_first()
         else:

@@ -90,7 +90,8 @@ class TextGroup:
             if over := bool(ended):
                 await self._end(ended, delta)
             if events or prompt is not None:
-                self.on_step(events, over)
+                on_step = self.on_step  # `self.on_step()` looks for a method first, at each step
+                on_step(events, over)
                 return (GroupStep(events, prompt, self._number),)
         return None
 
