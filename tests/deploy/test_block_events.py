@@ -21,7 +21,7 @@ from tests.kv_events.names import apply_to
 
 pytestmark = pytest.mark.anyio
 
-FIRST, SECOND = (Stored(tuple(block_names(range(i, i + 8), 4, "")), None, tuple(range(i, i + 8))) for i in (0, 50))
+FIRST, SECOND = (Stored(tuple(block_names(range(i, i + 8), 4, salt="")), None, tuple(range(i, i + 8))) for i in (0, 50))
 
 
 async def known_at(endpoint: str) -> set[bytes]:

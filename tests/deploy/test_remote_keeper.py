@@ -86,7 +86,7 @@ async def test_a_gateway_that_was_asleep_does_not_take_it_for_a_silence(kept: Ke
 
 async def test_who_was_found_dead_by_a_broken_group_is_ready_when_it_answers(kept: Kept) -> None:
     await kept.look(report())
-    kept.fleet.mark(ID, WorkerState.DEAD, "a connection broke")
+    kept.fleet.mark(ID, WorkerState.DEAD, why="a connection broke")
     await kept.look(report())
     assert kept.state() is WorkerState.READY
     assert kept.engine.losses == []

@@ -109,7 +109,7 @@ class Cell:
     async def start(self, plan: ServerPlan, client: Client) -> None:
         """Starts the engines, and asks each prefill server of the plan how it is."""
         for keeper in self._keepers:
-            self.router.fleet.expect(keeper.id, "-", keeper.role)
+            self.router.fleet.expect(keeper.id, "-", role=keeper.role)
         await start_all(self._keepers)
         # Decode first: each newcomer meets all workers that are there.
         for keeper in sorted(self._keepers, key=lambda keeper: keeper.role is Role.PREFILL):
@@ -259,7 +259,7 @@ class LocalKeeper:
             ready_s = self._clock()
             await self._engine.died.wait()
             logger.error("the process of %s (pid %s) died", self.id, self._engine.info.pid)
-            self._fleet.mark(self.id, WorkerState.DEAD, "its process ended")
+            self._fleet.mark(self.id, WorkerState.DEAD, why="its process ended")
             await self._engine.close()  # removes its pipes and their folder
             self._engine = None
             if self._clock() - ready_s >= STEADY_S:
@@ -273,11 +273,11 @@ class LocalKeeper:
         self.given_up.set()
 
     async def _start_again(self, number: int) -> None:
-        self._fleet.mark(self.id, WorkerState.STARTING, f"start {number} of {self._restarts}")
+        self._fleet.mark(self.id, WorkerState.STARTING, why=f"start {number} of {self._restarts}")
         try:
             await self.start()
         except StartupError as error:
-            self._fleet.mark(self.id, WorkerState.DEAD, f"it cannot start: {error.message}")
+            self._fleet.mark(self.id, WorkerState.DEAD, why=f"it cannot start: {error.message}")
         else:
             self.restarted += 1
             await self.join()

@@ -218,7 +218,7 @@ class Gateway:
             heartbeat_s=self._heartbeat_s,
             follow=self._follow_blocks,
         )
-        self._fleet.expect(id, named.url, named.role)
+        self._fleet.expect(id, named.url, role=named.role)
         if self._tasks is not None:
             self._keeping[id] = self._tasks.create_task(keeper.keep())
         return id

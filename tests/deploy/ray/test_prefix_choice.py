@@ -52,7 +52,7 @@ def chat(**fields: object) -> bytes:
 
 
 def cache(fleet: Fleet, id: str, prompt: list[int], salt: str = "") -> None:
-    fleet.index.stored(id, block_names(prompt, fake_info().block_size, salt))
+    fleet.index.stored(id, block_names(prompt, fake_info().block_size, salt=salt))
 
 
 def busy(fleet: Fleet, id: str, choices: int) -> None:

@@ -51,8 +51,8 @@ class PrefixChoice:
         """Returns the URL of the replica; None if none is known."""
         request = await self._request(body, session)
         turn = next(self._turns)
-        seen = survey(self._fleet, Work.GENERATE, request, turn=turn)
-        decision = seen and choose(seen.candidates, seen.needs, self._policy, turn=turn)
+        seen = survey(self._fleet, Work.GENERATE, request=request, turn=turn)
+        decision = seen and choose(seen.candidates, seen.needs, policy=self._policy, turn=turn)
         if not seen or not decision:
             return None
         member, _ = seen.present[decision.place]

@@ -169,7 +169,7 @@ class AnswerCache:
         """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""
         group, size = sequence.group, self.block_size
         known = (*group.prompt, *sequence.written[: sequence.computed])
-        names = block_names(known, size, group.request.cache_salt)
+        names = block_names(known, size, salt=group.request.cache_salt)
         first = max(len(group.prompt) // size, len(self.pool.find(names)))
         if first >= len(names) or len(names) - first > self.pool.num_free:
             return

@@ -178,7 +178,7 @@ class GroupMaker:
         return Group(request, arrival, self._names(request), readers)
 
     def _names(self, request: GenerateRequest) -> list[BlockName]:
-        return block_names(request.prompt, self._block_size, request.cache_salt) if self._prefix_cache else []
+        return block_names(request.prompt, self._block_size, salt=request.cache_salt) if self._prefix_cache else []
 
 
 def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:
