@@ -72,15 +72,15 @@ class CompletionTexts:
     def prompt_logprobs(self, group: int, report: PromptReport | None) -> CompletionLogprobs | None:
         if not self._echoes or self.num_top is None or report is None or report.logprobs is None:
             return None
-        ids, offsets = self._plan.groups[group].prompt, self._echoes[group].offsets
-        return completion_logprobs(self._tokenizer, ids, report.logprobs, offsets, num_top=self.num_top)
+        ids, at = self._plan.groups[group].prompt, self._echoes[group].offsets
+        return completion_logprobs(self._tokenizer, ids, logprobs=report.logprobs, offsets=at, num_top=self.num_top)
 
     def logprobs(self, group: int, of: WholeChoice | ChoiceEvent) -> CompletionLogprobs | None:
         if self.num_top is None:
             return None
         base, entries = len(self.prompt(group)), of.logprobs or ()
         ids, offsets = [entry.token_id for entry in entries], [base + offset for offset in of.offsets or ()]
-        return completion_logprobs(self._tokenizer, ids, entries, offsets, num_top=self.num_top)
+        return completion_logprobs(self._tokenizer, ids, logprobs=entries, offsets=offsets, num_top=self.num_top)
 
 
 class CompletionBody(WholeWriter):

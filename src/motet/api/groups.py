@@ -203,9 +203,9 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         self._account: GroupAccount | None = None
 
     def open(self, place: Place) -> None:
-        plan, request, served = self._plan, self._request, self._plan.served
+        plan, request, served, number = self._plan, self._request, self._plan.served, self._number
         if plan.order is None:
-            self._text = TextGroup(served.engine, request, served.tokenizer, plan.rules, number=self._number)
+            self._text = TextGroup(served.engine, request, tokenizer=served.tokenizer, rules=plan.rules, number=number)
         self._account = GroupAccount.of_tokens(self._service, served, request, place)
         if self._text is not None:
             self._text.on_step = self._account.step

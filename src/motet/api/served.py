@@ -61,7 +61,7 @@ class ServedModel:
     @property
     def preparer(self) -> Preparer:
         """Makes prompts, within the same limits. Must be read on the event loop, and may be used in any thread."""
-        return Preparer(self.tokenizer, self.template, self.info)
+        return Preparer(self.tokenizer, self.template, info=self.info)
 
     @cached_property
     def grammars(self) -> "GrammarChecks":

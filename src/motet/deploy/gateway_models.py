@@ -104,7 +104,7 @@ class Tokenizers:
         files = await hand_out() if folder is None else await asyncio.to_thread(read_files, folder)
         tokenizer = await asyncio.to_thread(load_files, files, chat_template=self._rules.chat_template)
         template = ChatTemplate.of(tokenizer)
-        formats = ModelFormats.of(tokenizer, template.source, self._rules.parsers)
+        formats = ModelFormats.of(tokenizer, template.source, names=self._rules.parsers)
         return Loaded(tokenizer, template, formats, files)
 
 

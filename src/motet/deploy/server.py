@@ -83,7 +83,7 @@ async def run_server(
         config = replace(plan.server, port=port_of(listener))
         tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
         template = ChatTemplate.of(tokenizer)
-        formats = ModelFormats.of(tokenizer, template.source, plan.parsers)
+        formats = ModelFormats.of(tokenizer, template.source, names=plan.parsers)
         client = await stack.enter_async_context(server_client())
         start = start_cell(plan, address=f"{config.host}:{config.port}", start_engine=start_engine, client=client)
         cell = await started(start, signals)
