@@ -216,12 +216,7 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
     Only strings that change go through a JSON encoder. The order of the keys is that of OpenAI's own chunks."""
 
     def __init__(
-        self,
-        head: bytes,
-        *,
-        usage_json: Callable[[UsedT], bytes],
-        include_usage: bool,
-        continuous_usage: bool = False,
+        self, head: bytes, *, usage_json: Callable[[UsedT], bytes], include_usage: bool, continuous_usage: bool = False
     ) -> None:
         """`head`: what every chunk begins with, less its closing brace. `include_usage`: one chunk at the end tells it;
         `continuous_usage`: every chunk tells it so far."""

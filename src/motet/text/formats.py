@@ -122,12 +122,7 @@ class ModelFormats:
         return cls(tokenizer=tokenizer, reasoning=names.reasoning_tags(template), tools=names.tool_format(template))
 
     def for_request(
-        self,
-        prompt: Sequence[int],
-        *,
-        begun: str = "",
-        tools: ToolRules | None = None,
-        separate_reasoning: bool = True,
+        self, prompt: Sequence[int], *, begun: str = "", tools: ToolRules | None = None, separate_reasoning: bool = True
     ) -> AnswerFormat | None:
         """Returns how the answers to one chat prompt are read; None if they are shown as they are.
 
