@@ -133,7 +133,7 @@ async def test_one_that_comes_to_report_no_block_size_is_dead_and_its_groups_go_
     wrong = report()
     wrong = msgspec.structs.replace(wrong, info=msgspec.structs.replace(wrong.info, block_size=0))
     await kept.look(report())
-    kept.problem = Likeness().problem(ID, wrong, None)
+    kept.problem = Likeness().problem(ID, wrong, role=None)
     await kept.look(wrong)
     assert kept.state() is WorkerState.DEAD
     assert kept.member.note.endswith("it reports block_size 0, which must be at least 1")

@@ -76,8 +76,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self,
         service: Service,
         groups: Sequence[AnswerGroup[StepT, UsedT]],
-        writer: AnswerWriter[StepT, UsedT],
         *,
+        writer: AnswerWriter[StepT, UsedT],
         client: str | None,
         num_choices: int,
     ) -> None:
@@ -193,10 +193,10 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 GroupsWriter = AnswerWriter[GroupStep, Usage]
 
 
-def answer_plan(service: Service, plan: Plan, writer: GroupsWriter) -> GeneratedResponse[GroupStep, Usage]:
+def answer_plan(service: Service, plan: Plan, *, writer: GroupsWriter) -> GeneratedResponse[GroupStep, Usage]:
     """Returns the answer to a checked request for tokens: one group for each of its prompts."""
-    groups = [TokenGroup(service, plan, number) for number in range(len(plan.groups))]
-    return GeneratedResponse(service, groups, writer, client=plan.client, num_choices=plan.num_choices)
+    groups = [TokenGroup(service, plan, number=number) for number in range(len(plan.groups))]
+    return GeneratedResponse(service, groups, writer=writer, client=plan.client, num_choices=plan.num_choices)
 
 
 def head_json(head: Head, kind: str) -> bytes:

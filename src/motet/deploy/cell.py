@@ -116,7 +116,7 @@ class Cell:
             await keeper.join()
         if plan.cell.prefill_urls:
             config = GatewayConfig(worker_api_key=plan.cell.prefill_api_key)
-            self._prefill = prefill_members(self, client, config, drain_s=plan.server.drain_timeout_s)
+            self._prefill = prefill_members(self, client, config=config, drain_s=plan.server.drain_timeout_s)
             for number, url in enumerate(dict.fromkeys(map(server_url, plan.cell.prefill_urls))):
                 self._prefill.add(NamedWorker(url, Role.PREFILL, EngineKind.MOTET), id=f"{Role.PREFILL}-{number}")
             async with self._prefill.watched():
@@ -167,8 +167,8 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
 def prefill_members(
     cell: Cell,
     client: Client,
-    config: GatewayConfig,
     *,
+    config: GatewayConfig,
     drain_s: float,
     introduces: bool = True,
     listed: WorkerList | None = None,
@@ -188,7 +188,7 @@ def prefill_members(
             )
 
     asking = Asking(config=config, client=client, key_hint=KEY_HINT)
-    return Gateway(cell.router, learn, asking, drain_s=drain_s, introduces=introduces, listed=listed)
+    return Gateway(cell.router, learn, asking=asking, drain_s=drain_s, introduces=introduces, listed=listed)
 
 
 async def start_all(keepers: Iterable["LocalKeeper"]) -> None:

@@ -111,7 +111,7 @@ class Tokenizers:
 class GatewayModels:
     """The models for the API, as a `motet.api.served.Models`."""
 
-    def __init__(self, router: Router, tokenizers: Tokenizers, texts: TextRouted, *, first_name: str = "") -> None:
+    def __init__(self, router: Router, tokenizers: Tokenizers, *, texts: TextRouted, first_name: str = "") -> None:
         """`texts`: routes requests for models of text upstreams; `first_name`: clients' name for the first model."""
         self._router = router
         self._tokenizers = tokenizers

@@ -84,7 +84,7 @@ class RemoteKeeper:
         self._clock = clock
         self._wait = wait
         self._engine: Kept | None = None
-        self._events = EventFollowing(id, fleet.index, follow)
+        self._events = EventFollowing(id, fleet.index, follow=follow)
         self._taken_out = False
         """True if an operator wants the worker to get no new groups."""
         self._unheard_s = 0.0

@@ -35,15 +35,7 @@ import msgspec
 
 from motet.engines.base import WorkerState
 from motet.engines.http import NO_SUCH_ROUTE, NOT_TAKEN, WRONG_KEY, Client, Refusal, Reply, ServerCalls
-from motet.engines.openai import (
-    DONE,
-    EventSplitter,
-    ListedModel,
-    ListedModels,
-    OpenAIError,
-    any_error_in,
-    read_json,
-)
+from motet.engines.openai import DONE, EventSplitter, ListedModel, ListedModels, OpenAIError, any_error_in, read_json
 from motet.engines.upstream.base import UNKNOWN_LENGTH, TextRoute
 from motet.engines.upstream.bodies import in_its_words, read_chunk
 from motet.engines.wire import EngineReport
