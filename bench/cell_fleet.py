@@ -48,7 +48,7 @@ def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
     join_us = (time.perf_counter() - started) / workers * 1e6
     dispatcher = Router(fleet).dispatcher
     warm, cold = _request(PROMPT), _request(tuple(reversed(PROMPT)))
-    names = block_names(PROMPT, BLOCK_SIZE, "")
+    names = block_names(PROMPT, BLOCK_SIZE, salt="")
     for member in fleet.members:
         fleet.index.stored(member.id, names[:COMMON_BLOCKS])
     fleet.index.stored(fleet.members[-1].id, names)

@@ -114,13 +114,15 @@ def core_over(
     num_blocks = num_blocks_for(
         limits.kv_cache_gb, layout.bytes_per_block, max_model_len=limits.max_model_len, block_size=BLOCK_SIZE
     )
-    storage = KVStorage(layout, num_blocks, device)
+    storage = KVStorage(layout, num_blocks, device=device)
     config = EngineConfig(
         model_path="", model_name="bench", max_num_seqs=limits.max_num_seqs, enforce_eager=enforce_eager
     )
     backend: Backend
     if device.type == "cuda":
-        backend = cuda_backend(model, storage, config, max_model_len=limits.max_model_len, share_trunks=share_trunks)
+        backend = cuda_backend(
+            model, storage, config=config, max_model_len=limits.max_model_len, share_trunks=share_trunks
+        )
     else:
         backend = choose_backend(model, storage, kernels="torch", max_model_len=limits.max_model_len)
     info = EngineInfo(
@@ -138,4 +140,4 @@ def core_over(
         fingerprint="",
     )
     timed = Timed(backend.runner)
-    return EngineCore(info, timed, CoreOptions(limits.max_num_batched_tokens, False, False)), timed
+    return EngineCore(info, timed, options=CoreOptions(limits.max_num_batched_tokens, False, False)), timed

@@ -66,7 +66,7 @@ def core_over(runner: ClockedRunner) -> EngineCore:
         device="cpu",
         fingerprint="",
     )
-    return EngineCore(info, runner, CoreOptions(512, prefix_cache=True, cache_answers=False))
+    return EngineCore(info, runner, options=CoreOptions(512, prefix_cache=True, cache_answers=False))
 
 
 def measure(n: int, groups: int, steps: int) -> dict[str, float]:

@@ -83,7 +83,7 @@ class OurLayers:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
         )
-        storage = KVStorage(KVLayout(LAYERS, 16, 3, 64, torch.bfloat16), rows, torch.device("cpu"))
+        storage = KVStorage(KVLayout(LAYERS, 16, 3, 64, torch.bfloat16), rows, device=torch.device("cpu"))
         packed = PackedModel(model, storage, max_positions=64, kernels=kernels, int8=int8)
         self._runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=kernels)
         reads = tuple(PromptRead(row, row + 1, 0, 1, [row]) for row in range(rows))

@@ -47,4 +47,4 @@ def application(args: Mapping[str, object]) -> Application:
     if settings.ray.ingress is Ingress.DIRECT:
         return serve.deployment(**options[DECODE])(PulsedDirect).bind(args, directory)
     decode = serve.deployment(**options[DECODE])(PulsedDecode).bind(args, directory)
-    return serve.deployment(**options[GATEWAY])(GatewayReplica).bind(args, directory, decode)
+    return serve.deployment(**options[GATEWAY])(GatewayReplica).bind(args, directory, decode=decode)

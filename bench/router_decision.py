@@ -41,7 +41,7 @@ def decision_cost(workers: int, blocks: int) -> DecisionCost:
     ids = [f"w{number}" for number in range(workers)]
     index, bytes_per_block = _filled(ids, blocks)
     prompt = list(range(PROMPT_TOKENS))
-    names = block_names(prompt, BLOCK_SIZE, "")
+    names = block_names(prompt, BLOCK_SIZE, salt="")
     for id in ids:
         index.stored(id, names[:20])
     index.stored(ids[-1], names)
@@ -50,15 +50,15 @@ def decision_cost(workers: int, blocks: int) -> DecisionCost:
     wanted = GroupNeeds(work=Work.GENERATE, choices=8, prompt_tokens=PROMPT_TOKENS, needs_prompt=True)
 
     def decide(turn: int) -> None:
-        short = shortlist(ids, overlap, ids[0], able=books, turn=turn)
+        short = shortlist(ids, overlap, session=ids[0], able=books, turn=turn)
         candidates = [_candidate(id, books[id], overlap.get(id, 0)) for id in short]
-        choose(candidates, wanted, Policy.KV, turn=turn)
+        choose(candidates, wanted, policy=Policy.KV, turn=turn)
 
     overlap = index.overlap(names)
     return DecisionCost(
         workers=workers,
         blocks=blocks,
-        names_us=_microseconds(lambda _: block_names(prompt, BLOCK_SIZE, "")),
+        names_us=_microseconds(lambda _: block_names(prompt, BLOCK_SIZE, salt="")),
         overlap_us=_microseconds(lambda _: index.overlap(names)),
         choice_us=_microseconds(decide),
         bytes_per_block=bytes_per_block,

@@ -1,7 +1,13 @@
 """Keeps files and functions small enough to read: fails when one is over the limit.
 
-A file has at most 500 lines, a function 60. A function with so many parameters that they fill it (a command with one a
-flag) says so on the line of its `def`: `# sizes: <reason>`; then its lines count from the body on.
+A file has at most 500 lines, a function 60. In src a function takes at most two arguments by place (besides self or
+cls); the others are keyword-only, so that a call says what they are. Free are
+
+- what Python or Triton calls by place: methods like `__call__`, kernels under `@triton.jit`; lambdas;
+- tensor maths, which is read like a formula: a function of three tensors or more, such as query, key and value.
+
+A function that another library calls by place, or whose parameters fill it (a command with one a flag), says so on the
+line of its `def`: `# sizes: <reason>`. It may take any number of them, and its lines count from the body on.
 
 Run: python tools/sizes.py [--top N]
 """
@@ -18,7 +24,11 @@ FOLDERS = ("src", "tests", "tools", "bench", "examples")
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
+MAX_ARGUMENTS_BY_PLACE = 2
+MIN_TENSORS_OF_MATHS = 3
 EXCUSE = "# sizes: "
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -40,13 +50,34 @@ def measure(path: Path, *, name: str) -> Iterator[Size]:
     text = path.read_text()
     lines = text.splitlines()
     yield Size(name, "lines", len(lines), MAX_FILE_LINES)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            where = f"{name}:{node.lineno} {node.name}"
-            excused = EXCUSE in lines[node.lineno - 1]
-            first_line = node.body[0].lineno if excused else node.lineno
-            last_line = node.end_lineno or first_line
-            yield Size(where, "function lines", last_line - first_line + 1, MAX_FUNCTION_LINES)
+    for function, is_bound in functions_in(ast.parse(text)):
+        where = f"{name}:{function.lineno} {function.name}"
+        excused = EXCUSE in lines[function.lineno - 1]
+        first_line = function.body[0].lineno if excused else function.lineno
+        last_line = function.end_lineno or first_line
+        yield Size(where, "function lines", last_line - first_line + 1, MAX_FUNCTION_LINES)
+        if name.startswith("src/") and not excused and not is_called_by_place(function):
+            by_place = len(function.args.posonlyargs) + len(function.args.args) - is_bound
+            yield Size(where, "arguments by place", by_place, MAX_ARGUMENTS_BY_PLACE)
+
+
+def functions_in(node: ast.AST) -> Iterator[tuple[Function, bool]]:
+    """Every function below a node, and True with it if its first parameter is self or cls."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function):
+            is_static = "staticmethod" in map(ast.unparse, child.decorator_list)
+            yield child, isinstance(node, ast.ClassDef) and not is_static
+        yield from functions_in(child)
+
+
+def is_called_by_place(function: Function) -> bool:
+    """True if a function may take all arguments by place, as the top of this file says."""
+    if "triton.jit" in map(ast.unparse, function.decorator_list):
+        return True
+    annotations = [ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation]
+    if sum("torch.Tensor" in annotation for annotation in annotations) >= MIN_TENSORS_OF_MATHS:
+        return True
+    return function.name.startswith("__") and function.name.endswith("__") and function.name != "__init__"
 
 
 def main() -> int:
@@ -59,10 +90,10 @@ def main() -> int:
         for path in sorted((ROOT / folder).rglob("*.py"))
         for size in measure(path, name=str(path.relative_to(ROOT)))
     ]
-    for what in ("lines", "function lines"):
+    for what in ("lines", "function lines", "arguments by place"):
         largest = sorted((s for s in sizes if s.what == what), key=lambda s: -s.value)
         for size in largest[:top]:
-            print(f"{size.value:5} {what:14} {size.where}")
+            print(f"{size.value:5} {what:18} {size.where}")
     too_large = [size for size in sizes if size.over]
     for size in too_large:
         print(f"{size.where}: {size.value} {size.what}, at most {size.limit}", file=sys.stderr)

@@ -13,14 +13,14 @@ from hashlib import blake2b
 BlockName = bytes
 
 
-def block_names(tokens: Sequence[int], block_size: int, salt: str) -> list[BlockName]:
+def block_names(tokens: Sequence[int], block_size: int, *, salt: str) -> list[BlockName]:
     """Returns the names of all full blocks of `tokens`, in order."""
-    return list(named_blocks(tokens, block_size, salt))
+    return list(named_blocks(tokens, block_size, salt=salt))
 
 
-def named_blocks(tokens: Sequence[int], block_size: int, salt: str, adapter: str = "") -> Iterator[BlockName]:
+def named_blocks(tokens: Sequence[int], block_size: int, *, salt: str, adapter: str = "") -> Iterator[BlockName]:
     """Yields the same names one by one, for callers that may need only the first ones."""
-    return names_after(root_name(salt, adapter), tokens, block_size)
+    return names_after(root_name(salt, adapter), tokens, block_size=block_size)
 
 
 def root_name(salt: str, adapter: str = "") -> BlockName:
@@ -29,7 +29,7 @@ def root_name(salt: str, adapter: str = "") -> BlockName:
     return blake2b(salt.encode(), digest_size=16, key=key).digest()
 
 
-def names_after(name: BlockName, tokens: Sequence[int], block_size: int) -> Iterator[BlockName]:
+def names_after(name: BlockName, tokens: Sequence[int], *, block_size: int) -> Iterator[BlockName]:
     """Yields the names of the full blocks of `tokens` that come after the block of `name`."""
     for begin in range(0, len(tokens) - block_size + 1, block_size):
         name = blake2b(name + array("I", tokens[begin : begin + block_size]).tobytes(), digest_size=16).digest()

@@ -463,14 +463,14 @@ class ServerConfig:
 
 
 RECORDS: Final[Mapping[type, Mapping[str, Declaration]]] = {
-    ModelConfig: settings_of(ModelConfig, Panel.MODEL, ENGINES),
-    EngineConfig: settings_of(EngineConfig, Panel.ENGINE, ENGINES),
-    CellConfig: settings_of(CellConfig, Panel.CELL, ENGINES),
-    RoutingConfig: settings_of(RoutingConfig, Panel.ROUTING, EVERY),
-    KVEventsConfig: settings_of(KVEventsConfig, Panel.ROUTING, SERVE),
-    GatewayConfig: settings_of(GatewayConfig, Panel.SERVERS, GATEWAY),
-    RayConfig: settings_of(RayConfig, Panel.RAY, RAY),
-    ServerConfig: settings_of(ServerConfig, Panel.HTTP, EVERY),
+    ModelConfig: settings_of(ModelConfig, Panel.MODEL, commands=ENGINES),
+    EngineConfig: settings_of(EngineConfig, Panel.ENGINE, commands=ENGINES),
+    CellConfig: settings_of(CellConfig, Panel.CELL, commands=ENGINES),
+    RoutingConfig: settings_of(RoutingConfig, Panel.ROUTING, commands=EVERY),
+    KVEventsConfig: settings_of(KVEventsConfig, Panel.ROUTING, commands=SERVE),
+    GatewayConfig: settings_of(GatewayConfig, Panel.SERVERS, commands=GATEWAY),
+    RayConfig: settings_of(RayConfig, Panel.RAY, commands=RAY),
+    ServerConfig: settings_of(ServerConfig, Panel.HTTP, commands=EVERY),
 }
 """The settings of each record; panel and commands apply to settings that do not set their own."""
 SETTINGS: Final = {name: declared for settings in RECORDS.values() for name, declared in settings.items()}

@@ -334,7 +334,7 @@ class Serving:
         if isinstance(workers, Sequence):
             workers = ListedWorkers([ready(worker) for worker in workers])
         service = Service(
-            one_model(config.served_model_name, engine, tokenizer, formats=formats, placed=placed),
+            one_model(config.served_model_name, engine, tokenizer=tokenizer, formats=formats, placed=placed),
             config,
             workers,
             figures=lambda: figures or RoutingFigures(),

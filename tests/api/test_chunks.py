@@ -74,7 +74,8 @@ def chat(**fields: object) -> ChatRequest:
 
 def app_of(engine: FakeEngine, tokenizer: Tokenizer) -> FastAPI:
     workers = ListedWorkers([ready(Worker("engine-0", engine, ""))])
-    return create_app(Service(one_model(MODEL, engine, tokenizer), ServerConfig(served_model_name=MODEL), workers))
+    models = one_model(MODEL, engine, tokenizer=tokenizer)
+    return create_app(Service(models, ServerConfig(served_model_name=MODEL), workers))
 
 
 def step(*events: ChoiceEvent, group: int = 0) -> GroupStep:

@@ -44,7 +44,8 @@ W = TypeVar("W", bound=ResponseBody)
 
 def writer(kind: type[W], tokenizer: Tokenizer, asked: ChatRequest | None = None) -> W:
     head = Head(id="resp_5c0a", created=1, model="tiny", fingerprint="f")
-    return kind(head, echo_json(ResponsesRequest.model_validate({"input": "hi"})), tokenizer, asked or chat())
+    echo = echo_json(ResponsesRequest.model_validate({"input": "hi"}))
+    return kind(head, echo, tokenizer=tokenizer, chat=asked or chat())
 
 
 def steps(parts: Sequence[Part], finish: FinishReason) -> list[GroupStep]:

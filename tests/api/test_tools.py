@@ -9,6 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionMessageParam
 
 from motet.text.tools.base import ParsedRegion, Tool
+from motet.text.tools.cursor import Cursor
 from motet.text.tools.json_formats import HERMES
 from motet.types import ChoiceStart, GenerateRequest, GrammarKind
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called, joined, whole
@@ -249,7 +250,7 @@ async def test_log_probabilities_and_token_ids_come_once_beside_the_parts(serve_
     assert logprobs == choice["logprobs"]["content"]
 
 
-def failing(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
+def failing(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
     raise ZeroDivisionError("a bug")
 
 

@@ -54,7 +54,7 @@ def words(receipt: Receipt) -> str:
 
 
 def test_a_receipt_says_what_it_cost() -> None:
-    assert json.loads(Receipt.of(whole(), CELL, BLOCK).json()) == {
+    assert json.loads(Receipt.of(whole(), CELL, block=BLOCK).json()) == {
         "n": 2,
         "prefills": 1,
         "transfers": 1,
@@ -78,18 +78,18 @@ def test_the_trunk_is_the_blocks_of_the_prompt_without_its_last_token(prompt_tok
 
 
 def test_the_table_says_what_did_not_happen() -> None:
-    shown = words(Receipt.of(whole(), CELL, BLOCK))
+    shown = words(Receipt.of(whole(), CELL, block=BLOCK))
     assert "prefills 1 2, one for each choice" in shown
     assert "KV transfers 1 2, one for each choice" in shown
     assert "KV bytes moved 18,000 36,000" in shown
 
 
 def test_the_table_of_a_single_server_speaks_of_no_transfers() -> None:
-    shown = words(Receipt.of(whole(), SINGLE, BLOCK))
+    shown = words(Receipt.of(whole(), SINGLE, block=BLOCK))
     assert "transfer" not in shown
     assert "280 of 280 560" in shown
 
 
 def test_a_stream_without_usage_gives_no_receipt() -> None:
     with pytest.raises(EngineError, match="without a usage"):
-        Receipt.of(conversation("[DONE]"), CELL, BLOCK)
+        Receipt.of(conversation("[DONE]"), CELL, block=BLOCK)

@@ -250,7 +250,7 @@ def test_what_the_workers_say_is_left_to_them(tmp_path: Path) -> None:
 def test_the_ready_line_tells_programs_where_the_gateway_is(ids: list[str], says: str) -> None:
     workers = [WorkerReport(id=id, address="there", state=WorkerState.READY) for id in ids]
     away = WorkerReport(id="gone", address="there", state=WorkerState.DEAD)
-    line = gateway_ready_line("http://127.0.0.1:8000", ["tiny", "other"], [*workers, away])
+    line = gateway_ready_line("http://127.0.0.1:8000", ["tiny", "other"], workers=[*workers, away])
     assert "is ready: tiny, other at " in line
     assert url_in(line) == "http://127.0.0.1:8000"
     assert line.endswith(says)
@@ -291,5 +291,6 @@ def test_the_config_is_printed_and_nothing_else() -> None:
 
 
 def test_the_ready_line_tells_programs_where_the_cell_is() -> None:
-    line = ray_ready_line("tiny", "http://127.0.0.1:8000", {"gateway": 1, "decode": 2, "prefill": 1, "directory": 1})
+    replicas = {"gateway": 1, "decode": 2, "prefill": 1, "directory": 1}
+    line = ray_ready_line("tiny", "http://127.0.0.1:8000", replicas=replicas)
     assert url_in(line) == "http://127.0.0.1:8000"

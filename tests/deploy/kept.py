@@ -75,7 +75,7 @@ class Kept:
         self.answer_takes_s: Iterator[float] = repeat(0.0)
         self.asked_s: list[float] = []
         self.follows = Follows()
-        self.fleet.expect(ID, URL, role)
+        self.fleet.expect(ID, URL, role=role)
         self.keeper = RemoteKeeper(
             ID,
             URL,

@@ -21,7 +21,7 @@ from tests.kv_events.names import apply_to
 
 pytestmark = pytest.mark.anyio
 
-FIRST, SECOND = (Stored(tuple(block_names(range(i, i + 8), 4, "")), None, tuple(range(i, i + 8))) for i in (0, 50))
+FIRST, SECOND = (Stored(tuple(block_names(range(i, i + 8), 4, salt="")), None, tuple(range(i, i + 8))) for i in (0, 50))
 
 
 async def known_at(endpoint: str) -> set[bytes]:
@@ -79,7 +79,7 @@ ID, HERE, THERE = "worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5559"
 
 async def test_what_a_worker_tells_goes_into_the_index_as_long_as_it_is_followed() -> None:
     index, follows = PrefixIndex(), Follows()
-    following = EventFollowing(ID, index, follows)
+    following = EventFollowing(ID, index, follow=follows)
     await following.follow(report("first", block_events=HERE))
     await follows.begun.acquire()
     assert index.blocks(ID) == 1
@@ -89,7 +89,7 @@ async def test_what_a_worker_tells_goes_into_the_index_as_long_as_it_is_followed
 
 async def test_the_same_worker_is_followed_once_and_another_start_anew() -> None:
     follows = Follows()
-    following = EventFollowing(ID, PrefixIndex(), follows)
+    following = EventFollowing(ID, PrefixIndex(), follow=follows)
     for engine_id, endpoint in (("first", HERE), ("first", HERE), ("second", HERE), ("second", THERE)):
         await following.follow(report(engine_id, block_events=endpoint))
         if follows.open == 0:
@@ -102,7 +102,7 @@ async def test_the_same_worker_is_followed_once_and_another_start_anew() -> None
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError("no socket")])
 async def test_trouble_is_logged_and_no_more(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     follows = Follows(error)
-    following = EventFollowing(ID, PrefixIndex(), follows)
+    following = EventFollowing(ID, PrefixIndex(), follow=follows)
     with caplog.at_level(logging.ERROR):
         await following.follow(report("first", block_events=HERE))
         await follows.begun.acquire()
@@ -111,7 +111,7 @@ async def test_trouble_is_logged_and_no_more(error: Exception, caplog: pytest.Lo
 
 
 async def test_an_endpoint_that_is_none_is_logged_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    following = EventFollowing(ID, PrefixIndex(), Follows())
+    following = EventFollowing(ID, PrefixIndex(), follow=Follows())
     with caplog.at_level(logging.WARNING):
         await following.follow(report("first", block_events="nowhere"))
         await following.stop()
@@ -121,7 +121,7 @@ async def test_an_endpoint_that_is_none_is_logged_and_no_more(caplog: pytest.Log
 @pytest.mark.parametrize("replay", [None, THERE])
 async def test_a_worker_that_is_not_ours_says_where_it_replays_if_it_does(replay: str | None) -> None:
     follows = Follows()
-    following = EventFollowing(ID, PrefixIndex(), follows)
+    following = EventFollowing(ID, PrefixIndex(), follow=follows)
     await following.follow(theirs(HERE, replay))
     await follows.begun.acquire()
     assert (follows.sources, follows.replays) == ([HERE], [replay])
@@ -130,7 +130,7 @@ async def test_a_worker_that_is_not_ours_says_where_it_replays_if_it_does(replay
 
 async def test_a_server_of_ours_replays_at_the_port_after() -> None:
     follows = Follows()
-    following = EventFollowing(ID, PrefixIndex(), follows)
+    following = EventFollowing(ID, PrefixIndex(), follow=follows)
     await following.follow(report(block_events=HERE))
     await follows.begun.acquire()
     assert follows.replays == ["tcp://127.0.0.1:5558"]

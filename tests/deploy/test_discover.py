@@ -38,7 +38,7 @@ class Asked:
             EngineKind.VLLM: iter(vllm),
             EngineKind.OPENAI: iter(openai),
         }
-        self.server = FoundServer(URL, {kind: partial(self._way, kind) for kind in EngineKind}, kind)
+        self.server = FoundServer(URL, {kind: partial(self._way, kind) for kind in EngineKind}, kind=kind)
 
     def _way(self, kind: EngineKind) -> Way:
         async def report() -> EngineReport:
@@ -173,27 +173,27 @@ OTHERS = [
 @pytest.mark.parametrize(("other", "says"), OTHERS)
 def test_the_first_of_a_model_says_what_its_others_must_be(other: dict[str, object], says: str) -> None:
     likeness = Likeness()
-    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
-    assert likeness.problem(newcomer(), reported(fake_info(), **other), None) == says
-    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
+    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
+    assert likeness.problem(newcomer(), reported(fake_info(), **other), role=None) == says
+    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
 
 
 @pytest.mark.parametrize("other", [other for other, _ in OTHERS])
 def test_what_a_model_is_holds_until_the_last_that_told_it_is_gone(other: dict[str, object]) -> None:
     likeness, former, changed = Likeness(), reported(fake_info()), reported(fake_info(), **other)
-    assert [likeness.problem(id, former, None) for id in ("a", "b", "b")] == [None] * 3
+    assert [likeness.problem(id, former, role=None) for id in ("a", "b", "b")] == [None] * 3
     likeness.forget("a")
-    assert likeness.problem("a", changed, None) is not None
-    assert likeness.problem("b", changed, None) is None  # the last one: it was started again itself
-    assert likeness.problem("a", changed, None) is None
-    assert likeness.problem("c", former, None) is not None
+    assert likeness.problem("a", changed, role=None) is not None
+    assert likeness.problem("b", changed, role=None) is None  # the last one: it was started again itself
+    assert likeness.problem("a", changed, role=None) is None
+    assert likeness.problem("c", former, role=None) is not None
 
 
 @pytest.mark.parametrize("other", [other for other, _ in OTHERS])
 def test_another_model_is_welcome_whatever_it_is(other: dict[str, object]) -> None:
     likeness = Likeness()
-    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
-    assert likeness.problem(newcomer(), reported(fake_info(), model=ModelName("other"), **other), None) is None
+    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
+    assert likeness.problem(newcomer(), reported(fake_info(), model=ModelName("other"), **other), role=None) is None
 
 
 def test_machines_and_roles_may_differ() -> None:
@@ -203,26 +203,26 @@ def test_machines_and_roles_may_differ() -> None:
         fake_info(role=Role.DECODE, max_model_len=100),
         msgspec.structs.replace(fake_info(), fingerprint="motet-1_torch-2_aarch64-SVE_none-similar", block_size=32),
     ):
-        assert likeness.problem(newcomer(), reported(info), None) is None
+        assert likeness.problem(newcomer(), reported(info), role=None) is None
 
 
 def test_engines_of_two_kinds_are_compared_in_what_both_tell() -> None:
     likeness = Likeness()
-    assert likeness.problem(newcomer(), reported(VLLM), None) is None
-    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
-    assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(0,)), None) is None
+    assert likeness.problem(newcomer(), reported(VLLM), role=None) is None
+    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
+    assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(0,)), role=None) is None
     says = "it ends answers with the tokens (1,), and other workers of fake (0,)"
-    assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(1,)), None) == says
+    assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(1,)), role=None) == says
     says = "it computes in fp8, and other workers of fake auto"
-    assert likeness.problem(newcomer(), reported(VLLM, dtype="fp8"), None) == says
+    assert likeness.problem(newcomer(), reported(VLLM, dtype="fp8"), role=None) == says
 
 
 def test_one_with_another_role_than_it_was_named_with_is_not_used_and_says_nothing_of_the_model() -> None:
     likeness = Likeness()
-    assert likeness.problem(newcomer(), reported(fake_info(role=Role.DECODE, vocab_size=9)), Role.PREFILL) == (
+    assert likeness.problem(newcomer(), reported(fake_info(role=Role.DECODE, vocab_size=9)), role=Role.PREFILL) == (
         "it was named with role prefill, but its role is decode"
     )
-    assert likeness.problem(newcomer(), reported(fake_info()), None) is None
+    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
 
 
 @pytest.mark.parametrize("field", ["block_size", "num_blocks", "max_num_seqs", "max_model_len"])
@@ -230,10 +230,10 @@ def test_one_with_another_role_than_it_was_named_with_is_not_used_and_says_nothi
 def test_one_that_reports_nothing_where_something_must_be_is_not_used(field: str, kind: EngineKind) -> None:
     likeness = Likeness()
     says = f"it reports {field} 0, which must be at least 1"
-    assert likeness.problem(newcomer(), reported(fake_info(), kind=kind, **{field: 0}), None) == says
-    assert likeness.problem(newcomer(), reported(fake_info(), kind=kind), None) is None
+    assert likeness.problem(newcomer(), reported(fake_info(), kind=kind, **{field: 0}), role=None) == says
+    assert likeness.problem(newcomer(), reported(fake_info(), kind=kind), role=None) is None
 
 
 def test_a_text_upstream_tells_no_sizes() -> None:
     info = msgspec.structs.replace(fake_info(), kind=EngineKind.OPENAI)
-    assert Likeness().problem(newcomer(), reported(info, num_blocks=0, max_num_seqs=0), None) is None
+    assert Likeness().problem(newcomer(), reported(info, num_blocks=0, max_num_seqs=0), role=None) is None

@@ -42,9 +42,9 @@ class Scene:
         )
 
     async def __aenter__(self) -> "Scene":
-        self.fleet.expect("prefill-0", "-", Role.PREFILL)
+        self.fleet.expect("prefill-0", "-", role=Role.PREFILL)
         self.fleet.put(Worker("prefill-0", DyingEngine(role=Role.PREFILL, transfer=PREFILL), "-"))
-        self.fleet.expect("decode-0", "-", Role.DECODE)
+        self.fleet.expect("decode-0", "-", role=Role.DECODE)
         await self.keeper.start()
         await self.keeper.join()
         self.keeping = asyncio.create_task(self.keeper.keep())

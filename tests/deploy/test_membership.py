@@ -134,11 +134,11 @@ async def test_who_has_left_may_join_again(folder: Path) -> None:
 async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
     """Between its start and its service it once forgot who was leaving."""
     router = make_router(RoutingConfig(), CellConfig())
-    models = GatewayModels(router, Tokenizers(TokenizerRules({})), TextRouted(router.fleet))
+    models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouted(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:
         asking = Asking(config=GatewayConfig(workers=urls), client=client)
-        gateway = Gateway(router, models.learn, asking, drain_s=0, heartbeat_s=HEARTBEAT_S)
+        gateway = Gateway(router, models.learn, asking=asking, drain_s=0, heartbeat_s=HEARTBEAT_S)
         leaving = router.fleet.get("127.0.0.1:1")
         assert leaving is not None
         reading = leaving.books.give(tokens=5)

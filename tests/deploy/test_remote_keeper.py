@@ -86,7 +86,7 @@ async def test_a_gateway_that_was_asleep_does_not_take_it_for_a_silence(kept: Ke
 
 async def test_who_was_found_dead_by_a_broken_group_is_ready_when_it_answers(kept: Kept) -> None:
     await kept.look(report())
-    kept.fleet.mark(ID, WorkerState.DEAD, "a connection broke")
+    kept.fleet.mark(ID, WorkerState.DEAD, why="a connection broke")
     await kept.look(report())
     assert kept.state() is WorkerState.READY
     assert kept.engine.losses == []
@@ -133,7 +133,7 @@ async def test_one_that_comes_to_report_no_block_size_is_dead_and_its_groups_go_
     wrong = report()
     wrong = msgspec.structs.replace(wrong, info=msgspec.structs.replace(wrong.info, block_size=0))
     await kept.look(report())
-    kept.problem = Likeness().problem(ID, wrong, None)
+    kept.problem = Likeness().problem(ID, wrong, role=None)
     await kept.look(wrong)
     assert kept.state() is WorkerState.DEAD
     assert kept.member.note.endswith("it reports block_size 0, which must be at least 1")

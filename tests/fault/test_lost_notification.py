@@ -33,9 +33,9 @@ def core(folder: Path, role: Role, network: LocalNetwork) -> Iterator[EngineCore
     memory = parts.storage.memory(proof)
     name = new_engine_id(role)
     settings = TransferSettings(host="127.0.0.1", port=0, cluster_key="", pull_timeout_s=5.0, engine_id=name)
-    transfers = TransferThread(settings, parts.facts, memory, lambda: network.join(name, memory))
+    transfers = TransferThread(settings, parts.facts, memory=memory, make_transport=lambda: network.join(name, memory))
     try:
-        yield EngineCore(parts.info, parts.runner, parts.options, proof=proof, transfers=transfers)
+        yield EngineCore(parts.info, parts.runner, options=parts.options, proof=proof, transfers=transfers)
     finally:
         transfers.close()
 

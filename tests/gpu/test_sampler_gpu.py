@@ -78,4 +78,4 @@ def test_a_row_that_is_not_finite_is_flagged_on_cuda() -> None:
 
 def test_prompt_logprobs_on_cuda_are_those_of_the_cpu() -> None:
     logits, targets = logits_of(4), list(range(0, 10 * ROWS, 10))
-    assert_same_scores(prompt_logprobs(logits, targets, 3), prompt_logprobs(logits.cuda(), targets, 3))
+    assert_same_scores(prompt_logprobs(logits, targets, k=3), prompt_logprobs(logits.cuda(), targets, k=3))

@@ -10,7 +10,7 @@ TAG = {"<tool>": 7, 'a"b': 8}
 
 
 def prepared(source: str) -> str:
-    return prepared_lark(source, TAG, lambda schema: f"<<{schema}>>")
+    return prepared_lark(source, TAG, mend_json=lambda schema: f"<<{schema}>>")
 
 
 @pytest.mark.parametrize(

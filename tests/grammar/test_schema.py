@@ -132,7 +132,7 @@ def test_looking_for_the_part_to_blame_ends() -> None:
         return None
 
     schema = {"anyOf": [{"const": i} for i in range(3 * MAX_TRIES)]}
-    assert find_wrong_part(schema, "why", fault) == ((), "why")
+    assert find_wrong_part(schema, "why", error_in=fault) == ((), "why")
     assert len(tried) == MAX_TRIES
 
 
@@ -144,14 +144,14 @@ def test_references_keep_their_meaning_while_parts_are_tried() -> None:
         return "bad" if part.get("$ref") == f"#/{WHOLE}/$defs/b" else None
 
     schema = {"items": {"$ref": "#/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
-    assert find_wrong_part(schema, "bad", fault) == (("items",), "bad")
+    assert find_wrong_part(schema, "bad", error_in=fault) == (("items",), "bad")
     assert tried[0][WHOLE] == {"items": {"$ref": f"#/{WHOLE}/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
 
 
 def test_looking_for_the_part_to_blame_takes_a_second_at_most() -> None:
     times = iter(range(10))
     schema: dict[str, object] = {"items": {"items": {"items": {}}}}
-    path, _ = find_wrong_part(schema, "bad", lambda _: "bad", clock=lambda: next(times))
+    path, _ = find_wrong_part(schema, "bad", error_in=lambda _: "bad", clock=lambda: next(times))
     assert path == ("items",)
 
 

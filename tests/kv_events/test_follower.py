@@ -14,7 +14,7 @@ from tests.kv_events.names import apply_to
 
 pytestmark = pytest.mark.anyio
 
-A, B, C, D = block_names(range(16), 4, "")
+A, B, C, D = block_names(range(16), 4, salt="")
 
 
 def stored(number: int, *names: bytes) -> NumberedMessage:
@@ -61,7 +61,7 @@ class Script(Subscription):
 async def told(script: Script) -> list[BlockChange]:
     """All that the listener hears until the script is over."""
     changes: list[BlockChange] = []
-    task = asyncio.create_task(Follower(script, changes.extend, "w").run())
+    task = asyncio.create_task(Follower(script, changes.extend, name="w").run())
     await script.over.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

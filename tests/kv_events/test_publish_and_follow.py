@@ -99,7 +99,7 @@ class Worker:
             return Removed(tuple(self._rng.sample(sorted(self.names), min(len(self.names), 3))))
         salt = self._rng.choice(["", "pepper"])
         tokens = [self._rng.randrange(3)] * SIZE + [self._rng.randrange(200) for _ in range(SIZE * 4)]
-        names = tuple(block_names(tokens, SIZE, salt))
+        names = tuple(block_names(tokens, SIZE, salt=salt))
         return Stored(names, None, tuple(tokens), bool(salt))
 
 
@@ -177,7 +177,7 @@ class Lossy(Subscription):
 async def test_who_loses_messages_gets_them_again(kept: int) -> None:
     async with publisher(messages_kept=kept) as published:
         lossy, known = Lossy(BlockSource.ours(published.endpoint)), Known()
-        follower = asyncio.create_task(Follower(lossy, known, "w", silence_s=0.05).run())
+        follower = asyncio.create_task(Follower(lossy, known, name="w", silence_s=0.05).run())
         worker = Worker(published.publish, 7)
         for _ in range(10):
             worker.steps(9)
@@ -210,7 +210,7 @@ class DroppingPublisher:
 
 
 async def test_what_is_lost_between_two_messages_is_noticed() -> None:
-    a, b, c = (block_names([i] * SIZE, SIZE, "")[0] for i in range(3))
+    a, b, c = (block_names([i] * SIZE, SIZE, salt="")[0] for i in range(3))
     stored = {name: Stored((name,), None, (i,) * SIZE) for i, name in enumerate((a, b, c))}
     dropping = DroppingPublisher()
     try:
@@ -266,7 +266,7 @@ async def test_those_who_share_a_context_have_no_threads_of_their_own_and_leave_
 
 async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() -> None:
     tokens = tuple(range(8))
-    plain, salted = (tuple(block_names(tokens, SIZE, salt)) for salt in ("", "pepper"))
+    plain, salted = (tuple(block_names(tokens, SIZE, salt=salt)) for salt in ("", "pepper"))
     async with publisher() as published:
         published.publish([Stored(plain, None, tokens), Stored(salted, None, tokens, salted=True)])
         published.publish([Removed((*plain, *salted)), Stored(plain[:1], None, tokens[:4])])
@@ -304,8 +304,8 @@ async def test_following_what_can_be_no_address_ends_with_a_warning(caplog: pyte
 
 def test_what_is_stored_now_is_told_in_runs_with_tokens_and_parents() -> None:
     tokens = tuple(range(16))
-    a, b, c, d = block_names(tokens, SIZE, "")
-    other = block_names(range(50, 58), SIZE, "pepper")
+    a, b, c, d = block_names(tokens, SIZE, salt="")
+    other = block_names(range(50, 58), SIZE, salt="pepper")
     now = StoredNow()
     for change in (
         Stored((a, b), None, tokens[:8]),

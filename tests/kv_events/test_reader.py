@@ -10,8 +10,8 @@ from tests.kv_events.names import apply_to
 
 SIZE = 4
 PROMPT = tuple(range(100, 116))
-NAMES = block_names(PROMPT, SIZE, "")
-SALTED = block_names(PROMPT, SIZE, "pepper")
+NAMES = block_names(PROMPT, SIZE, salt="")
+SALTED = block_names(PROMPT, SIZE, salt="pepper")
 HASHES: dict[str, list[WireHash]] = {"numbers": [11, 2**64 - 1, 33, 44], "bytes": [bytes([i]) * 32 for i in range(4)]}
 SALT = [[msgspec.Raw(msgspec.msgpack.encode("pepper"))]]
 
@@ -94,10 +94,10 @@ def test_blocks_of_an_adapter_have_the_names_that_go_with_it(
     reader, hashes = EventReader(), HASHES["numbers"]
     changes = reader.changes(stored(hashes, 0, 2, lora_name="french", lora_id=1, **first))
     changes += reader.changes(stored(hashes, 2, 4, lora_name="french", lora_id=1, **later))
-    french = list(named_blocks(PROMPT, SIZE, salt, "french"))
+    french = list(named_blocks(PROMPT, SIZE, salt=salt, adapter="french"))
     assert names_of(changes) == set(french)
     assert len(french) == 4
-    assert set(french).isdisjoint({*NAMES, *SALTED, *named_blocks(PROMPT, SIZE, salt, "english")})
+    assert set(french).isdisjoint({*NAMES, *SALTED, *named_blocks(PROMPT, SIZE, salt=salt, adapter="english")})
 
 
 def test_an_adapter_that_adapts_an_image_is_no_salt() -> None:

@@ -8,7 +8,7 @@ from motet.kv_events import schema
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventReader, RemovedFields, StoredFields
 
-NAMES = tuple(block_names(range(8), 4, ""))
+NAMES = tuple(block_names(range(8), 4, salt=""))
 FIRST, SECOND = (int.from_bytes(name[-8:], "big") for name in NAMES)
 
 VLLM = bytes.fromhex(
@@ -78,7 +78,7 @@ def test_what_we_write_is_what_vllms_reader_insists_on() -> None:
 
 
 def test_of_a_salted_prompt_nothing_but_names_is_told() -> None:
-    names = tuple(block_names(range(8), 4, "pepper"))
+    names = tuple(block_names(range(8), 4, salt="pepper"))
     stored, removed = Stored(names, None, tuple(range(8)), salted=True), Removed((names[1], NAMES[1]))
     payload = schema.payload([schema.event(stored, 4), schema.event(removed, 4, salted=names)], 0.0)
     assert b"pepper" not in payload

@@ -93,7 +93,7 @@ def remember(fleet: Fleet, worker_id: str, request: GenerateRequest, tokens: int
     """The worker is said to have so many tokens of the prompt: whole blocks."""
     size = fake_info().block_size
     assert tokens % size == 0
-    fleet.index.stored(worker_id, block_names(request.prompt[:tokens], size, request.cache_salt))
+    fleet.index.stored(worker_id, block_names(request.prompt[:tokens], size, salt=request.cache_salt))
 
 
 class Hold:

@@ -27,7 +27,7 @@ IDLE = Candidate(
 def chosen(
     *candidates: Candidate, wanted: GroupNeeds = GROUP, policy: Policy = Policy.KV, turn: int = 0
 ) -> tuple[int, str]:
-    decision = choose(candidates, wanted, policy, turn=turn)
+    decision = choose(candidates, wanted, policy=policy, turn=turn)
     assert decision is not None
     return decision.place, decision.reason
 
@@ -35,7 +35,7 @@ def chosen(
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("work", Work)
 def test_of_none_none_is_chosen(policy: Policy, work: Work) -> None:
-    assert choose([], replace(GROUP, work=work), policy, turn=3) is None
+    assert choose([], replace(GROUP, work=work), policy=policy, turn=3) is None
 
 
 @pytest.mark.parametrize("policy", Policy)
@@ -158,13 +158,13 @@ def test_equal_ones_take_turns(policy: Policy) -> None:
 
 
 def test_why_names_the_costs_and_what_they_are_made_of() -> None:
-    decision = choose([replace(IDLE, id="a", queued_tokens=9), replace(IDLE, id="b")], GROUP, Policy.KV, turn=0)
+    decision = choose([replace(IDLE, id="a", queued_tokens=9), replace(IDLE, id="b")], GROUP, policy=Policy.KV, turn=0)
     assert decision is not None
     assert decision.why == "least of 2: b 1600 (own 1600, queued 0, load 0), a 1609 (own 1600, queued 9, load 0)"
 
 
 def test_why_names_a_handful_of_a_thousand() -> None:
-    decision = choose([IDLE] * 1000, GROUP, Policy.KV, turn=0)
+    decision = choose([IDLE] * 1000, GROUP, policy=Policy.KV, turn=0)
     assert decision is not None
     assert decision.why.count("own") == 4
 

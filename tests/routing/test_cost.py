@@ -26,7 +26,7 @@ def test_cost_is_own_and_queued_tokens_and_each_choice_trunk_block_and_tail_bloc
     # own: 320 tokens are not cached. Four choices wait for them, and three others stand still meanwhile, which is 240
     # more for each of the four together: 560. queued: 1000. load: 3 choices of 100, 7 trunk blocks of 10, 5 tail blocks
     # of 2: 380.
-    assert cost(WORKER, GROUP, WEIGHTS) == 1940.0
+    assert cost(WORKER, GROUP, weights=WEIGHTS) == 1940.0
 
 
 def test_the_delay_of_others_weighs_more_for_a_small_group_and_nothing_on_an_idle_worker() -> None:
@@ -38,20 +38,20 @@ def test_the_delay_of_others_weighs_more_for_a_small_group_and_nothing_on_an_idl
 
 def test_with_a_ticket_only_a_pull_is_left_of_the_own_tokens() -> None:
     # 320 tokens to pull at a quarter of a token each: 80. Nobody stands still for them.
-    assert cost(WORKER, replace(GROUP, needs_prompt=False), WEIGHTS) == 1460.0
+    assert cost(WORKER, replace(GROUP, needs_prompt=False), weights=WEIGHTS) == 1460.0
 
 
 def test_a_block_weighs_by_its_tokens() -> None:
     # Half as many tokens a block as the weights are for: 80 / 2 = 40 in the place of 80 for the blocks.
-    assert cost(replace(WORKER, block_size=8), GROUP, WEIGHTS) == 1900.0
+    assert cost(replace(WORKER, block_size=8), GROUP, weights=WEIGHTS) == 1900.0
 
 
 def test_no_worker_has_more_of_a_prompt_than_there_is() -> None:
-    assert cost(replace(WORKER, cached_tokens=999), GROUP, WEIGHTS) == 1380.0
+    assert cost(replace(WORKER, cached_tokens=999), GROUP, weights=WEIGHTS) == 1380.0
 
 
 def test_the_explanation_names_the_worker_and_the_parts() -> None:
-    assert explained(WORKER, GROUP, WEIGHTS) == "w3 1940 (own 560, queued 1000, load 380)"
+    assert explained(WORKER, GROUP, weights=WEIGHTS) == "w3 1940 (own 560, queued 1000, load 380)"
 
 
 @given(st.sampled_from(["queued_tokens", "open_choices", "trunk_blocks", "tail_blocks"]), st.integers(1, 100))

@@ -31,7 +31,7 @@ def ready(fleet: Fleet, work: Work) -> list[str]:
 def test_workers_are_told_of_in_the_order_in_which_they_joined() -> None:
     decode, prefill = worker("decode-0")[0], worker("prefill-0")[0]
     fleet = Fleet([decode])
-    fleet.expect("decode-9", "http://nine", Role.DECODE)
+    fleet.expect("decode-9", "http://nine", role=Role.DECODE)
     fleet.expect("both-8", "http://eight")
     fleet.put(prefill)
     one, nine, eight, zero = fleet.reports()
@@ -66,7 +66,7 @@ def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
     fleet = Fleet([worker("prefill-0")[0]])
     assert ready(fleet, Work.GENERATE) == ready(fleet, Work.PREFILL) == ["prefill-0"]
     assert (fleet.serving().has_decode, fleet.serving().has_prefill) == (False, False)
-    fleet.expect("decode-0", "-", Role.DECODE)
+    fleet.expect("decode-0", "-", role=Role.DECODE)
     assert ready(fleet, Work.GENERATE) == []
     assert ready(fleet, Work.PREFILL) == ["prefill-0"]
     fleet.put(worker("decode-0")[0])

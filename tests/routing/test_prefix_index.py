@@ -54,9 +54,9 @@ def test_names_are_taken_no_further_than_somebody_has_them(index: PrefixIndex) -
 
 
 def test_names_of_prompts_are_what_it_is_asked_with(index: PrefixIndex) -> None:
-    index.stored("w", block_names(range(64), 16, "salt"))
-    assert index.overlap(block_names([*range(40), *range(90, 130)], 16, "salt")) == {"w": 2}
-    assert index.overlap(block_names(range(64), 16, "other salt")) == {}
+    index.stored("w", block_names(range(64), 16, salt="salt"))
+    assert index.overlap(block_names([*range(40), *range(90, 130)], 16, salt="salt")) == {"w": 2}
+    assert index.overlap(block_names(range(64), 16, salt="other salt")) == {}
 
 
 def test_a_worker_that_is_gone_has_nothing_and_its_successor_begins_with_nothing(index: PrefixIndex) -> None:

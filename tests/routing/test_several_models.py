@@ -82,7 +82,7 @@ async def test_hope_is_for_workers_of_the_model_and_for_those_that_have_not_told
         True,
         False,
     )
-    fleet.expect("to-come", "somewhere", Role.DECODE)
+    fleet.expect("to-come", "somewhere", role=Role.DECODE)
     assert (fleet.serving(A).hopeful, fleet.serving("never heard of").hopeful) == (True, True)
     assert fleet.ready(Work.GENERATE, "never heard of") == ()
 
@@ -162,9 +162,9 @@ async def test_groups_of_a_model_go_to_its_workers_and_end_without_one() -> None
 async def test_blocks_are_looked_for_in_each_worker_by_its_own_size() -> None:
     server = KindsScene("decode-a-motet-0", "decode-a-vllm-0", "decode-a-vllm-1")
     request = msgspec.structs.replace(group(prompt_tokens=400), model=A)
-    server.fleet.index.stored("decode-a-motet-0", block_names(request.prompt[:160], 16, ""))
-    server.fleet.index.stored("decode-a-vllm-0", block_names(request.prompt, 128, ""))
-    seen = survey(server.fleet, Work.GENERATE, request)
+    server.fleet.index.stored("decode-a-motet-0", block_names(request.prompt[:160], 16, salt=""))
+    server.fleet.index.stored("decode-a-vllm-0", block_names(request.prompt, 128, salt=""))
+    seen = survey(server.fleet, Work.GENERATE, request=request)
     assert seen is not None
     assert [(one.cached_tokens, one.block_size) for one in seen.candidates] == [(160, 16), (384, 128), (0, 128)]
 
@@ -174,14 +174,14 @@ async def test_blocks_of_an_adapter_are_not_those_of_its_base_model() -> None:
     server.offer("decode-a-vllm-0", ADAPTER, ModelCard(name=ModelName("alias"), max_model_len=4096))
     request = msgspec.structs.replace(group(prompt_tokens=400), model=FRENCH)
     plain, alias = (msgspec.structs.replace(request, model=ModelName(name)) for name in (A, "alias"))
-    cached = block_names(request.prompt, 128, "")
+    cached = block_names(request.prompt, 128, salt="")
 
     def found() -> list[int]:
-        surveys = (survey(server.fleet, Work.GENERATE, one) for one in (plain, alias, request))
+        surveys = (survey(server.fleet, Work.GENERATE, request=one) for one in (plain, alias, request))
         return [seen.candidates[0].cached_tokens for seen in surveys if seen is not None]
 
     server.fleet.index.stored("decode-a-vllm-0", cached)
     assert found() == [384, 384, 0]
     server.fleet.index.removed("decode-a-vllm-0", cached)
-    server.fleet.index.stored("decode-a-vllm-0", named_blocks(request.prompt, 128, "", FRENCH))
+    server.fleet.index.stored("decode-a-vllm-0", named_blocks(request.prompt, 128, salt="", adapter=FRENCH))
     assert found() == [0, 0, 384]

@@ -69,7 +69,7 @@ def test_a_plan_has_every_choice_once_and_no_part_that_is_too_small(
         assert choices > spread_choices
         assert min(plan) >= max(1, spread_choices // 2)
         levels = sorted(open_choices)
-        assert time_ms(group, plan, levels) < time_ms(group, [choices], levels)
+        assert time_ms(group, plan, levels=levels) < time_ms(group, [choices], levels=levels)
 
 
 @pytest.mark.parametrize("choices", [1, 7, 8])
@@ -134,5 +134,5 @@ def test_an_answer_of_unknown_length_is_not_taken_to_be_endless() -> None:
 def test_of_equal_times_the_fewer_parts() -> None:
     """One token a choice: what splitting saves is what a part costs."""
     group = SplitFacts(choices=8, prompt_tokens=0, max_tokens=1, ticket=True)
-    assert time_ms(group, [8], [0, 0]) == time_ms(group, [4, 4], [0, 0]) == PART_MS + 4.0
+    assert time_ms(group, [8], levels=[0, 0]) == time_ms(group, [4, 4], levels=[0, 0]) == PART_MS + 4.0
     assert plan_parts(group, [0, 0], spread_choices=4) == [8]

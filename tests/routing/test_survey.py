@@ -25,25 +25,25 @@ def fleet(*names: str, clock: Clock | None = None) -> Fleet:
 
 
 def seen(fleet: Fleet, request: GenerateRequest, work: Work = Work.GENERATE) -> Survey:
-    found = survey(fleet, work, request)
+    found = survey(fleet, work, request=request)
     assert found is not None
     return found
 
 
 def test_where_nobody_is_ready_there_is_nothing_to_see() -> None:
-    assert survey(Fleet(), Work.GENERATE, group()) is None
+    assert survey(Fleet(), Work.GENERATE, request=group()) is None
     workers = fleet("prefill-0", "decode-0")
-    assert survey(workers, Work.PREFILL, group(), besides=["prefill-0"]) is None
+    assert survey(workers, Work.PREFILL, request=group(), besides=["prefill-0"]) is None
     for state in set(WorkerState) - {WorkerState.READY}:
         workers.mark("decode-0", state)
-        assert survey(workers, Work.GENERATE, group()) is None
+        assert survey(workers, Work.GENERATE, request=group()) is None
 
 
 def test_only_those_who_do_such_work_are_looked_at_and_none_of_those_left_out() -> None:
     workers = fleet("prefill-0", "decode-0", "decode-1", "both-0")
     assert [one.id for one in seen(workers, group()).candidates] == ["decode-0", "decode-1", "both-0"]
     assert [one.id for one in seen(workers, group(), Work.PREFILL).candidates] == ["prefill-0"]
-    rest = survey(workers, Work.GENERATE, group(), besides=["decode-1", "unknown"])
+    rest = survey(workers, Work.GENERATE, request=group(), besides=["decode-1", "unknown"])
     assert rest is not None
     assert [one.id for one in rest.candidates] == ["decode-0", "both-0"]
     assert [member.id for member, _ in rest.present] == ["decode-0", "both-0"]
@@ -95,7 +95,7 @@ def test_groups_of_another_salt_find_nothing_cached() -> None:
     salted = msgspec.structs.replace(request, cache_salt="mine")
     remember(workers, "both-0", request, 4 * BLOCK)
     assert seen(workers, salted).candidates[0].cached_tokens == 0
-    workers.index.stored("both-0", block_names(request.prompt[: 2 * BLOCK], BLOCK, "mine"))
+    workers.index.stored("both-0", block_names(request.prompt[: 2 * BLOCK], BLOCK, salt="mine"))
     assert seen(workers, salted).candidates[0].cached_tokens == 2 * BLOCK
     assert seen(workers, request).candidates[0].cached_tokens == 4 * BLOCK
 
@@ -148,7 +148,7 @@ def test_who_has_most_tokens_cached_is_among_the_few_looked_at_whatever_the_size
     request = group(prompt_tokens=10 * BLOCK)
     for member in many.members[:-1]:
         remember(many, member.id, request, 6 * BLOCK)
-    many.index.stored("both-wide", block_names(request.prompt[: 8 * BLOCK], 4 * BLOCK, ""))  # two of its own
+    many.index.stored("both-wide", block_names(request.prompt[: 8 * BLOCK], 4 * BLOCK, salt=""))  # two of its own
     (wide,) = (one for one in seen(many, request).candidates if one.id == "both-wide")
     assert wide.cached_tokens == 8 * BLOCK
 

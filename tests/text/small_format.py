@@ -6,23 +6,24 @@ from itertools import count
 
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.tools.base import ParsedCall, ParsedRegion, Tool, ToolFormat, ToolMode, ToolRules
+from motet.text.tools.cursor import Cursor
 
 CALL = re.compile(r'(?P<name>\w*)(?P<arguments>\{(?:[a-z0-9:, ]|"[^"]*"|"[^"]*\Z)*(?P<end>\})?)?\s*')
 
 
-def read_small(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
+def read_small(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
     """`name{...}`: words, digits and strings between the braces."""
-    found = CALL.fullmatch(text)
+    found = CALL.fullmatch(cursor.text)
     names = {tool.name for tool in tools}
     if found is None or not any(name.startswith(found["name"]) for name in names):
         return ParsedRegion(malformed=True)
     if found["arguments"] is None:
-        return ParsedRegion(malformed=final)
+        return ParsedRegion(malformed=cursor.final)
     if found["name"] not in names:
         return ParsedRegion(malformed=True)
     whole = found["end"] is not None
     call = ParsedCall(found["name"], found["arguments"], whole)
-    return ParsedRegion((call,), taken=len(text) if whole else 0)
+    return ParsedRegion((call,), taken=len(cursor.text) if whole else 0)
 
 
 def small_format(*, bare: str | None = None, ends: tuple[str, ...] = ("</call>",)) -> ToolFormat:

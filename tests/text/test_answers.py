@@ -10,6 +10,7 @@ from motet.text.answers import CallRules, ThoughtRules, ThoughtState, tagged_for
 from motet.text.parts import AnswerParser, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.reasoning import ReasoningTags, tags_named
 from motet.text.tools.base import ParsedRegion, Tool, ToolFormat
+from motet.text.tools.cursor import Cursor
 from tests.text.small_format import call, joined, read_small, small_format, tool, tool_rules
 
 THINK = tags_named("think")
@@ -168,10 +169,10 @@ def test_calls_are_told_with_content_around_them(given: dict[str, Any], text: st
 def test_reading_is_linear_and_asks_for_the_tools_of_the_request(pieces: Sequence[str], most: int) -> None:
     lengths: list[int] = []
 
-    def counted(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
-        lengths.append(len(text))
+    def counted(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
+        lengths.append(len(cursor.text))
         assert list(tools) == [tool("f"), tool("go")]
-        return read_small(text, final, tools)
+        return read_small(cursor, tools)
 
     reader = parser(form=replace(small_format(), read=counted))
     fed(reader, pieces)

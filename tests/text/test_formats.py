@@ -57,7 +57,7 @@ CALL_TEMPLATES = {
 
 
 def formats(tokenizer: Tokenizer, template: str = QWEN3, **names: str) -> ModelFormats:
-    return ModelFormats.of(tokenizer, template, ParserNames(**names))
+    return ModelFormats.of(tokenizer, template, names=ParserNames(**names))
 
 
 def read(

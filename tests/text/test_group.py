@@ -37,7 +37,7 @@ def text_of(index: int, steps: list[GroupStep]) -> str:
 
 async def test_choices_of_a_group_stream_side_by_side(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script(*ANSWERS))
-    steps = await rest_of(TextGroup(engine, request(), tokenizer, TextRules()))
+    steps = await rest_of(TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules()))
     assert [text_of(index, steps) for index in range(3)] == ANSWERS
     assert [event.index for event in steps[0].events] == [0, 1, 2]
     engine.check()
@@ -45,7 +45,7 @@ async def test_choices_of_a_group_stream_side_by_side(tokenizer: Tokenizer) -> N
 
 async def test_a_group_is_submitted_before_it_is_iterated(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script(*ANSWERS))
-    group = TextGroup(engine, request(), tokenizer, TextRules())
+    group = TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules())
     assert [r.request_id for r in engine.requests] == ["r"]
     await group.aclose()
     await group.aclose()
@@ -54,7 +54,7 @@ async def test_a_group_is_submitted_before_it_is_iterated(tokenizer: Tokenizer) 
 
 async def test_a_stop_string_ends_one_choice_in_the_engine_too(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script(*ANSWERS))
-    group = TextGroup(engine, request(), tokenizer, TextRules(stop=("END",)))
+    group = TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules(stop=("END",)))
     steps: list[GroupStep] = []
     while (read := await group.read()) is not None:
         steps += read
@@ -71,7 +71,7 @@ async def test_a_stop_string_ends_one_choice_in_the_engine_too(tokenizer: Tokeni
 
 async def test_the_group_ends_when_stop_strings_ended_all_its_choices(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("a" * 9, "aab" + "a" * 9))
-    group = TextGroup(engine, request(2), tokenizer, TextRules(stop=("aaa", "b")))
+    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules(stop=("aaa", "b")))
     steps = await rest_of(group)
     assert len(steps) == 2  # the first for its prompt report; "aa" is held back until the end
     assert (text_of(0, steps), text_of(1, steps)) == ("", "aa")
@@ -80,7 +80,7 @@ async def test_the_group_ends_when_stop_strings_ended_all_its_choices(tokenizer:
 
 async def test_steps_with_nothing_to_show_are_passed_over(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("日"))
-    steps = await rest_of(TextGroup(engine, request(1), tokenizer, TextRules()))
+    steps = await rest_of(TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules()))
     assert steps == [
         GroupStep([], PromptReport(cached_tokens=0)),
         GroupStep([ChoiceEvent(0, "日", tuple(fake_answer("日", eos=False)))]),
@@ -89,7 +89,7 @@ async def test_steps_with_nothing_to_show_are_passed_over(tokenizer: Tokenizer) 
 
 
 async def test_the_prompt_is_counted_once_and_answers_are_summed(tokenizer: Tokenizer) -> None:
-    group = TextGroup(FakeEngine(script("a", "abc", "ab")), request(), tokenizer, TextRules())
+    group = TextGroup(FakeEngine(script("a", "abc", "ab")), request(), tokenizer=tokenizer, rules=TextRules())
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=0)
     await group.read()
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=3)
@@ -106,7 +106,7 @@ async def test_usage_of_several_groups_adds_up() -> None:
 
 async def test_the_engines_error_reaches_the_reader(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc"), fail_after={1: EngineDiedError("gone")})
-    group = TextGroup(engine, request(1), tokenizer, TextRules())
+    group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
     await group.read()
     with pytest.raises(EngineDiedError):
         await group.read()
@@ -118,7 +118,7 @@ async def test_a_reader_that_is_cancelled_can_still_close_and_that_frees_the_gro
     tokenizer: Tokenizer, steps: int
 ) -> None:
     engine = FakeEngine(script("abc"), gate=asyncio.Semaphore(steps))
-    group = TextGroup(engine, request(1), tokenizer, TextRules())
+    group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
     for _ in range(steps):
         await group.read()
     with pytest.raises(TimeoutError):
@@ -129,7 +129,7 @@ async def test_a_reader_that_is_cancelled_can_still_close_and_that_frees_the_gro
 
 async def test_an_engine_that_breaks_off_is_an_error_and_not_a_short_answer(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc"))
-    group = TextGroup(engine, request(1), tokenizer, TextRules())
+    group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
     await group.read()
     await engine.stop_choice(RequestId("r"), 0)  # nobody asked for this
     with pytest.raises(EngineError, match=r"before its choices \[0\] had ended"):
@@ -165,7 +165,7 @@ async def test_the_last_event_comes_when_the_engines_stream_is_closed(
     tokenizer: Tokenizer, stop: tuple[str, ...]
 ) -> None:
     engine = WatchedEngine(script("abcd"))
-    group = TextGroup(engine, request(1), tokenizer, TextRules(stop=stop))
+    group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules(stop=stop))
     while not any(event.finish for step in await group.read() or () for event in step.events):
         assert engine.closed_groups == []
     assert "r" in engine.closed_groups
@@ -176,7 +176,9 @@ async def test_a_resumed_choice_that_had_ended_is_stopped_and_tells_nothing(toke
     engine = FakeEngine(script("abc", "xyz"))
     written = tuple(fake_answer("ab", eos=False))
     starts = (ChoiceStart(0, 1, written), ChoiceStart(1, 2, tuple(fake_answer("x", eos=False))))
-    group = TextGroup(engine, msgspec.structs.replace(request(), choices=starts), tokenizer, TextRules(stop=("b",)))
+    group = TextGroup(
+        engine, msgspec.structs.replace(request(), choices=starts), tokenizer=tokenizer, rules=TextRules(stop=("b",))
+    )
     first = await group.read() or ()
     assert set(engine.open[RequestId("r")].unfinished) == {1}
     steps = [*first, *await rest_of(group)]

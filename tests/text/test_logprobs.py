@@ -30,7 +30,7 @@ def test_chat_form_gives_as_many_top_tokens_as_asked_for(tokenizer: Tokenizer) -
 
 def test_completions_form_has_one_entry_a_token_in_every_list(tokenizer: Tokenizer) -> None:
     entries = [TokenLogprob(A, -0.5, 1, ((A, -0.5), (B, -1.5))), TokenLogprob(C, -4.0, 9, ((A, -0.5), (B, -1.5)))]
-    assert completion_logprobs(tokenizer, [A, C], entries, (10, 11), num_top=2) == {
+    assert completion_logprobs(tokenizer, [A, C], logprobs=entries, offsets=(10, 11), num_top=2) == {
         "tokens": ["a", "c"],
         "token_logprobs": [-0.5, -4.0],
         "top_logprobs": [{"a": -0.5, "b": -1.5}, {"a": -0.5, "b": -1.5, "c": -4.0}],
@@ -40,14 +40,14 @@ def test_completions_form_has_one_entry_a_token_in_every_list(tokenizer: Tokeniz
 
 def test_of_top_tokens_that_look_alike_the_likeliest_stays(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -9.0, 5, ((CUT[0], -0.5), (CUT[1], -1.5)))
-    form = completion_logprobs(tokenizer, [A], [entry], (0,), num_top=2)
+    form = completion_logprobs(tokenizer, [A], logprobs=[entry], offsets=(0,), num_top=2)
     assert form["top_logprobs"] == [{"\ufffd": -0.5, "a": -9.0}]
 
 
 def test_minus_infinity_becomes_a_number_json_has(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -math.inf, 9, ((B, -math.inf),))
     assert chat_logprobs(tokenizer, [entry], num_top=1)[0]["logprob"] == -9999.0
-    form = completion_logprobs(tokenizer, [A], [entry], (0,), num_top=1)
+    form = completion_logprobs(tokenizer, [A], logprobs=[entry], offsets=(0,), num_top=1)
     assert (form["token_logprobs"], form["top_logprobs"]) == ([-9999.0], [{"b": -9999.0, "a": -9999.0}])
 
 
@@ -61,8 +61,10 @@ def test_prompt_and_answer_join_into_one_form(tokenizer: Tokenizer) -> None:
     prompt = [A, B]
     repeated = echo(tokenizer, prompt)
     told = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
-    first = completion_logprobs(tokenizer, prompt, told, repeated.offsets, num_top=1)
-    second = completion_logprobs(tokenizer, [C], [TokenLogprob(C, -2.0, 1)], (len(repeated.text),), num_top=0)
+    first = completion_logprobs(tokenizer, prompt, logprobs=told, offsets=repeated.offsets, num_top=1)
+    second = completion_logprobs(
+        tokenizer, [C], logprobs=[TokenLogprob(C, -2.0, 1)], offsets=(len(repeated.text),), num_top=0
+    )
     assert joined(first, second) == {
         "tokens": ["a", "b", "c"],
         "token_logprobs": [None, -1.0, -2.0],

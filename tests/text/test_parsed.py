@@ -16,6 +16,7 @@ from motet.text.parts import AnswerFormat, Content, Part, Reasoning
 from motet.text.reasoning import tags_named
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.base import ParsedRegion, ToolFormat
+from motet.text.tools.cursor import Cursor
 from motet.types import ChoiceDelta, FinishReason
 from tests.text.feeding import INDEX, LENGTH, STOP, events, ids_of, request, stream, text_of
 from tests.text.small_format import call, joined, small_format, tool_rules
@@ -140,8 +141,8 @@ async def test_a_parser_that_fails_ends_its_group_and_no_other(
     engine = FakeEngine(lambda _, start: fake_answer("abcdef"))
     parsers = map(FailingParser, (1000, 3, 1000))  # the second choice's fails at its third token
     form = AnswerFormat(lambda: next(parsers), frozenset())
-    failing = TextGroup(engine, request(3, "one"), tokenizer, TextRules(format=form))
-    other = TextGroup(engine, request(3, "two"), tokenizer, TextRules(format=answer_format(tokenizer)))
+    failing = TextGroup(engine, request(3, "one"), tokenizer=tokenizer, rules=TextRules(format=form))
+    other = TextGroup(engine, request(3, "two"), tokenizer=tokenizer, rules=TextRules(format=answer_format(tokenizer)))
     await failing.read()
     await failing.read()
     with pytest.raises(AnswerParserError, match=r"the answer of choice 1 could not be read: KeyError\('name'\)"):
@@ -173,7 +174,10 @@ async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer
     async def read(indices: Sequence[int]) -> tuple[list[tuple[list[Part], FinishReason | None]], int | None]:
         engine = FakeEngine(lambda _, start: fake_answer(answers[indices[start.index]]))
         group = TextGroup(
-            engine, request(len(indices)), tokenizer, TextRules(format=answer_format(tokenizer, form=form))
+            engine,
+            request(len(indices)),
+            tokenizer=tokenizer,
+            rules=TextRules(format=answer_format(tokenizer, form=form)),
         )
         shown = [event for step in await rest_of(group) for event in step.events]
         mine = [[event for event in shown if event.index == i] for i in range(len(indices))]
@@ -187,7 +191,7 @@ async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer
 
 
 def test_a_reader_of_calls_that_raises_is_told_with_its_choice(tokenizer: Tokenizer) -> None:
-    def fails(text: str, final: bool, tools: object) -> ParsedRegion:
+    def fails(cursor: Cursor, tools: object) -> ParsedRegion:
         raise RecursionError("too deep")
 
     rules = TextRules(format=answer_format(tokenizer, form=replace(small_format(), read=fails)))

@@ -15,19 +15,19 @@ from tests.tiny_tokenizer import CHAT_TEMPLATE
 
 @pytest.fixture
 def preparer(tokenizer: Tokenizer) -> Preparer:
-    return Preparer(tokenizer, ChatTemplate(CHAT_TEMPLATE), fake_info(vocab_size=300, max_model_len=100))
+    return Preparer(tokenizer, ChatTemplate(CHAT_TEMPLATE), info=fake_info(vocab_size=300, max_model_len=100))
 
 
 @pytest.mark.anyio
 async def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", named_tokens={"bos_token": "<s>"})
     chat = ChatPrompt.model_validate({"messages": [{"role": "user", "content": "a"}]})
-    ids = await chat_prompt(Preparer(fallback_tokenizer, template, fake_info()), chat)
+    ids = await chat_prompt(Preparer(fallback_tokenizer, template, info=fake_info()), chat)
     assert fallback_tokenizer.decode(ids, skip_special_tokens=False).count("<s>") == 1
 
 
 def test_a_text_prompt_gets_special_tokens_unless_told_otherwise(fallback_tokenizer: Tokenizer) -> None:
-    preparer = Preparer(fallback_tokenizer, ChatTemplate(None), fake_info())
+    preparer = Preparer(fallback_tokenizer, ChatTemplate(None), info=fake_info())
     assert preparer.text_prompt("a")[0] == 1
     assert preparer.text_prompt("a", add_special_tokens=False) == preparer.text_prompt("a")[1:]
 
@@ -53,7 +53,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(preparer: Prep
 
 def test_a_text_whose_words_may_be_of_any_length_is_always_tokenised() -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    preparer = Preparer(Tokenizer(backend), ChatTemplate(None), fake_info(max_model_len=100))
+    preparer = Preparer(Tokenizer(backend), ChatTemplate(None), info=fake_info(max_model_len=100))
     assert preparer.text_prompt("x" * 1000) == [0]
 
 

@@ -10,6 +10,7 @@ from motet.errors import ModelLoadError, RequestError
 from motet.text.template import ChatTemplate, Message, plain_messages, with_tools_in_words
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.base import Tool
+from motet.text.tools.cursor import Cursor
 from motet.text.tools.json_formats import HERMES, HERMES_BEGIN, HERMES_END
 from tests.tiny_tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
 
@@ -220,5 +221,5 @@ def test_what_is_written_of_a_call_is_read_as_that_call() -> None:
     [message] = with_tools_in_words(plain_messages([{"role": "assistant", "content": "", "tool_calls": [CALL]}]), [])
     region = str(message["content"]).removeprefix(HERMES_BEGIN).removesuffix(HERMES_END)
     tool = Tool(name="get_weather", parameters={}, strict=False)
-    [call] = HERMES.read(region, True, [tool]).calls
+    [call] = HERMES.read(Cursor(region, final=True), [tool]).calls
     assert (call.name, call.arguments, call.whole) == ("get_weather", '{"city": "Köln"}', True)

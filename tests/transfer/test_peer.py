@@ -98,7 +98,7 @@ class Owner:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", name: str, wires: Wires) -> None:
         ScriptedTransport(name, wires)
-        self.listening, _, port = listen(context, "127.0.0.1", 0)
+        self.listening, _, port = listen("127.0.0.1", 0, context=context)
         self.address = TransferAddress(name, "127.0.0.1", port)
         self.listener = SideChannelListener(self.listening, KEY, FACTS, Welcome(name, name.encode(), MEMORY))
 

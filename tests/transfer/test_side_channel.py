@@ -98,9 +98,9 @@ def test_messages_look_as_they_always_did_in_this_version(
     message: ChannelRequest | ChannelReply, key: str, recorded: str
 ) -> None:
     assert side_channel.CHANNEL_VERSION == 1, "record the bytes of the new version"
-    assert encode(message, ClusterKey(key), NONCE).hex() == recorded
+    assert encode(message, ClusterKey(key), nonce=NONCE).hex() == recorded
     envelope = read(ENVELOPES, bytes.fromhex(recorded))
-    assert ClusterKey(key).complaint(envelope.nonce, envelope.payload, envelope.seal) is None
+    assert ClusterKey(key).complaint(envelope.nonce, envelope.payload, seal=envelope.seal) is None
     if isinstance(message, Welcome | SomeoneElse | Refused):
         assert read(REPLIES, envelope.payload) == message
     else:
@@ -121,7 +121,7 @@ class Sockets:
         self._kept: list[zmq.Socket[bytes]] = []
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple["zmq.Socket[bytes]", int]:
-        listening, _, port = listen(self.context, host, port)
+        listening, _, port = listen(host, port, context=self.context)
         self._kept.append(listening)
         return listening, port
 
@@ -234,20 +234,20 @@ def test_the_same_cluster_key_lets_everything_through(sockets: Sockets) -> None:
 
 def test_a_sealed_message_that_was_changed_on_the_way_is_refused() -> None:
     key = ClusterKey("secret")
-    whole = read(ENVELOPES, encode(ReaderDone(5, "reader"), key, new_nonce()))
-    assert key.complaint(whole.nonce, whole.payload, whole.seal) is None
+    whole = read(ENVELOPES, encode(ReaderDone(5, "reader"), key, nonce=new_nonce()))
+    assert key.complaint(whole.nonce, whole.payload, seal=whole.seal) is None
     for changed in (
         msgspec.structs.replace(whole, payload=whole.payload.replace(b"\x05", b"\x06")),
         msgspec.structs.replace(whole, nonce=new_nonce()),
         msgspec.structs.replace(whole, nonce=whole.nonce + whole.payload[:1], payload=whole.payload[1:]),
     ):
         assert changed != whole
-        assert key.complaint(changed.nonce, changed.payload, changed.seal)
+        assert key.complaint(changed.nonce, changed.payload, seal=changed.seal)
 
 
 def test_a_reply_that_is_not_sealed_with_our_key_is_not_believed(sockets: Sockets) -> None:
     pair = Pair(sockets, key_here="secret")
-    [(_, reply)] = pair.reply_with(encode(WELCOME, ClusterKey("other"), new_nonce()))
+    [(_, reply)] = pair.reply_with(encode(WELCOME, ClusterKey("other"), nonce=new_nonce()))
     assert reply == Refused("its answer is not sealed with the cluster key that is set here")
 
 
@@ -336,11 +336,11 @@ def test_a_seal_and_a_nonce_of_any_length_are_only_refused(sockets: Sockets, sea
     assert pair.ask(HELLO) == WELCOME
 
 
-@pytest.mark.parametrize("parts", [[b"", encode(HELLO, NO_KEY, NONCE)], [encode(HELLO, NO_KEY, NONCE), b"more"]])
-def test_a_message_with_a_part_too_many_is_dropped(sockets: Sockets, parts: list[bytes]) -> None:
+@pytest.mark.parametrize(("before", "behind"), [([b""], []), ([], [b"more"])])
+def test_a_message_with_a_part_too_many_is_dropped(sockets: Sockets, before: list[bytes], behind: list[bytes]) -> None:
     pair = Pair(sockets)
     stranger = sockets.stranger(pair.port)
-    stranger.send_multipart(parts)
+    stranger.send_multipart([*before, encode(HELLO, NO_KEY, nonce=NONCE), *behind])
     assert not pair.receive()
     assert pair.ask(HELLO) == WELCOME
     assert not stranger.poll(0)
@@ -349,10 +349,10 @@ def test_a_message_with_a_part_too_many_is_dropped(sockets: Sockets, parts: list
 def test_a_message_beyond_the_bound_never_arrives(sockets: Sockets) -> None:
     pair = Pair(sockets)
     stranger = sockets.stranger(pair.port)
-    stranger.send(encode(HELLO, NO_KEY, new_nonce()))
+    stranger.send(encode(HELLO, NO_KEY, nonce=new_nonce()))
     pair.receive()
     stranger.recv()
-    stranger.send(encode(ReaderDone(5, "r" * MAX_REQUEST_BYTES), NO_KEY, new_nonce()))
+    stranger.send(encode(ReaderDone(5, "r" * MAX_REQUEST_BYTES), NO_KEY, nonce=new_nonce()))
     assert pair.ask(HELLO) == WELCOME
     assert pair.tell(ReaderWaits(6)) == [ReaderWaits(6)]
 

@@ -40,7 +40,7 @@ def nothing_stays() -> Iterator[None]:
 
 
 def start(make: Callable[[], Transport], *, port: int = 0, memory: Memory = MEMORY) -> TransferThread:
-    return TransferThread(TransferSettings("127.0.0.1", port, "", 10.0, "d"), FACTS, memory, make)
+    return TransferThread(TransferSettings("127.0.0.1", port, "", 10.0, "d"), FACTS, memory=memory, make_transport=make)
 
 
 def test_closed_with_nothing_to_do() -> None:

@@ -30,7 +30,7 @@ class KVWorker:
         self.name = f"{make.__name__}-{next(starts)}"
         settings = TransferSettings("127.0.0.1", 0, "secret", pull_timeout_s, self.name)
         memory = self.kv.memory
-        self.thread = TransferThread(settings, FACTS, memory, lambda: make(self.name, memory))
+        self.thread = TransferThread(settings, FACTS, memory=memory, make_transport=lambda: make(self.name, memory))
         self.news = NewsStand(self.thread).next
         self.leases = LeaseTable(self.kv.proof, seconds=60.0)
 

@@ -113,7 +113,7 @@ def worker(
 ) -> Iterator[Worker]:
     settings = TransferSettings("127.0.0.1", port, key, pull_timeout_s, engine_id=name)
     transport = ScriptedTransport(name, wires)
-    thread = TransferThread(settings, facts, MEMORY, lambda: transport)
+    thread = TransferThread(settings, facts, memory=MEMORY, make_transport=lambda: transport)
     try:
         yield Worker(thread, transport)
     finally:

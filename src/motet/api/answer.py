@@ -76,8 +76,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self,
         service: Service,
         groups: Sequence[AnswerGroup[StepT, UsedT]],
-        writer: AnswerWriter[StepT, UsedT],
         *,
+        writer: AnswerWriter[StepT, UsedT],
         client: str | None,
         num_choices: int,
     ) -> None:
@@ -193,10 +193,10 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 GroupsWriter = AnswerWriter[GroupStep, Usage]
 
 
-def answer_plan(service: Service, plan: Plan, writer: GroupsWriter) -> GeneratedResponse[GroupStep, Usage]:
+def answer_plan(service: Service, plan: Plan, *, writer: GroupsWriter) -> GeneratedResponse[GroupStep, Usage]:
     """Returns the answer to a checked request for tokens: one group for each of its prompts."""
-    groups = [TokenGroup(service, plan, number) for number in range(len(plan.groups))]
-    return GeneratedResponse(service, groups, writer, client=plan.client, num_choices=plan.num_choices)
+    groups = [TokenGroup(service, plan, number=number) for number in range(len(plan.groups))]
+    return GeneratedResponse(service, groups, writer=writer, client=plan.client, num_choices=plan.num_choices)
 
 
 def head_json(head: Head, kind: str) -> bytes:
@@ -216,12 +216,7 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
     Only strings that change go through a JSON encoder. The order of the keys is that of OpenAI's own chunks."""
 
     def __init__(
-        self,
-        head: bytes,
-        *,
-        usage_json: Callable[[UsedT], bytes],
-        include_usage: bool,
-        continuous_usage: bool = False,
+        self, head: bytes, *, usage_json: Callable[[UsedT], bytes], include_usage: bool, continuous_usage: bool = False
     ) -> None:
         """`head`: what every chunk begins with, less its closing brace. `include_usage`: one chunk at the end tells it;
         `continuous_usage`: every chunk tells it so far."""
@@ -282,7 +277,7 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
                 if after_text is not None and event.finish is None and event.parts is None:
                     chunks += before_text[first + event.index], json_bytes(event.text), after_text
                 else:
-                    chunks += self._chunks(event, group, ticket_before(closing, step.ticket))
+                    chunks += self._chunks(event, group, closing=ticket_before(closing, step.ticket))
         return b"".join(chunks)
 
     @abstractmethod
@@ -290,7 +285,7 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
         """Returns the chunks that come before the first of a prompt, about each of its choices."""
 
     @abstractmethod
-    def _chunks(self, event: ChoiceEvent, group: int, closing: bytes) -> list[bytes]:
+    def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         """Returns the chunks of an event with more to say than its text."""
 
 

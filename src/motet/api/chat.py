@@ -24,10 +24,10 @@ def chat_router(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        async with request_context(service, body, caller_of(request), num_choices=body.n) as context:
+        async with request_context(service, body, caller=caller_of(request), num_choices=body.n) as context:
             body = body.without_answer() if context.order else body
-            plan = await plan_chat(service, body, context)
-            return answer_plan(service, plan, (ChatChunks if body.stream else ChatBody)(plan, body))
+            plan = await plan_chat(service, body, context=context)
+            return answer_plan(service, plan, writer=(ChatChunks if body.stream else ChatBody)(plan, body))
 
     return router
 
@@ -35,8 +35,8 @@ def chat_router(service: Service) -> APIRouter:
 async def plan_chat(
     service: Service,
     body: ChatRequest,
-    context: RequestContext,
     *,
+    context: RequestContext,
     prefix: str = "chatcmpl",
     prompt_param: str = "messages",
 ) -> Plan:
@@ -50,9 +50,10 @@ async def plan_chat(
         logprobs=body.num_logprobs,
     )
     check_reading(context.served, body)
-    check_size(service, 1, options)
+    check_size(service, 1, options=options)
     prompt = await chat_prompt(context.served.preparer, body)
-    return make_plan(service, [prompt], body, body, await with_answer_rules(options, body, prompt))
+    options = await with_answer_rules(options, body, prompt=prompt)
+    return make_plan(service, [prompt], sampling=body, around=body, options=options)
 
 
 class ChatBody(WholeWriter):
@@ -66,7 +67,7 @@ class ChatBody(WholeWriter):
     def close(self, usage: Usage) -> bytes:
         choices = [self._choice(choice) for choice in self._groups[0].choices]
         prompt = {"prompt_token_ids": self._plan.groups[0].prompt} if self._body.return_token_ids else {}
-        return self.whole("chat.completion", choices, usage_shape(usage, reasoning=True), **prompt)
+        return self.whole("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         logprobs, body = None, self._body
@@ -124,12 +125,14 @@ class ChatChunks(TokenChunks):
     def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
         prompt = b',"prompt_token_ids":' + msgspec.json.encode(self._prompt) if self._token_ids else b""
         delta = b'{"role":"assistant","content":%b}' % (b"null" if self._undecided else b'""')
-        return [self._chunk(index, delta, NOTHING_BESIDE, prompt + closing) for index in range(self._size)]
+        told = delta + NOTHING_BESIDE + prompt + closing
+        return [self._chunk(index, told) for index in range(self._size)]
 
-    def _chunks(self, event: ChoiceEvent, group: int, closing: bytes) -> list[bytes]:
+    def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         if event.parts is not None:
             return self._of_parts(event, closing)
-        return [self._chunk(event.index, _text_delta(event), self._beside(event, tokens=True, end=True), closing)]
+        told = _text_delta(event) + self._beside(event, tokens=True, end=True) + closing
+        return [self._chunk(event.index, told)]
 
     def _of_parts(self, event: ChoiceEvent, closing: bytes) -> list[bytes]:
         """Returns a chunk for each part; the first one has the event's tokens and log-probabilities."""
@@ -139,10 +142,10 @@ class ChatChunks(TokenChunks):
         elif not deltas and not self._plain:
             deltas.append(NOTHING)
         if self._plain and event.finish is None:
-            return [self._chunk(event.index, delta, NOTHING_BESIDE, closing) for delta in deltas]
+            return [self._chunk(event.index, delta + NOTHING_BESIDE + closing) for delta in deltas]
         last = len(deltas) - 1
         return [
-            self._chunk(event.index, delta, self._beside(event, tokens=place == 0, end=place == last), closing)
+            self._chunk(event.index, delta + self._beside(event, tokens=place == 0, end=place == last) + closing)
             for place, delta in enumerate(deltas)
         ]
 
@@ -166,8 +169,9 @@ class ChatChunks(TokenChunks):
                     deltas.append(b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (number, arguments))
         return deltas
 
-    def _chunk(self, index: int, delta: bytes, beside: bytes, closing: bytes) -> bytes:
-        return b'%b%d,"delta":%b%b%b' % (self._opening, index, delta, beside, closing)
+    def _chunk(self, index: int, told: bytes) -> bytes:
+        """`told`: the chunk from its delta on."""
+        return b'%b%d,"delta":%b' % (self._opening, index, told)
 
     def _beside(self, event: ChoiceEvent, *, tokens: bool, end: bool) -> bytes:
         """Returns the fields beside the delta: about tokens, and about the end of the choice, if it has come."""

@@ -28,7 +28,7 @@ class WholeWriter(GroupsWriter):
             self._groups[step.group].feed(step)
         return b""
 
-    def whole(self, kind: str, choices: Sequence[object], usage: dict[str, object], **more: object) -> bytes:
+    def whole(self, kind: str, choices: Sequence[object], *, usage: dict[str, object], **more: object) -> bytes:
         """Returns an answer in OpenAI's shape, with its head and, after a prefill, the ticket."""
         members = {"choices": choices, "usage": usage, "kv_transfer_params": self._groups[0].ticket, **more}
         return head_json(self._plan.head, kind) + b"," + msgspec.json.encode(members)[1:]

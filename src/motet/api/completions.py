@@ -23,15 +23,15 @@ def completion_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        async with request_context(service, body, caller_of(request), num_choices=body.num_drawn) as context:
+        async with request_context(service, body, caller=caller_of(request), num_choices=body.num_drawn) as context:
             body = body.without_answer() if context.order else body
-            plan = await _plan(service, body, context)
-            return answer_plan(service, plan, (CompletionChunks if body.stream else CompletionBody)(plan, body))
+            plan = await _plan(service, body, context=context)
+            return answer_plan(service, plan, writer=(CompletionChunks if body.stream else CompletionBody)(plan, body))
 
     return router
 
 
-async def _plan(service: Service, body: CompletionRequest, context: RequestContext) -> Plan:
+async def _plan(service: Service, body: CompletionRequest, *, context: RequestContext) -> Plan:
     ranked = body.num_drawn > body.n
     options = RouteOptions(
         context=context,
@@ -43,9 +43,9 @@ async def _plan(service: Service, body: CompletionRequest, context: RequestConte
         logprobs=0 if body.logprobs is None and ranked else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-    check_size(service, len(body.prompt), options)
+    check_size(service, len(body.prompt), options=options)
     prompts = await completion_prompts(context.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
-    return make_plan(service, prompts, body, body, await held_to(options, body.form))
+    return make_plan(service, prompts, sampling=body, around=body, options=await held_to(options, body.form))
 
 
 class CompletionTexts:
@@ -70,15 +70,15 @@ class CompletionTexts:
     def prompt_logprobs(self, group: int, report: PromptReport | None) -> CompletionLogprobs | None:
         if not self._echoes or self.num_top is None or report is None or report.logprobs is None:
             return None
-        ids, offsets = self._plan.groups[group].prompt, self._echoes[group].offsets
-        return completion_logprobs(self._tokenizer, ids, report.logprobs, offsets, num_top=self.num_top)
+        ids, at = self._plan.groups[group].prompt, self._echoes[group].offsets
+        return completion_logprobs(self._tokenizer, ids, logprobs=report.logprobs, offsets=at, num_top=self.num_top)
 
     def logprobs(self, group: int, of: WholeChoice | ChoiceEvent) -> CompletionLogprobs | None:
         if self.num_top is None:
             return None
         base, entries = len(self.prompt(group)), of.logprobs or ()
         ids, offsets = [entry.token_id for entry in entries], [base + offset for offset in of.offsets or ()]
-        return completion_logprobs(self._tokenizer, ids, entries, offsets, num_top=self.num_top)
+        return completion_logprobs(self._tokenizer, ids, logprobs=entries, offsets=offsets, num_top=self.num_top)
 
 
 class CompletionBody(WholeWriter):
@@ -93,13 +93,13 @@ class CompletionBody(WholeWriter):
 
     def close(self, usage: Usage) -> bytes:
         choices = [
-            self._choice(number, rank, choice)
+            self._choice(number, rank, choice=choice)
             for number, group in enumerate(self._groups)
             for rank, choice in enumerate(group.best(self._num_sent))
         ]
-        return self.whole("text_completion", choices, usage_shape(usage))
+        return self.whole("text_completion", choices, usage=usage_shape(usage))
 
-    def _choice(self, group: int, rank: int, choice: WholeChoice) -> dict[str, object]:
+    def _choice(self, group: int, rank: int, *, choice: WholeChoice) -> dict[str, object]:
         answer = self._texts.logprobs(group, choice)
         prompt = self._texts.prompt_logprobs(group, self._groups[group].prompt)
         ids = {"token_ids": choice.token_ids, "prompt_token_ids": self._plan.groups[group].prompt}
@@ -145,7 +145,7 @@ class CompletionChunks(TokenChunks):
         first = step.group * self._size
         return [before + constant for before in self._before_text[first : first + self._size]]
 
-    def _chunks(self, event: ChoiceEvent, group: int, closing: bytes) -> list[bytes]:
+    def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         finish = b"null"
         if event.finish:
             finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))

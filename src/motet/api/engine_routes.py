@@ -82,8 +82,8 @@ def engine_router(service: Service) -> APIRouter:
         body = await read_body(request, GenerateRequest)
         if body.ticket is not None:
             checked_ticket(body.ticket)  # it is given back if the group is refused
-        group = EngineGroup(service, body, open_ids)
-        return GeneratedResponse(service, [group], FrameWriter(body), client=None, num_choices=len(body.choices))
+        group = EngineGroup(service, body, open_ids=open_ids)
+        return GeneratedResponse(service, [group], writer=FrameWriter(body), client=None, num_choices=len(body.choices))
 
     @router.post("/prefill")
     async def prefill(request: Request, readers: Readers = 1) -> Response:
@@ -155,7 +155,7 @@ def _msgpack(body: object) -> Response:
 class EngineGroup(AnswerGroup[GroupDelta, Usage]):
     """A group that a gateway has placed here, as the engine's own deltas."""
 
-    def __init__(self, service: Service, request: GenerateRequest, open_ids: set[RequestId]) -> None:
+    def __init__(self, service: Service, request: GenerateRequest, *, open_ids: set[RequestId]) -> None:
         self._service, self._served = service, service.only_model()
         self._request = request
         self._open_ids = open_ids
@@ -184,7 +184,7 @@ class EngineGroup(AnswerGroup[GroupDelta, Usage]):
             raise OverloadedError(f"The group {request.request_id} is still open here. Try again, or another worker.")
         self._stream = (served.placed or served.engine).generate(request)
         self._open_ids.add(request.request_id)
-        self._account = GroupAccount.of_tokens(self._service, served, request, place)
+        self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place)
 
     def reader(self) -> Reader[GroupDelta]:
         return self._read
@@ -266,7 +266,8 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
             groups=(group,),
             order=PrefillOrder(do_remote_decode=True, readers=readers),
         )
-        super().__init__(service, [TokenGroup(service, plan, 0)], TicketWriter(plan), client=None, num_choices=1)
+        groups = [TokenGroup(service, plan, number=0)]
+        super().__init__(service, groups, writer=TicketWriter(plan), client=None, num_choices=1)
         self._id = request.request_id
         self._running = running
         self._withdrawn = anyio.CancelScope()
@@ -331,8 +332,8 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
         raise invalid_value("max_tokens", f"{sampling.max_tokens}; at least 1 is allowed")
     served.preparer.max_tokens(len(request.prompt), sampling.max_tokens, default=None, param="prompt")
     _check_sampling(sampling)
-    _check_tokens("stop_token_ids", sampling.stop_token_ids, served)
-    _check_tokens("logit_bias", sampling.logit_bias, served)
+    _check_tokens("stop_token_ids", sampling.stop_token_ids, served=served)
+    _check_tokens("logit_bias", sampling.logit_bias, served=served)
     _check_choices(served, request)
     if request.ticket is not None:
         if served.info.role is not Role.DECODE:
@@ -364,10 +365,10 @@ def _check_choices(served: ServedModel, request: GenerateRequest) -> None:
             raise invalid_value("choices", f"seed {choice.seed} is no unsigned number of 64 bits")
         if len(choice.written) >= max_tokens:
             raise invalid_value("choices", f"choice {choice.index} has written its {max_tokens} tokens already")
-        _check_tokens("choices", choice.written, served)
+        _check_tokens("choices", choice.written, served=served)
 
 
-def _check_tokens(param: str, tokens: Iterable[int], served: ServedModel) -> None:
+def _check_tokens(param: str, tokens: Iterable[int], *, served: ServedModel) -> None:
     """Raises unless all tokens are in the model's vocabulary."""
     if known := sorted(tokens):
         served.preparer.check_prompt((known[0], known[-1]), param=param)

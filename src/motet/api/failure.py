@@ -185,16 +185,16 @@ def validation_failure(problems: Sequence[Problem]) -> RequestError:
         got = _NAMES.get(type(value), "null")
         return invalid_type(param, f"{_EXPECTED[kind]}, but got {got} instead")
     if kind in _BOUNDS:
-        return _out_of_bounds(kind, param, value, bounds)
+        return _out_of_bounds(kind, param, value=value, bounds=bounds)
     if kind in _LENGTHS:
-        return _wrong_length(kind, param, value, bounds)
+        return _wrong_length(kind, param, value=value, bounds=bounds)
     if kind in ("literal_error", "enum"):
         message = f"Invalid value: {value!r}. Supported values are: {bounds.get('expected')}."
         return RequestError(message, param=param, code="invalid_value")
     return invalid_value(param, str(problem.get("msg")))
 
 
-def _out_of_bounds(kind: str, param: str, value: object, bounds: Mapping[str, Any]) -> RequestError:
+def _out_of_bounds(kind: str, param: str, *, value: object, bounds: Mapping[str, Any]) -> RequestError:
     suffix, what, sign, key = _BOUNDS[kind]
     noun = "integer" if isinstance(value, int) and isinstance(bounds[key], int) else "decimal"
     limit = bounds[key]
@@ -203,7 +203,7 @@ def _out_of_bounds(kind: str, param: str, value: object, bounds: Mapping[str, An
     return RequestError(message, param=param, code=f"{noun}_{suffix}")
 
 
-def _wrong_length(kind: str, param: str, value: object, bounds: Mapping[str, Any]) -> RequestError:
+def _wrong_length(kind: str, param: str, *, value: object, bounds: Mapping[str, Any]) -> RequestError:
     suffix, what, extreme, key = _LENGTHS[kind]
     noun = "string" if isinstance(value, str) else "object" if isinstance(value, dict) else "array"
     length = len(value) if isinstance(value, Sized) else None

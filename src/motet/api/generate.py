@@ -24,15 +24,15 @@ def generate_router(service: Service) -> APIRouter:
     @router.post("/inference/v1/generate")
     async def generate(body: TokensRequest, request: Request) -> Response:
         caller = caller_of(request, named=body.request_id)
-        async with request_context(service, body, caller, num_choices=body.sampling_params.n) as context:
+        async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
             body = body.without_answer() if context.order else body
-            plan = await _plan(service, body, context)
-            return answer_plan(service, plan, (TokensChunks if body.stream else TokensBody)(plan, body))
+            plan = await _plan(service, body, context=context)
+            return answer_plan(service, plan, writer=(TokensChunks if body.stream else TokensBody)(plan, body))
 
     return router
 
 
-async def _plan(service: Service, body: TokensRequest, context: RequestContext) -> Plan:
+async def _plan(service: Service, body: TokensRequest, *, context: RequestContext) -> Plan:
     sampling = body.sampling_params
     options = RouteOptions(
         context=context,
@@ -44,9 +44,10 @@ async def _plan(service: Service, body: TokensRequest, context: RequestContext) 
         prompt_logprobs=sampling.prompt_logprobs,
         param="sampling_params.",
     )
-    check_size(service, 1, options)
+    check_size(service, 1, options=options)
     context.served.preparer.check_prompt(body.token_ids, param="token_ids")
-    return make_plan(service, [body.token_ids], sampling, body, await held_to(options, sampling.form))
+    options = await held_to(options, sampling.form)
+    return make_plan(service, [body.token_ids], sampling=sampling, around=body, options=options)
 
 
 def token_logprobs(logprobs: Sequence[TokenLogprob], num_top: int | None) -> dict[str, object] | None:

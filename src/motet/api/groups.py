@@ -12,7 +12,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from motet.api.admission import Place
 from motet.api.plan import Plan
@@ -119,8 +119,8 @@ class GroupAccount:
         self,
         service: Service,
         served: ServedModel | TextModel,
-        place: Place,
         *,
+        place: Place,
         request_id: str,
         group: str,
         num_choices: int,
@@ -132,11 +132,7 @@ class GroupAccount:
         self._place = place
         self._metrics = service.metrics.of(served.name)
         self._record = self._metrics.group_opened(
-            num_choices,
-            clock=service.clock,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            on_first=place.started,
+            num_choices, clock=service.clock, prompt_tokens=prompt_tokens, max_tokens=max_tokens, on_first=place.started
         )
         self.step: Callable[[Sequence[Shown], bool], None] = self._record.step
         """To be called with what each step shows, and True if a choice may have ended in it."""
@@ -148,11 +144,11 @@ class GroupAccount:
         }
 
     @classmethod
-    def of_tokens(cls, service: Service, served: ServedModel, request: GenerateRequest, place: Place) -> "GroupAccount":
+    def of_tokens(cls, service: Service, served: ServedModel, *, request: GenerateRequest, place: Place) -> Self:
         return cls(
             service,
             served,
-            place,
+            place=place,
             request_id=request.trace,
             group=request.request_id,
             num_choices=len(request.choices),
@@ -189,7 +185,7 @@ def _rounded(seconds: float | None) -> float | None:
 class TokenGroup(AnswerGroup[GroupStep, Usage]):
     """One prompt of a request: its group in the engine, its account, and the ticket it brings or comes to."""
 
-    def __init__(self, service: Service, plan: Plan, number: int) -> None:
+    def __init__(self, service: Service, plan: Plan, *, number: int) -> None:
         """`number`: of the prompt inside the request."""
         self._service = service
         self._plan = plan
@@ -202,10 +198,10 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         self._account: GroupAccount | None = None
 
     def open(self, place: Place) -> None:
-        plan, request, served = self._plan, self._request, self._plan.served
+        plan, request, served, number = self._plan, self._request, self._plan.served, self._number
         if plan.order is None:
-            self._text = TextGroup(served.engine, request, served.tokenizer, plan.rules, number=self._number)
-        self._account = GroupAccount.of_tokens(self._service, served, request, place)
+            self._text = TextGroup(served.engine, request, tokenizer=served.tokenizer, rules=plan.rules, number=number)
+        self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place)
         if self._text is not None:
             self._text.on_step = self._account.step
 

@@ -64,7 +64,7 @@ class RequestContext:
 
 @asynccontextmanager
 async def request_context(
-    service: Service, body: GeneratingFields, caller: Caller, *, num_choices: int
+    service: Service, body: GeneratingFields, *, caller: Caller, num_choices: int
 ) -> AsyncIterator[RequestContext]:
     """Surrounds the checks of a request. If one of them refuses it, even for its model, its tickets are released."""
     try:
@@ -73,16 +73,16 @@ async def request_context(
         # Its tickets are released through any engine: each reaches the leases of all.
         for other in [model for model in service.models().values() if isinstance(model, ServedModel)][:1]:
             with suppress(MotetError):
-                async with _read(service, other, body, caller, num_choices):
+                async with _read(service, other, body=body, caller=caller, num_choices=num_choices):
                     raise refusal
         raise
-    async with _read(service, served, body, caller, num_choices) as context:
+    async with _read(service, served, body=body, caller=caller, num_choices=num_choices) as context:
         yield context
 
 
 @asynccontextmanager
 async def _read(
-    service: Service, served: ServedModel, body: GeneratingFields, caller: Caller, num_choices: int
+    service: Service, served: ServedModel, *, body: GeneratingFields, caller: Caller, num_choices: int
 ) -> AsyncIterator[RequestContext]:
     """Releases the tickets also if reading them raises RequestError."""
     given, role = body.kv_transfer_params, served.info.role
@@ -94,7 +94,7 @@ async def _read(
         if given is not None and role is Role.PREFILL:
             context = replace(context, order=_order(given))
         elif given is not None:
-            ticket = _ticket(given, num_choices, served.max_group(service.config), tickets)
+            ticket = _ticket(given, num_choices, max_choices=served.max_group(service.config), tickets=tickets)
             context = replace(context, ticket=ticket)
         while len(tickets) > 1:  # the trunk is fetched once, with the first
             await served.engine.release(tickets.pop(), trace=caller.trace)
@@ -120,7 +120,7 @@ def _order(given: object) -> PrefillOrder:
     return order
 
 
-def _ticket(given: object, num_choices: int, max_choices: int, tickets: list[Ticket]) -> Ticket:
+def _ticket(given: object, num_choices: int, *, max_choices: int, tickets: list[Ticket]) -> Ticket:
     """Returns the first ticket. Reads all, also if some are wrong. Two that name the same lease count as one."""
     if isinstance(given, Mapping) and given.get("do_remote_decode"):
         raise invalid_value(PARAM, "this is a decode server: it takes tickets; do_remote_decode is for prefill servers")

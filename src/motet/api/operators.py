@@ -225,7 +225,7 @@ def _figures(seen: Seen) -> dict[str, Figure]:
 
 def _totals(stats: Sequence[EngineStats], routing: RoutingFigures) -> dict[str, Figure]:
     return {
-        name: sum(sum(numbers(one, name, declared).values()) for one in figures)
+        name: sum(sum(numbers(one, name, declared=declared).values()) for one in figures)
         for struct, figures in ((EngineStats, stats), (RoutingFigures, [routing]))
         for name, declared in declared_in(struct)
         if declared.in_status and declared.kind is MetricKind.COUNTER

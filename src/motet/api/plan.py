@@ -103,6 +103,7 @@ class RouteOptions:
 def make_plan(
     service: Service,
     prompts: Sequence[Sequence[int]],
+    *,
     sampling: SamplingFields,
     around: GeneratingFields,
     options: RouteOptions,
@@ -117,7 +118,7 @@ def make_plan(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
             prompt=tuple(prompt),
             choices=choice_starts(options.num_choices, seed),
-            sampling=_sampling(len(prompt), sampling, options),
+            sampling=_sampling(len(prompt), sampling, options=options),
             cache_salt=around.cache_salt,
             priority=around.priority,
             ticket=context.ticket,
@@ -147,7 +148,7 @@ def make_plan(
     )
 
 
-def check_size(service: Service, num_prompts: int, options: RouteOptions) -> None:
+def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:
     service.check_size(
         options.context.caller.client,
         num_prompts=num_prompts,
@@ -158,10 +159,10 @@ def check_size(service: Service, num_prompts: int, options: RouteOptions) -> Non
     )
 
 
-def _sampling(prompt_len: int, fields: SamplingFields, options: RouteOptions) -> SamplingParams:
+def _sampling(prompt_len: int, fields: SamplingFields, *, options: RouteOptions) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
     for token in fields.stop_token_ids:
-        _check_token(token, vocab_size, f"{options.param}stop_token_ids")
+        _check_token(token, vocab_size, param=f"{options.param}stop_token_ids")
     max_tokens = options.context.served.preparer.max_tokens(
         prompt_len, fields.max_tokens_asked, default=options.default_max_tokens, param=options.prompt_param
     )
@@ -171,7 +172,7 @@ def _sampling(prompt_len: int, fields: SamplingFields, options: RouteOptions) ->
     return SamplingParams(
         max_tokens=max_tokens,
         top_k=min(max(fields.top_k, 0), vocab_size),
-        logit_bias=_logit_bias(fields.logit_bias, vocab_size, f"{options.param}logit_bias"),
+        logit_bias=_logit_bias(fields.logit_bias, vocab_size, param=f"{options.param}logit_bias"),
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
         logprobs=options.logprobs,
@@ -181,18 +182,18 @@ def _sampling(prompt_len: int, fields: SamplingFields, options: RouteOptions) ->
     )
 
 
-def _logit_bias(fields: dict[str, float], vocab_size: int, param: str) -> dict[int, float]:
+def _logit_bias(fields: dict[str, float], vocab_size: int, *, param: str) -> dict[int, float]:
     bias = {}
     for key, value in fields.items():
         if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
             message = f"Invalid key in '{param}': {key}. You should only be submitting non-negative integers."
             raise RequestError(message, param=param, code="invalid_value")
-        _check_token(int(key), vocab_size, param)
+        _check_token(int(key), vocab_size, param=param)
         bias[int(key)] = value
     return bias
 
 
-def _check_token(token: int, vocab_size: int, param: str) -> None:
+def _check_token(token: int, vocab_size: int, *, param: str) -> None:
     if token >= vocab_size:
         raise invalid_value(param, f"token id {token} is outside the model's vocabulary of {vocab_size}")
 
@@ -269,7 +270,7 @@ def check_reading(served: ServedModel, chat: ChatRequest) -> None:
         )
 
 
-async def with_answer_rules(options: RouteOptions, chat: ChatRequest, prompt: Sequence[int]) -> RouteOptions:
+async def with_answer_rules(options: RouteOptions, chat: ChatRequest, *, prompt: Sequence[int]) -> RouteOptions:
     """Returns the options with the format and the grammar of answers to `prompt`, if answers are wanted."""
     if options.context.order is not None:
         return options
@@ -285,11 +286,11 @@ async def with_answer_rules(options: RouteOptions, chat: ChatRequest, prompt: Se
         return await held_to(read, form._replace(grammar=msgspec.structs.replace(form.grammar, thinking=thinking)))
     except GrammarError:
         if rules is not None:
-            await _check_each(chat, rules, read)
+            await _check_each(chat, rules, options=read)
         raise
 
 
-async def _check_each(chat: ChatRequest, rules: ToolRules, options: RouteOptions) -> None:
+async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOptions) -> None:
     """Raises `GrammarError` if no grammar can be made of the form alone, or of a tool that may be called."""
     if rules.mode is ToolMode.AUTO:
         await held_to(options, chat.form)
@@ -320,7 +321,7 @@ def form_of(chat: ChatRequest, served: ServedModel) -> Form | None:
     if asked is None:
         # A call must be there, or one of the tools wants nothing but valid ones.
         constrained = rules.mode is ToolMode.REQUIRED or any(tool.strict for tool in rules.callable)
-        return _calls(tools, rules, served.tokenizer) if constrained else None
+        return _calls(tools, rules, tokenizer=served.tokenizer) if constrained else None
     if served.formats.harmony:
         raise RequestError(
             f"'{asked.param}' and 'tools' cannot be used together with this model; 'tool_choice' 'none' can.",
@@ -331,10 +332,10 @@ def form_of(chat: ChatRequest, served: ServedModel) -> Form | None:
             f"'{asked.param}' and 'tools' cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'.",
             param=asked.param,
         )
-    return _calls_or(asked, _calls(tools, replace(rules, mode=ToolMode.REQUIRED), served.tokenizer))
+    return _calls_or(asked, _calls(tools, replace(rules, mode=ToolMode.REQUIRED), tokenizer=served.tokenizer))
 
 
-def _calls(tools: ToolFormat, rules: ToolRules, tokenizer: Tokenizer) -> Form:
+def _calls(tools: ToolFormat, rules: ToolRules, *, tokenizer: Tokenizer) -> Form:
     try:
         source = tools.grammar(rules, tokenizer.special_tokens)
     except GrammarError as error:

@@ -67,7 +67,7 @@ CALL = ItemKind("function_call", "fc_", "response.function_call_arguments")
 class OpenItem:
     """An item of the output while it is written. It makes the events of its begin, of its pieces, and of its end."""
 
-    def __init__(self, kind: ItemKind, index: int, name: str, constant: Members) -> None:
+    def __init__(self, kind: ItemKind, index: int, *, name: str, constant: Members) -> None:
         """`index`: number of the item in the output; `constant`: the members that it has from the beginning."""
         self.kind = kind
         self.id = f"{kind.prefix}{name}"
@@ -118,7 +118,7 @@ class OpenItem:
 class ResponseOutput:
     """Feed it the events of the choice."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, chat: ChatRequest) -> None:
+    def __init__(self, name: str, tokenizer: Tokenizer, *, chat: ChatRequest) -> None:
         """`name`: part of the ids of all items, so that no other Response has them."""
         self.finish: FinishReason | None = None
         self._name = name
@@ -148,9 +148,9 @@ class ResponseOutput:
             case Reasoning(text):
                 self._taken(text)
                 # There is no summary: the thoughts themselves are there.
-                return self._write(text, REASONING, {"summary": []}) if self._chat.include_reasoning else []
+                return self._write(text, REASONING, constant={"summary": []}) if self._chat.include_reasoning else []
             case Content(text):
-                return self._write(text, MESSAGE, {"role": "assistant"}, self._taken(text))
+                return self._write(text, MESSAGE, constant={"role": "assistant"}, logprobs=self._taken(text))
             case ToolCallBegin():
                 return self._begin(CALL, {"call_id": part.id, "name": part.name})
             case ToolCallArguments(_, text):
@@ -159,7 +159,7 @@ class ResponseOutput:
                 return self._open.add(text)
 
     def _write(
-        self, text: str, kind: ItemKind, constant: Members, logprobs: Sequence[ChatLogprob] = ()
+        self, text: str, kind: ItemKind, *, constant: Members, logprobs: Sequence[ChatLogprob] = ()
     ) -> list[ResponseEvent]:
         """Adds a piece to the open item if that is of this kind, else to a new one."""
         begun = [] if self._open is not None and self._open.kind is kind else self._begin(kind, constant)
@@ -168,7 +168,7 @@ class ResponseOutput:
 
     def _begin(self, kind: ItemKind, constant: Members) -> list[ResponseEvent]:
         closed, index = self._close(Status.COMPLETED), len(self._done)
-        self._open = OpenItem(kind, index, f"{self._name}_{index}", constant)
+        self._open = OpenItem(kind, index, name=f"{self._name}_{index}", constant=constant)
         return closed + self._open.begin()
 
     def _close(self, status: Status) -> list[ResponseEvent]:

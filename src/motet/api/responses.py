@@ -59,11 +59,12 @@ def responses_router(service: Service) -> APIRouter:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         with in_its_own_words():
             chat = chat_request(body)
-            async with request_context(service, chat, caller_of(request), num_choices=1) as context:
+            async with request_context(service, chat, caller=caller_of(request), num_choices=1) as context:
                 echo = echo_json(body)
-                plan = await plan_chat(service, chat, context, prefix=ID_PREFIX, prompt_param="input")
-                writer = ResponseEvents if body.stream else ResponseBody
-                return answer_plan(service, plan, writer(plan.head, echo, plan.served.tokenizer, chat))
+                plan = await plan_chat(service, chat, context=context, prefix=ID_PREFIX, prompt_param="input")
+                kind = ResponseEvents if body.stream else ResponseBody
+                writer = kind(plan.head, echo, tokenizer=plan.served.tokenizer, chat=chat)
+                return answer_plan(service, plan, writer=writer)
 
     async def not_kept(response_id: str) -> Response:
         raise NotFoundError(
@@ -187,11 +188,11 @@ class ResponseBody(GroupsWriter):
     content_type = "application/json"
     streams = False
 
-    def __init__(self, head: Head, echo: bytes, tokenizer: Tokenizer, chat: ChatRequest) -> None:
+    def __init__(self, head: Head, echo: bytes, *, tokenizer: Tokenizer, chat: ChatRequest) -> None:
         """`echo`: the members of the request that the Response repeats, a JSON object."""
         self._head = head
         self._echo = echo
-        self._output = ResponseOutput(head.id.removeprefix(ID_PREFIX), tokenizer, chat)
+        self._output = ResponseOutput(head.id.removeprefix(ID_PREFIX), tokenizer, chat=chat)
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         self._feed(steps)

@@ -61,7 +61,7 @@ class ServedModel:
     @property
     def preparer(self) -> Preparer:
         """Makes prompts, within the same limits. Must be read on the event loop, and may be used in any thread."""
-        return Preparer(self.tokenizer, self.template, self.info)
+        return Preparer(self.tokenizer, self.template, info=self.info)
 
     @cached_property
     def grammars(self) -> "GrammarChecks":
@@ -95,15 +95,14 @@ Models = Callable[[], Mapping[str, ServedModel | TextModel]]
 def one_model(
     name: str,
     engine: Engine,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None = None,
-    formats: ModelFormats | None = None,
     *,
+    tokenizer: Tokenizer,
+    formats: ModelFormats | None = None,
     placed: Engine | None = None,
 ) -> Models:
-    """Returns the models of a server that has one model all its life. `template`: None for the tokenizer's own.
-    `formats`: None for those that the template is known by."""
-    template = template or ChatTemplate.of(tokenizer)
+    """Returns the models of a server that has one model all its life. `formats`: None for those that the chat template
+    is known by."""
+    template = ChatTemplate.of(tokenizer)
     formats = formats or ModelFormats.of(tokenizer, template.source)
     model = ServedModel(
         name=name, engine=engine, placed=placed, tokenizer=tokenizer, template=template, formats=formats

@@ -54,14 +54,14 @@ def text_models_first(service: Service, path: TextRoute) -> type[APIRoute]:
                 model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
                 if fields is None or not isinstance(model, TextModel):
                     return await ours(request)
-                return _answer(service, model, path, fields, request)
+                return _answer(service, model, path=path, fields=fields, request=request)
 
             return handle
 
     return TextModelsFirst
 
 
-def _answer(service: Service, model: TextModel, path: TextRoute, fields: Fields, request: Request) -> Response:
+def _answer(service: Service, model: TextModel, *, path: TextRoute, fields: Fields, request: Request) -> Response:
     checked, caller, config = check_fields(fields), caller_of(request), service.config
     asked = TextRequest(
         route=path,
@@ -81,11 +81,11 @@ def _answer(service: Service, model: TextModel, path: TextRoute, fields: Fields,
     service.check_size(caller.client, num_prompts=num_prompts, n=asked.n, most=most, prompt_param=param)
     answer_id = new_request_id(ID_PREFIXES[path])
     head = Head(id=answer_id, created=int(time.time()), model=model.name)
-    group = UpstreamRequest(service, model, asked, name=answer_id)
+    group = UpstreamRequest(service, model, request=asked, name=answer_id)
     writer = (
         UpstreamChunks(head, path, include_usage=checked.include_usage) if checked.stream else UpstreamBody(head, path)
     )
-    return GeneratedResponse(service, [group], writer, client=caller.client, num_choices=asked.num_choices)
+    return GeneratedResponse(service, [group], writer=writer, client=caller.client, num_choices=asked.num_choices)
 
 
 class _UpstreamStreamOptions(StreamOptions):
@@ -137,7 +137,7 @@ def _prompts_in(fields: Fields, route: TextRoute) -> tuple[msgspec.Raw, ...]:
 class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
     """All prompts of the request are one group here: the upstream may be given them in one request."""
 
-    def __init__(self, service: Service, model: TextModel, request: TextRequest, *, name: str) -> None:
+    def __init__(self, service: Service, model: TextModel, *, request: TextRequest, name: str) -> None:
         """`name`: the answer's id."""
         self.num_prompts = request.num_prompts
         self._service = service
@@ -160,7 +160,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         self._account = GroupAccount(
             self._service,
             self._model,
-            place,
+            place=place,
             request_id=request.trace,
             group=self._name,
             num_choices=request.num_choices,

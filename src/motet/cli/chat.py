@@ -31,6 +31,7 @@ def chat(
     url: Annotated[
         str | None, typer.Option(help="A running server; without it, one is started.", show_default=False)
     ] = None,
+    *,
     model: Annotated[str, typer.Option(help="The model of a server that is started here.")] = DEFAULT_MODEL,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Answers to each question.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
@@ -47,7 +48,7 @@ def chat(
             console.print(f"starting a server with {model} ...", style="dim")
             url = stack.enter_context(ChildServer([model])).url
         client = stack.enter_context(connect(url, api_key=api_key))
-        talk = Talk(client, console, settings, system)
+        talk = Talk(client, console, settings=settings, system=system)
         if prompt is not None:
             talk.turn(prompt)
             return
@@ -59,7 +60,7 @@ def chat(
 class Talk:
     """A conversation: the messages so far, and the settings of the next answers."""
 
-    def __init__(self, client: httpx.Client, console: Console, settings: ChatQuestion, system: str | None) -> None:
+    def __init__(self, client: httpx.Client, console: Console, *, settings: ChatQuestion, system: str | None) -> None:
         self._client = client
         self._console = console
         self._settings = settings
@@ -69,7 +70,7 @@ class Talk:
         """Asks one question and shows its answers."""
         self._messages.append({"role": "user", "content": question})
         asked = replace(self._settings, messages=self._messages)
-        return show(self._console, asked.n, partial(ask, self._client, asked))
+        return show(self._console, asked.n, follow=partial(ask, asked, client=self._client))
 
     def choose(self, conversation: Conversation) -> None:
         """Lets the user choose the answer with which the conversation goes on."""
@@ -111,7 +112,7 @@ def shown(answer: StreamedChoice) -> Text:
     return Text(said) if said else Text(answer.thought.strip(), style="dim")
 
 
-def show(console: Console, n: int, follow: Callable[[Conversation], None]) -> Conversation:
+def show(console: Console, n: int, *, follow: Callable[[Conversation], None]) -> Conversation:
     """Draws n answers while `follow` reads them to their end, and leaves them on the screen."""
     talk = Conversation(n)
     if console.is_terminal:

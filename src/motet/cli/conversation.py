@@ -138,7 +138,7 @@ def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
     return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
 
 
-def ask(client: httpx.Client, question: ChatQuestion, talk: Conversation) -> None:
+def ask(question: ChatQuestion, talk: Conversation, *, client: httpx.Client) -> None:
     """Reads the answers into `talk`, to their end. Raises `MotetError` if the server refuses, fails or is not there."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=question.body()) as response:

@@ -46,6 +46,7 @@ def demo(
             show_default=False,
         ),
     ] = None,
+    *,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a choice.")] = 120,
     seed: Annotated[int, typer.Option(help="Choice i has seed + i.")] = 1,
     prefill: Annotated[int, typer.Option(min=1, help="Prefill engines.")] = 1,
@@ -66,8 +67,8 @@ def demo(
         question = ChatQuestion(
             [{"role": "user", "content": QUESTION}], n=n, max_tokens=max_tokens, temperature=0.8, seed=seed
         )
-        talk = show(console, n, partial(ask, client, question))
-        receipt = Receipt.of(talk, read_figures(client) - before, block)
+        talk = show(console, n, follow=partial(ask, question, client=client))
+        receipt = Receipt.of(talk, read_figures(client) - before, block=block)
     console.print(receipt.table())
     typer.echo(receipt.json())
 
@@ -85,7 +86,7 @@ class Receipt:
     """KV bytes of the prompt without its last token, which decode computes itself: all that must be moved."""
 
     @classmethod
-    def of(cls, talk: Conversation, spent: Figures, block: BlockSize) -> "Receipt":
+    def of(cls, talk: Conversation, spent: Figures, *, block: BlockSize) -> "Receipt":
         if talk.usage is None or talk.total_s is None or talk.first_s is None:
             raise EngineError("the stream ended without a usage")
         trunk_bytes = block.bytes_of(talk.usage.prompt_tokens - 1)

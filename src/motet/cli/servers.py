@@ -134,7 +134,7 @@ def serve(settings: Settings, *, stop_with_stdin: bool) -> int:
         typer.echo(ready_line(serving.url, [worker for worker in serving.workforce.workers if worker.local]))
 
     run = partial(run_server, plan, start_engine=NativeEngine.start, on_ready=on_ready)
-    return run_until_stopped(run, settings, "motet serve", stop_with_stdin=stop_with_stdin)
+    return run_until_stopped(run, settings, command="motet serve", stop_with_stdin=stop_with_stdin)
 
 
 @server_command(ServerCommand.GATEWAY)
@@ -145,10 +145,11 @@ def gateway(settings: Settings, *, stop_with_stdin: bool) -> int:
 
     def on_ready(serving: Serving[Gateway]) -> None:
         freeze_heap()
-        typer.echo(gateway_ready_line(serving.url, serving.service.model_names, serving.service.workers.reports()))
+        service = serving.service
+        typer.echo(gateway_ready_line(serving.url, service.model_names, workers=service.workers.reports()))
 
     run = partial(run_gateway, plan, on_ready=on_ready)
-    return run_until_stopped(run, settings, "motet gateway", stop_with_stdin=stop_with_stdin)
+    return run_until_stopped(run, settings, command="motet gateway", stop_with_stdin=stop_with_stdin)
 
 
 @server_command(ServerCommand.RAY)
@@ -172,10 +173,10 @@ def ray(
     from motet.deploy.ray.foreground import run_application
 
     def on_ready(url: str, replicas: Mapping[str, int]) -> None:
-        typer.echo(ray_ready_line(server_config(settings).served_model_name, url, replicas))
+        typer.echo(ray_ready_line(server_config(settings).served_model_name, url, replicas=replicas))
 
     run = partial(run_application, settings, settings.chosen(), on_ready=on_ready)
-    return run_until_stopped(run, settings, "motet ray", stop_with_stdin=stop_with_stdin)
+    return run_until_stopped(run, settings, command="motet ray", stop_with_stdin=stop_with_stdin)
 
 
 def check_extra(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:
@@ -185,7 +186,7 @@ def check_extra(find: Callable[[str], object | None] = importlib.util.find_spec)
 
 
 def run_until_stopped(
-    run: Callable[..., Awaitable[Outcome]], settings: Settings, command: str, *, stop_with_stdin: bool
+    run: Callable[..., Awaitable[Outcome]], settings: Settings, *, command: str, stop_with_stdin: bool
 ) -> Outcome:
     """Runs a server, `run(signals=...)`, in a loop of its own."""
     print_settings(settings, command)

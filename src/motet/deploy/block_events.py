@@ -71,7 +71,7 @@ def indexing(index: PrefixIndex, id: str) -> BlockListener:
 class EventFollowing:
     """Follows the events of one worker elsewhere. If that fails, the worker is used as before."""
 
-    def __init__(self, id: str, index: PrefixIndex, follow: Follow) -> None:
+    def __init__(self, id: str, index: PrefixIndex, *, follow: Follow) -> None:
         self._id = id
         self._index = index
         self._follow = follow

@@ -109,14 +109,14 @@ class Cell:
     async def start(self, plan: ServerPlan, client: Client) -> None:
         """Starts the engines, and asks each prefill server of the plan how it is."""
         for keeper in self._keepers:
-            self.router.fleet.expect(keeper.id, "-", keeper.role)
+            self.router.fleet.expect(keeper.id, "-", role=keeper.role)
         await start_all(self._keepers)
         # Decode first: each newcomer meets all workers that are there.
         for keeper in sorted(self._keepers, key=lambda keeper: keeper.role is Role.PREFILL):
             await keeper.join()
         if plan.cell.prefill_urls:
             config = GatewayConfig(worker_api_key=plan.cell.prefill_api_key)
-            self._prefill = prefill_members(self, client, config, drain_s=plan.server.drain_timeout_s)
+            self._prefill = prefill_members(self, client, config=config, drain_s=plan.server.drain_timeout_s)
             for number, url in enumerate(dict.fromkeys(map(server_url, plan.cell.prefill_urls))):
                 self._prefill.add(NamedWorker(url, Role.PREFILL, EngineKind.MOTET), id=f"{Role.PREFILL}-{number}")
             async with self._prefill.watched():
@@ -167,8 +167,8 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
 def prefill_members(
     cell: Cell,
     client: Client,
-    config: GatewayConfig,
     *,
+    config: GatewayConfig,
     drain_s: float,
     introduces: bool = True,
     listed: WorkerList | None = None,
@@ -188,7 +188,7 @@ def prefill_members(
             )
 
     asking = Asking(config=config, client=client, key_hint=KEY_HINT)
-    return Gateway(cell.router, learn, asking, drain_s=drain_s, introduces=introduces, listed=listed)
+    return Gateway(cell.router, learn, asking=asking, drain_s=drain_s, introduces=introduces, listed=listed)
 
 
 async def start_all(keepers: Iterable["LocalKeeper"]) -> None:
@@ -259,7 +259,7 @@ class LocalKeeper:
             ready_s = self._clock()
             await self._engine.died.wait()
             logger.error("the process of %s (pid %s) died", self.id, self._engine.info.pid)
-            self._fleet.mark(self.id, WorkerState.DEAD, "its process ended")
+            self._fleet.mark(self.id, WorkerState.DEAD, why="its process ended")
             await self._engine.close()  # removes its pipes and their folder
             self._engine = None
             if self._clock() - ready_s >= STEADY_S:
@@ -273,11 +273,11 @@ class LocalKeeper:
         self.given_up.set()
 
     async def _start_again(self, number: int) -> None:
-        self._fleet.mark(self.id, WorkerState.STARTING, f"start {number} of {self._restarts}")
+        self._fleet.mark(self.id, WorkerState.STARTING, why=f"start {number} of {self._restarts}")
         try:
             await self.start()
         except StartupError as error:
-            self._fleet.mark(self.id, WorkerState.DEAD, f"it cannot start: {error.message}")
+            self._fleet.mark(self.id, WorkerState.DEAD, why=f"it cannot start: {error.message}")
         else:
             self.restarted += 1
             await self.join()

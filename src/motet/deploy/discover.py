@@ -63,7 +63,7 @@ Ways = Mapping[EngineKind, Callable[[], Way]]
 class FoundServer:
     """A worker's server, which is asked as the kind that it was found to be."""
 
-    def __init__(self, url: str, ways: Ways, kind: EngineKind | None = None) -> None:
+    def __init__(self, url: str, ways: Ways, *, kind: EngineKind | None = None) -> None:
         """`kind`: the kind that the operator named; None to find it out."""
         self.url = url
         self._ways = ways if kind is None else {kind: ways[kind]}
@@ -137,14 +137,15 @@ class Asking:
             server = VLLMServer(url, client, api_key=key, role=named.role)
             kept = partial(VLLMEngine, server, tickets=self.tickets, leader_timeout_s=config.leader_timeout_s)
             files = partial(asyncio.to_thread, _vllm_files, server, self.find_tokenizer)
-            return Way(server.report, kept, files, partial(_check_vllm_tokenizer, server))
+            return Way(server.report, kept, files, partial(_check_vllm_tokenizer, server=server))
 
         def texts() -> Way:
             options = UpstreamOptions(api_key=key, pass_key=self.pass_keys, timeout_s=config.upstream_timeout_s)
             server = UpstreamServer(url, client, options=options)
             return Way(server.report, partial(TextUpstream, server))
 
-        return FoundServer(url, {EngineKind.MOTET: motet, EngineKind.VLLM: vllm, EngineKind.OPENAI: texts}, named.kind)
+        ways: Ways = {EngineKind.MOTET: motet, EngineKind.VLLM: vllm, EngineKind.OPENAI: texts}
+        return FoundServer(url, ways, kind=named.kind)
 
 
 def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dict[str, bytes]:
@@ -157,7 +158,7 @@ def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dic
         raise EngineError(f"{server.name} loaded it from {server.root}: {error.message}") from error
 
 
-async def _check_vllm_tokenizer(server: VLLMServer, tokenizer: Tokenizer, model: str) -> None:
+async def _check_vllm_tokenizer(tokenizer: Tokenizer, model: str, *, server: VLLMServer) -> None:
     """Compares token ids: with another vocabulary the server would answer, but with nonsense."""
     theirs = await server.tokenize(SAMPLE, model)
     ours = tokenizer.encode(SAMPLE, add_special_tokens=False)
@@ -180,7 +181,7 @@ class Likeness:
         """The known facts of each model, with the ids of the workers that reported them; some facts are only compared
         among engines of one kind."""
 
-    def problem(self, id: str, report: EngineReport, role: Role | None) -> str | None:
+    def problem(self, id: str, report: EngineReport, *, role: Role | None) -> str | None:
         """Returns why the worker `id` cannot be used, None if it can. `role`: the role that the operator named."""
         self.forget(id)
         info = report.info

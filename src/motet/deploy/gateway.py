@@ -116,8 +116,8 @@ class Gateway:
         self,
         router: Router,
         learn: Learn,
-        asking: Asking,
         *,
+        asking: Asking,
         drain_s: float,
         heartbeat_s: float = HEARTBEAT_S,
         introduces: bool = True,
@@ -210,7 +210,7 @@ class Gateway:
             id,
             named.url,
             report=server.report,
-            join=partial(self._join, id, server),
+            join=partial(self._join, id, server=server),
             problem=partial(self._likeness.problem, id, role=named.role),
             gone=partial(self._likeness.forget, id),
             fleet=self._fleet,
@@ -218,7 +218,7 @@ class Gateway:
             heartbeat_s=self._heartbeat_s,
             follow=self._follow_blocks,
         )
-        self._fleet.expect(id, named.url, named.role)
+        self._fleet.expect(id, named.url, role=named.role)
         if self._tasks is not None:
             self._keeping[id] = self._tasks.create_task(keeper.keep())
         return id
@@ -291,7 +291,7 @@ class Gateway:
                 continue  # until it has left
             self._in_list.add(url)
 
-    async def _join(self, id: str, server: FoundServer, report: EngineReport) -> Kept:
+    async def _join(self, id: str, report: EngineReport, *, server: FoundServer) -> Kept:
         """Adds a start of a worker to the fleet."""
         await self._learn(report, server)
         kept = server.way.kept(report)

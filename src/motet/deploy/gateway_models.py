@@ -104,14 +104,14 @@ class Tokenizers:
         files = await hand_out() if folder is None else await asyncio.to_thread(read_files, folder)
         tokenizer = await asyncio.to_thread(load_files, files, chat_template=self._rules.chat_template)
         template = ChatTemplate.of(tokenizer)
-        formats = ModelFormats.of(tokenizer, template.source, self._rules.parsers)
+        formats = ModelFormats.of(tokenizer, template.source, names=self._rules.parsers)
         return Loaded(tokenizer, template, formats, files)
 
 
 class GatewayModels:
     """The models for the API, as a `motet.api.served.Models`."""
 
-    def __init__(self, router: Router, tokenizers: Tokenizers, texts: TextRouted, *, first_name: str = "") -> None:
+    def __init__(self, router: Router, tokenizers: Tokenizers, *, texts: TextRouted, first_name: str = "") -> None:
         """`texts`: routes requests for models of text upstreams; `first_name`: clients' name for the first model."""
         self._router = router
         self._tokenizers = tokenizers

@@ -84,7 +84,7 @@ class RemoteKeeper:
         self._clock = clock
         self._wait = wait
         self._engine: Kept | None = None
-        self._events = EventFollowing(id, fleet.index, follow)
+        self._events = EventFollowing(id, fleet.index, follow=follow)
         self._taken_out = False
         """True if an operator wants the worker to get no new groups."""
         self._unheard_s = 0.0
@@ -118,7 +118,7 @@ class RemoteKeeper:
         self._taken_out = True
         member = self._fleet.get(self.id)
         if member is not None and member.state is WorkerState.READY:
-            self._fleet.mark(self.id, WorkerState.DRAINING, TAKEN_OUT)
+            self._fleet.mark(self.id, WorkerState.DRAINING, why=TAKEN_OUT)
 
     async def close(self) -> None:
         """Ends all groups and questions on the worker. Must be called after `keep` has ended."""
@@ -179,9 +179,9 @@ class RemoteKeeper:
     def _mark_present(self, report: EngineReport) -> None:
         """Marks the worker. It is ready even if its engine is silent in a long step: its own server ends a hang."""
         if self._taken_out:
-            self._fleet.mark(self.id, WorkerState.DRAINING, TAKEN_OUT)
+            self._fleet.mark(self.id, WorkerState.DRAINING, why=TAKEN_OUT)
         elif report.state is WorkerState.DRAINING:
-            self._fleet.mark(self.id, WorkerState.DRAINING, "it is being stopped")
+            self._fleet.mark(self.id, WorkerState.DRAINING, why="it is being stopped")
         else:
             self._fleet.mark(self.id, WorkerState.READY)
 
@@ -189,7 +189,7 @@ class RemoteKeeper:
         """Marks the worker and ends its groups. A worker that has never been `heard` is still expected."""
         if self._engine is None and not heard:
             state = WorkerState.STARTING
-        self._fleet.mark(self.id, state, error.message)
+        self._fleet.mark(self.id, state, why=error.message)
         self._gone()
         if self._engine is not None:
             self._engine.lost(error)

@@ -82,25 +82,25 @@ async def run_server(
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
         config = replace(plan.server, port=port_of(listener))
         tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
-        template = ChatTemplate.of(tokenizer)
-        formats = ModelFormats.of(tokenizer, template.source, plan.parsers)
+        formats = ModelFormats.of(tokenizer, ChatTemplate.of(tokenizer).source, names=plan.parsers)
         client = await stack.enter_async_context(server_client())
         start = start_cell(plan, address=f"{config.host}:{config.port}", start_engine=start_engine, client=client)
         cell = await started(start, signals)
         if cell is None:
             return Outcome.STOPPED_BEFORE_READY
         stack.push_async_callback(cell.close)
+        router = cell.router
         service = Service(
-            one_model(config.served_model_name, cell.router, tokenizer, template, formats, placed=cell.router.placed()),
+            one_model(config.served_model_name, router, tokenizer=tokenizer, formats=formats, placed=router.placed()),
             config,
-            workers=cell.router.fleet,
+            workers=router.fleet,
             figures=cell.figures,
             tokenizer_files=partial(read_files, plan.tokenizer_path),
             connect=cell.connect,
             block_events=cell.endpoint,
         )
         linger_s = plan.death_linger_s
-        return await serve(service, cell, listener, on_ready=on_ready, signals=signals, death_linger_s=linger_s)
+        return await serve(service, cell, listener=listener, on_ready=on_ready, signals=signals, linger_s=linger_s)
 
 
 async def run_gateway(
@@ -124,7 +124,7 @@ async def run_gateway(
             membership=gateway,
             tokenizer_files=models.tokenizer_files,
         )
-        return await serve(service, gateway, listener, on_ready=on_ready, signals=signals)
+        return await serve(service, gateway, listener=listener, on_ready=on_ready, signals=signals)
 
 
 def make_gateway(plan: GatewayPlan, client: Client) -> tuple[Gateway, GatewayModels]:
@@ -137,12 +137,12 @@ def make_gateway(plan: GatewayPlan, client: Client) -> tuple[Gateway, GatewayMod
     )
     router = make_router(plan.routing, plan.cell, tickets=asking.tickets)
     texts = TextRouted(router.fleet)
-    models = GatewayModels(router, Tokenizers(plan.tokenizers), texts, first_name=plan.server.served_model_name)
+    models = GatewayModels(router, Tokenizers(plan.tokenizers), texts=texts, first_name=plan.server.served_model_name)
     file = plan.gateway.workers_file
     gateway = Gateway(
         router,
         models.learn,
-        asking,
+        asking=asking,
         drain_s=plan.server.drain_timeout_s,
         heartbeat_s=plan.heartbeat_s,
         introduces=plan.introduces,
@@ -191,11 +191,11 @@ async def started(start: Awaitable[T], signals: StopSignals) -> T | None:
 async def serve(
     service: Service,
     workforce: C,
-    listener: socket.socket,
     *,
+    listener: socket.socket,
     on_ready: Callable[[Serving[C]], None],
     signals: StopSignals,
-    death_linger_s: float = 0.0,
+    linger_s: float = 0.0,
 ) -> Outcome:
     """Serves with these workers until it is told to stop or no engine is left to decode; then closes them."""
     serving = Serving(url_of(listener), create_app(service), service, workforce)
@@ -213,8 +213,8 @@ async def serve(
             await first_of(service.admission.empty(), signals.at_once.wait(), workforce.death(), timeout_s=limit_s)
         if workforce.dead:
             outcome = Outcome.ENGINE_DIED
-            logger.error("no engine is left to decode; the server ends in %g s", death_linger_s)
-            await first_of(signals.drain.wait(), timeout_s=death_linger_s)
+            logger.error("no engine is left to decode; the server ends in %g s", linger_s)
+            await first_of(signals.drain.wait(), timeout_s=linger_s)
         watching.cancel()
         await asyncio.wait([watching])  # it would start engines again that are ended now
         # Before the connections: answers that are still open end with an error event, and close theirs.

@@ -81,14 +81,14 @@ def ready_line(url: str, workers: Sequence[Worker]) -> str:
     return f"Motet is ready: {info.model} at {url} ({roles_of(workers)}{blocks})"
 
 
-def gateway_ready_line(url: str, models: Sequence[str], workers: Sequence[WorkerReport]) -> str:
+def gateway_ready_line(url: str, models: Sequence[str], *, workers: Sequence[WorkerReport]) -> str:
     """Returns the ready line of a gateway, with the workers that are ready."""
     ready = [worker.id for worker in workers if worker.state is WorkerState.READY]
     there = f"{len(ready)} worker{'s' * (len(ready) != 1)}: {', '.join(ready)}"
     return f"Motet gateway is ready: {', '.join(models)} at {url} ({there})"
 
 
-def ray_ready_line(model: str, url: str, replicas: Mapping[str, int]) -> str:
+def ray_ready_line(model: str, url: str, *, replicas: Mapping[str, int]) -> str:
     """Returns the ready line of a cell on Ray, with the number of replicas of each deployment."""
     there = ", ".join(f"{number} {name}" for name, number in replicas.items())
     return f"Motet on Ray is ready: {model} at {url} ({there})"

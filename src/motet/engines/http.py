@@ -129,13 +129,13 @@ class ServerCalls:
         self,
         method: str,
         path: str,
-        body: bytes = b"",
         *,
+        body: bytes = b"",
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float | None = QUESTION_TIMEOUT_S,
     ) -> bytes:
         """Returns the whole body of an answer. Cancelling it closes the connection."""
-        response = await self._send(method, path, body, headers=headers, timeout_s=timeout_s)
+        response = await self._send(method, path, body=body, headers=headers, timeout_s=timeout_s)
         try:
             return await response.read()
         except FAULTS as error:
@@ -145,22 +145,22 @@ class ServerCalls:
 
     async def open(self, path: str, body: bytes, *, headers: Mapping[str, str] = NO_HEADERS) -> Reply:
         """Returns an answer to be read piece by piece; the caller closes it."""
-        return Reply(self._name, await self._send("POST", path, body, headers=headers, timeout_s=None))
+        return Reply(self._name, await self._send("POST", path, body=body, headers=headers, timeout_s=None))
 
     async def status(self, path: str, body: bytes) -> int:
         """Returns the status of the answer, which shows if the server has such a route."""
         try:
-            async with await self._request("POST", path, body, NO_HEADERS, QUESTION_TIMEOUT_S) as response:
+            async with await self._request("POST", path, body=body, timeout_s=QUESTION_TIMEOUT_S) as response:
                 return response.status
         except FAULTS as error:
             raise self._fault(error) from error
 
     async def _send(
-        self, method: str, path: str, body: bytes, *, headers: Mapping[str, str], timeout_s: float | None
+        self, method: str, path: str, *, body: bytes, headers: Mapping[str, str], timeout_s: float | None
     ) -> aiohttp.ClientResponse:
         """Returns a response that is no refusal, before its body is read."""
         try:
-            response = await self._request(method, path, body, headers, timeout_s)
+            response = await self._request(method, path, body=body, headers=headers, timeout_s=timeout_s)
             if response.status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
                 return response
             async with response:
@@ -172,7 +172,7 @@ class ServerCalls:
         raise self._refused(Refusal(response.status, response.reason or "", said, retry_after_s))
 
     async def _request(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float | None
+        self, method: str, path: str, *, body: bytes, headers: Mapping[str, str] = NO_HEADERS, timeout_s: float | None
     ) -> aiohttp.ClientResponse:
         told = {name: text for name, words in headers.items() if (text := header_text(words))}
         return await self._client.request(

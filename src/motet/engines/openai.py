@@ -61,7 +61,7 @@ class EventSplitter:
         return events
 
 
-def read_json(body: bytes, kind: type[T], error: type[EngineError], what: str) -> T:
+def read_json(body: bytes, kind: type[T], *, what: str, error: type[EngineError] = EngineError) -> T:
     """Returns the decoded body. Raises `error`, whose message begins with `what`, if it is no JSON of this kind."""
     try:
         return msgspec.json.decode(body, type=kind)

@@ -133,7 +133,7 @@ class EngineServer:
         self, path: str, body: msgspec.Struct, *, trace: str = "", timeout_s: float | None = QUESTION_TIMEOUT_S
     ) -> bytes:
         encoded = msgspec.msgpack.encode(body)
-        return await self._calls.ask("POST", path, encoded, headers={"x-request-id": trace}, timeout_s=timeout_s)
+        return await self._calls.ask("POST", path, body=encoded, headers={"x-request-id": trace}, timeout_s=timeout_s)
 
     def _decode(self, body: bytes, kind: type[T]) -> T:
         try:
@@ -152,7 +152,7 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
     def generate(self, request: GenerateRequest) -> GroupStream:
         if self._closed is not None:
             raise self._closed
-        group = self._groups[request.request_id] = RemoteGroup(self._server, request, self._over)
+        group = self._groups[request.request_id] = RemoteGroup(self._server, request, over=self._over)
         return group
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
@@ -222,7 +222,9 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
 class RemoteGroup:
     """A `GroupStream`. `over` is called once, when the group does not need its connection any more."""
 
-    def __init__(self, server: EngineServer, request: GenerateRequest, over: Callable[["RemoteGroup"], None]) -> None:
+    def __init__(
+        self, server: EngineServer, request: GenerateRequest, *, over: Callable[["RemoteGroup"], None]
+    ) -> None:
         self.request = request
         self._server = server
         self._over = over

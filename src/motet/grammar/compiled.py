@@ -137,7 +137,7 @@ class Grammars:
             tried = _compiled(vocabulary, schema_source(part))
             return _error_of(tried) if tried.is_error() else None
 
-        raise wrong(*find_wrong_part(read_schema(grammar.source), error, error_in))
+        raise wrong(*find_wrong_part(read_schema(grammar.source), error, error_in=error_in))
 
     def _built_vocabulary(self) -> LLTokenizer:
         with self._vocabulary_lock:
@@ -194,8 +194,8 @@ def _error_of(matcher: LLMatcher) -> str:
 def find_wrong_part(
     root: Mapping[str, object],
     error: str,
-    error_in: Callable[[Mapping[str, object]], str | None],
     *,
+    error_in: Callable[[Mapping[str, object]], str | None],
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Path, str]:
     """Returns the deepest part of `root` that fails by itself, and its error.
@@ -238,7 +238,7 @@ def _into_whole(value: object, key: str = "") -> object:
 class _Entries:
     """A tokenizer in the form that `TokenizerWrapper` reads."""
 
-    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], special: list[int], eos_token_id: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], *, special: list[int], eos_token_id: int) -> None:
         self._tokenizer = tokenizer
         self._in_tags = re.compile("|".join(map(_behind_first_character, tokenizer.special_tokens)) or "(?!)")
         self.tokens = tokens
@@ -272,4 +272,5 @@ def build_vocabulary(tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Se
     special = sorted({token for token in tokenizer.special_ids if token < known} | set(eos))
     for token in eos:
         tokens[token] = tokens[token] or b"<eos>"
-    return LLTokenizer(TokenizerWrapper(_Entries(tokenizer, tokens, special, eos[0])), n_vocab=size, eos_token=eos)
+    entries = _Entries(tokenizer, tokens, special=special, eos_token_id=eos[0])
+    return LLTokenizer(TokenizerWrapper(entries), n_vocab=size, eos_token=eos)

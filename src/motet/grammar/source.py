@@ -88,13 +88,13 @@ def read_schema(source: str, multiples: Multiples | None = None) -> Mapping[str,
     return {key: value for key, value in schema.items() if key != "$schema"}
 
 
-def prepared_lark(lark: str, special: Mapping[str, int], prepared_schema: Callable[[str], str]) -> str:
+def prepared_lark(lark: str, special: Mapping[str, int], *, mend_json: Callable[[str], str]) -> str:
     """Returns Lark that is safe for llguidance. Raises `GrammarError` if it is too much work.
 
     Each string literal that is exactly the text of a special token becomes `<[id]>`. Strings in comments, in regular
     expressions, and in the JSON after `%regex` and `%llguidance` stay as they are, and so do strings with a tag and
     more text, or with the suffix `i`. llguidance allows `<[id]>` in rules only, so a format writes its tags in rules
-    (lower case), not in terminals. `prepared_schema` checks and mends the JSON after `%json`.
+    (lower case), not in terminals. `mend_json` checks and mends the JSON after `%json`.
     """
     out, plain, at = [], [], 0
     while (found := _PIECES.search(lark, at)) is not None:
@@ -103,7 +103,7 @@ def prepared_lark(lark: str, special: Mapping[str, int], prepared_schema: Callab
             start, end = end, _end_of_json(lark, end)
         plain.append(lark[at:start])
         piece = lark[start:end]
-        out += [plain[-1], prepared_schema(piece) if found.lastgroup == "json" else _prepared(piece, found, special)]
+        out += [plain[-1], mend_json(piece) if found.lastgroup == "json" else _prepared(piece, found, special=special)]
         at = end
     plain.append(lark[at:])
     code = "".join(plain)  # without strings, comments and the like
@@ -139,7 +139,7 @@ def _lark(grammar: Grammar, special: Mapping[str, int]) -> str:
             return prepared_lark(
                 _as_lark(grammar.source),
                 special,
-                lambda schema: _with_whitespace(read_schema(schema, multiples)).decode(),
+                mend_json=lambda schema: _with_whitespace(read_schema(schema, multiples)).decode(),
             )
 
 
@@ -179,7 +179,7 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _prepared(piece: str, found: re.Match[str], special: Mapping[str, int]) -> str:
+def _prepared(piece: str, found: re.Match[str], *, special: Mapping[str, int]) -> str:
     """Checks a string or a regular expression of Lark, and turns a string that is a special token into that token."""
     if found["string"] is None and found["regex"] is None:
         return piece

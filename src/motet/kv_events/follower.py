@@ -72,7 +72,7 @@ async def follow_blocks(source: BlockSource, listener: BlockListener, *, shared:
         logger.warning("%s", exc)
         return
     try:
-        await Follower(subscription, listener, source.endpoint).run()
+        await Follower(subscription, listener, name=source.endpoint).run()
     finally:
         subscription.close()
 
@@ -107,7 +107,7 @@ class Follower:
     """Follows one worker. The listener gets Cleared whenever earlier changes may not be true any more."""
 
     def __init__(
-        self, subscription: "Subscription", listener: BlockListener, name: str, *, silence_s: float = SILENCE_S
+        self, subscription: "Subscription", listener: BlockListener, *, name: str, silence_s: float = SILENCE_S
     ) -> None:
         """`name`: names the worker in the log."""
         self._subscription = subscription

@@ -240,7 +240,7 @@ class EventReader:
             before = known
         else:
             return
-        names = names_after(before, event.token_ids, event.block_size)
+        names = names_after(before, event.token_ids, block_size=event.block_size)
         for block, keys, name in zip(event.block_hashes, extra, names, strict=False):
             if keys:
                 return

@@ -72,7 +72,7 @@ gauge = partial(Declared, kind=MetricKind.GAUGE)
 histogram = partial(Declared, kind=MetricKind.HISTOGRAM)
 
 
-def figure(
+def figure(  # sizes: a table of figures is read by its rows
     name: str, unit: str, meaning: str, *, kind: MetricKind, also: Declared | None = None, default: Any = 0, **more: Any
 ) -> Any:
     """Declares a dataclass field as the value of a metric. `also`: another metric with the same value; `default`: the
@@ -96,7 +96,7 @@ def declared_in(figures: type) -> Sequence[tuple[str, Declared]]:
     return tuple((one.name, declared) for one in fields(named) for declared in one.metadata.get(METADATA_KEY, ()))
 
 
-def numbers(figures: object, field: str, declared: Declared) -> Mapping[tuple[str, ...], float]:
+def numbers(figures: object, field: str, *, declared: Declared) -> Mapping[tuple[str, ...], float]:
     """Returns the values of a counter or gauge by label values; a missing one (None) is 0."""
     value = getattr(figures, field)
     if isinstance(value, Mapping):

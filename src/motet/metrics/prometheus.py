@@ -80,7 +80,7 @@ def exposed(
             continue
         family = _family(declared, labels)
         for values, figures in samples:
-            for own, number in numbers(figures, name, declared).items():
+            for own, number in numbers(figures, name, declared=declared).items():
                 family.add_metric((*values, *own), number)
         yield family
 

@@ -69,7 +69,7 @@ class _Ballot:
 
 
 def choose(
-    candidates: Sequence[Candidate], needs: GroupNeeds, policy: Policy, *, turn: int, weights: Weights = WEIGHTS
+    candidates: Sequence[Candidate], needs: GroupNeeds, *, policy: Policy, turn: int, weights: Weights = WEIGHTS
 ) -> Decision | None:
     """Returns None if there are no candidates. `turn`: the number of choices made before."""
     if not candidates:
@@ -95,31 +95,31 @@ def _with_room(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequence[i
 
 def _least_cost(ballot: _Ballot) -> Decision:
     candidates, needs, weights = ballot.candidates, ballot.needs, ballot.weights
-    costs = {place: cost(candidates[place], needs, weights) for place in ballot.places}
+    costs = {place: cost(candidates[place], needs, weights=weights) for place in ballot.places}
     best = ballot.least(lambda place: (costs[place],))
     session = ballot.session_place()
-    if session is not None and session != best and _worth_staying(ballot, session, costs[session] - costs[best]):
+    if session is not None and session != best and _worth_staying(ballot, session, dearer=costs[session] - costs[best]):
         return Decision(session, Reason.SESSION, f"session was here: {_costs(ballot, [session, best])}")
     shown = sorted(costs, key=lambda place: (place != best, costs[place]))[:NAMED_IN_WHY]
-    reason = Reason.PREFIX if _for_its_prefix(ballot, best, costs) else Reason.COST
+    reason = Reason.PREFIX if _for_its_prefix(ballot, best, costs=costs) else Reason.COST
     return Decision(best, reason, f"least of {len(costs)}: {_costs(ballot, shown)}")
 
 
-def _worth_staying(ballot: _Ballot, session: int, dearer: float) -> bool:
+def _worth_staying(ballot: _Ballot, session: int, *, dearer: float) -> bool:
     """Returns True if the session stays where it was. It is often not known, or not yet,
     what its worker has cached. So this worker may be dearer by the cost of the prompt, and by a slack beside that."""
-    may_be_cached = own_cost(ballot.candidates[session], ballot.needs, ballot.weights)
+    may_be_cached = own_cost(ballot.candidates[session], ballot.needs, weights=ballot.weights)
     return dearer <= may_be_cached + ballot.weights.session_slack
 
 
-def _for_its_prefix(ballot: _Ballot, best: int, costs: dict[int, float]) -> bool:
+def _for_its_prefix(ballot: _Ballot, best: int, *, costs: dict[int, float]) -> bool:
     """Returns True if, without any cached prefixes, another worker would be no dearer."""
     if not ballot.candidates[best].cached_tokens:
         return False
 
     def cold(place: int) -> float:
         one = ballot.candidates[place]
-        return costs[place] + prompt_cost(one.cached_tokens, one, ballot.needs, ballot.weights)
+        return costs[place] + prompt_cost(one.cached_tokens, one, needs=ballot.needs, weights=ballot.weights)
 
     return any(cold(place) <= cold(best) for place in costs if place != best)
 
@@ -151,7 +151,7 @@ def _stay(ballot: _Ballot) -> Decision:
 
 
 def _costs(ballot: _Ballot, places: Sequence[int]) -> str:
-    return ", ".join(explained(ballot.candidates[place], ballot.needs, ballot.weights) for place in places)
+    return ", ".join(explained(ballot.candidates[place], ballot.needs, weights=ballot.weights) for place in places)
 
 
 _RULES: dict[Policy, Callable[[_Ballot], Decision]] = {

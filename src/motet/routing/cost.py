@@ -112,15 +112,15 @@ class Weights:
 WEIGHTS = Weights()
 
 
-def prompt_cost(tokens: int, candidate: Candidate, needs: GroupNeeds, weights: Weights = WEIGHTS) -> float:
+def prompt_cost(tokens: int, candidate: Candidate, *, needs: GroupNeeds, weights: Weights = WEIGHTS) -> float:
     """Returns the cost of computing, or of pulling, this many tokens of the group's prompt there."""
     if not needs.needs_prompt:
         return tokens * weights.pulled_token
     return tokens * (1.0 + candidate.open_choices / needs.choices)
 
 
-def own_cost(candidate: Candidate, needs: GroupNeeds, weights: Weights = WEIGHTS) -> float:
-    return prompt_cost(max(0, needs.prompt_tokens - candidate.cached_tokens), candidate, needs, weights)
+def own_cost(candidate: Candidate, needs: GroupNeeds, *, weights: Weights = WEIGHTS) -> float:
+    return prompt_cost(max(0, needs.prompt_tokens - candidate.cached_tokens), candidate, needs=needs, weights=weights)
 
 
 def load_cost(candidate: Candidate, weights: Weights) -> float:
@@ -128,12 +128,12 @@ def load_cost(candidate: Candidate, weights: Weights) -> float:
     return candidate.open_choices * weights.choice + blocks * (candidate.block_size / BLOCK_TOKENS)
 
 
-def cost(candidate: Candidate, needs: GroupNeeds, weights: Weights = WEIGHTS) -> float:
-    return own_cost(candidate, needs, weights) + candidate.queued_tokens + load_cost(candidate, weights)
+def cost(candidate: Candidate, needs: GroupNeeds, *, weights: Weights = WEIGHTS) -> float:
+    return own_cost(candidate, needs, weights=weights) + candidate.queued_tokens + load_cost(candidate, weights)
 
 
-def explained(candidate: Candidate, needs: GroupNeeds, weights: Weights = WEIGHTS) -> str:
+def explained(candidate: Candidate, needs: GroupNeeds, *, weights: Weights = WEIGHTS) -> str:
     """Returns the cost and its parts as a line of text."""
-    own, load = own_cost(candidate, needs, weights), load_cost(candidate, weights)
+    own, load = own_cost(candidate, needs, weights=weights), load_cost(candidate, weights)
     total = own + candidate.queued_tokens + load
     return f"{candidate.id} {total:.0f} (own {own:.0f}, queued {candidate.queued_tokens}, load {load:.0f})"

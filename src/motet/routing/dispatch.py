@@ -243,7 +243,7 @@ class Dispatcher:
             try:
                 return await self._prefill_on(chosen, request, readers=readers)
             except (EngineDiedError, OverloadedError) as error:
-                self.failed(chosen.member, chosen.worker, error)
+                self.failed(chosen.member, chosen.worker, error=error)
                 failures.append(error)
             except EngineClosedError as error:  # it is just leaving
                 failures.append(error)
@@ -258,21 +258,21 @@ class Dispatcher:
         try:
             stay = Stay(chosen, self.fleet, request=request, unfinished=unfinished)
         except (EngineDiedError, OverloadedError) as error:
-            self.failed(chosen.member, chosen.worker, error)
+            self.failed(chosen.member, chosen.worker, error=error)
             raise
         self.fleet.sessions[Work.GENERATE].keep(request.session_id, chosen.member.id)
         self._figures.routed_tokens += len(request.prompt)
         self._figures.overlap_tokens += len(request.prompt) - chosen.load.own_tokens
         return stay
 
-    def failed(self, member: Member, worker: Worker, error: MotetError) -> None:
+    def failed(self, member: Member, worker: Worker, *, error: MotetError) -> None:
         """Notes that a worker died or took no more; ignores errors of an earlier start of it."""
         if member.worker is not worker or self.fleet.get(member.id) is not member:
             return
         if isinstance(error, OverloadedError):
             member.refuse()
         elif member.state in ANSWERING:  # else its keeper knows better
-            self.fleet.mark(member.id, WorkerState.DEAD, error.message)
+            self.fleet.mark(member.id, WorkerState.DEAD, why=error.message)
 
     async def release(self, ticket: Ticket, trace: str = "") -> None:
         worker = releaser(ticket, self.fleet)
@@ -328,8 +328,8 @@ class Dispatcher:
     ) -> "Chosen | None":
         """Returns the worker that would get the group now, or None. `decided`: it gets it, so the reason is kept."""
         turn = next(self._turns[work]) if decided else 0
-        seen = survey(self.fleet, work, request, besides=besides, turn=turn)
-        decision = seen and choose(seen.candidates, seen.needs, self._routing.routing_policy, turn=turn)
+        seen = survey(self.fleet, work, request=request, besides=besides, turn=turn)
+        decision = seen and choose(seen.candidates, seen.needs, policy=self._routing.routing_policy, turn=turn)
         if not seen or not decision:
             return None
         member, worker = seen.present[decision.place]

@@ -120,10 +120,10 @@ class Fleet:
             member.given_up = True
             self._note_change()
 
-    def expect(self, id: str, address: str, role: Role | None = None, *, text: bool = False) -> Member:
+    def expect(self, id: str, address: str, *, role: Role | None = None, text: bool = False) -> Member:
         """Adds a worker that has not come yet. `text`: it takes texts, not tokens."""
         if id not in self._members:
-            self._members[id] = Member(id, address, role, text=text, clock=self._clock)
+            self._members[id] = Member(id, address, role=role, text=text, clock=self._clock)
             self._note_change()
         return self._members[id]
 
@@ -147,7 +147,7 @@ class Fleet:
             member.offers(cards)
             self._note_change()
 
-    def mark(self, id: str, state: WorkerState, why: str = "") -> None:
+    def mark(self, id: str, state: WorkerState, *, why: str = "") -> None:
         """Notes the state of a worker. Unknown ids are ignored: the worker has been removed meanwhile."""
         member = self._members.get(id)
         if member is None or (member.state, member.note) == (state, why):

@@ -16,6 +16,7 @@ closes its books; the tasks that wait for prefill or for a worker end with the j
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -92,8 +93,8 @@ class Journey:
         self,
         request: GenerateRequest,
         dispatcher: Dispatcher,
-        moves: Callable[[], Moves],
         *,
+        moves: Callable[[], Moves],
         now_s: float,
         ended: Callable[["Journey"], None],
     ) -> None:
@@ -229,15 +230,15 @@ class Journey:
     def _split(self, plan: Sequence[int], held: HeldTicket | None) -> "list[Part]":
         """Returns a part for each number in the plan while choices are left; a single part has the group's name."""
         request, id = self.request, self.request.request_id
+        make = partial(Part, dispatcher=self._dispatcher, reader_id=id, held=held)
         if len(plan) == 1:
-            return [Part(request, self._unfinished, self._dispatcher, self._moves(), reader_id=id, held=held)]
+            return [make(request, self._unfinished, moves=self._moves())]
         parts = []
         left = iter(self._unfinished.rest(0).choices)
         for number, size in enumerate(plan):
             if choices := tuple(islice(left, size)):
                 part = msgspec.structs.replace(request, request_id=RequestId(f"{id}/{number}"), choices=choices)
-                unfinished = Unfinished(part)
-                parts.append(Part(part, unfinished, self._dispatcher, self._moves(), reader_id=id, held=held))
+                parts.append(make(part, Unfinished(part), moves=self._moves()))
         return parts
 
     async def _end(self) -> None:

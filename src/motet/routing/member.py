@@ -35,7 +35,7 @@ class Member:
     """A worker, from the first time it was named. Only its `Fleet` changes it, since the fleet must inform others."""
 
     def __init__(
-        self, id: str, address: str, role: Role | None, *, text: bool = False, clock: Callable[[], float]
+        self, id: str, address: str, *, role: Role | None, text: bool = False, clock: Callable[[], float]
     ) -> None:
         self.id = id
         self.address = address

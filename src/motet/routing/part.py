@@ -64,9 +64,9 @@ class Part:
         self,
         request: GenerateRequest,
         unfinished: Unfinished,
+        *,
         dispatcher: Dispatcher,
         moves: Moves,
-        *,
         reader_id: RequestId,
         held: HeldTicket | None,
     ) -> None:
@@ -115,7 +115,7 @@ class Part:
                 self._ended_there(stay, stay.evicted)
             except MotetError as error:
                 if isinstance(error, EngineDiedError | OverloadedError):
-                    self._dispatcher.failed(stay.member, stay.worker, error)
+                    self._dispatcher.failed(stay.member, stay.worker, error=error)
                 self._ended_there(stay, error)
             else:
                 shown = self._shown(stay, delta) if self._renames or not stay.begun else delta
@@ -153,7 +153,7 @@ class Part:
     def _place(self) -> None:
         """Gives the unfinished choices to a worker, with the ticket if that worker can read it."""
         held, fleet = self._held, self._dispatcher.fleet
-        if held is not None and not readers_of(held.ticket, fleet, self.request.model).members:
+        if held is not None and not readers_of(held.ticket, fleet, model=self.request.model).members:
             self._settle(read=False)
         request = self.unfinished.rest(self._lives)
         if self._held is not None:

@@ -110,10 +110,10 @@ def plan_parts(group: SplitFacts, open_choices: Sequence[int], *, spread_choices
     levels = sorted(open_choices)
     plans = [filled(group.choices, levels[:parts]) for parts in range(1, most_parts + 1)]
     plans = [plan for plan in plans if min(plan) >= least]
-    return min(plans, key=lambda plan: (time_ms(group, plan, levels), len(plan)), default=[group.choices])
+    return min(plans, key=lambda plan: (time_ms(group, plan, levels=levels), len(plan)), default=[group.choices])
 
 
-def time_ms(group: SplitFacts, plan: Sequence[int], levels: Sequence[int]) -> float:
+def time_ms(group: SplitFacts, plan: Sequence[int], *, levels: Sequence[int]) -> float:
     """Returns the part of the total time that depends on the split. `levels`: open choices of the workers, rising."""
     fetch_ms = group.prompt_tokens * (PULL_TOKEN_MS if group.ticket else PROMPT_TOKEN_MS)
     fullest = max(level + choices for level, choices in zip(levels, plan, strict=False))

@@ -163,7 +163,7 @@ class Router:
     def _journey(self, request: GenerateRequest, *, wait_s: float) -> Journey:
         limit = self._routing.migration_limit
         moves = partial(Moves, self.counts, limit=limit, wait_s=wait_s, clock=self._clock)
-        return Journey(request, self.dispatcher, moves, now_s=self._clock(), ended=self._ended)
+        return Journey(request, self.dispatcher, moves=moves, now_s=self._clock(), ended=self._ended)
 
     def _ended(self, journey: Journey) -> None:
         """Forgets a group of which nothing is left, unless another one of its name has taken its place."""
@@ -230,7 +230,7 @@ class ModelView:
         try:
             return await member.worker.engine.stats()
         except (EngineDiedError, EngineClosedError) as error:
-            self._router.dispatcher.failed(member, member.worker, error)
+            self._router.dispatcher.failed(member, member.worker, error=error)
             return None
 
     def _named(self, request: GenerateRequest) -> GenerateRequest:

@@ -49,13 +49,13 @@ class Survey:
 
 
 def survey(
-    fleet: Fleet, work: Work, request: GenerateRequest, *, besides: Sequence[str] = (), turn: int = 0
+    fleet: Fleet, work: Work, *, request: GenerateRequest, besides: Sequence[str] = (), turn: int = 0
 ) -> Survey | None:
     """Returns None if no worker is ready. `besides`: ids of workers that are left out."""
-    able = eligible(fleet, work, request).without(besides)
-    cached = _cached_blocks(fleet, request, able)
+    able = eligible(fleet, work, request=request).without(besides)
+    cached = _cached_blocks(fleet, request, able=able)
     session = fleet.sessions[work].worker_of(request.session_id)
-    short = [able.by_id[id] for id in shortlist(able.ids, cached, session, able=able.by_id, turn=turn)]
+    short = [able.by_id[id] for id in shortlist(able.ids, cached, session=session, able=able.by_id, turn=turn)]
     present = tuple((member, member.worker) for member in short if member.worker is not None)
     if not present:
         return None
@@ -63,20 +63,20 @@ def survey(
         work=work, choices=len(request.choices), prompt_tokens=len(request.prompt), needs_prompt=request.ticket is None
     )
     candidates = tuple(
-        _candidate(member, worker, cached.get(member.id, 0) * member.block_size, has_session=member.id == session)
+        _candidate(member, worker, cached_blocks=cached.get(member.id, 0), has_session=member.id == session)
         for member, worker in present
     )
     return Survey(needs, present, candidates)
 
 
-def _cached_blocks(fleet: Fleet, request: GenerateRequest, able: Roster) -> dict[str, int]:
+def _cached_blocks(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> dict[str, int]:
     """Returns the number of blocks of the prompt that each worker has, if any; workers with more tokens come later.
     A block of another size has another name, so each size is looked up by itself."""
     if not fleet.index:
         return {}
     adapter = fleet.adapter(request.model)
     found = [
-        (size, fleet.index.overlap(named_blocks(request.prompt[:-1], size, request.cache_salt, adapter)))
+        (size, fleet.index.overlap(named_blocks(request.prompt[:-1], size, salt=request.cache_salt, adapter=adapter)))
         for size in able.block_sizes
     ]
     if len(found) == 1:
@@ -85,11 +85,11 @@ def _cached_blocks(fleet: Fleet, request: GenerateRequest, able: Roster) -> dict
     return {id: blocks for _, id, blocks in sorted(every)}
 
 
-def _candidate(member: Member, worker: Worker, cached_tokens: int, *, has_session: bool) -> Candidate:
+def _candidate(member: Member, worker: Worker, *, cached_blocks: int, has_session: bool) -> Candidate:
     books, info = member.books, worker.engine.info
     return Candidate(
         id=member.id,
-        cached_tokens=cached_tokens,
+        cached_tokens=cached_blocks * member.block_size,
         queued_tokens=books.waiting_tokens,
         open_choices=member.open_choices,
         trunk_blocks=books.trunk_blocks,
@@ -102,7 +102,7 @@ def _candidate(member: Member, worker: Worker, cached_tokens: int, *, has_sessio
     )
 
 
-def eligible(fleet: Fleet, work: Work, request: GenerateRequest) -> Roster:
+def eligible(fleet: Fleet, work: Work, *, request: GenerateRequest) -> Roster:
     """Returns the workers that may do this work for the group now. If there are decode workers, a prompt is prefilled
     by those whose KV one of them can fetch; a server that only prefills does it for anyone. A group that has begun
     stays with the weights that began it."""
@@ -112,11 +112,11 @@ def eligible(fleet: Fleet, work: Work, request: GenerateRequest) -> Roster:
     elif request.ticket is None:
         able = serving.generate
     else:
-        able = readers_of(request.ticket, fleet, request.model)
+        able = readers_of(request.ticket, fleet, model=request.model)
     return able.of_model(request.model_digest)
 
 
-def readers_of(ticket: Ticket, fleet: Fleet, model: str) -> Roster:
+def readers_of(ticket: Ticket, fleet: Fleet, *, model: str) -> Roster:
     """Returns the ready workers that have the model and can read the ticket: those that pair with its maker. If a
     client brought a ticket of ours whose maker is not known here, any engine of ours may read it."""
     serving = fleet.serving(model)
@@ -150,7 +150,7 @@ def _is_ours(member: Member) -> bool:
 
 
 def shortlist(
-    ids: Sequence[str], overlap: dict[str, int], session: str | None, *, able: Container[str], turn: int
+    ids: Sequence[str], overlap: dict[str, int], *, session: str | None, able: Container[str], turn: int
 ) -> Sequence[str]:
     """Returns the workers among `ids` that are looked at. `overlap`: cached blocks of the prompt by worker, rising;
     `session`: the last worker of the session. Both may name workers outside `ids`; `able` tells which are in it."""

@@ -118,7 +118,7 @@ class WaitingGroups:
             return True
         if any(lane == model or self._same_room(lane, model) for lane in self._queue.lanes):
             return False
-        return self._has_room(model, len(request.choices), len(request.prompt))
+        return self._has_room(len(request.choices), len(request.prompt), model=model)
 
     def passed(self, wait_s: float) -> None:
         """Counts a group that was let in after `wait_s`."""
@@ -174,7 +174,7 @@ class WaitingGroups:
         for late in self._queue.expired(now_s):
             why = f"No worker had room for the request within {self._routing.queue_timeout_s:g} s. Try again later."
             late.fail(OverloadedError(why, retry_after_s=RETRY_AFTER_S))
-        looks = {lane: Look(partial(self._has_room, ModelName(lane))) for lane in self._queue.lanes}
+        looks = {lane: Look(partial(self._has_room, model=ModelName(lane))) for lane in self._queue.lanes}
 
         def fits(group: Journey) -> bool:
             return looks[group.request.model].fits(group.num_choices, len(group.request.prompt))
@@ -193,7 +193,7 @@ class WaitingGroups:
         having = set(self._fleet.ready(Work.GENERATE, one))
         return not having.isdisjoint(self._fleet.ready(Work.GENERATE, other))
 
-    def _has_room(self, model: ModelName, choices: int, prompt_tokens: int) -> bool:
+    def _has_room(self, choices: int, prompt_tokens: int, *, model: ModelName) -> bool:
         """Also returns True if no worker will ever have room: the group goes and is refused."""
         return not self._fleet.serving(model).hopeful or has_room(
             self._fleet.ready(Work.GENERATE, model),

@@ -168,12 +168,12 @@ def setting(default: Value, help: str, **more: Any) -> Value:
     return declared
 
 
-def settings_of(record: Any, panel: Panel, commands: tuple[ServerCommand, ...]) -> Mapping[str, Declaration]:
+def settings_of(record: Any, panel: Panel, *, commands: tuple[ServerCommand, ...]) -> Mapping[str, Declaration]:
     """Returns the declarations of a record by name; `panel` and `commands`: for fields that do not set their own."""
     found = {}
     for one in fields(record):
         if (more := one.metadata.get(METADATA_KEY)) is not None:
-            common = {"panel": panel, "commands": commands, "flag": _flag(one.name, one.type, one.default)}
+            common = {"panel": panel, "commands": commands, "flag": _flag(one.name, one.type, default=one.default)}
             unit = "s" if one.name.endswith("_s") else ""
             choices = tuple(one.type) if isinstance(one.type, type) and issubclass(one.type, StrEnum) else ()
             declared = {"name": one.name, "kind": one.type, "default": one.default, "unit": unit, "choices": choices}
@@ -181,7 +181,7 @@ def settings_of(record: Any, panel: Panel, commands: tuple[ServerCommand, ...]) 
     return found
 
 
-def _flag(name: str, kind: Any, default: object) -> str:
+def _flag(name: str, kind: Any, *, default: object) -> str:
     """Returns the flag of a name: with dashes, without the `s` of a list or the `_s` of seconds, and with `--no-NAME`
     if it is on by default."""
     plain = name.removesuffix("_s")

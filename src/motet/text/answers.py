@@ -17,6 +17,7 @@ from motet.text.parts import AnswerFormat, Content, Part, Reasoning, ToolCallArg
 from motet.text.reasoning import ReasoningTags
 from motet.text.stop import StopMatcher, StopStrings
 from motet.text.tools.base import ParsedCall, ParsedRegion, Tool, ToolFormat
+from motet.text.tools.cursor import Cursor
 
 MIN_GROWTH = 4
 """Number of new characters, about a token, after which a region of calls is read again at the earliest."""
@@ -56,7 +57,7 @@ class CallRules:
 
 
 def tagged_format(
-    thoughts: ThoughtRules | None, calls: CallRules | None, visible: frozenset[int] = frozenset()
+    thoughts: ThoughtRules | None, calls: CallRules | None, *, visible: frozenset[int] = frozenset()
 ) -> AnswerFormat:
     tags = (
         *(calls.form.begins if calls else ()),
@@ -321,7 +322,7 @@ class CallRegion:
     def _read(self, *, final: bool, more: str = "") -> ParsedRegion:
         text = "".join(self._pieces)
         self._pieces = [text]
-        return self._calls.rules.form.read(text + more, final, self._calls.rules.callable)
+        return self._calls.rules.form.read(Cursor(text + more, final=final), self._calls.rules.callable)
 
     def _show(self, region: ParsedRegion) -> list[Part]:
         return [part for place, call in enumerate(region.calls) for part in self._calls.show(self._first + place, call)]

@@ -80,7 +80,7 @@ class ChoiceStream:
         self.index = start.index
         self.finish: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        begin = _replay_from(start.written, tokenizer.special_ids, rules, stops)
+        begin = _replay_from(start.written, tokenizer.special_ids, rules=rules, stops=stops)
         self.num_tokens = begin
         """Tokens of the answer, up to the one that ended it."""
         self._rules = rules
@@ -147,7 +147,7 @@ class ChoiceStream:
                 if self.ended:
                     return self._event(text)
         if delta.finish is not None:
-            return self._end(text, delta.finish, ending, logprobs)
+            return self._end(text, delta.finish, ending=ending, logprobs=logprobs)
         return self._event(text) if text else None
 
     def _without_text(self, delta: ChoiceDelta) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ class ChoiceStream:
         return text
 
     def _end(
-        self, text: str, finish: Finish, ending: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None
+        self, text: str, finish: Finish, *, ending: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None
     ) -> ChoiceEvent:
         """Shows what was held, then the token without text, if any, as the engine has ended the choice."""
         if piece := self._detokenizer.close():
@@ -226,7 +226,7 @@ class ChoiceStream:
 
 
 def _replay_from(
-    written: tuple[int, ...], special_ids: frozenset[int], rules: TextRules, stops: StopStrings | None
+    written: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules, stops: StopStrings | None
 ) -> int:
     """Returns how many written tokens need not be read again: no held character and no stop string reaches behind.
 

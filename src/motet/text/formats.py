@@ -114,7 +114,7 @@ class ModelFormats:
     """True if answers are messages on channels, as gpt-oss writes them; thoughts are always told apart."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, template: str | None, names: ParserNames | None = None) -> "ModelFormats":
+    def of(cls, tokenizer: Tokenizer, template: str | None, *, names: ParserNames | None = None) -> "ModelFormats":
         """`template`: the source of the chat template in use. `names`: None for what the template is known by."""
         names, template = names or ParserNames(), template or ""
         if names.harmony(template):
@@ -122,12 +122,7 @@ class ModelFormats:
         return cls(tokenizer=tokenizer, reasoning=names.reasoning_tags(template), tools=names.tool_format(template))
 
     def for_request(
-        self,
-        prompt: Sequence[int],
-        *,
-        begun: str = "",
-        tools: ToolRules | None = None,
-        separate_reasoning: bool = True,
+        self, prompt: Sequence[int], *, begun: str = "", tools: ToolRules | None = None, separate_reasoning: bool = True
     ) -> AnswerFormat | None:
         """Returns how the answers to one chat prompt are read; None if they are shown as they are.
 
@@ -143,7 +138,8 @@ class ModelFormats:
         if calls is None and at_start is ThoughtState.OVER and not (tags and tags.around_answer):
             return None
         thoughts = None if tags is None else ThoughtRules(tags, at_start, separate_reasoning)
-        return tagged_format(thoughts, calls, self._seen_in_thoughts | (self._seen_in_calls if calls else frozenset()))
+        visible = self._seen_in_thoughts | (self._seen_in_calls if calls else frozenset())
+        return tagged_format(thoughts, calls, visible=visible)
 
     def thinking(self, prompt: Sequence[int], *, begun: str = "", calls: bool = False) -> Thinking | None:
         """Returns what an answer to this prompt may write before a grammar begins. None: nothing, or the grammar itself

@@ -40,7 +40,7 @@ class TextGroup:
     """
 
     def __init__(
-        self, engine: Engine, request: GenerateRequest, tokenizer: Tokenizer, rules: TextRules, *, number: int = 0
+        self, engine: Engine, request: GenerateRequest, *, tokenizer: Tokenizer, rules: TextRules, number: int = 0
     ) -> None:
         """`number`: of the prompt inside its request."""
         stops = rules.stop_strings()

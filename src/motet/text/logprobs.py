@@ -22,8 +22,8 @@ def chat_logprobs(tokenizer: Tokenizer | None, logprobs: Sequence[TokenLogprob],
     """`tokenizer`: None if there is no text; tokens are then written as `token_id:5`, as in vLLM."""
     return [
         {
-            **_chat_entry(tokenizer, entry.token_id, entry.logprob),
-            "top_logprobs": [_chat_entry(tokenizer, token_id, value) for token_id, value in entry.top[:num_top]],
+            **_chat_entry(tokenizer, entry.token_id, logprob=entry.logprob),
+            "top_logprobs": [_chat_entry(tokenizer, id, logprob=value) for id, value in entry.top[:num_top]],
         }
         for entry in logprobs
     ]
@@ -51,9 +51,9 @@ def echo(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bo
 def completion_logprobs(
     tokenizer: Tokenizer,
     ids: Sequence[int],
+    *,
     logprobs: Sequence[TokenLogprob | None],
     offsets: Sequence[int],
-    *,
     num_top: int,
 ) -> CompletionLogprobs:
     """Returns the form for an answer, or for an echoed prompt, whose first token has no log-probability.
@@ -63,7 +63,7 @@ def completion_logprobs(
     return {
         "tokens": [tokenizer.token_text(token_id) for token_id in ids],
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
-        "top_logprobs": [None if entry is None else _top_by_text(tokenizer, entry, num_top) for entry in logprobs],
+        "top_logprobs": [None if one is None else _top_by_text(tokenizer, one, num_top=num_top) for one in logprobs],
         "text_offset": list(offsets),
     }
 
@@ -72,14 +72,14 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
     return {name: first[name] + second[name] for name in first}
 
 
-def _chat_entry(tokenizer: Tokenizer | None, token_id: int, logprob: float) -> ChatLogprob:
+def _chat_entry(tokenizer: Tokenizer | None, token_id: int, *, logprob: float) -> ChatLogprob:
     if tokenizer is None:
         return {"token": f"token_id:{token_id}", "logprob": _finite(logprob), "bytes": None}
     text, written = tokenizer.token_text(token_id), tokenizer.token_bytes(token_id)
     return {"token": text, "logprob": _finite(logprob), "bytes": list(written)}
 
 
-def _top_by_text(tokenizer: Tokenizer, entry: TokenLogprob, num_top: int) -> dict[str, float]:
+def _top_by_text(tokenizer: Tokenizer, entry: TokenLogprob, *, num_top: int) -> dict[str, float]:
     """Keeps the likeliest of tokens that look alike (parts of characters), but the drawn one has its own value."""
     top: dict[str, float] = {}
     for token_id, logprob in entry.top[:num_top]:

@@ -11,7 +11,7 @@ from motet.types import EngineInfo
 class Preparer:
     """Encoding a long prompt takes milliseconds and releases the GIL, so it may run in a thread."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, info: EngineInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, info: EngineInfo) -> None:
         self.template = template
         self._tokenizer = tokenizer
         self._info = info
@@ -24,7 +24,7 @@ class Preparer:
             raise RequestError(f"{param} is not valid Unicode: {exc.reason} at {exc.start}", param=param) from exc
         least = self._tokenizer.least_tokens(len(text))
         if least > self._info.max_model_len:  # tokenising takes 200 bytes of memory a character
-            raise self._too_long(f"your {_part(param)} resulted in at least {least} tokens", _part(param), param)
+            raise self._too_long(f"your {_part(param)} resulted in at least {least} tokens", _part(param), param=param)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def check_prompt(self, ids: Sequence[int], *, param: str) -> None:
@@ -46,15 +46,15 @@ class Preparer:
         part, room = _part(param), self._info.max_model_len - prompt_len
         if asked is None:
             if room <= 0:
-                raise self._too_long(f"your {part} resulted in {prompt_len} tokens", part, param)
+                raise self._too_long(f"your {part} resulted in {prompt_len} tokens", part, param=param)
             return room if default is None else min(default, room)
         if asked > room:
             parts = f"{prompt_len} in the {part}, {asked} in the completion"
             said = f"you requested {prompt_len + asked} tokens ({parts})"
-            raise self._too_long(said, f"{part} or completion", param)
+            raise self._too_long(said, f"{part} or completion", param=param)
         return asked
 
-    def _too_long(self, said: str, shorter: str, param: str) -> ContextLengthError:
+    def _too_long(self, said: str, shorter: str, *, param: str) -> ContextLengthError:
         return ContextLengthError(
             f"This model's maximum context length is {self._info.max_model_len} tokens. However, {said}. Please reduce "
             f"the length of the {shorter}.",

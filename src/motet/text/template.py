@@ -131,7 +131,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _tojson(
+def _tojson(  # sizes: templates may give these by place
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,

@@ -41,7 +41,7 @@ class Tokenizer:
         self.backend = backend
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         spelling = spelling_of(backend)
-        self.texts = TokenTexts(backend, self.special_ids, spelling)
+        self.texts = TokenTexts(backend, self.special_ids, spelling=spelling)
         """Texts of tokens that can be read one by one."""
         self._bytes = TokenBytes(backend, spelling)
         self._longest: int | None = None
@@ -224,7 +224,7 @@ class TokenTexts(dict[int, str]):
     without text. So these texts may be shown as they come, if there is text before them and nothing is held.
     """
 
-    def __init__(self, backend: Backend, special_ids: frozenset[int], spelling: Spelling) -> None:
+    def __init__(self, backend: Backend, special_ids: frozenset[int], *, spelling: Spelling) -> None:
         super().__init__()
         self._backend = backend
         self._special_ids = special_ids

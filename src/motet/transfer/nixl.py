@@ -157,7 +157,7 @@ class NixlTransport:
         try:
             self._agent = nixl.nixl_agent(name, config)
             self._agent.create_backend("UCX", settings)
-            blocks = register(self._agent, block_spans(memory, [(0, memory.num_blocks)]), memory.device)
+            blocks = register(self._agent, block_spans(memory, [(0, memory.num_blocks)]), device=memory.device)
             proof = register(self._agent, proof_spans(memory, [(0, memory.proof_entries)]), device=-1)
             self._description: bytes = self._agent.get_agent_metadata()
         except NIXL_ERRORS as error:
@@ -190,7 +190,7 @@ class NixlTransport:
         theirs = block_spans(known.memory, [(run.remote, run.count) for run in runs])
         ours = block_spans(self._memory, [(run.local, run.count) for run in runs])
         read = NixlRead(self._open(), known)
-        return self._post(read, (ours, self._memory.device), (theirs, known.memory.device))
+        return self._post(read, (ours, self._memory.device), theirs=(theirs, known.memory.device))
 
     def read_proof(self, peer: str, entries: list[int]) -> tuple[NixlRead, list[int]]:
         known = self._known(peer)
@@ -206,7 +206,7 @@ class NixlTransport:
             raise TransferError(f"no memory can be registered: {error!r}", FailureKind.PEER_LOST) from error
         ours = entry_spans(address, [(run.local, run.count) for run in runs])
         read = NixlRead(self._open(), known, landed=lambda: shown.extend(values[places].tolist()), buffer=buffer)
-        return self._post(read, (ours, -1), (theirs, -1)), shown
+        return self._post(read, (ours, -1), theirs=(theirs, -1)), shown
 
     def notify(self, peer: str, message: bytes) -> None:
         try:
@@ -258,7 +258,7 @@ class NixlTransport:
             raise TransferError(f"NIXL refuses the worker's description: {error!r}", FailureKind.REFUSED) from error
         return name
 
-    def _post(self, read: NixlRead, ours: tuple[Spans, int], theirs: tuple[Spans, int]) -> NixlRead:
+    def _post(self, read: NixlRead, ours: tuple[Spans, int], *, theirs: tuple[Spans, int]) -> NixlRead:
         try:
             read.post(ours, theirs)
         except NIXL_ERRORS as error:
@@ -283,7 +283,7 @@ class NixlTransport:
             log.debug("%s was not removed: %r", peer.name, error)
 
 
-def register(agent: nixl.nixl_agent, spans: Spans, device: int) -> nixl.nixlRegDList:
+def register(agent: nixl.nixl_agent, spans: Spans, *, device: int) -> nixl.nixlRegDList:
     """Makes memory known to the agent; returns what `deregister_memory` takes."""
     return agent.register_memory(*as_table(spans, device))
 

@@ -119,7 +119,7 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def encode(message: ChannelRequest | ChannelReply, key: ClusterKey, nonce: bytes) -> bytes:
+def encode(message: ChannelRequest | ChannelReply, key: ClusterKey, *, nonce: bytes) -> bytes:
     """Writes a message, sealed with the key if there is one."""
     payload = msgspec.msgpack.encode(message)
     return msgspec.msgpack.encode(Envelope(CHANNEL_VERSION, nonce, payload, key.seal(nonce, payload)))
@@ -165,7 +165,7 @@ class SideChannelListener:
                     elif not isinstance(request, Attend):
                         tell(request)
                 if reply is not None:
-                    self.socket.send_multipart([reader, encode(reply, self.key, envelope.nonce)], zmq.NOBLOCK)
+                    self.socket.send_multipart([reader, encode(reply, self.key, nonce=envelope.nonce)], zmq.NOBLOCK)
             except (Unreadable, zmq.ZMQError):  # a reader that is gone, or does not listen, gets no answer
                 pass
             except Exception:  # no message may end the transfers of others
@@ -179,7 +179,7 @@ class SideChannelListener:
         """Returns what is wrong with a message; None if its payload can be read and trusted."""
         if envelope.version != CHANNEL_VERSION:
             return Refused(f"the side channel speaks version {envelope.version} here and {CHANNEL_VERSION} there")
-        complaint = self.key.complaint(envelope.nonce, envelope.payload, envelope.seal)
+        complaint = self.key.complaint(envelope.nonce, envelope.payload, seal=envelope.seal)
         return None if complaint is None else Refused(complaint)
 
     def _greet(self, hello: Hello) -> Welcome | SomeoneElse | Refused:
@@ -190,7 +190,7 @@ class SideChannelListener:
         return self.welcome
 
 
-def listen(context: "zmq.Context[zmq.Socket[bytes]]", host: str, port: int) -> tuple["zmq.Socket[bytes]", str, int]:
+def listen(host: str, port: int, *, context: "zmq.Context[zmq.Socket[bytes]]") -> tuple["zmq.Socket[bytes]", str, int]:
     """Returns a bound socket, and the address and port for tickets. Raises a ConfigError that names the flag."""
     address = _bindable(host)
     if not 0 <= port <= 65535:
@@ -268,7 +268,7 @@ class Dealer:
     def send(self, request: ChannelRequest, nonce: bytes) -> None:
         """Never blocks."""
         with contextlib.suppress(zmq.Again):
-            self._socket.send(encode(request, self._key, nonce), zmq.NOBLOCK)
+            self._socket.send(encode(request, self._key, nonce=nonce), zmq.NOBLOCK)
 
     def replies(self) -> list[tuple[bytes, ChannelReply]]:
         """Returns all replies, each with the nonce of its request. A reply that cannot be trusted becomes a Refused."""
@@ -293,6 +293,6 @@ class Dealer:
         reply = read(REPLIES, envelope.payload)
         if isinstance(reply, Refused):
             return Refused(reply.reason[:MAX_REASON_CHARACTERS])
-        if self._key.complaint(envelope.nonce, envelope.payload, envelope.seal):
+        if self._key.complaint(envelope.nonce, envelope.payload, seal=envelope.seal):
             return Refused("its answer is not sealed with the cluster key that is set here")
         return reply

@@ -223,7 +223,7 @@ class TransferThread:
     """The engine's interface to transfers. Every method except `close` returns at once."""
 
     def __init__(
-        self, settings: TransferSettings, facts: KVFacts, memory: Memory, make_transport: Callable[[], Transport]
+        self, settings: TransferSettings, facts: KVFacts, *, memory: Memory, make_transport: Callable[[], Transport]
     ) -> None:
         """Raises ConfigError for an address that cannot be bound, and what `make_transport` raises in the thread."""
         self.key = ClusterKey(settings.cluster_key)
@@ -236,7 +236,7 @@ class TransferThread:
         self._crash: Exception | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._listening, host, port = side_channel.listen(self._context, settings.host, settings.port)
+            self._listening, host, port = side_channel.listen(settings.host, settings.port, context=self._context)
         except ConfigError:
             self._context.term()
             raise

@@ -183,7 +183,7 @@ class ClusterKey:
         plain = msgspec.msgpack.encode(msgspec.structs.replace(ticket, seal=""))
         return hmac.digest(self._key, b"ticket" + plain, hashlib.sha256).hex() if self._key else ""
 
-    def complaint(self, nonce: bytes, payload: bytes, seal: bytes) -> str | None:
+    def complaint(self, nonce: bytes, payload: bytes, *, seal: bytes) -> str | None:
         """Returns what is wrong with a message's seal, in words for its sender; None if the message can be trusted."""
         if seal and not self._key:
             return "a cluster key is set here and none there"

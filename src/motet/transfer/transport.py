@@ -149,7 +149,7 @@ def check_shapes(*, ours: Memory, theirs: Memory) -> None:
 
 def block_spans(memory: Memory, pieces: Sequence[tuple[int, int]]) -> Spans:
     """Returns the spans of (first block, number of blocks) in every region, region by region."""
-    blocks = _inside(pieces, memory.num_blocks, "block")
+    blocks = _inside(pieces, memory.num_blocks, what="block")
     spans = np.empty((len(memory.regions), len(blocks), 2), np.uint64)
     spans[:, :, 0] = np.array(memory.regions, np.uint64)[:, None] + blocks[:, 0] * memory.region_block_bytes
     spans[:, :, 1] = blocks[:, 1] * memory.region_block_bytes
@@ -158,7 +158,7 @@ def block_spans(memory: Memory, pieces: Sequence[tuple[int, int]]) -> Spans:
 
 def proof_spans(memory: Memory, pieces: Sequence[tuple[int, int]]) -> Spans:
     """Returns the spans of (first entry, number of entries) in a worker's proof."""
-    return entry_spans(memory.proof, _inside(pieces, memory.proof_entries, "proof entry"))
+    return entry_spans(memory.proof, _inside(pieces, memory.proof_entries, what="proof entry"))
 
 
 def entry_spans(address: int, pieces: npt.ArrayLike) -> Spans:
@@ -168,7 +168,7 @@ def entry_spans(address: int, pieces: npt.ArrayLike) -> Spans:
     return spans
 
 
-def _inside(pieces: Sequence[tuple[int, int]], limit: int, what: str) -> Spans:
+def _inside(pieces: Sequence[tuple[int, int]], limit: int, *, what: str) -> Spans:
     """Returns the pieces as numbers. Raises TransferError if there are none, or one is empty or not within 0..limit."""
     if not pieces:
         raise TransferError(f"no {what} was requested", FailureKind.REFUSED)

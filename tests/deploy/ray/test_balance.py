@@ -30,7 +30,7 @@ def told(**open_choices: tuple[int, int]) -> dict[str, Record | None]:
 
 def route(balance: Balance, request: str, asked: RequestHeaders, told: Mapping[str, Record | None] = TOLD) -> str:
     replica = balance.ranked(asked, told)[0]
-    balance.book(request, replica, asked)
+    balance.book(request, replica, asked=asked)
     return replica
 
 
@@ -54,14 +54,14 @@ def test_a_request_that_is_over_counts_no_more() -> None:
 def test_what_others_have_there_counts_as_the_replica_told_last() -> None:
     balance = Balance()
     assert balance.ranked(RequestHeaders(), told(a=(1, 6), b=(1, 5)))[0] == "b"
-    balance.book("mine", "b", RequestHeaders(choices=2))
+    balance.book("mine", "b", asked=RequestHeaders(choices=2))
     assert balance.ranked(RequestHeaders(), told(a=(1, 6), b=(1, 5)))[0] == "a"
 
 
 def test_own_requests_are_not_counted_again_when_a_replica_tells_them() -> None:
     balance = Balance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
-    balance.book("mine", "a", RequestHeaders(choices=8))
+    balance.book("mine", "a", asked=RequestHeaders(choices=8))
     # 8 of a's 9 are known here already; b has 10 of others
     assert balance.ranked(RequestHeaders(), told(a=(2, 9), b=(2, 10)))[0] == "a"
     assert balance.ranked(RequestHeaders(), told(a=(3, 9), b=(3, 8)))[0] == "b"
@@ -70,8 +70,8 @@ def test_own_requests_are_not_counted_again_when_a_replica_tells_them() -> None:
 def test_choices_that_no_header_told_are_seen_when_the_replica_tells_them() -> None:
     balance = Balance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
-    balance.book("eight, without a header", "a", RequestHeaders())
-    balance.book("two", "b", RequestHeaders(choices=2))
+    balance.book("eight, without a header", "a", asked=RequestHeaders())
+    balance.book("two", "b", asked=RequestHeaders(choices=2))
     assert balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))[0] == "a"
     assert balance.ranked(RequestHeaders(), told(a=(2, 8), b=(2, 2)))[0] == "b"
 
@@ -79,7 +79,7 @@ def test_choices_that_no_header_told_are_seen_when_the_replica_tells_them() -> N
 def test_a_request_that_may_not_have_arrived_before_a_record_is_not_forgotten_for_it() -> None:
     balance = Balance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
-    balance.book("on its way", "a", RequestHeaders(choices=4))
+    balance.book("on its way", "a", asked=RequestHeaders(choices=4))
     assert balance.ranked(RequestHeaders(), told(a=(2, 0), b=(2, 3)))[0] == "b"
 
 
@@ -97,8 +97,8 @@ def test_a_request_whose_end_nobody_told_is_forgotten_when_the_replica_has_less(
     clock = Clock()
     balance = Balance(clock=clock)
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
-    balance.book("lost", "a", RequestHeaders(choices=4))
-    balance.book("there", "a", RequestHeaders(choices=2))
+    balance.book("lost", "a", asked=RequestHeaders(choices=4))
+    balance.book("there", "a", asked=RequestHeaders(choices=2))
     clock.now_s += ON_THE_WAY_S
     balance.ranked(RequestHeaders(), told(a=(2, 2), b=(2, 3)))
     assert balance.ranked(RequestHeaders(), told(a=(3, 2), b=(3, 3)))[0] == "a"
@@ -114,19 +114,19 @@ def test_a_session_stays_where_it_was() -> None:
 
 def test_a_session_leaves_a_replica_that_is_busier_than_the_least_by_more_than_the_slack() -> None:
     balance = Balance()
-    balance.book("1", "a", RequestHeaders("s"))
+    balance.book("1", "a", asked=RequestHeaders("s"))
     balance.done("1")
-    balance.book("other", "a", RequestHeaders(choices=SESSION_SLACK))
+    balance.book("other", "a", asked=RequestHeaders(choices=SESSION_SLACK))
     assert balance.ranked(RequestHeaders("s"), TOLD)[0] == "a"
-    balance.book("one more", "a", RequestHeaders())
+    balance.book("one more", "a", asked=RequestHeaders())
     assert balance.ranked(RequestHeaders("s"), TOLD)[0] == "b"
 
 
 def test_a_session_is_forgotten_after_a_while() -> None:
     clock = Clock()
     balance = Balance(session_ttl_s=10, clock=clock)
-    balance.book("1", "a", RequestHeaders("s"))
-    balance.book("2", "b", RequestHeaders())
+    balance.book("1", "a", asked=RequestHeaders("s"))
+    balance.book("2", "b", asked=RequestHeaders())
     balance.done("2")
     clock.now_s += 9.9
     assert balance.ranked(RequestHeaders("s"), TOLD)[0] == "a"
@@ -136,7 +136,7 @@ def test_a_session_is_forgotten_after_a_while() -> None:
 
 def test_a_session_whose_replica_is_gone_goes_elsewhere() -> None:
     balance = Balance()
-    balance.book("1", "a", RequestHeaders("s"))
+    balance.book("1", "a", asked=RequestHeaders("s"))
     assert balance.ranked(RequestHeaders("s"), {"b": None}) == ["b"]
     balance.done("1")
 
@@ -155,8 +155,8 @@ def test_equal_replicas_all_get_their_share() -> None:
 
 def test_a_request_that_went_elsewhere_counts_there() -> None:
     balance = Balance()
-    balance.book("1", "a", RequestHeaders(choices=8))
-    balance.book("1", "b", RequestHeaders(choices=8))
+    balance.book("1", "a", asked=RequestHeaders(choices=8))
+    balance.book("1", "b", asked=RequestHeaders(choices=8))
     assert (balance.replica_of("1"), balance.ranked(RequestHeaders(), TOLD)[0]) == ("b", "a")
 
 

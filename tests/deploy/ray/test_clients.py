@@ -211,7 +211,7 @@ class Unwatched:
 async def test_a_replica_whose_task_has_failed_is_of_no_use() -> None:
     """Nobody looked at the tasks: prefill was never called for again, and nobody knew."""
     server: Any = Unwatched()
-    streams = ClientStreams(server, cast(Handle, EndedHandle()), ends_nobody)
+    streams = ClientStreams(server, cast(Handle, EndedHandle()), one_is_ended=ends_nobody)
     streams.check()
     await asyncio.sleep(0)
     with pytest.raises(EngineDiedError, match="lost contact") as caught:

@@ -40,7 +40,7 @@ def choice(fleet: Fleet, tokenizer: Tokenizer) -> PrefixChoice:
     template = ChatTemplate.of(tokenizer)
     formats = ModelFormats(tokenizer=tokenizer)
     served = ServedModel(name=MODEL, engine=FakeEngine(script), tokenizer=tokenizer, template=template, formats=formats)
-    return PrefixChoice(fleet, ListedModels(served), Policy.KV)
+    return PrefixChoice(fleet, ListedModels(served), policy=Policy.KV)
 
 
 def completion(**fields: object) -> bytes:
@@ -52,7 +52,7 @@ def chat(**fields: object) -> bytes:
 
 
 def cache(fleet: Fleet, id: str, prompt: list[int], salt: str = "") -> None:
-    fleet.index.stored(id, block_names(prompt, fake_info().block_size, salt))
+    fleet.index.stored(id, block_names(prompt, fake_info().block_size, salt=salt))
 
 
 def busy(fleet: Fleet, id: str, choices: int) -> None:
@@ -133,5 +133,5 @@ async def test_a_body_that_cannot_be_read_goes_to_the_least_loaded(
 
 
 async def test_while_nobody_is_there_nobody_is_named(tokenizer: Tokenizer) -> None:
-    choice = PrefixChoice(Fleet(), ListedModels(), Policy.KV)
+    choice = PrefixChoice(Fleet(), ListedModels(), policy=Policy.KV)
     assert await choice.choose(chat(), "s") is None

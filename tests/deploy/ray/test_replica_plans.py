@@ -39,7 +39,7 @@ def settings(model: Path, environ: dict[str, str] | None = None, **flags: object
 
 
 def plan_of(settings: Settings, role: Role, place: ReplicaPlace = PLACE) -> WorkerPlan:
-    return worker_plan(settings, role, place, environ={})
+    return worker_plan(settings, role, place=place, environ={})
 
 
 def gateway_of(settings: Settings) -> GatewayPlan:

@@ -69,15 +69,15 @@ def test_a_replica_tells_what_is_open_and_how_full_it_is() -> None:
     stats = EngineStats(
         groups_running=2, groups_waiting=3, choices_running=16, choices_waiting=24, blocks_used=30, blocks_total=100
     )
-    assert load_of(stats, stats, 32) == {CHOICES: 40.0, PROMPTS: 5.0, FULLNESS: 0.5}
-    assert load_of(stats, stats, 160)[FULLNESS] == 0.3
-    assert load_of(EngineStats(), EngineStats(), 32) == {CHOICES: 0.0, PROMPTS: 0.0, FULLNESS: 0.0}
+    assert load_of(stats, stats, max_num_seqs=32) == {CHOICES: 40.0, PROMPTS: 5.0, FULLNESS: 0.5}
+    assert load_of(stats, stats, max_num_seqs=160)[FULLNESS] == 0.3
+    assert load_of(EngineStats(), EngineStats(), max_num_seqs=32) == {CHOICES: 0.0, PROMPTS: 0.0, FULLNESS: 0.0}
 
 
 def test_a_prompt_that_was_over_before_anybody_looked_counts_once() -> None:
     before, after = EngineStats(prompt_tokens=100), EngineStats(prompt_tokens=300)
-    assert load_of(after, before, 32)[PROMPTS] == 1.0
-    assert load_of(after, after, 32)[PROMPTS] == 0.0
+    assert load_of(after, before, max_num_seqs=32)[PROMPTS] == 1.0
+    assert load_of(after, after, max_num_seqs=32)[PROMPTS] == 0.0
 
 
 def test_scaled_deployments_have_a_range_and_a_policy_in_place_of_a_number() -> None:

@@ -210,7 +210,7 @@ class Said:
         self.met: tuple[str, ...] = ()
         self.directory = directory or FakeDirectory()
         self.following = Following(self.directory)
-        self.announcing = Announcing(self.following, self._say, WorkerLimits(announce_s=period_s, retry_s=0.01))
+        self.announcing = Announcing(self.following, self._say, limits=WorkerLimits(announce_s=period_s, retry_s=0.01))
 
     @property
     def said(self) -> list[tuple[WorkerStage, tuple[str, ...]]]:
@@ -380,22 +380,22 @@ async def test_a_replica_whose_engine_is_lost_does_not_fail(folder: Path) -> Non
     [(Role.PREFILL, 0, 20000), (Role.PREFILL, 3, 20003), (Role.DECODE, 1, 22001)],
 )
 def test_a_port_is_the_first_of_its_role_and_the_rank(role: Role, rank: int, first: int) -> None:
-    assert side_channel_ports(role, rank, RayConfig()) == range(first, first + TRIES)
+    assert side_channel_ports(role, rank, ray=RayConfig()) == range(first, first + TRIES)
 
 
 def test_first_ports_may_be_others() -> None:
     config = RayConfig(prefill_port=30000, decode_port=40000)
-    assert side_channel_ports(Role.PREFILL, 1, config)[0] == 30001
-    assert side_channel_ports(Role.DECODE, 1, config)[0] == 40001
+    assert side_channel_ports(Role.PREFILL, 1, ray=config)[0] == 30001
+    assert side_channel_ports(Role.DECODE, 1, ray=config)[0] == 40001
 
 
 def test_zero_and_a_role_that_nobody_asks_take_any_free_one() -> None:
-    assert list(side_channel_ports(Role.DECODE, 5, RayConfig(decode_port=0))) == [0]
-    assert list(side_channel_ports(Role.BOTH, 5, RayConfig())) == [0]
+    assert list(side_channel_ports(Role.DECODE, 5, ray=RayConfig(decode_port=0))) == [0]
+    assert list(side_channel_ports(Role.BOTH, 5, ray=RayConfig())) == [0]
 
 
 def test_no_port_is_beyond_the_last_one() -> None:
-    assert side_channel_ports(Role.DECODE, 30, RayConfig(decode_port=65500)) == range(65530, 65536)
+    assert side_channel_ports(Role.DECODE, 30, ray=RayConfig(decode_port=65500)) == range(65530, 65536)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

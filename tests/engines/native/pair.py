@@ -144,7 +144,9 @@ class Pair:
         transfers = ScriptedTransfers(name, parts.storage.memory(proof))
         runner = CountingRunner(parts.runner)
         self.runners[name] = runner
-        core = EngineCore(parts.info, runner, parts.options, proof=proof, transfers=transfers, clock=lambda: self.now_s)
+        core = EngineCore(
+            parts.info, runner, options=parts.options, proof=proof, transfers=transfers, clock=lambda: self.now_s
+        )
         return core, transfers
 
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:

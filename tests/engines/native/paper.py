@@ -58,7 +58,7 @@ def request(
 
 def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
     """A group that waits, one sequence a choice."""
-    group = Group(request, arrival, block_names(request.prompt, BLOCK_SIZE, request.cache_salt))
+    group = Group(request, arrival, block_names(request.prompt, BLOCK_SIZE, salt=request.cache_salt))
     prompt = PromptTokens(request.prompt)
     group.sequences = [
         Sequence(

@@ -56,4 +56,4 @@ def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
 def recorded_over(parts: Parts) -> tuple[EngineCore, Recorder]:
     """A core of its own over a model and memory that others may have used before."""
     recorder = Recorder(parts.runner)
-    return EngineCore(parts.info, recorder, parts.options), recorder
+    return EngineCore(parts.info, recorder, options=parts.options), recorder

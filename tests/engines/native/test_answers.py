@@ -37,7 +37,7 @@ def test_the_copied_entries_are_those_of_the_same_tokens_as_a_prompt() -> None:
     engine.serve(request("a", PROMPT, n=3, max_tokens=9))
     for seed in range(3):
         known = (*PROMPT, *answer(PROMPT, seed, 9))[:18]
-        table = engine.pool.find(block_names(known, BLOCK_SIZE, ""))
+        table = engine.pool.find(block_names(known, BLOCK_SIZE, salt=""))
         assert len(table) == 4
         alone = PaperEngine(blocks=40)
         group = alone.submit(request("x", known))

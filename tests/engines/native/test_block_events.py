@@ -31,7 +31,7 @@ class Known:
 
     def cached_tokens(self, request: GenerateRequest) -> int:
         """As a router finds it out."""
-        names = block_names(request.prompt[:-1], BLOCK_SIZE, request.cache_salt)
+        names = block_names(request.prompt[:-1], BLOCK_SIZE, salt=request.cache_salt)
         unknown = next((i for i, name in enumerate(names) if name not in self.names), len(names))
         return unknown * BLOCK_SIZE
 

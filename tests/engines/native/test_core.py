@@ -142,7 +142,7 @@ def test_logits_that_are_not_finite_fail_their_group_alone(device: str, tiny: Ti
         "well"
     ].tokens
     parts = build_parts(engine_config(tiny("llama"), device=device))
-    core = EngineCore(parts.info, NonFiniteRunner(parts.runner, "broken"), parts.options)
+    core = EngineCore(parts.info, NonFiniteRunner(parts.runner, "broken"), options=parts.options)
     outcomes = run(core, [group("broken", prompt_of(25), n=3), group("well", prompt_of(30, 2), n=2, seed=9)])
     assert isinstance(outcomes["broken"].error, EngineError)
     assert [len(tokens) for tokens in outcomes["broken"].tokens.values()] == [2, 2, 2]

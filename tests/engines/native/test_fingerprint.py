@@ -23,7 +23,7 @@ def test_padded_rows_agree_here_and_the_fingerprint_says_so(dtype: torch.dtype) 
     assert linears_agree(model, dtype) and prompts_agree(64, dtype) and trunks_agree(64, dtype)
     cpu = torch.device("cpu")
     same = operators_agree(model, head_dim=64, dtype=dtype, device=cpu)
-    text = fingerprint("torch-2", same, dtype, cpu, model="0123456789abcdef" * 2)
+    text = fingerprint("torch-2", same, dtype=dtype, device=cpu, model="0123456789abcdef" * 2)
     assert text.endswith(f"_{str(dtype).removeprefix('torch.')}-same")
     assert "_model-0123456789abcdef_torch-2_" in text
 

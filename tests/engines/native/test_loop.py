@@ -87,7 +87,7 @@ class Wired:
             events.connect("inproc://events")
             heart = Heart(self._context, "inproc://events", every_s=60.0)  # not entered: it does not beat
             try:
-                EngineLoop(self.pair.d, heart, commands, events).run()
+                EngineLoop(self.pair.d, heart, commands=commands, events=events).run()
             except Exception as error:
                 self.crash = error
 

@@ -61,7 +61,7 @@ class Engine:
             fingerprint="",
         )
         options = CoreOptions(budget, prefix_cache=True, cache_answers=False)
-        self.core = EngineCore(info, BlankRunner(max_num_seqs), options)
+        self.core = EngineCore(info, BlankRunner(max_num_seqs), options=options)
 
     def submit(
         self, name: str, *, n: int = 1, prompt: int = 64, max_tokens: int = 10_000, repetition_penalty: float = 1.0

@@ -72,7 +72,7 @@ async def test_an_answer_that_is_no_answer_is_an_error(stream: bool) -> None:
 async def test_the_configured_key_is_sent_and_never_the_clients() -> None:
     async with playing(Manners(key="theirs"), options=UpstreamOptions(api_key="theirs", pass_key=True)) as played:
         request = request_for()
-        await played.upstream.server.post(CHAT, _encoded(), {"authorization": "Bearer ours"})
+        await played.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer ours"})
         await played.ask(request)
         assert {asked.headers["authorization"] for asked in played.peer.asked} == {"Bearer theirs"}
 
@@ -80,7 +80,7 @@ async def test_the_configured_key_is_sent_and_never_the_clients() -> None:
 async def test_the_clients_key_goes_on_only_where_that_is_allowed() -> None:
     for allowed in (True, False):
         async with playing(options=UpstreamOptions(pass_key=allowed)) as played:
-            reply = await played.upstream.server.post(CHAT, _encoded(), {"authorization": "Bearer client"})
+            reply = await played.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer client"})
             reply.close()
             assert played.peer.asked[-1].headers.get("authorization") == ("Bearer client" if allowed else None)
 

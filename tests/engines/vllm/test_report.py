@@ -136,7 +136,7 @@ START = Start(engine_id="http://p-1:8000@7", version="0.32.0", events=EVENTS)
 
 
 def test_a_report_says_what_is_known_and_that_the_rest_is_not() -> None:
-    assert report_of("http://p-1:8000", START, SCRAPE, (OWN, ADAPTER), role=Role.PREFILL) == EngineReport(
+    assert report_of("http://p-1:8000", START, scrape=SCRAPE, cards=(OWN, ADAPTER), role=Role.PREFILL) == EngineReport(
         version="0.32.0",
         engine_id="http://p-1:8000@7",
         state=WorkerState.READY,
@@ -168,7 +168,7 @@ def test_a_report_says_what_is_known_and_that_the_rest_is_not() -> None:
 def reported(
     url: str = "http://p-1:8000", *, start: Start = START, scrape: VLLMScrape = SCRAPE, role: Role | None = None
 ) -> EngineReport:
-    return report_of(url, start, scrape, (OWN,), role=role)
+    return report_of(url, start, scrape=scrape, cards=(OWN,), role=role)
 
 
 def test_without_a_role_it_does_all() -> None:

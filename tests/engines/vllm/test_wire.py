@@ -226,12 +226,12 @@ TOLD = (None, TokenLogprob(6, -3.0, 12, ((2, -0.1), (3, -0.7))), TokenLogprob(3,
     ids=["completions", "generate"],
 )
 def test_the_log_probabilities_of_a_prompt_are_told_a_token_best_first(body: bytes) -> None:
-    assert prompt_logprobs_in(body, (5, 6, 3), 2) == TOLD
+    assert prompt_logprobs_in(body, (5, 6, 3), k=2) == TOLD
 
 
 def test_without_the_best_only_the_prompts_own_is_told() -> None:
     body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":12}}]}]}'
-    assert prompt_logprobs_in(body, (5, 6), 0) == (None, TokenLogprob(6, -3.0, 12, ()))
+    assert prompt_logprobs_in(body, (5, 6), k=0) == (None, TokenLogprob(6, -3.0, 12, ()))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_without_the_best_only_the_prompts_own_is_told() -> None:
 )
 def test_what_does_not_fit_the_prompt_is_an_error(body: bytes, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        prompt_logprobs_in(body, (5, 6), 1)
+        prompt_logprobs_in(body, (5, 6), k=1)
 
 
 def refusal_of(status: int, body: str = "", *, retry_after_s: int | None = None) -> MotetError:

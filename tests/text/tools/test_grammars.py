@@ -10,6 +10,7 @@ import pytest
 from motet.errors import GrammarError
 from motet.text.formats import FORMATS
 from motet.text.tools.base import Tool, ToolFormat, ToolMode, ToolRules
+from motet.text.tools.cursor import Cursor
 from tests.text.tools.recordings import told
 from tests.text.tools.walks import Walker
 
@@ -179,4 +180,4 @@ def test_names_and_keys_may_be_of_any_letters(form: ToolFormat) -> None:
     text = allowed.walk(random.Random(5), wishes=WISHES)
     assert text is not None
     region = text.removeprefix(form.begins[0]).removesuffix(form.ends[0] if form.ends else "")
-    assert [call.name for call in form.read(region, True, [odd]).calls] == ["mäße-2"]
+    assert [call.name for call in form.read(Cursor(region, final=True), [odd]).calls] == ["mäße-2"]

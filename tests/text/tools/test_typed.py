@@ -7,6 +7,7 @@ import pytest
 
 from motet.text.formats import FORMATS
 from motet.text.tools.base import Tool
+from motet.text.tools.cursor import Cursor
 from motet.text.tools.typed import as_json, property_schema, types_of
 
 ROOT = {
@@ -104,7 +105,7 @@ def test_the_schema_of_an_argument_is_what_its_reference_points_to() -> None:
 def test_a_schema_without_sense_is_no_reason_to_fail(parameters: Mapping[str, object]) -> None:
     tool = Tool(name="f", parameters=parameters, strict=False)
     region = "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"
-    [call] = FORMATS["qwen3_coder"].read(region, True, [tool]).calls
+    [call] = FORMATS["qwen3_coder"].read(Cursor(region, final=True), [tool]).calls
     assert call.arguments == '{"a": 1}'
 
 
@@ -120,5 +121,5 @@ def test_a_string_is_told_as_it_comes_without_what_may_be_its_closing_tag() -> N
         'say "é': 'say \\"é',
     }
     for text, shown in told.items():
-        [call] = FORMATS["qwen3_coder"].read(head + text, False, [tool]).calls
+        [call] = FORMATS["qwen3_coder"].read(Cursor(head + text), [tool]).calls
         assert (call.arguments, call.whole) == (f'{{"a": "{shown}', False)

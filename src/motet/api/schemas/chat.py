@@ -1,6 +1,7 @@
 """The body of `POST /v1/chat/completions`: the messages, the tools and which of them may be called, the answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -134,11 +135,11 @@ class FunctionField(Schema):
     def check_parameters(self) -> Self:
         kind = self.parameters.get("type", "object")
         if kind != "object":
-            raise Misfit(_no_object, "parameters", self.name, repr(kind))
+            raise Misfit(partial(_no_object, kind=repr(kind)), "parameters", self.name)
         return self
 
 
-def _no_object(param: str, name: str, kind: str) -> RequestError:
+def _no_object(param: str, name: str, *, kind: str) -> RequestError:
     rule = f"schema must be a JSON Schema of 'type: \"object\"', got 'type: {kind}'"
     message = f"Invalid schema for function '{name}': '{param}': {rule}."
     return RequestError(message, param=param, code="invalid_function_parameters")

@@ -107,13 +107,12 @@ def read_item(value: object) -> InputItem:
     form = ITEMS.get("message" if kind is None else kind) if isinstance(kind, str | None) else None
     if form is None:
         advice = "it keeps no items, so send the item itself" if kind == "item_reference" else f"only {KNOWN} are"
-        raise Misfit(_unsupported_item, "type", repr(kind), advice)
+        raise Misfit(_unsupported_item, "type", f"{kind!r} is not supported by this server: {advice}")
     return form.model_validate(value)
 
 
-def _unsupported_item(param: str, kind: str, advice: str) -> RequestError:
-    message = f"Unsupported item: '{param}' {kind} is not supported by this server: {advice}."
-    return RequestError(message, param=param, code="unsupported_value")
+def _unsupported_item(param: str, why: str) -> RequestError:
+    return RequestError(f"Unsupported item: '{param}' {why}.", param=param, code="unsupported_value")
 
 
 def as_items(value: object) -> object:

@@ -35,14 +35,15 @@ def application(args: Mapping[str, object]) -> Application:
     told = options.deployment_options(settings)
     told[options.DECODE].update(options.request_router_options(settings, environment()))
     directory = serve.deployment(**told[options.DIRECTORY])(DirectoryReplica).bind()
-    prefill = []
+    prefill = None
     if options.PREFILL in told:
-        prefill.append(serve.deployment(**told[options.PREFILL])(WorkerReplica).bind(args, directory, Role.PREFILL))
+        prefill = serve.deployment(**told[options.PREFILL])(WorkerReplica).bind(args, directory, role=Role.PREFILL)
     if settings.ray.ingress is Ingress.GATEWAY:
         decode = serve.deployment(**told[options.DECODE])(WorkerReplica).bind(args, directory)
-        return serve.deployment(**told[options.GATEWAY])(GatewayReplica).bind(args, directory, decode, *prefill)
-    direct = serve.deployment(**told[options.DECODE])(DirectReplica).bind(args, directory, *prefill)
+        gateway = serve.deployment(**told[options.GATEWAY])(GatewayReplica)
+        return gateway.bind(args, directory, decode=decode, prefill=prefill)
+    direct = serve.deployment(**told[options.DECODE])(DirectReplica).bind(args, directory, prefill=prefill)
     if not settings.ray.prefix_router:
         return direct
-    router = serve.deployment(**told[options.ROUTER])(RouterReplica).bind(args, directory, direct)
+    router = serve.deployment(**told[options.ROUTER])(RouterReplica).bind(args, directory, decode=direct)
     return direct._with_ingress_request_router(router)  # noqa: SLF001  this is the hook that `RouterReplica` explains

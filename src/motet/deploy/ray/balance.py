@@ -100,7 +100,7 @@ class _Replica:
     def load(self) -> int:
         return self._own + self._others
 
-    def book(self, request: str, choices: int, now_s: float) -> None:
+    def book(self, request: str, choices: int, *, now_s: float) -> None:
         self._bookings[request] = _Booking(choices, self._known, now_s)
         self._own += choices
 
@@ -164,11 +164,11 @@ class Balance:
         salt = asked.session or str(next(self._turns))
         return sorted(loads, key=lambda id: (loads[id], zlib.crc32(f"{salt} {id}".encode())))
 
-    def book(self, request: str, replica: str, asked: RequestHeaders) -> None:
+    def book(self, request: str, replica: str, *, asked: RequestHeaders) -> None:
         """Books a request at a replica, and removes an earlier booking elsewhere."""
         self.done(request)
         self._where[request] = replica
-        self._replicas.setdefault(replica, _Replica()).book(request, asked.choices, self._clock())
+        self._replicas.setdefault(replica, _Replica()).book(request, asked.choices, now_s=self._clock())
         self._sessions.keep(asked.session, replica)
 
     def replica_of(self, request: str) -> str | None:

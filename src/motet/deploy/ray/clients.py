@@ -30,6 +30,7 @@ class ClientStreams:
         self,
         server: RayWorker | RunningServer[Gateway],
         prefill: Handle | None,
+        *,
         one_is_ended: Callable[[], Awaitable[bool]],
     ) -> None:
         """`prefill`: None if there is no prefill to request; `one_is_ended`: as in `Interest`."""

@@ -58,11 +58,11 @@ class WorkerReplica(Replica):
     server: RayWorker
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, arguments: Arguments, directory: Handle, role: Role | None = None
+        self, arguments: Arguments, directory: Handle, *, role: Role | None = None
     ) -> None:
         """`role`: None for replicas that decode."""
         settings = settings_here(arguments)
-        plan = worker_plan(settings, role or worker_role(settings), place_here(), environ=environment())
+        plan = worker_plan(settings, role or worker_role(settings), place=place_here(), environ=environment())
         self.server = RayWorker(plan, RayDirectory(directory), start_engine=self._start_engine)
         await self.server.start()
         freeze_heap()
@@ -82,11 +82,11 @@ class DirectReplica(WorkerReplica):
     """Writes choices, and serves clients itself."""
 
     async def __init__(  # type: ignore[misc]
-        self, arguments: Arguments, directory: Handle, prefill: Handle | None = None
+        self, arguments: Arguments, directory: Handle, *, prefill: Handle | None = None
     ) -> None:
         await WorkerReplica.__init__(self, arguments, directory)
         self._records = 0
-        self.streams = ClientStreams(self.server, prefill, one_is_ended)
+        self.streams = ClientStreams(self.server, prefill, one_is_ended=one_is_ended)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         return self.server.serving.app
@@ -102,11 +102,11 @@ class GatewayReplica(Replica):
     """Serves clients, over workers elsewhere."""
 
     async def __init__(  # type: ignore[misc]
-        self, arguments: Arguments, directory: Handle, decode: Handle, prefill: Handle | None = None
+        self, arguments: Arguments, directory: Handle, *, decode: Handle, prefill: Handle | None = None
     ) -> None:
         plan = gateway_replica_plan(settings_here(arguments), place_here(), environ=environment())
         self.server = await running_gateway(plan, RayDirectory(directory))
-        self.streams = ClientStreams(self.server, prefill, one_is_ended)
+        self.streams = ClientStreams(self.server, prefill, one_is_ended=one_is_ended)
         freeze_heap()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -127,7 +127,7 @@ class RouterReplica:
     4. HAProxy sends the request there, and the answer back, past Serve's Python
     """
 
-    async def __init__(self, arguments: Arguments, directory: Handle, decode: Handle) -> None:  # type: ignore[misc]
+    async def __init__(self, arguments: Arguments, directory: Handle, *, decode: Handle) -> None:  # type: ignore[misc]
         plan = gateway_replica_plan(settings_here(arguments), place_here(), environ=environment())
         self._router = PrefixRouter(plan, RayDirectory(directory))
         self._decode = decode

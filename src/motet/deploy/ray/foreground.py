@@ -19,6 +19,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 
@@ -83,23 +84,22 @@ async def run_application(
                 "or, if that one is a cell too, another cluster (--ray-address): both want the route /"
             )
         try:
-            return await _run(
-                ray.app_name, lambda: make(arguments), on_ready, url_at(server.host, server.port), signals
-            )
+            ready = partial(on_ready, url_at(server.host, server.port))
+            return await _run(ray.app_name, lambda: make(arguments), on_ready=ready, signals=signals)
         finally:
             await _take_down(ray.app_name, signals)
 
 
 async def _run(
-    name: str, make: Callable[[], Application], on_ready: OnReady, url: str, signals: StopSignals
+    name: str, make: Callable[[], Application], *, on_ready: Callable[[Mapping[str, int]], None], signals: StopSignals
 ) -> Outcome:
     try:
-        if not await _until_started(name, make, signals):
+        if not await _until_started(name, make, signals=signals):
             return Outcome.STOPPED_BEFORE_READY
     except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
         raise StartupError(_why(name, error)) from error
     deployments = started.deployments if (started := _overview(name)) else {}
-    on_ready(url, {deployment: sum(one.replica_states.values()) for deployment, one in deployments.items()})
+    on_ready({deployment: sum(one.replica_states.values()) for deployment, one in deployments.items()})
     while not signals.drain.is_set():
         if _is_gone(name):
             logger.error("the application %s is gone: somebody else took it down", name)
@@ -108,7 +108,7 @@ async def _run(
     return Outcome.STOPPED
 
 
-async def _until_started(name: str, make: Callable[[], Application], signals: StopSignals) -> bool:
+async def _until_started(name: str, make: Callable[[], Application], *, signals: StopSignals) -> bool:
     """Returns True once it has started, False if it should end. Logs Serve's reasons for a delay.
 
     `serve.run` would wait for that too, but cannot be told to stop: if it asks Ray after Ray's end, the process dies. A

@@ -131,7 +131,7 @@ async def prefill_replicas(
         members = prefill_members(
             serving.workforce,
             client,
-            config,
+            config=config,
             drain_s=serving.service.config.drain_timeout_s,
             introduces=False,
             listed=ListedWorkers(following, (Role.PREFILL,)),

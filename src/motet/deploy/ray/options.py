@@ -67,10 +67,10 @@ def deployment_options(settings: Settings) -> Mapping[str, Options]:
     ray, cell = settings.ray, settings.cell
     options = {
         DIRECTORY: _deployment(DIRECTORY) | {"num_replicas": 1, "health_check_period_s": LEAST_ASK_S},
-        DECODE: _worker(settings, DECODE, worker_role(settings), most=max(1, cell.decode)),
+        DECODE: _worker(settings, DECODE, role=worker_role(settings), most=max(1, cell.decode)),
     }
     if cell.prefill:
-        options[PREFILL] = _worker(settings, PREFILL, Role.PREFILL, most=cell.prefill)
+        options[PREFILL] = _worker(settings, PREFILL, role=Role.PREFILL, most=cell.prefill)
     if ray.ingress is Ingress.GATEWAY:
         resources = _resources(settings, GATEWAY)
         options[GATEWAY] = _deployment(GATEWAY, settings) | {
@@ -103,7 +103,7 @@ def _deployment(name: str, settings: Settings | None = None) -> Options:
     }
 
 
-def _worker(settings: Settings, name: str, role: Role, *, most: int) -> Options:
+def _worker(settings: Settings, name: str, *, role: Role, most: int) -> Options:
     ray = settings.ray
     actor: Options = {"num_cpus": ray.cpus_per_worker, "num_gpus": ray.gpus_per_worker}
     ask_s = min(MOST_ASK_S, max(LEAST_ASK_S, most / ASKS_A_SECOND))

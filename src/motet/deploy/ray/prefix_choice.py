@@ -41,7 +41,7 @@ NOBODY = ""
 class PrefixChoice:
     """Chooses in a fleet that others keep."""
 
-    def __init__(self, fleet: Fleet, models: Models, policy: Policy) -> None:
+    def __init__(self, fleet: Fleet, models: Models, *, policy: Policy) -> None:
         self._fleet = fleet
         self._models = models
         self._policy = policy
@@ -51,8 +51,8 @@ class PrefixChoice:
         """Returns the URL of the replica; None if none is known."""
         request = await self._request(body, session)
         turn = next(self._turns)
-        seen = survey(self._fleet, Work.GENERATE, request, turn=turn)
-        decision = seen and choose(seen.candidates, seen.needs, self._policy, turn=turn)
+        seen = survey(self._fleet, Work.GENERATE, request=request, turn=turn)
+        decision = seen and choose(seen.candidates, seen.needs, policy=self._policy, turn=turn)
         if not seen or not decision:
             return None
         member, _ = seen.present[decision.place]
@@ -122,7 +122,7 @@ class PrefixRouter:
         client = await self._companions.enter_async_context(server_client(ca_file=self._plan.gateway.worker_ca_file))
         gateway, models = make_gateway(self._plan, client)
         self._companions.push_async_callback(gateway.close)
-        self._choice = PrefixChoice(gateway.router.fleet, models, self._plan.routing.routing_policy)
+        self._choice = PrefixChoice(gateway.router.fleet, models, policy=self._plan.routing.routing_policy)
         self._companions.begin(self._following.follow())
         self._companions.begin(gateway.watch())
 

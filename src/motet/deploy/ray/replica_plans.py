@@ -45,7 +45,7 @@ def engine_key(settings: Settings) -> str:
     return str(settings.rows["cluster_key"].value)
 
 
-def worker_plan(settings: Settings, role: Role, place: ReplicaPlace, *, environ: Mapping[str, str]) -> WorkerPlan:
+def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ: Mapping[str, str]) -> WorkerPlan:
     """Raises StartupError."""
     plan = server_plan(settings, cache=cache_folder(environ), say=logger.info)
     ray, direct = settings.ray, serves_clients(settings, role)
@@ -67,7 +67,7 @@ def worker_plan(settings: Settings, role: Role, place: ReplicaPlace, *, environ:
         kv_events=KVEventsConfig(kv_events_port=0 if followed else None, kv_events_host=place.address),
     )
     prefill = replace(settings.gateway, worker_api_key=engine_key(settings)) if direct and role is Role.DECODE else None
-    return WorkerPlan(place.id, plan, side_channel_ports(role, place.rank, ray), prefill)
+    return WorkerPlan(place.id, plan, side_channel_ports(role, place.rank, ray=ray), prefill)
 
 
 def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Mapping[str, str]) -> GatewayPlan:

@@ -42,7 +42,7 @@ class ReplicasByLoad:
         return math.ceil(round(sum(loads), EXACT_DIGITS)), {}
 
 
-def load_of(stats: "EngineStats", before: "EngineStats", max_num_seqs: int) -> dict[str, float]:
+def load_of(stats: "EngineStats", before: "EngineStats", *, max_num_seqs: int) -> dict[str, float]:
     """Returns a replica's load. A prompt that came and went since `before` counts as one."""
     came = stats.prompt_tokens != before.prompt_tokens
     return {

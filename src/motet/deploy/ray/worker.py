@@ -78,7 +78,7 @@ class RayWorker:
         self._start_engine = start_engine
         self._limits = limits
         self._following = Following(directory)
-        self._announcing = Announcing(self._following, self._announcement, limits)
+        self._announcing = Announcing(self._following, self._announcement, limits=limits)
         self._server = RunningServer[Cell]()
         self._meeting: Meeting | None = None
         self._announced = False
@@ -114,7 +114,7 @@ class RayWorker:
             async with asyncio.timeout(self._limits.tell_s):
                 stats = [await worker.engine.stats() for worker in self.serving.workforce.workers if worker.local]
             before, self._told = self._told, stats[0] if stats else EngineStats()
-            self._load = load_of(self._told, before, self._plan.server.engine.max_num_seqs)
+            self._load = load_of(self._told, before, max_num_seqs=self._plan.server.engine.max_num_seqs)
         return self._load
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -196,7 +196,7 @@ class Announcing:
     """Sends a worker's announcements: at its start, with news, every few seconds; one at a time, to keep the order."""
 
     def __init__(
-        self, following: Following, say: Callable[[WorkerStage], Announcement], limits: WorkerLimits = LIMITS
+        self, following: Following, say: Callable[[WorkerStage], Announcement], *, limits: WorkerLimits = LIMITS
     ) -> None:
         """`say`: makes the present announcement for a stage."""
         self._following = following
@@ -240,7 +240,7 @@ class Announcing:
             await self._following.announce(self._say(self._stage))
 
 
-def side_channel_ports(role: Role, rank: int, ray: RayConfig) -> range:
+def side_channel_ports(role: Role, rank: int, *, ray: RayConfig) -> range:
     """Returns the port of this role and rank, and those after it; only 0 if any free port is allowed."""
     first = {Role.PREFILL: ray.prefill_port, Role.DECODE: ray.decode_port}.get(role, SIDE_CHANNEL_PORTS[role])
     if first == 0:

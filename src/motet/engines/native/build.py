@@ -55,14 +55,14 @@ def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
     """Returns a core that is ready to serve; raises what `build_parts` raises."""
     parts = build_parts(config, pid=pid)
     if config.role is Role.BOTH:
-        return EngineCore(parts.info, parts.runner, parts.options)
+        return EngineCore(parts.info, parts.runner, options=parts.options)
     proof = Proof(parts.info.num_blocks)
-    transfers = start_transfers(config, parts.facts, parts.storage.memory(proof))
+    transfers = start_transfers(config, parts.facts, memory=parts.storage.memory(proof))
     info = msgspec.structs.replace(parts.info, transfer=transfers.address)
-    return EngineCore(info, parts.runner, parts.options, proof=proof, transfers=transfers)
+    return EngineCore(info, parts.runner, options=parts.options, proof=proof, transfers=transfers)
 
 
-def start_transfers(config: EngineConfig, facts: KVFacts, memory: Memory) -> "TransferThread":
+def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: Memory) -> "TransferThread":
     """Makes KV memory reachable for other workers. Raises ConfigError for an address that cannot be bound."""
     # Imported here, so that an engine that keeps its KV to itself loads no NIXL.
     from motet.transfer.nixl import LOOPBACK, NixlTransport
@@ -80,8 +80,8 @@ def start_transfers(config: EngineConfig, facts: KVFacts, memory: Memory) -> "Tr
         cluster_key=config.cluster_key,
         pull_timeout_s=config.pull_timeout_s,
     )
-    ucx = LOOPBACK if loopback else None
-    return TransferThread(settings, facts, memory, lambda: NixlTransport(settings.engine_id, memory, ucx=ucx))
+    make = partial(NixlTransport, settings.engine_id, memory, ucx=LOOPBACK if loopback else None)
+    return TransferThread(settings, facts, memory=memory, make_transport=make)
 
 
 def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
@@ -107,9 +107,9 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     model_id = model_digest(hf_config, weights.result())
     num_blocks = blocks_in(_kv_cache_gb(config, device))
     facts = layout.facts(model_id, config.quantization)
-    storage = _allocated(layout, num_blocks, device)
+    storage = _allocated(layout, num_blocks, device=device)
     if device.type == "cuda" and config.kernels == "auto" and config.quantization == "none":
-        backend = cuda_backend(model, storage, config, max_model_len=max_model_len)
+        backend = cuda_backend(model, storage, config=config, max_model_len=max_model_len)
     else:
         backend = choose_backend(
             model, storage, kernels=config.kernels, max_model_len=max_model_len, quantization=config.quantization
@@ -126,7 +126,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         eos_token_ids=shape.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        fingerprint=fingerprint(backend.operators, backend.same, dtype, device, model=model_id),
+        fingerprint=fingerprint(backend.operators, backend.same, dtype=dtype, device=device, model=model_id),
         model_digest=model_id,
         pid=pid,
     )
@@ -150,7 +150,7 @@ def choose_backend(
     are needed and cannot run the model."""
     dtype, device = storage.keys.dtype, storage.keys.device
     found = library()
-    reason = obstacle(found, model, dtype, device)
+    reason = obstacle(found, model, dtype=dtype, device=device)
     if kernels == "compiled" and reason is not None:
         raise ConfigError(f"--kernels compiled: {reason}; use auto or torch")
     int8 = quantization == "int8"
@@ -163,7 +163,7 @@ def choose_backend(
         return Backend(TorchRunner(model, storage), f"torch-{torch.__version__}", same)
     packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, int8=int8)
     runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)
-    same = chunks_agree(runner, packed.vocab_size, storage)
+    same = chunks_agree(runner, packed.vocab_size, storage=storage)
     return Backend(runner, f"kernels-{digest()}{'-int8' if int8 else ''}", same)
 
 
@@ -178,9 +178,9 @@ def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
     return kv_cache_gb_for(config.gpu_memory_utilization, total_bytes=total_bytes, free_bytes=free_bytes)
 
 
-def _allocated(layout: KVLayout, num_blocks: int, device: torch.device) -> KVStorage:
+def _allocated(layout: KVLayout, num_blocks: int, *, device: torch.device) -> KVStorage:
     try:
-        return KVStorage(layout, num_blocks, device)
+        return KVStorage(layout, num_blocks, device=device)
     except RuntimeError as exc:  # torch has no narrower class for the CPU
         gb = num_blocks * layout.bytes_per_block / GB
         raise KVMemoryError(f"{device} has no {gb:g} GB for the KV cache: lower --kv-cache-gb ({exc})") from exc

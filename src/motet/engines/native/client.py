@@ -86,7 +86,7 @@ class NativeEngine:
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         try:
-            return await self._ask(self._tickets, request.request_id, protocol.Prefill(request, readers))
+            return await self._ask(self._tickets, request.request_id, question=protocol.Prefill(request, readers))
         except asyncio.CancelledError:
             self._pipes.send(protocol.Abort(request.request_id))  # also ends a lease that was granted meanwhile
             raise
@@ -98,7 +98,7 @@ class NativeEngine:
     async def connect(self, address: TransferAddress) -> None:
         """Connects to another worker before it is needed. Raises EngineError if that cannot be."""
         number = next(self._numbers)
-        await self._ask(self._connections, number, protocol.Connect(number, address))
+        await self._ask(self._connections, number, question=protocol.Connect(number, address))
 
     def listen_to_blocks(self, listener: BlockListener) -> None:
         """Passes changes of the prefix cache's blocks to `listener` from now on, and at the engine's end that there are
@@ -119,7 +119,7 @@ class NativeEngine:
     async def stats(self, *, check: bool = False) -> EngineStats:
         """Returns the figures of this moment, between two steps. With `check`, a broken invariant ends the process."""
         number = next(self._numbers)
-        return await self._ask(self._stats, number, protocol.AskStats(number, check))
+        return await self._ask(self._stats, number, question=protocol.AskStats(number, check))
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Ends the process; it is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
@@ -201,7 +201,7 @@ class NativeEngine:
             else:
                 await asyncio.sleep(self._pulse.look_every_s)
 
-    async def _ask(self, questions: "Questions[Name, Answer]", name: Name, question: protocol.Command) -> Answer:
+    async def _ask(self, questions: "Questions[Name, Answer]", name: Name, *, question: protocol.Command) -> Answer:
         if self._over is not None:
             raise self._over
         with questions.ask(name) as answer:

@@ -64,8 +64,8 @@ class EngineCore:
         self,
         info: EngineInfo,
         runner: ModelRunner,
-        options: CoreOptions,
         *,
+        options: CoreOptions,
         proof: Proof | None = None,
         transfers: "TransferThread | None" = None,
         clock: Callable[[], float] = time.monotonic,
@@ -117,8 +117,8 @@ class EngineCore:
         one for each choice, by its index; without them the grammar is compiled here."""
         try:
             self._check_free(request.request_id)
-            group = self._maker.to_write(request, self._arrivals, matchers)
-            check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
+            group = self._maker.to_write(request, self._arrivals, matchers=matchers)
+            check_fits(group, self.info, blocks_at_admission=self._scheduler.blocks_at_admission(group))
             self._handover.expect(group)
         except Exception:
             if request.ticket is not None:
@@ -130,8 +130,8 @@ class EngineCore:
         """Queues a prompt to be computed for others; it ends in a ticket. Raises RequestError if it can never run."""
         self._handover.check_open()
         self._check_free(request.request_id)
-        group = self._maker.to_hand_over(request, self._arrivals, readers)
-        check_fits(group, self.info, self._scheduler.blocks_at_admission(group))
+        group = self._maker.to_hand_over(request, self._arrivals, readers=readers)
+        check_fits(group, self.info, blocks_at_admission=self._scheduler.blocks_at_admission(group))
         self._enqueue(group)
 
     def abort(self, request_id: RequestId) -> None:
@@ -174,7 +174,7 @@ class EngineCore:
         inputs = build_inputs(plan, self.info.block_size)
         try:
             logits = self._runner.run(inputs)
-            drawn = draw_tokens(self._sampler, inputs.draws, logits)
+            drawn = draw_tokens(self._sampler, inputs.draws, logits=logits)
             self._runner.verify()
         except NonFiniteRowsError as error:
             # Nothing is settled, so none of their blocks are published; the other groups run the same step again.

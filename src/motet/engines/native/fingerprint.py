@@ -36,7 +36,7 @@ def model_digest(config: PreTrainedConfig, weights: str) -> str:
     return blake2b(told.encode(), digest_size=16).hexdigest()
 
 
-def fingerprint(operators: str, same: bool, dtype: torch.dtype, device: torch.device, *, model: str) -> str:
+def fingerprint(operators: str, same: bool, *, dtype: torch.dtype, device: torch.device, model: str) -> str:
     """Returns `motet-0.1.0_model-5e0c41d2a87f1b36_torch-2.13.0_x86_64-AVX512_bfloat16-same`, for instance, with the
     begin of the model's digest. Two engines with one fingerprint that ends in `-same` give a choice the same tokens."""
     if device.type == "cpu":

@@ -104,7 +104,7 @@ class Handover:
             return
         transfers = self.check_open()
         own = ticket.remote_engine_id == transfers.address.engine_id
-        check_ticket(ticket, group.prompt, self.block_size)
+        check_ticket(ticket, group.prompt, block_size=self.block_size)
         if own or group.request.sampling.prompt_logprobs is not None:
             # Our own prefilled blocks are in the prefix cache; and logits of prompt tokens do not follow from KV.
             self.release(ticket)
@@ -250,7 +250,7 @@ class Handover:
         self.check_open().order(orders.LeasesHeld(len(self.leases)))
 
 
-def check_ticket(ticket: Ticket, prompt: tuple[int, ...], block_size: int) -> None:
+def check_ticket(ticket: Ticket, prompt: tuple[int, ...], *, block_size: int) -> None:
     """Raises RequestError unless the ticket's KV is that of the beginning of the prompt."""
     if not ticket.is_for(prompt) or len(ticket.remote_block_ids) != blocks_for(ticket.num_tokens, block_size):
         message = "Invalid 'kv_transfer_params': the ticket is not for this prompt."

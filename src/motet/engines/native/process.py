@@ -51,7 +51,7 @@ class EngineLoop:
     """Feeds a core from one pipe and empties it into another."""
 
     def __init__(
-        self, core: EngineCore, heart: "Heart", commands: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]"
+        self, core: EngineCore, heart: "Heart", *, commands: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]"
     ) -> None:
         self._core = core
         self._heart = heart
@@ -252,7 +252,7 @@ def main() -> int:
         every_s = beat_every_s(launch.config.heartbeat_timeout_s)
         try:
             with Heart(context, launch.address("events"), every_s=every_s) as heart:
-                EngineLoop(core, heart, commands, events).run()
+                EngineLoop(core, heart, commands=commands, events=events).run()
         finally:
             if core.transfers is not None:
                 core.transfers.close()

@@ -35,15 +35,7 @@ import msgspec
 
 from motet.engines.base import WorkerState
 from motet.engines.http import NO_SUCH_ROUTE, NOT_TAKEN, WRONG_KEY, Client, Refusal, Reply, ServerCalls
-from motet.engines.openai import (
-    DONE,
-    EventSplitter,
-    ListedModel,
-    ListedModels,
-    OpenAIError,
-    any_error_in,
-    read_json,
-)
+from motet.engines.openai import DONE, EventSplitter, ListedModel, ListedModels, OpenAIError, any_error_in, read_json
 from motet.engines.upstream.base import UNKNOWN_LENGTH, TextRoute
 from motet.engines.upstream.bodies import in_its_words, read_chunk
 from motet.engines.wire import EngineReport
@@ -144,11 +136,11 @@ class UpstreamServer:
             connect_timeout_s=CONNECT_TIMEOUT_S,
         )
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> UpstreamReply:
+    async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> UpstreamReply:
         """Returns when an answer that is no refusal has begun. `headers`: the client's, if any; its key is passed on
         only if that is allowed."""
         told = headers if self._passes_key else {**headers, "authorization": ""}
-        return UpstreamReply(self, await self.in_time(self._open(path, body, told), self.options.timeout_s))
+        return UpstreamReply(self, await self.in_time(self._open(path, body, headers=told), self.options.timeout_s))
 
     async def report(self) -> EngineReport:
         """Asks the server for its list of models, and returns a report as keepers get it from every worker. It reports
@@ -157,10 +149,10 @@ class UpstreamServer:
         Raises OtherServerError if it lists no models, EngineSilentError and EngineDiedError if it is not there, another
         EngineError if its answer cannot be used."""
         try:
-            listing = await self.in_time(self._calls.ask("GET", MODELS, timeout_s=None), REPORT_TIMEOUT_S)
+            body = await self.in_time(self._calls.ask("GET", MODELS, timeout_s=None), REPORT_TIMEOUT_S)
         except UpstreamRefusalError as error:
             raise OtherServerError(f"{self.name} refused {MODELS} with {error.status}: {error.message}") from error
-        listed = read_json(listing, ListedModels, OtherServerError, f"the list of models of {self.name}").data
+        listed = read_json(body, ListedModels, error=OtherServerError, what=f"the list of models of {self.name}").data
         if not listed:
             raise EngineError(f"{self.name} lists no models")
         ids = {model.id for model in listed}
@@ -189,7 +181,7 @@ class UpstreamServer:
         except TimeoutError as error:
             raise EngineSilentError(f"{self.name} gave no sign of life for {limit_s:g} s") from error
 
-    async def _open(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    async def _open(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> Reply:
         try:
             return await self._calls.open(path, body, headers=headers)
         except EngineSilentError as error:  # no connection in time counts as no connection: another server may be asked
@@ -284,7 +276,7 @@ class _Probe:
         body = {"model": self.model, name: prompt, "n": n, limit: 1, "temperature": 1, "stream": stream}
         if stream and usage:
             body["stream_options"] = {"include_usage": True}
-        reply = await self.server.post(self.route, msgspec.json.encode(body), self.headers)
+        reply = await self.server.post(self.route, msgspec.json.encode(body), headers=self.headers)
         try:
             if reply.is_stream is not stream:
                 raise EngineError(f"{self.server.name} does not stream as it is asked to")

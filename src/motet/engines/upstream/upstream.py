@@ -80,7 +80,7 @@ class TextUpstream:
             self._learn(base, {"authorization": request.authorization})
         plan = ask_singly if several and not ability.honours_n else ask_at_once
         asks = plan(request, wants_usage=ability.takes_usage)
-        group = UpstreamGroup(self.server, request, asks, on_end=self._groups.discard)
+        group = UpstreamGroup(self.server, request, asks=asks, on_end=self._groups.discard)
         self._groups.add(group)
         return group
 
@@ -138,8 +138,8 @@ class UpstreamGroup:
         self,
         server: UpstreamServer,
         request: TextRequest,
-        asks: Sequence[UpstreamAsk],
         *,
+        asks: Sequence[UpstreamAsk],
         on_end: Callable[["UpstreamGroup"], None],
     ) -> None:
         self._server = server
@@ -278,7 +278,7 @@ class UpstreamAnswer:
             "x-session-id": request.session_id,
             "authorization": request.authorization,
         }
-        reply = await self._server.post(request.route, self._ask.body(), headers)
+        reply = await self._server.post(request.route, self._ask.body(), headers=headers)
         if request.stream and not reply.is_stream:
             reply.close()
             raise EngineError("it answered a request for a stream with something else")

@@ -67,7 +67,7 @@ class VLLMEngine(FarEngine["VLLMGroup"]):
         if self._closed is not None:
             raise self._closed
         try:
-            group = VLLMGroup(self._of_model(request), self._server, self)
+            group = VLLMGroup(self._of_model(request), self._server, engine=self)
         except EngineError:
             if request.ticket is not None:
                 self.give_back(request.ticket, request.trace)
@@ -126,7 +126,7 @@ ChoicePiece = tuple[int, VLLMPiece]
 class Connection:
     """One request under way, with the choices that get its tokens. Owned by its group, which waits for `task`."""
 
-    def __init__(self, server: VLLMServer, ask: VLLMAsk, group: "VLLMGroup", *, held: bool) -> None:
+    def __init__(self, server: VLLMServer, ask: VLLMAsk, *, group: "VLLMGroup", held: bool) -> None:
         """`held`: it stays open until its first token even if nobody listens."""
         self.opened = False
         """True once the server has the request."""
@@ -189,7 +189,7 @@ class Connection:
                 self._listening.pop(item.index, None)
         if self.begun:
             self._held = False
-        self._group.brought(self, pieces, usage)
+        self._group.brought(self, pieces, usage=usage)
         self._close_if_unheard()
         return bool(pieces and self._listening)
 
@@ -201,7 +201,7 @@ class Connection:
 class VLLMGroup:
     """A `GroupStream`. Its engine gives back a ticket that the server did not take, and removes an ended group."""
 
-    def __init__(self, request: GenerateRequest, server: VLLMServer, engine: VLLMEngine) -> None:
+    def __init__(self, request: GenerateRequest, server: VLLMServer, *, engine: VLLMEngine) -> None:
         """Raises EngineError if it cannot be planned; then nothing has been sent."""
         self.request = request
         self._server = server
@@ -262,7 +262,7 @@ class VLLMGroup:
         for connection in self._connections:
             connection.mute(index)
 
-    def brought(self, connection: Connection, pieces: list[ChoicePiece], usage: VLLMUsage | None) -> None:
+    def brought(self, connection: Connection, pieces: list[ChoicePiece], *, usage: VLLMUsage | None) -> None:
         """Takes what was read; the connection reads on when `connection.taken` is set."""
         self._ready.append((connection, pieces, usage))
         self._news.set()
@@ -324,7 +324,7 @@ class VLLMGroup:
             self._connect(ask)
 
     def _connect(self, ask: VLLMAsk, *, held: bool = False) -> Connection:
-        connection = Connection(self._server, ask, self, held=held)
+        connection = Connection(self._server, ask, group=self, held=held)
         self._connections.add(connection)
         self._own(connection.task)
         return connection

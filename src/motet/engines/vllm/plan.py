@@ -125,7 +125,7 @@ def plan_asks(request: GenerateRequest) -> GroupAsks:
         )
     prompt = plain_ask(request) if request.sampling.prompt_logprobs is not None else None
     if request.ticket is None:
-        asks = (_ask(request, str(number), starts) for number, starts in enumerate(_together(request)))
+        asks = (_ask(request, str(number), starts=starts) for number, starts in enumerate(_together(request)))
         return GroupAsks(None, tuple(asks), prompt)
     leader = _leader(request, params_from(request.ticket))
     led = set(leader.indices)
@@ -147,7 +147,7 @@ def without_ticket(request: GenerateRequest, indices: Iterable[int], *, name: st
 
 def plain_ask(request: GenerateRequest) -> VLLMAsk:
     """Returns a request for the prompt of a group, without its choices."""
-    return _ask(request, "prompt", (ChoiceStart(0, 0),))
+    return _ask(request, "prompt", starts=(ChoiceStart(0, 0),))
 
 
 def resumed_seed(seed: int, num_written: int) -> int:
@@ -161,8 +161,8 @@ def _leader(request: GenerateRequest, params: KVParams) -> VLLMAsk:
     fresh = [start for start in request.choices if not start.written]
     if not fresh:
         scout = msgspec.structs.replace(request, sampling=ONE_TOKEN)
-        return replace(_ask(scout, "leader", (ChoiceStart(0, 0),), kv_params=params), choices=((),))
-    return _ask(request, "leader", fresh if request.sampling.greedy else fresh[:1], kv_params=params)
+        return replace(_ask(scout, "leader", starts=(ChoiceStart(0, 0),), kv_params=params), choices=((),))
+    return _ask(request, "leader", starts=fresh if request.sampling.greedy else fresh[:1], kv_params=params)
 
 
 def _together(request: GenerateRequest) -> list[list[ChoiceStart]]:
@@ -185,7 +185,7 @@ def _together(request: GenerateRequest) -> list[list[ChoiceStart]]:
 
 
 def _ask(
-    request: GenerateRequest, name: str, starts: Sequence[ChoiceStart], *, kv_params: object | None = None
+    request: GenerateRequest, name: str, *, starts: Sequence[ChoiceStart], kv_params: object | None = None
 ) -> VLLMAsk:
     """Returns one request for all `starts`. If one of them has written, it is alone, or all are greedy and equal."""
     first, sampling, indices = starts[0], request.sampling, tuple(start.index for start in starts)

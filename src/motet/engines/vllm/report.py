@@ -171,7 +171,7 @@ class Start:
 
 def cards_in(body: bytes) -> tuple[ListedModel, ...]:
     """Reads `GET /v1/models`, with a model of the server's own before adapters. Raises OtherServerError."""
-    cards = read_json(body, ListedModels, OtherServerError, "its list of models").data
+    cards = read_json(body, ListedModels, error=OtherServerError, what="its list of models").data
     ordered = sorted(cards, key=lambda card: card.parent is not None)
     if not ordered or ordered[0].parent is not None or ordered[0].max_model_len is None:
         raise OtherServerError("it lists no model with its max_model_len")
@@ -179,16 +179,16 @@ def cards_in(body: bytes) -> tuple[ListedModel, ...]:
 
 
 def version_in(body: bytes) -> str:
-    return read_json(body, _Version, OtherServerError, "its version").version
+    return read_json(body, _Version, error=OtherServerError, what="its version").version
 
 
 def event_source_in(body: bytes) -> EventSource | None:
-    by_rank = read_json(body, dict[str, EventSource], OtherServerError, "its kv_event_sources")
+    by_rank = read_json(body, dict[str, EventSource], error=OtherServerError, what="its kv_event_sources")
     return next(iter(by_rank.values())) if len(by_rank) == 1 else None
 
 
 def report_of(
-    url: str, start: Start, scrape: VLLMScrape, cards: Sequence[ListedModel], *, role: Role | None
+    url: str, start: Start, *, scrape: VLLMScrape, cards: Sequence[ListedModel], role: Role | None
 ) -> EngineReport:
     address = urlsplit(url)
     host = address.hostname or ""

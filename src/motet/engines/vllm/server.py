@@ -117,9 +117,9 @@ class VLLMServer:
     async def open(self, ask: VLLMAsk) -> "VLLMAnswer":
         """Returns when the server has taken the request. Raises MotetError."""
         start = self._start
-        body, headers = body_of(self.dialect, ask), _headers(ask.request_id, ask.trace, ask.session_id)
+        body, headers = body_of(self.dialect, ask), _headers(ask.request_id, ask.trace, session_id=ask.session_id)
         reply = await self._judged(self._calls.open(self.dialect, body, headers=headers))
-        return VLLMAnswer(reply, VLLMReader(ask.sampling, server=self.name), partial(self.judge, start=start))
+        return VLLMAnswer(reply, VLLMReader(ask.sampling, server=self.name), judge=partial(self.judge, start=start))
 
     async def prefill(self, ask: VLLMAsk) -> list[KVParams]:
         """Computes the KV of the prompt, and returns one object for each request that may fetch it. Cancelling it
@@ -129,7 +129,7 @@ class VLLMServer:
     async def prompt_logprobs(self, ask: VLLMAsk) -> tuple[TokenLogprob | None, ...]:
         """`ask.sampling.prompt_logprobs` of each token of the prompt; None for the first."""
         body = await self._whole(prompt_ask(ask))
-        return prompt_logprobs_in(body, ask.prompt, ask.sampling.prompt_logprobs or 0)
+        return prompt_logprobs_in(body, ask.prompt, k=ask.sampling.prompt_logprobs or 0)
 
     async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
         """Frees the blocks of a ticket on the server that made it. To do so it sends this server, which could use the
@@ -145,7 +145,7 @@ class VLLMServer:
         }
         headers = _headers(request_id, trace)
         try:
-            await self._calls.ask("POST", Dialect.COMPLETIONS, msgspec.json.encode(body), headers=headers)
+            await self._calls.ask("POST", Dialect.COMPLETIONS, body=msgspec.json.encode(body), headers=headers)
         except MotetError as error:
             return isinstance(error, RequestError)
         return False
@@ -154,7 +154,7 @@ class VLLMServer:
         """Returns the tokens without special ones; None if the server has no tokenizer."""
         body = msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": False})
         try:
-            return read_json(await self._calls.ask("POST", "/tokenize", body), _Tokenized, EngineError, "it").tokens
+            return read_json(await self._calls.ask("POST", "/tokenize", body=body), _Tokenized, what="it").tokens
         except EngineDiedError:
             raise
         except MotetError:
@@ -184,7 +184,7 @@ class VLLMServer:
         engine_id = self._engine_id(scrape)
         if self._start is None or self._start.engine_id != engine_id:
             self._start = await self._meet(engine_id, cards[0].id)
-        return report_of(self.url, self._start, scrape, cards, role=self._role)
+        return report_of(self.url, self._start, scrape=scrape, cards=cards, role=self._role)
 
     def _engine_id(self, scrape: VLLMScrape) -> str:
         """Names the start of the server. If it does not report the time, it gets a new name when it was lost and is
@@ -224,14 +224,14 @@ class VLLMServer:
     async def _check_completions(self, model: str) -> None:
         """Raises OtherServerError if no token ids come back."""
         asked = body_of(Dialect.COMPLETIONS, replace(PROBED, model=model))
-        body = await self._calls.ask("POST", Dialect.COMPLETIONS, asked)
-        choices = read_json(body, _Probed, OtherServerError, "the answer of /v1/completions").choices
+        body = await self._calls.ask("POST", Dialect.COMPLETIONS, body=asked)
+        choices = read_json(body, _Probed, error=OtherServerError, what="the answer of /v1/completions").choices
         if not choices or choices[0].token_ids is None:
             raise OtherServerError("it sends no token ids at /v1/completions, and has no /inference/v1/generate")
 
     async def _whole(self, ask: VLLMAsk) -> bytes:
-        body, headers = body_of(self.dialect, ask), _headers(ask.request_id, ask.trace, ask.session_id)
-        return await self._judged(self._calls.ask("POST", self.dialect, body, headers=headers, timeout_s=None))
+        body, headers = body_of(self.dialect, ask), _headers(ask.request_id, ask.trace, session_id=ask.session_id)
+        return await self._judged(self._calls.ask("POST", self.dialect, body=body, headers=headers, timeout_s=None))
 
     async def _judged(self, call: Awaitable[T]) -> T:
         """Awaits `call`. If the model is gone, it is not the client's error: it was there at the last report, adapters
@@ -248,7 +248,9 @@ class VLLMServer:
 class VLLMAnswer:
     """One answer as it streams. Closing it before its end ends the request there."""
 
-    def __init__(self, reply: Reply, reader: VLLMReader, judge: Callable[[EngineError], Awaitable[NoReturn]]) -> None:
+    def __init__(
+        self, reply: Reply, reader: VLLMReader, *, judge: Callable[[EngineError], Awaitable[NoReturn]]
+    ) -> None:
         """`judge`: raises an error of the stream, or EngineDiedError if the engine has failed."""
         self._reply = reply
         self._reader = reader
@@ -274,7 +276,7 @@ class VLLMAnswer:
         self._reply.close()
 
 
-def _headers(request_id: str, trace: str, session_id: str = "") -> dict[str, str]:
+def _headers(request_id: str, trace: str, *, session_id: str = "") -> dict[str, str]:
     """Returns the headers of a request. vLLM names it by `x-request-id`, and older servers refuse a name that is in
     use, so each request of a group has its own, which begins with the client's."""
     names = [header_text(name) for name in (trace, request_id)]

@@ -131,6 +131,10 @@ class _Content(_Best, gc=False):
     rank: int | None = None
     best: tuple[_Best, ...] = msgspec.field(default=(), name="top_logprobs")
 
+    def entry(self, k: int) -> TokenLogprob:
+        listed = [(best.token_id, best.logprob) for best in self.best]
+        return _entry(self.token_id, self.logprob, rank=self.rank, listed=listed, k=k)
+
 
 class _Logprobs(msgspec.Struct, gc=False):
     """The lists of one choice, in the form of either route."""
@@ -142,14 +146,9 @@ class _Logprobs(msgspec.Struct, gc=False):
 
     def of(self, tokens: Sequence[int], k: int) -> tuple[TokenLogprob, ...]:
         if self.content is not None:
-            return tuple(
-                [
-                    _entry(one.token_id, one.logprob, one.rank, [(best.token_id, best.logprob) for best in one.best], k)
-                    for one in self.content
-                ]
-            )
+            return tuple([one.entry(k) for one in self.content])
         drawn = zip(tokens, self.token_logprobs, self.top_logprobs, strict=False)
-        return tuple([_entry(token, logprob, None, _by_id(top or {}), k) for token, logprob, top in drawn])
+        return tuple([_entry(token, value, rank=None, listed=_by_id(top or {}), k=k) for token, value, top in drawn])
 
 
 class _PromptLogprob(msgspec.Struct, gc=False):
@@ -171,13 +170,13 @@ class _PromptAnswer(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-def prompt_logprobs_in(body: bytes, prompt: Sequence[int], k: int) -> tuple[TokenLogprob | None, ...]:
+def prompt_logprobs_in(body: bytes, prompt: Sequence[int], *, k: int) -> tuple[TokenLogprob | None, ...]:
     """Reads the answer to a `prompt_ask`: one entry for each token, None for the first. Raises EngineError."""
-    answer = read_json(body, _PromptAnswer, EngineError, "vLLM's answer to a question for prompt_logprobs")
+    answer = read_json(body, _PromptAnswer, what="vLLM's answer to a question for prompt_logprobs")
     listed = answer.prompt_logprobs or next((choice.prompt_logprobs for choice in answer.choices), None)
     if listed is None or len(listed) != len(prompt):
         raise EngineError(f"vLLM told the log-probabilities of {len(listed or ())} of {len(prompt)} prompt tokens")
-    return tuple([_of_prompt(token, entry, k) if entry else None for token, entry in zip(prompt, listed, strict=True)])
+    return tuple([_of_prompt(token, row, k=k) if row else None for token, row in zip(prompt, listed, strict=True)])
 
 
 def _by_id(texts: dict[str, float | None]) -> Listed:
@@ -187,14 +186,15 @@ def _by_id(texts: dict[str, float | None]) -> Listed:
         raise EngineError(f"vLLM lists log-probabilities of {list(texts)[:3]}, which are no token ids") from error
 
 
-def _of_prompt(token: int, entry: dict[int, _PromptLogprob], k: int) -> TokenLogprob:
+def _of_prompt(token: int, entry: dict[int, _PromptLogprob], *, k: int) -> TokenLogprob:
     own = entry.get(token)
     if own is None:
         raise EngineError(f"vLLM tells no log-probability of prompt token {token}")
-    return _entry(token, own.logprob, own.rank, [(other, listed.logprob) for other, listed in entry.items()], k)
+    listed = [(other, one.logprob) for other, one in entry.items()]
+    return _entry(token, own.logprob, rank=own.rank, listed=listed, k=k)
 
 
-def _entry(token: int, logprob: float | None, rank: int | None, listed: Listed, k: int) -> TokenLogprob:
+def _entry(token: int, logprob: float | None, *, rank: int | None, listed: Listed, k: int) -> TokenLogprob:
     """`rank`: if None, it is counted in the list, and is k + 1 if the token is not among the k best."""
     drawn = LOWEST if logprob is None else logprob
     others = [(other, LOWEST if value is None else value) for other, value in listed if other != token]
@@ -295,7 +295,7 @@ class _PrefillBody(msgspec.Struct):
 def kv_params_in(body: bytes, server: str = "vLLM") -> list[KVParams]:
     """Reads the answer of `server` to a prefill: one object for each request that may fetch the KV. Raises EngineError
     if there is none."""
-    params = read_json(body, _PrefillBody, EngineError, f"the answer of {server} to a prefill").kv_transfer_params
+    params = read_json(body, _PrefillBody, what=f"the answer of {server} to a prefill").kv_transfer_params
     found = [params] if isinstance(params, dict) else params
     if not found or not all(found):
         raise EngineError(

@@ -91,9 +91,9 @@ class ToolFormat:
     ends: tuple[str, ...]
     """Tags that close a region; without any, the end of the answer does. A tag inside a string closes nothing: `read`
     of the text up to and with it, not final, then gives a region that is neither malformed nor whole."""
-    read: Callable[[str, bool, Sequence[Tool]], ParsedRegion]
-    """(text of a region without its outer tags; True if no more text comes; tools that may be called) -> calls.
-    It is pure and never raises; `region_reader` makes one."""
+    read: Callable[[Cursor, Sequence[Tool]], ParsedRegion]
+    """(begin of a region's text, without its outer tags; tools that may be called) -> calls. It never raises;
+    `region_reader` makes one."""
     grammar: Callable[[ToolRules, Mapping[str, int]], str]
     """(rules; special tokens of the model by their text) -> a Lark grammar whose `start` is only calls (`required`), or
     text and calls (`auto`). A tag is written as `<[id]>` if it is a special token, else as a string. Raises
@@ -110,15 +110,14 @@ class ToolFormat:
 
 def region_reader(
     parse: Callable[[Cursor, Sequence[Tool]], Iterator[ParsedCall | None]],
-) -> Callable[[str, bool, Sequence[Tool]], ParsedRegion]:
+) -> Callable[[Cursor, Sequence[Tool]], ParsedRegion]:
     """Makes the `read` of a format from a generator that goes through a region.
 
     The generator yields each call once the cursor is behind it, and None once the cursor is behind something else that
     belongs to the calls. It raises `EndOfText` where the text ends, `NotACall` where anything else follows.
     """
 
-    def read(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
-        cursor = Cursor(text, final=final)
+    def read(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
         calls: list[ParsedCall] = []
         taken, malformed = 0, False
         try:
@@ -131,9 +130,9 @@ def region_reader(
             malformed = True
         except EndOfText:
             pass
-        taken = len(text) - len(text[taken:].lstrip())
+        taken = len(cursor.text) - len(cursor.text[taken:].lstrip())
         begun = bool(calls) and not calls[-1].whole
-        left_over = final and not begun and (not calls or taken < len(text))
+        left_over = cursor.final and not begun and (not calls or taken < len(cursor.text))
         return ParsedRegion(tuple(calls), malformed or left_over, taken if any(call.whole for call in calls) else 0)
 
     return read

@@ -28,7 +28,7 @@ def json_rule(schema: Mapping[str, object]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': LAYOUT}, ensure_ascii=False)}"
 
 
-def repeated(rules: ToolRules, one: str, between: str = "") -> str:
+def repeated(rules: ToolRules, one: str, *, between: str = "") -> str:
     """Returns `one`, repeated any number of times if calls may be parallel."""
     return f"{one} ({between} {one})*" if rules.parallel else one
 
@@ -40,6 +40,7 @@ def json_arguments(tool: Tool, rule: str) -> list[str]:
 def call_rules(
     tools: Sequence[Tool],
     line: Callable[[str, str], str],
+    *,
     arguments: Callable[[Tool, str], list[str]] = json_arguments,
 ) -> list[str]:
     """Returns the rule `call`: `line(name, rule of its arguments)` for each tool. `arguments` makes that rule."""

@@ -95,7 +95,7 @@ def _llama_format(name: str, *, begin: str, ends: tuple[str, ...], header: str) 
 
     def grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
         start = bare(rules, special, first="{", begin=begin)
-        several = [f"calls: {repeated(rules, 'call', quoted('; '))}"]
+        several = [f"calls: {repeated(rules, 'call', between=quoted('; '))}"]
         return document(start, several, json_objects(rules.callable, "parameters"))
 
     return ToolFormat(
@@ -142,10 +142,10 @@ def _mistral_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
     """A model whose vocabulary has `[ARGS]` writes names before arguments, any other writes a list."""
     if MISTRAL_ARGS in special:
         args = tag(MISTRAL_ARGS, special)
-        region = repeated(rules, "call", tag(MISTRAL_BEGIN, special))
+        region = repeated(rules, "call", between=tag(MISTRAL_BEGIN, special))
         one = call_rules(rules.callable, lambda name, arguments: f"{quoted(name)} {args} {arguments}")
     else:
-        region = f'"[" {repeated(rules, "call", quoted(", "))} "]"'
+        region = f'"[" {repeated(rules, "call", between=quoted(", "))} "]"'
         one = json_objects(rules.callable, "arguments")
     return document(tagged(rules, special, begin=MISTRAL_BEGIN, region=region), one)
 
@@ -165,8 +165,8 @@ MISTRAL = ToolFormat(
 def _named_format(
     name: str,
     begin: str,
-    end: str,
     *,
+    end: str,
     call: tuple[tuple[str, ...], ...],
     known_by: Sequence[str],
     numbered: bool = False,
@@ -197,7 +197,7 @@ def _named_format(
             written = f"{quoted(f'functions.{name}:')} NUMBER" if numbered else quoted(name)
             return f"{lead} {written} {middle} {arguments} {behind}"
 
-        region = f"{repeated(rules, 'call', f'{quoted(NEWLINE)}?')} {tag(end, special)}"
+        region = f"{repeated(rules, 'call', between=f'{quoted(NEWLINE)}?')} {tag(end, special)}"
         start = tagged(rules, special, begin=begin, region=region, closed=True)
         return document(start, call_rules(rules.callable, line), ["NUMBER: /[0-9]{1,4}/"] if numbered else [])
 
@@ -226,7 +226,7 @@ def _numbered_tool(written: str, tools: Sequence[Tool]) -> Tool:
 KIMI_K2 = _named_format(
     "kimi_k2",
     "<|tool_calls_section_begin|>",
-    "<|tool_calls_section_end|>",
+    end="<|tool_calls_section_end|>",
     call=(("<|tool_call_begin|>",), ("<|tool_call_argument_begin|>",), ("<|tool_call_end|>",)),
     numbered=True,
     known_by=("<|tool_calls_section_begin|>",),
@@ -251,14 +251,14 @@ FENCE, FENCE_END = "\n```json\n", "\n```"
 DEEPSEEK_V3 = _named_format(
     "deepseek_v3",
     DEEPSEEK_BEGIN,
-    DEEPSEEK_END,
+    end=DEEPSEEK_END,
     call=((CALL, "function", SEPARATOR), (FENCE,), (FENCE_END, CALL_END)),
     known_by=(DEEPSEEK_BEGIN, FENCE.strip()),
 )
 DEEPSEEK_V31 = _named_format(
     "deepseek_v31",
     DEEPSEEK_BEGIN,
-    DEEPSEEK_END,
+    end=DEEPSEEK_END,
     call=((CALL,), (SEPARATOR,), (CALL_END,)),
     known_by=(DEEPSEEK_BEGIN,),
 )
@@ -278,7 +278,7 @@ def _one_object(cursor: Cursor, tools: Sequence[Tool], *, exact: bool = False) -
     except EndOfText:
         cursor.place = len(cursor.text)
         closed = False
-    call = _call_of(cursor, members, tools, closed=closed, exact=exact)
+    call = _call_of(cursor, members, tools=tools, closed=closed, exact=exact)
     if call is not None:
         yield call
     if call is None or not call.whole:
@@ -308,7 +308,7 @@ def _read_members(cursor: Cursor, members: dict[str, Span], *, exact: bool) -> N
 
 
 def _call_of(
-    cursor: Cursor, members: Mapping[str, Span], tools: Sequence[Tool], *, closed: bool, exact: bool
+    cursor: Cursor, members: Mapping[str, Span], *, tools: Sequence[Tool], closed: bool, exact: bool
 ) -> ParsedCall | None:
     """Returns the call of an object, `closed` or begun; None before its name and its arguments have begun."""
     named = members.get("name")
@@ -321,7 +321,7 @@ def _call_of(
     if len(spans) > 1 or (closed and exact and not spans):
         raise NotACall
     if spans:
-        return _from_value(cursor.text, tool.name, spans[0], closed=closed or cursor.final)
+        return _from_value(cursor.text, tool.name, span=spans[0], closed=closed or cursor.final)
     return ParsedCall(tool.name, "{}", whole=True) if closed else None
 
 
@@ -344,18 +344,18 @@ def json_arguments_of(cursor: Cursor, tool: Tool) -> CallStream:
     if cursor.peek() != "{":
         raise NotACall
     span = cursor.value()
-    call = _from_object(cursor.text, tool.name, span, closed=True)
+    call = _from_object(cursor.text, tool.name, span=span, closed=True)
     if call is not None:
         yield call
     if not span.whole:
         raise EndOfText
 
 
-def _from_value(text: str, name: str, span: Span, *, closed: bool) -> ParsedCall | None:
+def _from_value(text: str, name: str, *, span: Span, closed: bool) -> ParsedCall | None:
     """Returns a call with the arguments in `span`; `closed`: whole arguments make it whole."""
     start = text[span.start]
     if start == "{":
-        return _from_object(text, name, span, closed=closed)
+        return _from_object(text, name, span=span, closed=closed)
     if start not in '"n':
         raise NotACall
     if not span.whole:
@@ -366,7 +366,7 @@ def _from_value(text: str, name: str, span: Span, *, closed: bool) -> ParsedCall
     return ParsedCall(name, value.strip(), whole=True) if closed else None
 
 
-def _from_object(text: str, name: str, span: Span, *, closed: bool) -> ParsedCall | None:
+def _from_object(text: str, name: str, *, span: Span, closed: bool) -> ParsedCall | None:
     """Returns None while there is only a brace: the next character shows if it is JSON."""
     written = repaired(text[span.start : span.end])
     if span.whole and closed:

@@ -53,16 +53,18 @@ def _call(cursor: Cursor, tools: Sequence[Tool]) -> ParsedCall:
 
 def _listed_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
     start = bare(rules, special, first="[", begin=BEGIN)
-    return document(start, [f'calls: "[" {repeated(rules, "call", quoted(", "))} "]"'], _call_rules(rules))
+    return document(start, [f'calls: "[" {repeated(rules, "call", between=quoted(", "))} "]"'], _call_rules(rules))
 
 
 def _lines_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
-    region = f"{repeated(rules, 'call', quoted(NEWLINE))} {tag(LINES_END, special)}"
+    region = f"{repeated(rules, 'call', between=quoted(NEWLINE))} {tag(LINES_END, special)}"
     return document(tagged(rules, special, begin=LINES, region=region, closed=True), _call_rules(rules))
 
 
 def _call_rules(rules: ToolRules) -> list[str]:
-    return call_rules(rules.callable, lambda name, keywords: f'{quoted(name + "(")} {keywords} ")"', keyword_arguments)
+    return call_rules(
+        rules.callable, lambda name, keywords: f'{quoted(name + "(")} {keywords} ")"', arguments=keyword_arguments
+    )
 
 
 PYTHONIC = ToolFormat(

@@ -87,7 +87,7 @@ class CallTags:
                     cursor.literal(self.argument)
                     key = cursor.until(self.keyed[0].strip())
                     cursor.pass_over(*self.keyed)
-                    call.read_argument(cursor, key.strip(), self.argument_end, own_lines=self.own_lines)
+                    call.read_argument(cursor, key.strip(), end=self.argument_end, own_lines=self.own_lines)
                     cursor.space()
             except EndOfText:
                 yield call.parsed(whole=False)
@@ -110,7 +110,7 @@ class CallTags:
         one = call_rules(
             rules.callable,
             lambda name, arguments: f"{quoted(f'{self.call}{name}{self.named}')} {arguments} {behind}",
-            lambda tool, rule: self._arguments(tool, rule, special),
+            arguments=lambda tool, rule: self._arguments(tool, rule, special=special),
         )
         line = quoted(NEWLINE) if self.call else ""
         region = f"{line} {'call' if self.one_call else repeated(rules, 'call')} {tag(self.end, special)}"
@@ -118,7 +118,7 @@ class CallTags:
         lazy = "" if self.argument_end in special else "[lazy]"
         return document(start, one, [rf"text{lazy}: /(.|\n)*/ {tag(self.argument_end, special)}"])
 
-    def _arguments(self, tool: Tool, rule: str, special: Mapping[str, int]) -> list[str]:
+    def _arguments(self, tool: Tool, rule: str, *, special: Mapping[str, int]) -> list[str]:
         """Returns the rule `rule` for the tool's arguments as text, with a line break after each."""
         arguments = arguments_of_tool(tool)
         optional = ("" if argument.required else "?" for argument in arguments)
@@ -192,7 +192,7 @@ class WrittenCall:
         self._arguments: dict[str, str] = {}
         """Name -> JSON text; the last one may be the beginning of a string."""
 
-    def read_argument(self, cursor: Cursor, key: str, end: str, *, own_lines: bool) -> None:
+    def read_argument(self, cursor: Cursor, key: str, *, end: str, own_lines: bool) -> None:
         """Reads the argument `key`, whose text goes on to the tag `end`; `own_lines`: tags stand on lines of their own.
 
         At the end of the text the beginning of a string is added before `EndOfText` is raised.
@@ -202,7 +202,7 @@ class WrittenCall:
         types = types_of(property_schema(self.tool, key), self.tool.parameters)
         start = cursor.place + (own_lines and cursor.text.startswith("\n", cursor.place))
         try:
-            _pass_value(cursor, end, types)
+            _pass_value(cursor, end, types=types)
         except EndOfText:
             if types == {"string"}:
                 matcher = StopMatcher(StopStrings((end, f"\n{end}") if own_lines else (end,)))
@@ -218,7 +218,7 @@ class WrittenCall:
         return ParsedCall(self.tool.name, f"{{{written}{'}' if whole else ''}", whole)
 
 
-def _pass_value(cursor: Cursor, end: str, types: frozenset[str]) -> None:
+def _pass_value(cursor: Cursor, end: str, *, types: frozenset[str]) -> None:
     """Moves on to the tag `end`; a tag inside a JSON string does not count."""
     start = cursor.place
     if "string" not in types:

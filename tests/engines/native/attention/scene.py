@@ -62,7 +62,7 @@ MakeStep = Callable[[StepInputs, KVStorage], LayerAttention]
 
 def torch_step(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
     """What the CPU runs."""
-    return StepAttention(inputs.attention, torch.tensor(inputs.slots), storage).attend
+    return StepAttention(inputs.attention, torch.tensor(inputs.slots), storage=storage).attend
 
 
 class Scene:
@@ -212,7 +212,7 @@ class Scene:
         """Garbage everywhere but where KV was computed before this step."""
         shape, size = self.shape, BLOCK_SIZE
         layout = KVLayout(1, size, shape.num_kv_heads, shape.head_dim, shape.dtype)
-        storage = KVStorage(layout, self._blocks, self._device)
+        storage = KVStorage(layout, self._blocks, device=self._device)
         slots = self._blocks * size
         noise = (self.random(slots, shape.num_kv_heads).float() * self._garbage).to(shape.dtype)
         noise = noise.to(self._device)

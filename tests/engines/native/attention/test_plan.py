@@ -27,10 +27,10 @@ def test_a_position_has_one_length_wherever_it_is_cut(begin: int) -> None:
 
 def test_pieces_of_one_shape_are_read_together() -> None:
     reads = TailReads()
-    reads.add(0, 10, 1, 64, [1])
-    reads.add(1, 70, 1, 128, [2, 3])
-    reads.add(2, 5, 1, 64, [4])
-    reads.add(3, 8, 3, 64, [5])
+    reads.add(0, 10, count=1, num_keys=64, table=[1])
+    reads.add(1, 70, count=1, num_keys=128, table=[2, 3])
+    reads.add(2, 5, count=1, num_keys=64, table=[4])
+    reads.add(3, 8, count=3, num_keys=64, table=[5])
     assert [(r.rows, r.rows_per_piece, r.first_offsets, r.num_keys, r.tables) for r in reads.finished()] == [
         ((0, 2), 1, (10, 5), 64, ([1], [4])),
         ((3, 4, 5), 3, (8,), 64, ([5],)),

@@ -134,7 +134,7 @@ def test_kernels_of_every_kind_compute_the_model_where_the_processor_can_run_the
     model = load_model(folder, read_config(folder), dtype=torch.bfloat16, device=cpu)
     packed = PackedModel(model, parts.storage, max_positions=512, kernels=kernels)
     runner = CpuRunner(packed, parts.storage, num_threads=2, kernels=kernels)
-    assert chunks_agree(runner, packed.vocab_size, parts.storage)
+    assert chunks_agree(runner, packed.vocab_size, storage=parts.storage)
     prompt = prompt_of(400, 5)
     logits = prompt_logits(replace(parts, runner=runner), list(prompt))
     assert (logits.log_softmax(-1) - truth(folder, prompt)).abs().mean() < 0.02
@@ -161,15 +161,15 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> N
 def test_what_the_kernels_cannot_run_is_said(tiny: Made) -> None:
     cpu, model = torch.device("cpu"), AutoModelForCausalLM.from_config(config_of("gemma3"))  # type: ignore[no-untyped-call]
     found = library()
-    assert obstacle(found, model, torch.bfloat16, cpu) is None
-    assert "were not built" in str(obstacle(None, model, torch.bfloat16, cpu))
-    assert "not in float16 on cpu" in str(obstacle(found, model, torch.float16, cpu))
-    assert "on cuda" in str(obstacle(found, model, torch.bfloat16, torch.device("cuda:0")))
+    assert obstacle(found, model, dtype=torch.bfloat16, device=cpu) is None
+    assert "were not built" in str(obstacle(None, model, dtype=torch.bfloat16, device=cpu))
+    assert "not in float16 on cpu" in str(obstacle(found, model, dtype=torch.float16, device=cpu))
+    assert "on cuda" in str(obstacle(found, model, dtype=torch.bfloat16, device=torch.device("cuda:0")))
     model.config.hidden_activation = "relu"
-    assert "'relu'" in str(obstacle(found, model, torch.bfloat16, cpu))
+    assert "'relu'" in str(obstacle(found, model, dtype=torch.bfloat16, device=cpu))
     model.config.hidden_activation = "gelu_pytorch_tanh"
     model.config.intermediate_size = 100
-    assert "(64, 100, 32)" in str(obstacle(found, model, torch.bfloat16, cpu))
+    assert "(64, 100, 32)" in str(obstacle(found, model, dtype=torch.bfloat16, device=cpu))
 
 
 def test_compiled_kernels_can_be_insisted_on_and_refused(tiny: Made) -> None:

@@ -16,14 +16,15 @@ class PlainOperators(Operators):
         """Loads no kernels."""
 
     def turn(
-        self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: CudaStep
+        self, layer: int, projected: torch.Tensor, *, turns: Turns, norms: Norms | None, step: CudaStep
     ) -> torch.Tensor:
         heads, (_, kv_heads, head_dim) = step.geometry.num_heads, step.storage.keys[layer].shape
         split = projected.view(len(projected), -1, head_dim)  # heads, kv heads, kv heads
         query, key = split[:, :heads].float(), split[:, heads : heads + kv_heads].float()
         value = split[:, heads + kv_heads :]
         if norms is not None:
-            query, key = self.norm(query, norms.query, norms.epsilon), self.norm(key, norms.key, norms.epsilon)
+            query = self.norm(query, norms.query, epsilon=norms.epsilon)
+            key = self.norm(key, norms.key, epsilon=norms.epsilon)
         query, key = _turned(query, turns), _turned(key, turns).to(projected.dtype)
         slots = step.ints.slots.long()
         real = (slots >= 0).nonzero().flatten()
@@ -33,7 +34,7 @@ class PlainOperators(Operators):
             step.scratch.non_finite[real[non_finite]] = 1
         return query.to(projected.dtype)
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, *, epsilon: float) -> torch.Tensor:
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * weight).to(x.dtype)
 
@@ -42,7 +43,7 @@ class PlainOperators(Operators):
         bent = F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
         return (bent * up).to(x.dtype)
 
-    def attend(self, layer: int, query: torch.Tensor, step: CudaStep, scores: Scores) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, *, step: CudaStep, scores: Scores) -> torch.Tensor:
         ints, scratch = step.ints, step.scratch
         output = torch.full(query.shape, torch.nan, dtype=query.dtype, device=query.device)
         first = ints.first_part.long()

@@ -40,7 +40,7 @@ def steps_with(
         filled = torch.from_numpy(fill(work, lengths))
         memory[: len(filled)] = filled
         device = storage.keys.device
-        scratch = StepScratch.empty(lengths.slots, most_parts(lengths, geometry), storage, geometry)
+        scratch = StepScratch.empty(lengths.slots, most_parts(lengths, geometry), storage=storage, geometry=geometry)
         step = CudaStep(views(memory.to(device), lengths), scratch, storage, geometry)
 
         def attend(
@@ -50,7 +50,7 @@ def steps_with(
             projected = torch.cat([x[0].transpose(0, 1) for x in (query, key, value)], dim=1).flatten(1)
             ones = torch.ones(*query.shape[2:], dtype=query.dtype, device=query.device)
             turned = operators.turn(layer, projected, turns=(ones, torch.zeros_like(ones)), norms=None, step=step)
-            return operators.attend(layer, turned, step, scores).unsqueeze(0)
+            return operators.attend(layer, turned, step=step, scores=scores).unsqueeze(0)
 
         return attend
 

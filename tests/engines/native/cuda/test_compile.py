@@ -73,7 +73,7 @@ def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, b
     from motet.engines.native.cuda.kernels import attend_tiles
     from motet.engines.native.cuda.launch import padded_head_dim, tile_shape
 
-    options, name = tile_shape(block_m, head_dim, dtype), NAMES[dtype]
+    options, name = tile_shape(block_m, head_dim, dtype=dtype), NAMES[dtype]
     constants = {
         "HEAD_DIM": head_dim,
         "SIBLINGS": 4,

@@ -119,7 +119,7 @@ def test_heads_are_normed_turned_and_stored_as_by_definition(dtype: torch.dtype,
     found = []
     for operators in (Operators(), PlainOperators()):
         step = storing([9, 0, 17, 3, -1], heads=6, storage=storage_of(kv_heads, head_dim, dtype))
-        query = operators.turn(0, projected, turns, norms, step)
+        query = operators.turn(0, projected, turns=turns, norms=norms, step=step)
         found.append((query, step.storage.keys, step.storage.values))
     tolerance = ROUNDING[dtype]
     for ours, plain in zip(*found, strict=True):
@@ -138,9 +138,9 @@ def test_what_is_not_finite_is_mended_and_its_row_told(dtype: torch.dtype) -> No
     stored = []
     for operators in (Operators(), PlainOperators()):
         step = storing([9, 0, 17, 3, 4, -1], heads=3, storage=storage_of(3, head_dim, dtype))
-        operators.turn(0, projected.flatten(1), turns, None, step)
+        operators.turn(0, projected.flatten(1), turns=turns, norms=None, step=step)
         assert step.scratch.non_finite.tolist() == [0] * 6, "only the last layer tells"
-        operators.turn(1, projected.flatten(1), turns, None, step)
+        operators.turn(1, projected.flatten(1), turns=turns, norms=None, step=step)
         assert step.scratch.non_finite.tolist() == [0, 0, 0, 1, 1, 0], "and a row that pads is nobody's"
         stored.append(torch.stack([step.storage.keys, step.storage.values]))
     assert stored[0].isfinite().all()
@@ -153,7 +153,7 @@ def test_norms_and_gates_are_those_of_the_definition(dtype: torch.dtype, width: 
     x, weight = random((3, 2 * width), dtype, seed=1), random((2 * width,), seed=2)
     ours, plain, tolerance = Operators(), PlainOperators(), ROUNDING[dtype]
     for one, other in (
-        (ours.norm(x, weight, 1e-5), plain.norm(x, weight, 1e-5)),
+        (ours.norm(x, weight, epsilon=1e-5), plain.norm(x, weight, epsilon=1e-5)),
         *((ours.gate(x, activation), plain.gate(x, activation)) for activation in Activation),
     ):
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
@@ -164,7 +164,7 @@ def random(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, seed: 
 
 
 def storage_of(kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVStorage:
-    return KVStorage(KVLayout(2, BLOCK_SIZE, kv_heads, head_dim, dtype), 4, torch.device(DEVICE))
+    return KVStorage(KVLayout(2, BLOCK_SIZE, kv_heads, head_dim, dtype), 4, device=torch.device(DEVICE))
 
 
 def storing(slots: list[int], *, heads: int, storage: KVStorage) -> CudaStep:
@@ -174,7 +174,7 @@ def storing(slots: list[int], *, heads: int, storage: KVStorage) -> CudaStep:
     ints = views(torch.zeros(places(lengths).tables.stop, dtype=torch.int32, device=DEVICE), lengths)
     ints.slots.copy_(torch.tensor(slots, dtype=torch.int32))
     geometry = Geometry(heads, storage.keys.shape[2], 1)
-    return CudaStep(ints, StepScratch.empty(rows, 0, storage, geometry), storage, geometry)
+    return CudaStep(ints, StepScratch.empty(rows, 0, storage=storage, geometry=geometry), storage, geometry)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU, tests/gpu runs engines there")
@@ -184,6 +184,6 @@ def test_an_engine_writes_the_same_with_kernels_as_without(family: str, tiny: Ca
     written = []
     for operators in (Operators(), PlainOperators()):
         parts = cuda_parts(tiny(family), recorder=Again(), operators=operators, max_rows=8)
-        outcomes = run(EngineCore(parts.info, parts.runner, parts.options), requests)
+        outcomes = run(EngineCore(parts.info, parts.runner, options=parts.options), requests)
         written.append({name: outcome.tokens for name, outcome in outcomes.items()})
     assert written[0] == written[1]

@@ -29,7 +29,7 @@ SEVENTY_BLOCKS_GB = gb_of(70)
 
 def core_over(folder: Path, recorder: Again | None, *, max_rows: int = 24, **changes: object) -> EngineCore:
     parts = cuda_parts(folder, recorder=recorder, operators=PLAIN, max_rows=max_rows, **changes)
-    return EngineCore(parts.info, parts.runner, parts.options)
+    return EngineCore(parts.info, parts.runner, options=parts.options)
 
 
 def requests(top_k: int = 0) -> list[GenerateRequest]:
@@ -95,7 +95,7 @@ def test_rows_that_are_not_finite_fail_their_group_alone(recorder: Again | None,
         group("drawn", prompt, n=2, logit_bias={INFINITE_TOKEN: 100.0}),
         group("read", [*prompt, INFINITE_TOKEN, 9]),
     )
-    outcomes = run(EngineCore(parts.info, parts.runner, parts.options), [well, drawn, read])
+    outcomes = run(EngineCore(parts.info, parts.runner, options=parts.options), [well, drawn, read])
     assert [type(outcomes[name].error) for name in ("drawn", "read")] == [EngineError, EngineError]
     assert outcomes["well"].tokens == run(make_core(tiny("llama")), [well])["well"].tokens
 

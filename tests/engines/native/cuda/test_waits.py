@@ -47,12 +47,12 @@ class Unwaited(PlainOperators):
     """Attention is no matter of this test: in plain torch it asks for much."""
 
     def turn(
-        self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: CudaStep
+        self, layer: int, projected: torch.Tensor, *, turns: Turns, norms: Norms | None, step: CudaStep
     ) -> torch.Tensor:
         heads, head_dim = step.geometry.num_heads, step.storage.keys.shape[-1]
         return projected.view(len(projected), -1, head_dim)[:, :heads]
 
-    def attend(self, layer: int, query: torch.Tensor, step: CudaStep, scores: Scores) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, *, step: CudaStep, scores: Scores) -> torch.Tensor:
         return query
 
 
@@ -68,5 +68,5 @@ def test_a_forward_pass_asks_for_nothing(family: str, recorder: Again | None, ti
                 return super().run(inputs)
 
     runner = Watched(parts.runner)
-    run(EngineCore(parts.info, runner, parts.options), [group("g", prompt_of(40), n=3, max_tokens=4)])
+    run(EngineCore(parts.info, runner, options=parts.options), [group("g", prompt_of(40), n=3, max_tokens=4)])
     assert waits.found == []

@@ -6,7 +6,7 @@ from motet.block_names import block_names
 from motet.engines.native.kv.pool import BlockPool, FreeRuns, OutOfBlocksError
 from motet.kv_events.changes import Removed, Stored
 
-A, B, C, D = block_names(range(16), 4, "")
+A, B, C, D = block_names(range(16), 4, salt="")
 
 
 def counts(pool: BlockPool) -> tuple[int, int, int]:
@@ -112,7 +112,7 @@ def test_later_blocks_of_a_prefix_are_evicted_first() -> None:
 def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     pool = BlockPool(4)
     pool.publish(one := pool.take(2), content([A, B]))
-    other_names = block_names(range(100, 108), 4, "")
+    other_names = block_names(range(100, 108), 4, salt="")
     pool.publish(other := pool.take(2), content(other_names))
     pool.release(one)
     pool.release(other)

@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 def storage(dtype: torch.dtype = torch.float32) -> KVStorage:
     """Two layers, three blocks of four tokens, one head of two numbers."""
-    return KVStorage(KVLayout(2, 4, 1, 2, dtype), 3, CPU)
+    return KVStorage(KVLayout(2, 4, 1, 2, dtype), 3, device=CPU)
 
 
 def numbers(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -20,7 +20,7 @@ def numbers(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_a_block_is_as_large_as_its_layout_says() -> None:
     layout = KVLayout(2, 4, 1, 2, torch.bfloat16)
-    memory = KVStorage(layout, 3, CPU)
+    memory = KVStorage(layout, 3, device=CPU)
     used = 2 * memory.keys[:, : 3 * 4].numel() * memory.keys.element_size()
     assert used == 3 * layout.bytes_per_block == 3 * 64
 

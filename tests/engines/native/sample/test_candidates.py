@@ -32,7 +32,7 @@ def test_leaders_said_to_be_sure_are_the_front_of_the_full_order(k: int, spread:
     x = (5 + spread * torch.randn(20, 2048)).bfloat16().float()
     x[:, 2000:] = -torch.inf
     expected = sorted_ids(x)
-    ids, sure = leaders_surely(x, k, 2000)
+    ids, sure = leaders_surely(x, k, vocab_size=2000)
     assert ids.shape == (20, k)
     for row in range(20):
         assert torch.equal(ids[row, : sure[row]], expected[row, : sure[row]])

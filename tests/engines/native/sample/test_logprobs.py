@@ -28,7 +28,7 @@ def check_against_float64(row: torch.Tensor, got: TokenLogprob, k: int) -> None:
 def test_prompt_logprobs_are_those_of_the_float64_log_softmax(k: int) -> None:
     logits = logits_of(12)
     targets = [int(token_id) for token_id in torch.randint(0, VOCAB, (12,), generator=torch.Generator().manual_seed(1))]
-    scored = prompt_logprobs(logits, targets, k)
+    scored = prompt_logprobs(logits, targets, k=k)
     assert [score.token_id for score in scored] == targets
     for row, score in zip(logits, scored, strict=True):
         check_against_float64(row, score, k)
@@ -57,16 +57,16 @@ def test_each_choice_gets_as_many_as_it_asked_for() -> None:
 def test_equal_logits_share_a_rank_and_the_lower_id_comes_first() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [40, 30]] = 2.0
-    [score] = prompt_logprobs(logits, [2500], 4)
+    [score] = prompt_logprobs(logits, [2500], k=4)
     assert score.rank == 3
     assert [token_id for token_id, _ in score.top] == [30, 40, 0, 1]
-    [score] = prompt_logprobs(logits, [40], 0)
+    [score] = prompt_logprobs(logits, [40], k=0)
     assert score.rank == 1
     assert score.top == ()
 
 
 def test_no_more_than_the_vocabulary_is_given() -> None:
-    [score] = prompt_logprobs(torch.tensor([[0.0, 1.0, -torch.inf]]), [0], 20)
+    [score] = prompt_logprobs(torch.tensor([[0.0, 1.0, -torch.inf]]), [0], k=20)
     assert [token_id for token_id, _ in score.top] == [1, 0, 2]
     assert score.top[2][1] == -torch.inf
 
@@ -75,16 +75,16 @@ def test_many_rows_are_scored_piece_by_piece_with_the_same_bits() -> None:
     """The scratch memory holds 682 rows of this vocabulary."""
     logits = logits_of(700)
     targets = list(range(700))
-    scored = prompt_logprobs(logits, targets, 2)
+    scored = prompt_logprobs(logits, targets, k=2)
     for row in (0, 1, 681, 682, 699):
-        assert prompt_logprobs(logits[row : row + 1], [targets[row]], 2) == [scored[row]]
+        assert prompt_logprobs(logits[row : row + 1], [targets[row]], k=2) == [scored[row]]
 
 
 def test_no_rows_no_scores() -> None:
-    assert prompt_logprobs(logits_of(1)[:0], [], 3) == []
+    assert prompt_logprobs(logits_of(1)[:0], [], k=3) == []
 
 
 def test_the_padding_is_never_among_the_best() -> None:
-    [score] = prompt_logprobs(torch.full((1, 10), -5.0), [9], 10)
+    [score] = prompt_logprobs(torch.full((1, 10), -5.0), [9], k=10)
     assert [token_id for token_id, _ in score.top] == list(range(10))
     assert score.logprob == pytest.approx(-2.302585, abs=1e-6)

@@ -46,7 +46,7 @@ class Scores:
 class StepAttention:
     """One step's attention, called by every layer in turn. Index tensors and masks are made once and kept."""
 
-    def __init__(self, plan: AttentionPlan, slots: torch.Tensor, storage: KVStorage) -> None:
+    def __init__(self, plan: AttentionPlan, slots: torch.Tensor, *, storage: KVStorage) -> None:
         self._plan = plan
         self._slots = slots  # [num_tokens] int64: where each row's key and value go
         self._storage = storage
@@ -81,13 +81,14 @@ class StepAttention:
         rows = query[0].transpose(0, 1)  # [rows, num_heads, head_dim]
         output = torch.zeros_like(rows, memory_format=torch.contiguous_format)
         for prompt in self._plan.prompts:
-            output[prompt.begin : prompt.end] = self._prompt(layer, scores, prompt, rows[prompt.begin : prompt.end])
+            span = slice(prompt.begin, prompt.end)
+            output[span] = self._prompt(layer, scores, read=prompt, rows=rows[span])
         count = self._plan.num_tail_rows
         if count:
-            output[:count] = self._tails(layer, scores, rows[:count])
+            output[:count] = self._tails(layer, scores, rows=rows[:count])
         return output.unsqueeze(0)
 
-    def _prompt(self, layer: int, scores: Scores, read: PromptRead, rows: torch.Tensor) -> torch.Tensor:
+    def _prompt(self, layer: int, scores: Scores, *, read: PromptRead, rows: torch.Tensor) -> torch.Tensor:
         """Rows [rows, num_heads, head_dim] of a prompt against their prefix and themselves."""
         keys, values = self._keys_and_values(layer, read)
         count, num_heads, head_dim = rows.shape
@@ -99,38 +100,38 @@ class StepAttention:
             rows.view(count, num_kv_heads, siblings, head_dim).permute(1, 2, 0, 3),
             keys[0].transpose(0, 1).unsqueeze(1).expand(shared),
             values[0].transpose(0, 1).unsqueeze(1).expand(shared),
-            self._mask(read, scores.window, 1, rows.dtype),
+            self._mask(read, scores.window, siblings=1, dtype=rows.dtype),
             scores.scale,
         )
         return output.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
 
-    def _tails(self, layer: int, scores: Scores, rows: torch.Tensor) -> torch.Tensor:
+    def _tails(self, layer: int, scores: Scores, *, rows: torch.Tensor) -> torch.Tensor:
         """Rows [rows, num_heads, head_dim] of choices against their trunks and tails."""
         trunk, tail = torch.empty_like(rows, memory_format=torch.contiguous_format), torch.empty_like(rows)
         trunk_lse = torch.empty(rows.shape[:2], dtype=torch.float32, device=rows.device)
         tail_lse = torch.empty_like(trunk_lse)
         for read in self._plan.trunks:
             span = slice(read.begin, read.end)
-            trunk[span], trunk_lse[span] = self._folded(layer, scores, read, rows[span])
+            trunk[span], trunk_lse[span] = self._folded(layer, scores, read=read, rows=rows[span])
         for tail_read, ids in self._row_ids.items():
-            tail[ids], tail_lse[ids] = self._folded(layer, scores, tail_read, rows[ids])
+            tail[ids], tail_lse[ids] = self._folded(layer, scores, read=tail_read, rows=rows[ids])
         return merge(trunk, trunk_lse, tail, tail_lse)
 
     def _folded(
-        self, layer: int, scores: Scores, read: TrunkRead | TailRead, rows: torch.Tensor
+        self, layer: int, scores: Scores, *, read: TrunkRead | TailRead, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output [rows, heads, head_dim] and log-sum-exp [rows, heads] of one product a key head and table."""
         keys, values = self._keys_and_values(layer, read)
         output, lse = kernel_for(self._device, scores.softcap)(
-            _fold(rows, keys.shape[0], keys.shape[2]),
+            _fold(rows, keys.shape[0], num_kv_heads=keys.shape[2]),
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            self._mask(read, scores.window, rows.shape[1] // keys.shape[2], rows.dtype),
+            self._mask(read, scores.window, siblings=rows.shape[1] // keys.shape[2], dtype=rows.dtype),
             scores.scale,
         )
         return _unfold(output, rows.shape), _unfold(lse.unsqueeze(-1), (*rows.shape[:2], 1)).squeeze(-1)
 
-    def _mask(self, read: Read, window: int | None, siblings: int, dtype: torch.dtype) -> torch.Tensor | None:
+    def _mask(self, read: Read, window: int | None, *, siblings: int, dtype: torch.dtype) -> torch.Tensor | None:
         """The mask of a read under a window, made once a step: 0 where a key is seen, minus infinity elsewhere."""
         if (read, window) not in self._masks:
             seen = read.seen(window, siblings=siblings, device=self._device)
@@ -235,7 +236,7 @@ def merge(one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_l
     return (one.float() * weight + other.float() * (1 - weight)).to(one.dtype)
 
 
-def _fold(rows: torch.Tensor, batch: int, num_kv_heads: int) -> torch.Tensor:
+def _fold(rows: torch.Tensor, batch: int, *, num_kv_heads: int) -> torch.Tensor:
     """[batch * r, heads, head_dim] -> [batch, kv heads, r * siblings, head_dim]: one product a key head."""
     total, num_heads, head_dim = rows.shape
     r, siblings = total // batch, num_heads // num_kv_heads

@@ -120,7 +120,7 @@ class TailReads:
     def __init__(self) -> None:
         self._shapes: defaultdict[tuple[int, int], list[tuple[int, int, Table]]] = defaultdict(list)
 
-    def add(self, row: int, offset: int, count: int, num_keys: int, table: Table) -> None:
+    def add(self, row: int, offset: int, *, count: int, num_keys: int, table: Table) -> None:
         """Rows [row, row + count) of the batch are offsets `offset`.. of a tail, computed over `num_keys` keys."""
         self._shapes[num_keys, count].append((row, offset, table))
 

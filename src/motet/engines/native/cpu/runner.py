@@ -92,7 +92,7 @@ def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:
     return ints(spans), ints(pieces), ints(tables)
 
 
-def chunks_agree(runner: CpuRunner, vocab_size: int, storage: KVStorage) -> bool:
+def chunks_agree(runner: CpuRunner, vocab_size: int, *, storage: KVStorage) -> bool:
     """Returns True if a prompt has the same bits in one pass and in chunks. It uses the first blocks, and empties them.
 
     The kernels are made for that: they add numbers in the same order whatever rows are beside them. This would detect a

@@ -29,7 +29,7 @@ _ALIGNMENT = 64
 
 
 def obstacle(
-    kernels: ctypes.CDLL | None, model: PreTrainedModel, dtype: torch.dtype, device: torch.device
+    kernels: ctypes.CDLL | None, model: PreTrainedModel, *, dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """Returns why the kernels, if there are any, cannot run a model; None if they can."""
     if kernels is None:
@@ -76,7 +76,7 @@ class PackedModel:
         self._rotary = body.rotary_emb
         self._positions = torch.arange(max_positions).unsqueeze(0)
         self._turns: dict[str | None, tuple[int, int]] = {}
-        layers = [self._layer(body.layers[i], i, scores) for i, scores in enumerate(layer_scores(model))]
+        layers = [self._layer(body.layers[i], i, scores=scores) for i, scores in enumerate(layer_scores(model))]
         self._layers = (c.Layer * len(layers))(*layers)
         embedding = body.embed_tokens.weight.detach()
         tied = model.lm_head.weight.data_ptr() == embedding.data_ptr()
@@ -101,7 +101,7 @@ class PackedModel:
         )
         _empty(body.embed_tokens)
 
-    def _layer(self, layer: Any, index: int, scores: Scores) -> c.Layer:
+    def _layer(self, layer: Any, index: int, *, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms_twice = hasattr(layer, "pre_feedforward_layernorm")  # Gemma 2 and 3 also norm the value that is added
         cosines, sines = self._turns_of(attention)

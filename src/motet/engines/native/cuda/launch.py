@@ -52,7 +52,7 @@ class StepScratch:
     """[rows] int32: 1 for rows that reached the last layer as NaN or infinity"""
 
     @classmethod
-    def empty(cls, rows: int, parts: int, storage: KVStorage, geometry: Geometry) -> "StepScratch":
+    def empty(cls, rows: int, parts: int, *, storage: KVStorage, geometry: Geometry) -> "StepScratch":
         device, head_dim = storage.keys.device, storage.keys.shape[-1]
         return cls(
             torch.empty(parts, geometry.num_heads, head_dim, dtype=torch.float32, device=device),
@@ -78,7 +78,7 @@ def views(memory: torch.Tensor, lengths: Sections[int]) -> Sections[torch.Tensor
     return flat._replace(narrow=narrow, wide=wide, whole=whole)
 
 
-def tile_shape(rows: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
+def tile_shape(rows: int, head_dim: int, *, dtype: torch.dtype) -> dict[str, int]:
     """Returns the number of keys that a tile of `rows` query rows x heads takes at a time, and the threads and buffers
     it has for them. Buffers of keys and values must fit the 227 KB of shared memory that a multiprocessor of an H100
     gives a program; `tests` compile every shape and hold it to that."""
@@ -100,7 +100,7 @@ class Operators:
         self._kernels = kernels
 
     def turn(
-        self, layer: int, projected: torch.Tensor, turns: Turns, norms: Norms | None, step: CudaStep
+        self, layer: int, projected: torch.Tensor, *, turns: Turns, norms: Norms | None, step: CudaStep
     ) -> torch.Tensor:
         """Returns queries [rows, heads, head_dim], normed and turned, of the projections [rows, (heads + 2 * kv_heads)
         * head_dim]; stores the step's keys, normed and turned, and values at its slots. With the last layer, marks rows
@@ -134,7 +134,7 @@ class Operators:
         )
         return query
 
-    def attend(self, layer: int, query: torch.Tensor, step: CudaStep, scores: Scores) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, *, step: CudaStep, scores: Scores) -> torch.Tensor:
         """Returns [rows, heads, head_dim] for the query [rows, heads, head_dim]. Whole tiles come after the merge: they
         have no parts, and the merge zeroes rows without parts."""
         ints, scratch, geometry = step.ints, step.scratch, step.geometry
@@ -198,10 +198,10 @@ class Operators:
             WINDOWED=scores.window is not None,
             CAPPED=scores.softcap is not None,
             FINAL=final,
-            **tile_shape(block_m, head_dim, keys.dtype),
+            **tile_shape(block_m, head_dim, dtype=keys.dtype),
         )
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, *, epsilon: float) -> torch.Tensor:
         """Returns the root mean square norm of x [.., width] with `weight` [width] float32."""
         output, width = torch.empty_like(x), x.shape[-1]
         block = 1 << (width - 1).bit_length()

@@ -53,13 +53,14 @@ class Attention(nn.Module):
         self,
         hidden_states: torch.Tensor,  # [1, rows, hidden]
         position_embeddings: tuple[torch.Tensor, torch.Tensor],  # both [1, rows, head_dim]
+        *,
         step: CudaStep,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
         cosines, sines = position_embeddings
         qkv = self.qkv(hidden_states[0])
         query = self._operators.turn(self._layer, qkv, turns=(cosines[0], sines[0]), norms=self._norms, step=step)
-        output = self._operators.attend(self._layer, query, step, self._scores)
+        output = self._operators.attend(self._layer, query, step=step, scores=self._scores)
         return self.out(output.flatten(1)).unsqueeze(0), None
 
 
@@ -88,7 +89,7 @@ class Norm(nn.Module):
         self._operators = operators
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._operators.norm(x.contiguous(), self.weight, self._epsilon)
+        return self._operators.norm(x.contiguous(), self.weight, epsilon=self._epsilon)
 
 
 def merged(*parts: nn.Linear) -> nn.Linear:

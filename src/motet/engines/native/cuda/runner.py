@@ -128,7 +128,8 @@ class CudaRunner:
         else:
             memory = torch.empty(places(lengths).tables.stop, dtype=torch.int32, device=self.device)
             self._send(fill(step, lengths), memory)
-            scratch = StepScratch.empty(lengths.slots, int(step.first_part[-1]), self.storage, self._geometry)
+            parts = int(step.first_part[-1])
+            scratch = StepScratch.empty(lengths.slots, parts, storage=self.storage, geometry=self._geometry)
             logits, self._non_finite = self._forward(views(memory, lengths), scratch), scratch.non_finite
         self._flag.copy_(self._non_finite.amax(0, keepdim=True), non_blocking=self._pinned)
         if self._flag_is_here is not None:
@@ -158,19 +159,19 @@ class CudaRunner:
         most = lengths[-1]
         memory = torch.zeros(places(most).tables.stop, dtype=torch.int32, device=self.device)
         parts = most_parts(most, self._geometry)
-        scratch = StepScratch.empty(most.slots, parts, self.storage, self._geometry)
+        scratch = StepScratch.empty(most.slots, parts, storage=self.storage, geometry=self._geometry)
         no_step = Sections(*(np.zeros(count, np.int32) for count in (0, 0, 0, 0, 1, 0, 0, 0, 0)))  # [0]: no parts
         self._send(fill(no_step, most), memory)
         logits = torch.empty_like(self._forward(views(memory, most), scratch))
         graphs = _Graphs(memory, scratch, logits, [])
         for room in reversed(lengths):
             self._send(fill(no_step, room), memory)
-            graphs.buckets.insert(0, (room, record(partial(self._forward_into, logits, views(memory, room), scratch))))
+            graphs.buckets.insert(0, (room, record(partial(self._forward_into, graphs, views(memory, room)))))
         return graphs
 
-    def _forward_into(self, logits: torch.Tensor, ints: Sections[torch.Tensor], scratch: StepScratch) -> None:
-        found = self._forward(ints, scratch)
-        logits[: len(found)].copy_(found)
+    def _forward_into(self, graphs: _Graphs, ints: Sections[torch.Tensor]) -> None:
+        found = self._forward(ints, graphs.scratch)
+        graphs.logits[: len(found)].copy_(found)
 
     def _forward(self, ints: Sections[torch.Tensor], scratch: StepScratch) -> torch.Tensor:
         scratch.non_finite.zero_()
@@ -186,7 +187,7 @@ class CudaRunner:
 
 
 def cuda_backend(
-    model: PreTrainedModel, storage: KVStorage, config: EngineConfig, *, max_model_len: int, share_trunks: bool = True
+    model: PreTrainedModel, storage: KVStorage, *, config: EngineConfig, max_model_len: int, share_trunks: bool = True
 ) -> Backend:
     """Returns the backend for a GPU. It records the graphs, which takes seconds. Equal bits are not promised: the
     library for matrix products chooses its method by the number of rows, so a row's bits depend on the other rows."""

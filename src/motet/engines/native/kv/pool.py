@@ -101,9 +101,9 @@ class BlockPool:
         begin = 0
         for index, (block, name) in enumerate(zip(blocks, content.names, strict=True)):
             if not self._give_name(block, name):
-                self._note_stored(content, begin, index)
+                self._note_stored(content, range(begin, index))
                 begin = index + 1
-        self._note_stored(content, begin, len(blocks))
+        self._note_stored(content, range(begin, len(blocks)))
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
         """Returns the blocks of the longest known prefix of `names`. The caller must share them before a `take`."""
@@ -143,12 +143,12 @@ class BlockPool:
         self.gains += 1
         return True
 
-    def _note_stored(self, content: Stored, begin: int, end: int) -> None:
-        if begin == end:
+    def _note_stored(self, content: Stored, places: range) -> None:
+        if not places:
             return
         if self._evicted:
             self._note_evicted()
-        self._changes.append(content if end - begin == len(content.names) else content.part(begin, end))
+        self._changes.append(content if len(places) == len(content.names) else content.part(places.start, places.stop))
 
     def _note_evicted(self) -> None:
         self._changes.append(Removed(tuple(self._evicted)))

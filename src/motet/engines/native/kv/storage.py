@@ -54,7 +54,7 @@ class KVLayout:
 class KVStorage:
     """Allocated once, zeroed, on one device."""
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, *, device: torch.device) -> None:
         self.num_blocks = num_blocks
         self.key_limit = min(KEY_LIMIT, torch.finfo(layout.dtype).max)
         self.block_size = layout.block_size

@@ -34,7 +34,7 @@ def draw_filtered(
     The tokens that the filters keep are drawn from in id order, as from a whole vocabulary. `x` and `spare`, memory of
     its shape, are overwritten.
     """
-    ids, sure = leaders_surely(x, k, vocab_size)
+    ids, sure = leaders_surely(x, k, vocab_size=vocab_size)
     values = x.gather(1, ids)
     scaled = (values - values[:, :1]) / settings.temperature
     weights = softmax(x, settings, with_min_p=False, out=spare)
@@ -85,7 +85,7 @@ def leaders(x: torch.Tensor, k: int) -> torch.Tensor:
     return _best(_keys(blocks, ids).flatten(1), k)
 
 
-def leaders_surely(x: torch.Tensor, k: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def leaders_surely(x: torch.Tensor, k: int, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Does the same as `leaders`, but fast for any `k`; also returns how many of them [lanes, 1], from the front, are
     certainly right.
 

@@ -19,15 +19,15 @@ from motet.engines.native.sample.state import ChoiceSampling
 from motet.grammar.compiled import fill_masks, mask_words
 
 
-def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
+def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     """Changes the logits `x` [lanes, >= vocab_size] float32 in place; lane i belongs to `states[i]`. Ids outside the
     vocabulary (an end-of-sequence id for which the model has no logit) cannot be drawn and are passed over."""
-    _forbid(x, states, vocab_size)
-    _bias(x, states, vocab_size)
-    _penalise(x, states, vocab_size)
+    _forbid(x, states, vocab_size=vocab_size)
+    _bias(x, states, vocab_size=vocab_size)
+    _penalise(x, states, vocab_size=vocab_size)
 
 
-def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
+def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     entries = [
         (lane, token_id)
         for lane, state in enumerate(states)
@@ -40,7 +40,7 @@ def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) 
         x[lanes, ids] = -torch.inf
 
 
-def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
+def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     entries = [
         (lane, token_id, bias)
         for lane, state in enumerate(states)
@@ -53,7 +53,7 @@ def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) ->
         x[lanes, ids] = x[lanes, ids] + bias.float()
 
 
-def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], vocab_size: int) -> None:
+def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     """Applies repetition (Keskar et al., CTRL, 2019) over prompt and answer, frequency and presence (OpenAI) over
     answers."""
     counted = [(lane, state.counts) for lane, state in enumerate(states) if state.counts is not None]
@@ -107,7 +107,7 @@ class Masks:
         bits = np.zeros((len(lanes), self._words), np.int32)
         failed = fill_masks([state.matcher for state in constrained if state.matcher is not None], bits)
         for row, state in enumerate(constrained):
-            _take_endings(bits[row], state, self._vocab_size)
+            _take_endings(bits[row], state, vocab_size=self._vocab_size)
             if row in failed:
                 state.fail(failed[row].message)
             elif not bits[row].any():
@@ -136,7 +136,7 @@ class Masks:
         return uploaded(np.where(allowed, np.float32(0), np.float32(-np.inf)), self._device)
 
 
-def _take_endings(bits: npt.NDArray[np.int32], state: ChoiceSampling, vocab_size: int) -> None:
+def _take_endings(bits: npt.NDArray[np.int32], state: ChoiceSampling, *, vocab_size: int) -> None:
     """Takes out of a row the tokens that must not end its choice yet, unless the grammar allows nothing else."""
     ids = [
         token_id

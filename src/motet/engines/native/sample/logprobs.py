@@ -11,16 +11,16 @@ from motet.types import TokenLogprob
 
 
 @torch.inference_mode()
-def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], k: int) -> list[TokenLogprob]:
+def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], *, k: int) -> list[TokenLogprob]:
     """Scores `target_ids[i]` under row i of `logits` [rows, vocabulary], with the best `k` tokens of each row."""
     scratch = LogitsScratch(logits.shape[1], logits.device, max_rows=len(target_ids))
     targets = uploaded_ids(target_ids, logits.device)
-    packed = token_logprobs(scratch, logits, range(len(target_ids)), targets, k)
-    return [unpack(token_id, row, k) for token_id, row in zip(target_ids, packed.tolist(), strict=True)]
+    packed = token_logprobs(scratch, logits, rows=range(len(target_ids)), token_ids=targets, k=k)
+    return [unpack(token_id, row, k=k) for token_id, row in zip(target_ids, packed.tolist(), strict=True)]
 
 
 def token_logprobs(
-    scratch: LogitsScratch, logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor, k: int
+    scratch: LogitsScratch, logits: torch.Tensor, *, rows: Sequence[int], token_ids: torch.Tensor, k: int
 ) -> torch.Tensor:
     """Scores `token_ids` [tokens], token i under `logits[rows[i]]`.
 
@@ -52,7 +52,7 @@ def _score(x: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, k: int,
     return torch.cat([column.double() for column in columns], dim=1)
 
 
-def unpack(token_id: int, packed: Sequence[float], k: int) -> TokenLogprob:
+def unpack(token_id: int, packed: Sequence[float], *, k: int) -> TokenLogprob:
     """Reads one row of `token_logprobs`, cut down to the best `k` tokens."""
     width = (len(packed) - 2) // 2
     k = min(k, width)

@@ -71,29 +71,30 @@ class Sampler:
             if not pending:
                 break
             batches = plan_batches(rows, pending, widths=self._widths[level:], max_lanes=self._scratch.capacity)
-            done |= self._attempt(logits, rows, batches, uniform)
+            done |= self._attempt(logits, rows, batches=batches, uniform=uniform)
         return [done[choice] for choice in range(len(rows))]
 
     def _attempt(
         self,
         logits: torch.Tensor,
         rows: Sequence[SampleRow],
+        *,
         batches: Sequence[LaneBatch],
         uniform: npt.NDArray[np.float64],
     ) -> dict[int, Sampled]:
         """Draws all choices of `batches`; returns those for which enough leaders were looked at."""
         order = [choice for batch in batches for choice in batch.choices]
-        drawn = self._draw(logits, batches, uploaded(uniform[order], self._device))
+        drawn = self._draw(logits, batches, uniform=uploaded(uniform[order], self._device))
         scored = [place for place, choice in enumerate(order) if rows[choice].state.params.logprobs is not None]
         scores = drawn.new_empty(0, 2)
         if scored:
             asking = [rows[order[place]] for place in scored]
             k = max(row.state.params.logprobs or 0 for row in asking)
             ids = drawn[uploaded_ids(scored, self._device), 0].long()
-            scores = token_logprobs(self._scratch, logits, [row.logits_row for row in asking], ids, k)
+            scores = token_logprobs(self._scratch, logits, rows=[row.logits_row for row in asking], token_ids=ids, k=k)
         token_ids, finite, enough, score_rows = _to_host(drawn, scores)
         logprobs = {
-            place: unpack(token_ids[place], row, rows[order[place]].state.params.logprobs or 0)
+            place: unpack(token_ids[place], row, k=rows[order[place]].state.params.logprobs or 0)
             for place, row in zip(scored, score_rows, strict=True)
             if finite[place]
         }
@@ -103,7 +104,7 @@ class Sampler:
             if enough[place] or not finite[place]
         }
 
-    def _draw(self, logits: torch.Tensor, batches: Sequence[LaneBatch], uniform: torch.Tensor) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, batches: Sequence[LaneBatch], *, uniform: torch.Tensor) -> torch.Tensor:
         """Returns the results of `_draw_batch` for all batches, one after the other."""
         parts = []
         first = 0
@@ -113,7 +114,7 @@ class Sampler:
             x = self._scratch.load(logits, [lane.logits_row for lane in batch.lanes])
             if any(lane.has_edits for lane in batch.lanes):
                 self._masks.apply(x, allowed, spare=self._scratch.beside(x))
-                apply_edits(x, states, self._vocab_size)
+                apply_edits(x, states, vocab_size=self._vocab_size)
             last = first + len(batch.choices)
             settings = self._settings.make([state.params for state in states])
             parts.append(self._draw_batch(batch, x, settings=settings, uniform=uniform[first:last]))

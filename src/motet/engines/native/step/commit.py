@@ -31,7 +31,7 @@ class DrawnToken(msgspec.Struct, frozen=True, gc=False):
     sampled: Sampled
 
 
-def draw_tokens(sampler: Sampler, draws: SequenceOf[Draw], logits: torch.Tensor) -> list[DrawnToken]:
+def draw_tokens(sampler: Sampler, draws: SequenceOf[Draw], *, logits: torch.Tensor) -> list[DrawnToken]:
     """Returns one token for each of `draws`, in their order."""
     rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in draws]
     sampled = sampler.sample(logits, rows)
@@ -55,7 +55,7 @@ def score_prompt(rows: PromptRows, logits: torch.Tensor) -> None:
     if rows.position == 0:
         group.prompt_logprobs = [None]
     targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
-    group.prompt_logprobs += prompt_logprobs(logits[rows.begin : rows.begin + len(targets)], targets, count or 0)
+    group.prompt_logprobs += prompt_logprobs(logits[rows.begin : rows.begin + len(targets)], targets, k=count or 0)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -169,7 +169,7 @@ class AnswerCache:
         """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""
         group, size = sequence.group, self.block_size
         known = (*group.prompt, *sequence.written[: sequence.computed])
-        names = block_names(known, size, group.request.cache_salt)
+        names = block_names(known, size, salt=group.request.cache_salt)
         first = max(len(group.prompt) // size, len(self.pool.find(names)))
         if first >= len(names) or len(names) - first > self.pool.num_free:
             return

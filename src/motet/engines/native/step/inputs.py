@@ -115,7 +115,7 @@ class _Builder:
         for chunk in chunks:
             sequence, end = chunk.sequence, chunk.end
             if end - chunk.begin == 1:
-                self._add_token(sequence, chunk.begin, trunk_tokens)
+                self._add_token(sequence, chunk.begin, trunk_tokens=trunk_tokens)
             else:
                 self._add_replay(chunk, trunk_tokens)
             if end == len(sequence.written):
@@ -127,7 +127,7 @@ class _Builder:
     def add_trunk(self, chunk: TrunkChunk) -> None:
         """Adds a piece of a prompt, cut where the padded number of keys changes."""
         group, row = chunk.group, len(self.token_ids)
-        self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, 0, group.blocks)
+        self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, base=0, table=group.blocks)
         self.prompts += [
             PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, group.blocks)
             for first, last, keys in pieces(chunk.begin, chunk.end)
@@ -142,10 +142,10 @@ class _Builder:
             self.logit_rows.append(len(self.token_ids) - 1)
             self.draws += [Draw(sequence, logit, first_token) for sequence in fresh]
 
-    def _add_token(self, sequence: Sequence, offset: int, trunk_tokens: int) -> None:
+    def _add_token(self, sequence: Sequence, offset: int, *, trunk_tokens: int) -> None:
         """Adds the last token of a choice; a step rarely runs more of it."""
         size, table = self.block_size, sequence.blocks
-        self.tails.add(len(self.token_ids), offset, 1, padded_keys(offset + 1), table)
+        self.tails.add(len(self.token_ids), offset, count=1, num_keys=padded_keys(offset + 1), table=table)
         self.token_ids.append(sequence.written[offset])
         self.positions.append(trunk_tokens + offset)
         self.slots.append(table[offset // size] * size + offset % size)
@@ -154,19 +154,19 @@ class _Builder:
         """Adds several tokens of a choice, cut where the padded number of keys changes."""
         sequence, row = chunk.sequence, len(self.token_ids) - chunk.begin
         for first, last, keys in pieces(chunk.begin, chunk.end):
-            self.tails.add(row + first, first, last - first, keys, sequence.blocks)
-        self._add_rows(sequence.written[chunk.begin : chunk.end], chunk.begin, trunk_tokens, sequence.blocks)
+            self.tails.add(row + first, first, count=last - first, num_keys=keys, table=sequence.blocks)
+        self._add_rows(sequence.written[chunk.begin : chunk.end], chunk.begin, base=trunk_tokens, table=sequence.blocks)
 
-    def _add_rows(self, token_ids: SequenceOf[int], offset: int, base: int, table: Table) -> None:
+    def _add_rows(self, token_ids: SequenceOf[int], offset: int, *, base: int, table: Table) -> None:
         """Adds tokens at offsets `offset`.. of a table that begins at position `base`."""
         end = offset + len(token_ids)
         self.token_ids += token_ids
         self.positions += range(base + offset, base + end)
-        for slots in _slots(table, offset, end, self.block_size):
+        for slots in _slots(table, offset, end=end, size=self.block_size):
             self.slots += slots
 
 
-def _slots(table: Table, begin: int, end: int, size: int) -> Iterator[range]:
+def _slots(table: Table, begin: int, *, end: int, size: int) -> Iterator[range]:
     """Yields the slots of offsets [begin, end) of a table, block by block."""
     while begin < end:
         stop = min(end, begin - begin % size + size)

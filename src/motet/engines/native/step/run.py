@@ -93,7 +93,7 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Returns logits [rows wanted, vocab_size] in the model's dtype; rows as in `inputs.logit_rows`, padded."""
-        attention = StepAttention(inputs.attention, self._ints(inputs.slots), self.storage)
+        attention = StepAttention(inputs.attention, self._ints(inputs.slots), storage=self.storage)
         output = self._model(
             input_ids=self._ints(inputs.token_ids).unsqueeze(0),
             position_ids=self._ints(inputs.positions).unsqueeze(0),

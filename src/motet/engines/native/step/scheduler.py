@@ -121,7 +121,7 @@ class Scheduler:
         complete = min(group.computed // self.limits.block_size, len(group.names))
         if complete > group.published:
             blocks = group.blocks[group.published : complete]
-            self.pool.publish(blocks, group.content(group.published, complete, self.limits.block_size))
+            self.pool.publish(blocks, group.content(group.published, complete, block_size=self.limits.block_size))
             group.published = complete
 
     def check(self, others: Iterable[SequenceOf[int]] = ()) -> None:
@@ -321,7 +321,7 @@ def youngest_holder(group: Group) -> Sequence | None:
     return group.sequences[holders - 1] if holders else None
 
 
-def check_fits(group: Group, info: EngineInfo, blocks_at_admission: int) -> None:
+def check_fits(group: Group, info: EngineInfo, *, blocks_at_admission: int) -> None:
     """Raises RequestError, which names the field, if the engine's limits can never admit the group."""
     request = group.request
     longest = len(request.prompt) + max((len(start.written) for start in request.choices), default=0)

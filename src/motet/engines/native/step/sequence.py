@@ -111,7 +111,7 @@ class Group:
         """Sequences that take their first token from the trunk's last row."""
         return [sequence for sequence in self.sequences if not sequence.written]
 
-    def content(self, begin: int, end: int, block_size: int) -> Stored:
+    def content(self, begin: int, end: int, *, block_size: int) -> Stored:
         """Returns full blocks [begin, end) of the prompt in the form that the prefix cache takes."""
         return Stored(
             tuple(self.names[begin:end]),
@@ -152,7 +152,7 @@ class GroupMaker:
         self._prefix_cache = prefix_cache
         self._grammars = grammars
 
-    def to_write(self, request: GenerateRequest, arrival: int, matchers: Mapping[int, Matcher] | None) -> Group:
+    def to_write(self, request: GenerateRequest, arrival: int, *, matchers: Mapping[int, Matcher] | None) -> Group:
         """Returns a group whose choices are written here. Raises RequestError for a grammar that cannot be used."""
         if matchers is None:
             matchers = matchers_of(self._grammars, request)
@@ -173,12 +173,12 @@ class GroupMaker:
         group.answered_by = {index: sequence for sequence in sequences for index in sequence.indices}
         return group
 
-    def to_hand_over(self, request: GenerateRequest, arrival: int, readers: int) -> Group:
+    def to_hand_over(self, request: GenerateRequest, arrival: int, *, readers: int) -> Group:
         """Returns a group whose prompt is prefilled for others, who draw all its tokens."""
         return Group(request, arrival, self._names(request), readers)
 
     def _names(self, request: GenerateRequest) -> list[BlockName]:
-        return block_names(request.prompt, self._block_size, request.cache_salt) if self._prefix_cache else []
+        return block_names(request.prompt, self._block_size, salt=request.cache_salt) if self._prefix_cache else []
 
 
 def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:
