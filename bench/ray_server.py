@@ -1,6 +1,7 @@
 """Motet on Ray Serve with scripted engines, for `bench.ray`.
 
-One decode replica, and with the gateway ingress one gateway replica. Prints the URL, and ends with whoever started it.
+It has one decode replica, and with the gateway ingress one gateway replica. Prints the URL, and ends with the process
+that started it.
 """
 
 import argparse
