@@ -17,7 +17,7 @@ choose at either. A group needs one where they are not apart."""
 
 @dataclass(frozen=True)
 class Prices:
-    """Microseconds of a core."""
+    """Prices in microseconds of a core, and in bytes."""
 
     token_us: float
     """Price of a token that the gateway passes on."""

@@ -118,7 +118,7 @@ def described(pauses: Sequence[float]) -> str:
 
 
 class Clients:
-    """Send requests until the time is up, each waiting for its last answer."""
+    """Clients that send requests until the time is up, and wait for their last answers."""
 
     def __init__(self, http: httpx.AsyncClient, requests: Sequence[Request], expected: Sequence[Answer]) -> None:
         self.outcome = Outcome()
@@ -165,7 +165,7 @@ async def left_behind(http: httpx.AsyncClient) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how hard."""
+    """The length and the load of a run."""
 
     minutes: float
     clients: int

@@ -50,7 +50,7 @@ class Play:
     """The result of a schedule on one server."""
 
     outcomes: Sequence[Outcome | None]
-    """None for a request that failed."""
+    """One for each request; None for a request that failed."""
     span_s: float
     """Time from the start of the schedule to the end of the last answer."""
     peak_mib: float | None

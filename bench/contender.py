@@ -35,7 +35,7 @@ class _Version(msgspec.Struct):
 class Sample:
     timing: Timing
     peak_mib: float | None
-    """None where the server's processes cannot be seen."""
+    """Peak memory; None where the server's processes cannot be seen."""
 
 
 @dataclass(frozen=True)

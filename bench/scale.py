@@ -31,7 +31,7 @@ from motet.deploy.child import ChildServer
 NS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
 ROOM = "--max-n 256 --max-num-seqs 512 --kv-cache-gb 4"
-"""Flags for the largest rows: 64 groups of 8 are 512 choices, and their prompts of 1340 tokens take 3 GB of KV."""
+"""Flags for the largest rows: 64 groups of 8 are 512 choices, which with prompts of 1340 tokens take 3 GB of KV."""
 WARM_UP_N = 8
 
 

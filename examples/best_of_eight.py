@@ -1,4 +1,4 @@
-"""Self-consistency: eight answers to one question, and the one most of them agree on.
+"""Self-consistency: asks one question eight times, and counts how many answers agree.
 
 Needs `pip install openai` and a running server: make serve. Then: python examples/best_of_eight.py
 """
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def last_number(text: str) -> str:
-    """The answer of one choice."""
+    """Returns the last number in a choice's text."""
     found = re.findall(r"-?\d+(?:\.\d+)?", text)
     return found[-1] if found else "no number"
 

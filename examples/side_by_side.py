@@ -1,4 +1,4 @@
-"""Eight choices of one prompt with the official client, written side by side as they come.
+"""Streams eight choices of one prompt with the official client, and shows them side by side.
 
 Needs `pip install openai` and a running server: make serve. Then: python examples/side_by_side.py "A name for a boat?"
 """

@@ -1,7 +1,7 @@
-"""Keeps files and functions small enough to read: fails when one is over the limit.
+"""Checks that files and functions are small enough to read: fails if one is over the limit.
 
-A file has at most 500 lines, a function 60. A function with so many parameters that they fill it (a command with one a
-flag) says so on the line of its `def`: `# sizes: <reason>`; then its lines count from the body on.
+A file has at most 500 lines, a function 60. If a function is long because of its parameters (a command with one for
+each flag), the line of its `def` gives the reason, `# sizes: <reason>`, and its lines count from the body on.
 
 Run: python tools/sizes.py [--top N]
 """
@@ -36,7 +36,7 @@ class Size:
 
 
 def measure(path: Path, *, name: str) -> Iterator[Size]:
-    """The sizes of a file and of every function in it."""
+    """Yields the sizes of a file and of every function in it."""
     text = path.read_text()
     lines = text.splitlines()
     yield Size(name, "lines", len(lines), MAX_FILE_LINES)
@@ -51,7 +51,7 @@ def measure(path: Path, *, name: str) -> Iterator[Size]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--top", type=int, default=0, help="show the N largest of each kind too")
+    parser.add_argument("--top", type=int, default=0, help="also show the N largest of each kind")
     top = parser.parse_args().top
     sizes = [
         size
