@@ -72,7 +72,7 @@ async def recorded(app: ASGIApp, scope: Scope, body: bytes) -> list[Message]:
 
     async def receive() -> Message:
         if not unread:
-            await asyncio.Event().wait()  # until the answer has ended, and then it is cancelled
+            await asyncio.Event().wait()  # it is cancelled after the answer has ended
         return unread.pop()
 
     async def send(message: Message) -> None:

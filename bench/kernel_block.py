@@ -79,7 +79,7 @@ class TorchLayers(nn.Module):
 class OurLayers:
     def __init__(self, rows: int, *, int8: bool) -> None:
         if (kernels := library()) is None:
-            raise StartupError("the compiled kernels are not here, or this processor lacks what they need")
+            raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
         config = config_of_layers()
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME

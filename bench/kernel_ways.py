@@ -52,7 +52,7 @@ def by_torch_int4(weights: Sequence[torch.Tensor], _: int) -> Multiply:
     """Shows only the cost: all scales are 1, so the values are wrong."""
     copies = [PACK_INT4((weight * 2 + 8).clamp(0, 15).to(torch.int32), 1) for weight in weights]
     columns, depth = weights[0].shape
-    scales = torch.ones(depth // INT4_GROUP, columns, 2, dtype=torch.bfloat16)  # and zeros
+    scales = torch.ones(depth // INT4_GROUP, columns, 2, dtype=torch.bfloat16)  # and zero points
     return lambda copy, x: INT4(x, copies[copy], INT4_GROUP, scales)
 
 
@@ -69,7 +69,7 @@ class Kernels:
 
     def __init__(self, weights: Sequence[torch.Tensor], *, int8: bool) -> None:
         if (found := c.library()) is None:
-            raise StartupError("the compiled kernels are not here, or this processor lacks what they need")
+            raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
         columns, depth = weights[0].shape
         packer = Packer(found, [(columns, depth)] * len(weights), int8=int8)
         self._kernels, self._panels = found, [packer.pack(weight) for weight in weights]

@@ -142,7 +142,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--block", action="store_true", help="whole layers, against torch.compile")
     args = parser.parse_args(argv)
     if OURS not in args.ways or not set(args.ways) <= WAYS.keys():
-        parser.error(f"--ways: must be of {', '.join(WAYS)}, with {OURS!r} among them")
+        parser.error(f"--ways is {','.join(args.ways)}; choose from {', '.join(WAYS)}, with {OURS!r} among them")
     return args
 
 

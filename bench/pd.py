@@ -69,7 +69,7 @@ async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> d
                 for repeat in range(setup.repeats):
                     before = await pair.counters()
                     measured.append(await load.group(fresh.next(setup.prompt_tokens), n, seed=repeat))
-                    await asyncio.sleep(1)  # its counters follow at their own pace
+                    await asyncio.sleep(1)  # its counters follow after a delay
                     spent = await pair.counters() - before
             except (httpx.HTTPError, EngineError) as error:
                 progress(f"vLLM, n = {n}: failed after {len(measured)} of {setup.repeats}: {error!r}")

@@ -82,7 +82,7 @@ class VLLMServer:
         server = psutil.Process(self.process.pid)
         for process in (server, *server.children(recursive=True)):
             for thread in process.threads():
-                with contextlib.suppress(ProcessLookupError):  # it has ended since it was listed
+                with contextlib.suppress(ProcessLookupError):  # the thread has ended since it was listed
                     os.sched_setaffinity(thread.id, cores)
 
     def _last_lines(self) -> str:

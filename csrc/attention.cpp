@@ -20,7 +20,7 @@ struct Weighed {
   float best, mass;
 };
 
-// Writes weights 2^(score - best) for scores [begin, end), and zeros elsewhere up to `width`. Returns best and their sum.
+// Writes weights 2^(score - best) for scores [begin, end), zeros elsewhere up to `width`. Returns best and their sum.
 Weighed weigh(const float* scores, int begin, int end, int width, bf16* weights) {
   const auto seen = [&](int at) {
     return begin <= at && at + kLanes <= end ? lanes(0, kLanes) : lanes(begin - at, end - at);
@@ -227,7 +227,7 @@ void Attention::prepare(const Model& model, const Batch& batch, int num_threads)
 }
 
 // Cuts the rows of a span into tiles. If these are too few to keep all threads busy, as in a group that is being
-// written, the stretches of its trunk are tasks of their own, and their states are merged afterwards, in the same order.
+// written, the stretches of its trunk are tasks of their own; their states are merged afterwards, in the same order.
 void Attention::cut(const Model& model, const Span& span, int num_threads) {
   const int rows = span.row_end - span.row_begin, enough = 4 * num_threads;
   const auto tiles = [&](std::vector<Task>& tasks, int height, int stretch, std::size_t states) {

@@ -53,8 +53,8 @@ struct Model {
   const float* final_norm;
 };
 
-// Rows [row_begin, row_end) see keys 0 to `first` + (row - row_begin), inclusive, of a table that begins where the trunk
-// of their span ends.
+// Rows [row_begin, row_end) see keys 0 to `first` + (row - row_begin), inclusive, of a table that begins where the
+// trunk of their span ends.
 struct Piece {
   std::int32_t row_begin, row_end, first, table;
 };

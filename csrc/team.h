@@ -21,8 +21,8 @@ class Team {
 
   int size() const { return int(threads_.size()) + 1; }
 
-  // Calls work(piece, thread) once for every piece from 0 to `count`, on the threads that are free. Returns when all are
-  // done; the caller then sees what they wrote.
+  // Calls work(piece, thread) once for every piece from 0 to `count`, on the threads that are free. Returns when all
+  // are done; the caller then sees what they wrote.
   template <class Work>
   void share(int count, Work&& work) {
     using Type = std::remove_reference_t<Work>;

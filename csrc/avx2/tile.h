@@ -35,7 +35,7 @@ inline __m256 load_number(const bf16* pair, int eight) {
 
 template <int Which, int Half>
 inline __m256 load_number(const std::int8_t* pair, int eight) {
-  const __m256i four = _mm256_loadu_si256((const __m256i*)(pair + eight * kPanel));  // numbers in each lane (see panel.h)
+  const __m256i four = _mm256_loadu_si256((const __m256i*)(pair + eight * kPanel));  // numbers in each lane
   const __m256i top = _mm256_slli_epi32(four, 24 - 8 * (2 * Half + Which));
   return _mm256_cvtepi32_ps(_mm256_and_si256(top, _mm256_set1_epi32(0xff000000)));
 }
