@@ -85,10 +85,10 @@ def compare(folder: Path, windows: torch.Tensor) -> dict[str, Accuracy]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="distance of the engine's numbers from float32")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("texts", type=Path, nargs="+")
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("model", type=Path, help="folder of the model")
+    parser.add_argument("texts", type=Path, nargs="+", help="text files")
+    parser.add_argument("--tokens", type=int, default=4096, help="most tokens of all texts together")
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window, a multiple of 4")
     args = parser.parse_args()
     text = "\n".join(path.read_text() for path in args.texts)
     tokens = AutoTokenizer.from_pretrained(args.model)(text)["input_ids"][: args.tokens]

@@ -213,10 +213,10 @@ async def over_gateway(plan: Plan, model: str) -> Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time under strikes (default: %(default)s)")
+    parser.add_argument("--clients", type=int, default=6, help="requests at a time (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of requests and strikes")
+    parser.add_argument("--model", default="smollm2", help="model of the servers (default: %(default)s)")
     parser.add_argument("--gateway", action="store_true", help="strike at servers behind a gateway")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
     arguments = parser.parse_args()

@@ -2,7 +2,7 @@
 
 Each cell is one kind of request: n choices, tokens of the prompt, tokens of a choice. Both servers get the same
 prompts, which no cache has, one request after the other: ours, peer, ours, peer. Figures are medians over the repeats.
-What each server takes of a core while the other is timed is measured and printed.
+The share of a core that each server takes while idle is measured and printed.
 
 Both draw at temperature 1 and write up to max_tokens. No seeds are sent (--seeded sends them), because vLLM 0.32's CPU
 build ends when it computes the prompt of a seeded request in pieces.

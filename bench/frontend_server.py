@@ -124,9 +124,9 @@ async def serve(kind: str, *, burst: int, rest_s: float) -> None:
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("motet", "bare"))
+    parser.add_argument("kind", choices=("motet", "bare"), help="the server to run")
     parser.add_argument("--burst", type=int, default=0, help="steps taken at once before a rest; 0: no rest")
-    parser.add_argument("--rest-s", type=float, default=0.0)
+    parser.add_argument("--rest-s", type=float, default=0.0, help="seconds of a rest")
     arguments = parser.parse_args(argv)
     setup_logging()
     uvloop.run(serve(arguments.kind, burst=arguments.burst, rest_s=arguments.rest_s))

@@ -95,7 +95,7 @@ def measure(n: int, groups: int, steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="microseconds of Python a step")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="timed steps of a case")
     steps = parser.parse_args().steps
     torch.set_num_threads(1)
     results = [{"n": n, "groups": groups, **measure(n, groups, steps)} for n, groups in SHAPES]

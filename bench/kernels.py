@@ -134,11 +134,11 @@ def table_of(figures: Sequence[Figure]) -> Table:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="ways to multiply on this CPU")
-    parser.add_argument("--shapes", type=lambda text: tuple(text.split(",")), default=SHAPES)
-    parser.add_argument("--rows", type=numbers, default=ROWS)
-    parser.add_argument("--ways", type=lambda text: tuple(text.split(",")), default=tuple(WAYS))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shapes", type=lambda text: tuple(text.split(",")), default=SHAPES, help="depth x columns")
+    parser.add_argument("--rows", type=numbers, default=ROWS, help="numbers of rows, e.g. 1,8")
+    parser.add_argument("--ways", type=lambda text: tuple(text.split(",")), default=tuple(WAYS), help="names of ways")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each way")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of a product")
     parser.add_argument("--block", action="store_true", help="whole layers, against torch.compile")
     args = parser.parse_args(argv)
     if OURS not in args.ways or not set(args.ways) <= WAYS.keys():

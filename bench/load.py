@@ -32,9 +32,9 @@ def options(doc: str | None, *, length: Callable[[str], object] = int, **default
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="model of servers that are started here")
     parser.add_argument("--ns", type=numbers, help="numbers of choices, e.g. 1,8,32")
-    parser.add_argument("--prompt-tokens", type=length)
+    parser.add_argument("--prompt-tokens", type=length, help="tokens of a prompt")
     parser.add_argument("--max-tokens", type=length, help="tokens of a choice")
-    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--repeats", type=int, help="measurements of each case")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
     parser.set_defaults(**defaults)
     return parser

@@ -137,7 +137,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--cases", type=cases, default="1x16,8x16,64x4", help="choices x clients for scripted engines")
     parser.add_argument("--ns", type=numbers, default=(1, 8, 32), help="choices for the default model")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each load")
     parser.add_argument("--no-model", action="store_true", help="measure scripted engines only")
     return parser.parse_args(argv)
 

@@ -21,8 +21,8 @@ from motet.types import Ingress
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ingress", choices=tuple(Ingress))
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("ingress", choices=tuple(Ingress), help="where clients connect")
+    parser.add_argument("--port", type=int, required=True, help="port of the ingress")
     arguments = parser.parse_args(argv)
     args: dict[str, object] = {
         "model": MODEL,

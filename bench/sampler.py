@@ -92,9 +92,9 @@ def measure(rows: int, repeats: int, device: torch.device) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="milliseconds a step spends on sampling")
     parser.add_argument("--rows", type=numbers, default=(32, 128), help="choices of a step, e.g. 32,128")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=30, help="timed steps of each case")
+    parser.add_argument("--device", default="cpu", help="device of the sampler")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)

@@ -206,7 +206,7 @@ def lines_of(ways: Sequence[Way], copy: float) -> Iterator[str]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, repeats=5)
-    parser.add_argument("--kv-cache-gb", type=float, default=1.0, help="GiB of KV of each process")
+    parser.add_argument("--kv-cache-gb", type=float, default=1.0, help="GiB of KV in each process")
     # A process polls quickly for two seconds after it last heard of a reader.
     parser.add_argument("--settle", type=float, default=3.0, help="seconds before idle processes are measured")
     parser.add_argument("--idle", type=float, default=5.0, help="seconds for which idle processes are measured")

@@ -14,8 +14,8 @@ QUESTION = "A farmer has 3 fields with 4 cows each. How many cows are there? End
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--question", default=QUESTION, help="a question whose answer is a number")
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base URL of the API")
     arguments = parser.parse_args()
 
     client = OpenAI(base_url=arguments.url, api_key="none")
