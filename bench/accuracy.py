@@ -1,4 +1,4 @@
-"""How far from float32 the engine's numbers are: in bf16, with int8 weights, and by torch's operators.
+"""Measures how far from float32 the engine's numbers are: in bf16, with int8 weights, and by torch's operators.
 
 The truth is `transformers` in float32, over a text that is cut into windows. It compares next-token distributions: mean
 and 99th percentile of the Kullback-Leibler divergence in nats, perplexity, how often another token is the likeliest.

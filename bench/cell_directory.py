@@ -1,4 +1,4 @@
-"""What the directory of a cell on Ray Serve costs, against the number of workers: real code, without Ray.
+"""Measures the directory of a cell on Ray Serve against the number of workers: real code, without Ray.
 
 Every worker announces itself every few seconds. The answer is a listing of all workers only if that has changed. A
 decode worker's announcement names the prefill workers that wait to be met; while a cell starts these may be all.

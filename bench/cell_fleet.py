@@ -1,6 +1,6 @@
-"""What a fleet of many members costs the process that keeps it: one decision, one change, all joining, all waiting.
+"""Measures a fleet of many members in the process that keeps it: one decision, one change, all joining, all waiting.
 
-It measures the product's own objects (`Fleet`, `Router`), over fake engines. A decision is that of `Router`, from the
+It uses the product's own objects (`Fleet`, `Router`), over fake engines. A decision is that of `Router`, from the
 request to the worker: who may get it, who has its prompt cached, the shortlist, the choice. Where prefill and decode
 are apart, a group needs four of them (`cell_plan.LOOKS`)."""
 

@@ -1,4 +1,4 @@
-"""Memory of the prefix index, and what a block event costs it, against the number of workers: real code, real memory.
+"""Measures memory of the prefix index and its time for a block event, against the number of workers.
 
 Each figure is the growth of the resident memory of a process of its own. A block with one holder costs the same for any
 number of workers. A block with more holders has an integer of its own, with a bit for every worker up to the last

@@ -1,4 +1,4 @@
-"""How many gateways a cell needs, and what its size costs each part: arithmetic over measured prices. Pure.
+"""Computes from measured prices how many gateways a cell needs, and what its size costs each part. Pure.
 
 Every gateway knows every worker of its cell: it asks each for its status, follows the blocks of each, and may choose
 any. So a gateway has work that grows with the number of workers before it passes a token on (`standing`), and a worker

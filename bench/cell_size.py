@@ -1,6 +1,6 @@
-"""How large a cell may grow: what 1 to 10,000 workers cost their gateways, and how many gateways they need.
+"""Measures what 1 to 10,000 workers cost their gateways, and computes how many gateways they need.
 
-It measures the product's own objects: the prefix index (`bench/cell_index.py`), the fleet and the decision
+It uses the product's own objects: the prefix index (`bench/cell_index.py`), the fleet and the decision
 (`bench/cell_fleet.py`), the directory of a cell on Ray Serve (`bench/cell_directory.py`), status requests, block events
 and tokens over real sockets (`bench/cell_wire.py`). From these prices `bench/cell_plan.py` computes the number of
 gateways; docs/scale.md explains the results. JSON is on the last line.

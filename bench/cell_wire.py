@@ -1,4 +1,4 @@
-"""What many workers cost a gateway over real sockets: status requests, block events, tokens that it passes on.
+"""Measures what many workers cost a gateway over real sockets: status requests, block events, tokens.
 
 question   a keeper's look at a worker: it sends GET /engine to a server over a scripted engine, reads the report and
            updates the fleet. CPU time of this process and of the server

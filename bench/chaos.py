@@ -1,4 +1,4 @@
-"""Mixed load on a cell whose engines are killed every few seconds: is any answer lost, doubled, late or different?
+"""Kills engines of a cell every few seconds under mixed load: is any answer lost, doubled, late or different?
 
 Every kind of request is sent once undisturbed. Then clients send them over and over while engine processes are killed
 and stopped, and every answer is compared with the undisturbed one, choice by choice: text, finish reason,

@@ -1,4 +1,4 @@
-"""Motet and another OpenAI-compatible server under the same load, in turn.
+"""Compares Motet with another OpenAI-compatible server under the same load, in turn.
 
 Each cell is one kind of request: n choices, tokens of the prompt, tokens of a choice. Both servers get the same
 prompts, which no cache has, one request after the other: ours, peer, ours, peer. Figures are medians over the repeats.

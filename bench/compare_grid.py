@@ -1,4 +1,4 @@
-"""One request at a time to two servers in turn, for every n, length of the prompt and length of the answers."""
+"""Sends one request at a time to two servers in turn, for every n, length of the prompt and length of the answers."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Requests that arrive like those of users, whether or not the server keeps up: the same arrivals at two servers.
+"""Sends requests like users do, whether or not the server keeps up: the same arrivals at two servers.
 
 Arrivals are a Poisson process (exponential gaps). Times count from when a request was due, so no figure is better
 because the client was late, when the server took its cores.

@@ -1,4 +1,4 @@
-"""How a comparison is printed: its conditions and its tables."""
+"""Shows a comparison: its conditions and its tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

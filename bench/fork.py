@@ -1,4 +1,4 @@
-"""What n choices of one prompt cost, against n separate requests.
+"""Measures n choices of one prompt against n separate requests.
 
 For n = 1, 2, 4 ... 64 it sends one request with n choices of a prompt that no cache has, and the same choices as n
 separate requests at once, to a server without prefix cache. Prints a table, and JSON on the last line.

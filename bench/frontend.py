@@ -1,4 +1,4 @@
-"""The API process's CPU time for a streamed token, beside a bare ASGI application that sends the same bytes.
+"""Measures the API process's CPU time for a streamed token, beside a bare ASGI application that sends the same bytes.
 
 There are three processes: this one is the load client, one serves Motet's API over a scripted engine
 (`bench.frontend_engine`) with the real tokenizer of the default model, one replays what that sent

@@ -1,4 +1,4 @@
-"""What a step costs on a GPU: prefill and decode of a model with the shape of Llama 3 8B, n choices of one prompt.
+"""Measures a step on a GPU: prefill and decode of a model with the shape of Llama 3 8B, n choices of one prompt.
 
 It runs the engine's own core: scheduler, runner, graphs, sampler. Figures are absolute, and shares of the device's best
 rates, which the same run measures (`gpu_ceilings`): of its memory, for the weights and KV that a step must at least

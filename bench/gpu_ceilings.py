@@ -1,4 +1,4 @@
-"""The device's best rates, measured on it: the rate of a large copy, and of a product of large matrices."""
+"""Measures the device's best rates: that of a large copy, and that of a product of large matrices."""
 
 import time
 from collections.abc import Callable

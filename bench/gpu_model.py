@@ -1,4 +1,4 @@
-"""A model of random weights made on the device, and an engine core over it: no files, no network."""
+"""Makes a model with random weights on the device, and an engine core over it: no files, no network."""
 
 from dataclasses import dataclass
 

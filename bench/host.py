@@ -1,4 +1,4 @@
-"""What the engine's Python costs a step: microseconds around a model that does nothing.
+"""Measures the time of a step in the engine's Python: microseconds around a model that does nothing.
 
 "around" is everything but model and sampler: commands, scheduling, the flat batch, commit, deltas. "sampler" is all of
 sampling; the vocabulary is small because that includes its tensor operations. "sent" is the encoding of the step's

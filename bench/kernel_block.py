@@ -1,4 +1,4 @@
-"""Whole layers, but without reads of the KV cache: ours against torch as it is, and compiled by inductor.
+"""Measures whole layers without reads of the KV cache: ours against torch as it is, and compiled by inductor.
 
 A layer here is norm, joined queries, keys and values, output projection, norm, gated feed-forward part, residuals. In
 torch, the output projection multiplies the queries. Ours does more, because it cannot do less: it turns heads by their

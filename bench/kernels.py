@@ -1,4 +1,4 @@
-"""The ways to multiply on this CPU, each against ours: microseconds, GB/s of weights, GFLOP/s.
+"""Measures the ways to multiply on this CPU, each against ours: microseconds, GB/s of weights, GFLOP/s.
 
 For each shape and number of rows all ways take turns, so that other load on the machine affects all alike. Figures are
 medians over turns. "against ours" is a way's time divided by that of our bf16 product. `--block` compares whole layers

@@ -1,4 +1,4 @@
-"""Peak memory and processor time of a server on this machine, over all its processes.
+"""Measures peak memory and processor time of a server on this machine, over all its processes.
 
 The kernel keeps a high-water mark of resident memory for each process, so nothing samples memory while a request is
 timed. Shared pages are in the marks of several processes, so what is counted twice at present is subtracted:

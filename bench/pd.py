@@ -1,4 +1,4 @@
-"""n choices of one prompt on a prefill and a decode worker, against one process with the same cores, and against vLLM.
+"""Measures n choices on a prefill and a decode worker, against one process with the same cores, and against vLLM.
 
 For n = 1, 3, 8, 32 it reads from the workers' counters what was prefilled, moved and computed again, and measures the
 first token of the first and of the last choice and the total. Every request has a prompt that no cache has. Prints a

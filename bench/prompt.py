@@ -1,4 +1,4 @@
-"""Prompts of an exact length with different beginnings, so that none is in a prefix cache."""
+"""Makes prompts of an exact length with different beginnings, so that none is in a prefix cache."""
 
 import itertools
 import random

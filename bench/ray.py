@@ -1,4 +1,4 @@
-"""What each hop of Motet on Ray Serve costs: both ingresses, beside one server with the same engines.
+"""Measures each hop of Motet on Ray Serve: both ingresses, beside one server with the same engines.
 
 It prints two tables, and JSON on the last line. For each table all servers run and take turns; figures are medians of
 the repeats:

@@ -1,4 +1,4 @@
-"""The processes of a Ray cluster that a benchmark started: what each part of it costs, and where a replica listens."""
+"""Finds the processes of a Ray cluster that a benchmark started, their CPU time, and where a replica listens."""
 
 import contextlib
 

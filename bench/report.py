@@ -1,4 +1,4 @@
-"""What every benchmark prints: the machine and the versions, tables for people, floors, and JSON on the last line."""
+"""Prints a benchmark's results: machine and versions, tables for people, floors, and JSON on the last line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Microseconds of one decision, against the numbers of workers and of blocks in the index: real code."""
+"""Measures the time of one decision, against the numbers of workers and of blocks in the index: real code."""
 
 import time
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Made-up groups for the simulation of routing: heavy-tailed n, prompts that share beginnings, Poisson arrivals.
+"""Makes groups for the simulation of routing: heavy-tailed n, prompts that share beginnings, Poisson arrivals.
 
     n         half of all groups have one choice; one in ten has 32 or 64, and these hold more than half of all choices
     prompts   half continue a session (a longer beginning of the same text each time), three in ten are few-shot prompts

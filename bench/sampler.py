@@ -1,4 +1,4 @@
-"""What sampling costs a step: milliseconds for 32 and 128 choices over a vocabulary of 49,152, each way of drawing.
+"""Measures the sampling of a step: milliseconds for 32 and 128 choices, vocabulary 49,152, each way of drawing.
 
 The logits are synthetic, in bf16. Probabilities fall with a power of their rank, whose exponent differs from row to
 row, with an exponential cut-off. So top-p keeps about as many tokens as for SmolLM2 when it writes a story (top-p 0.9:

@@ -1,4 +1,4 @@
-"""How a server's cost grows with its work: no cost may grow faster than the work.
+"""Measures how a server's costs grow with its work: none may grow faster than the work.
 
     choices    one request with n = 1, 2, 4 ... 256 choices: the time of a step, in which every choice gets a token
     groups     1, 2, 4 ... 64 requests with 8 choices each, sent at once: the total

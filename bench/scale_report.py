@@ -1,4 +1,4 @@
-"""How fast costs grow with work: exponents from row to row and over all rows, and tables."""
+"""Computes how fast costs grow with work: exponents from row to row and over all rows, and tables."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The cost of a JSON schema for every choice: tokens a second with it and without it, on one server.
+"""Measures the cost of a JSON schema for every choice: tokens a second with it and without it, on one server.
 
 For n = 1, 8, 32 it sends a request with n choices, in turn free and with a schema that no answer completes, so that
 both write equally many tokens. The ratio compares two requests that follow each other. Then it measures a step's time

@@ -1,4 +1,4 @@
-"""The time of a step for grammars, on one thread and without a model: to fill and apply masks and to consume tokens.
+"""Measures a step's work for grammars on one thread, without a model: to fill and apply masks, to consume tokens.
 
 Every choice follows the same answer with a matcher of its own, so the masks are like those with a model.
 """

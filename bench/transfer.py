@@ -1,4 +1,4 @@
-"""The cost of moving a prompt's KV from a prefill process to a decode process.
+"""Measures the transfer of a prompt's KV from a prefill process to a decode process.
 
     pull       a prompt for n = 1, 3, 8, 32: transfers, bytes, descriptors, milliseconds, GB/s, beside a plain copy of
                as many bytes in memory

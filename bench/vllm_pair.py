@@ -1,4 +1,4 @@
-"""Two vLLM servers, one that prefills and one that decodes, driven as vLLM's own proxies do, to compare with.
+"""Runs two vLLM servers, one that prefills and one that decodes, and drives them as vLLM's own proxies do.
 
 Each server has a core to itself.
 """

@@ -1,4 +1,4 @@
-"""n choices of one prompt on two vLLM servers that prefill and decode apart: through Motet's gateway, and without it.
+"""Measures n choices on two vLLM servers that prefill and decode apart, through Motet's gateway and without it.
 
 Three ways take turns, so that noise of the machine affects all of them:
 

@@ -1,4 +1,4 @@
-"""Self-consistency: asks one question eight times, and counts how many answers agree.
+"""Self-consistency: asks for eight answers to one question, and counts how many agree.
 
 Needs `pip install openai` and a running server: make serve. Then: python examples/best_of_eight.py
 """
