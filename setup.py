@@ -1,7 +1,7 @@
-"""The C++ kernels. Everything else is in pyproject.toml.
+"""Builds the C++ kernels. Everything else is in pyproject.toml.
 
-They are optional: without a compiler, or on another kind of processor, torch's operators do their work, more slowly.
-Whether the processor has the instructions is asked when they are loaded, not here: a wheel may be built elsewhere.
+The kernels are optional: without a compiler, or on another kind of processor, torch's operators do their work, more
+slowly. The engine checks at start if the processor has the instructions, because a wheel may be built elsewhere.
 """
 
 import platform
@@ -26,12 +26,12 @@ def kernels_for(kind: str) -> Extension:
             "-std=c++20",
             "-O3",
             "-pthread",
-            "-ffp-contract=off",  # what is rounded, and where, is written down and not the compiler's choice
+            "-ffp-contract=off",  # the source decides where to round, not the compiler
             *KINDS[kind],
             "-fvisibility=hidden",
             "-Wall",
-            "-g0",  # the interpreter's own -g would make it fifteen times as large
-            # gcc 12 finds its own intrinsics uninitialized, and attributes of vectors ignored in templates.
+            "-g0",  # the interpreter's own -g would make the library fifteen times as large
+            # gcc 12 warns that its own intrinsics are uninitialized, and that templates ignore attributes of vectors.
             *("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-ignored-attributes"),
         ],
         extra_link_args=["-pthread"],

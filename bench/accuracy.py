@@ -1,8 +1,8 @@
-"""How far from float32 the engine's numbers are: in bf16, with int8 weights, and by torch's operators.
+"""Measures how far from float32 the engine's numbers are: in bf16, with int8 weights, and by torch's operators.
 
-`transformers` in float32 says what is true of a text, cut into windows. Next-token distributions are compared: mean and
-99th percentile of the Kullback-Leibler divergence in nats, perplexity, how often another token is the likeliest. Prints
-a table, and JSON on the last line.
+The truth is `transformers` in float32, over a text that is cut into windows. It compares next-token distributions: mean
+and 99th percentile of the Kullback-Leibler divergence in nats, perplexity, how often another token is the likeliest.
+Prints a table, and JSON on the last line.
 
 Run: python -m bench.accuracy MODEL_FOLDER TEXT_FILE... [--tokens 4096] [--window 512]
 """
@@ -33,14 +33,14 @@ WAYS = {
 class Accuracy:
     perplexity: float
     mean_kl: float = 0.0
-    """Nats a token, from the float32 distribution to this one."""
+    """Mean divergence in nats a token, from the float32 distribution to this one."""
     p99_kl: float = 0.0
     other_first: float = 0.0
     """Share of tokens after which another one is the likeliest."""
 
 
 def accuracy(windows: torch.Tensor, logits: torch.Tensor, truth: torch.Tensor) -> Accuracy:
-    """Of logits [windows, tokens, vocabulary] against the true ones, after tokens [windows, tokens]."""
+    """Compares logits [windows, tokens, vocabulary] with the true ones; they follow the tokens [windows, tokens]."""
     ours, true = logits.float().log_softmax(-1), truth.float().log_softmax(-1)
     divergence = (true.exp() * (true - ours)).sum(-1).flatten()
     surprise = -ours[:, :-1].gather(-1, windows[:, 1:, None])
@@ -67,7 +67,7 @@ def by_engine(folder: Path, windows: torch.Tensor, **fields: Any) -> Iterator[to
 
 
 def prompt_logits(parts: Parts, tokens: list[int]) -> torch.Tensor:
-    """Of a prompt in one pass, after every token; its length a multiple of 4."""
+    """Returns the logits after every token of a prompt, from one pass. Its length must be a multiple of 4."""
     rows = list(range(len(tokens)))
     table = list(range(-(-len(tokens) // parts.info.block_size)))
     reads = tuple(PromptRead(first, last, first, keys, table) for first, last, keys in pieces(0, len(tokens)))
@@ -85,10 +85,10 @@ def compare(folder: Path, windows: torch.Tensor) -> dict[str, Accuracy]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="distance of the engine's numbers from float32")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("texts", type=Path, nargs="+")
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("model", type=Path, help="folder of the model")
+    parser.add_argument("texts", type=Path, nargs="+", help="text files")
+    parser.add_argument("--tokens", type=int, default=4096, help="most tokens of all texts together")
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window, a multiple of 4")
     args = parser.parse_args()
     text = "\n".join(path.read_text() for path in args.texts)
     tokens = AutoTokenizer.from_pretrained(args.model)(text)["input_ids"][: args.tokens]

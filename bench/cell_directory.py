@@ -1,8 +1,7 @@
-"""What the directory of a cell on Ray Serve has to say to whom, against the number of workers: real code, without Ray.
+"""Measures the directory of a cell on Ray Serve against the number of workers: real code, without Ray.
 
-Every worker announces itself every few seconds, and is answered with a listing of all only when there is a new one; a
-change is told to all. A decode worker's announcement names the prefill workers that wait to be met, which while a cell
-starts may be all of them.
+Every worker announces itself every few seconds. The answer is a listing of all workers only if that has changed. A
+decode worker's announcement names the prefill workers that wait to be met; while a cell starts these may be all.
 """
 
 import time
@@ -23,13 +22,13 @@ class DirectoryCost:
     decode: int
     prefill: int
     announce_us: float
-    """Of the directory's process, before anything is written for the wire."""
+    """Time for one announcement in the directory's process, without the encoding of the answer."""
     listing_bytes: int
-    """As msgpack, when everybody has met."""
+    """Size of a listing in msgpack after all workers have met."""
     starting_bytes: int
-    """The same while every prefill worker waits to be met, and every decode worker has met them."""
+    """Size of a listing while every prefill worker waits to be met, and every decode worker has met them."""
     bytes_per_s: float
-    """Of answers to announcements, when nothing changes."""
+    """Rate of answers to announcements while nothing changes."""
 
 
 def directory_cost(decode: int, prefill: int) -> DirectoryCost:

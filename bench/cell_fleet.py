@@ -1,8 +1,8 @@
-"""What a fleet of many members costs the process that keeps it: one decision, one change, all joining, all waiting.
+"""Measures a fleet of many members in the process that keeps it: one decision, one change, all joining, all waiting.
 
-The product's own objects (`Fleet`, `Router`), over fake engines. A decision is that of `Router`, from the request to
-the worker: who may get it, who has its prompt cached, the shortlist, the choice. Where prefill and decode are apart a
-group needs three such looks: whether to bypass prefill asks both sides, and then each chooses."""
+It uses the product's own objects (`Fleet`, `Router`), over fake engines. A decision is that of `Router`, from the
+request to the worker: who may get it, who has its prompt cached, the shortlist, the choice. Where prefill and decode
+are apart, a group needs four of them (`cell_plan.LOOKS`)."""
 
 import asyncio
 import time
@@ -23,9 +23,9 @@ from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 PROMPT = tuple(range(1340))
 BLOCK_SIZE = 16
 COMMON_BLOCKS = 20
-"""Of the prompt, that everybody has; one worker has all of it."""
+"""Number of blocks at the beginning of the prompt that every worker has; one worker has all blocks."""
 WAITING = 256
-"""Groups of a worker that died, all waiting for a change of the fleet."""
+"""Number of groups of a worker that died; all wait for a change of the fleet."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class FleetCost:
     workers: int
     decision_us: float
     cold_us: float
-    """A decision about a prompt of which nobody has anything."""
+    """Time of a decision about a prompt of which nobody has a block."""
     change_us: float
-    """One member drains or is ready again, and who may get work is worked out anew, as the next group asks."""
+    """Time of a change: a member drains or is ready again, and the next group asks who may get work."""
     join_us: float
-    """A member, when all join one after the other."""
+    """Time for each member, when all join one after the other."""
     wait_us: float
-    """A group that waits, and is woken with the others."""
+    """Time for each group that waits and is woken with the others."""
 
 
 def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
@@ -63,7 +63,7 @@ def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
 
 
 def joined(workers: int) -> Fleet:
-    """All are expected first, as a gateway does with those it was told of."""
+    """Returns a fleet of ready workers. All are expected before the first joins, as in a gateway."""
     fleet = Fleet()
     for number in range(workers):
         fleet.expect(f"w{number}", "-")

@@ -1,8 +1,8 @@
-"""Memory of the prefix index, and what a block event costs it, against the number of workers: real code, real memory.
+"""Measures memory of the prefix index and its time for a block event, against the number of workers.
 
-Each figure is taken in a process of its own, as growth of its resident memory. A block with one holder costs the same
-whatever the number of workers. One with more has an integer of its own, with a bit for every worker up to the last of
-them, so in a large cell the blocks that a prefill and a decode worker both have are the dear ones:
+Each figure is the growth of the resident memory of a process of its own. A block with one holder costs the same for any
+number of workers. A block with more holders has an integer of its own, with a bit for every worker up to the last
+holder. So in a large cell the blocks that both a prefill and a decode worker have cost most:
 
     own      every block is held by one worker
     pairs    every block is held by two, as where prefill and decode are apart
@@ -23,27 +23,27 @@ from motet.block_names import BlockName
 from motet.routing.prefix_index import PrefixIndex
 
 LEAST_BLOCKS = 200_000
-"""So many at least, that resident memory can tell."""
+"""Fewer blocks would not show in resident memory."""
 SHARED_BLOCKS = 1000
 EVENT_BLOCKS = 84
-"""Of an event: a prompt of 1340 tokens."""
+"""Blocks of an event: a prompt of 1340 tokens."""
 TURNS = 200
 
 
 @dataclass(frozen=True)
 class IndexSize:
-    """Bytes are of a block and each of its holders, names included."""
+    """Memory in bytes for each pair of a block and a holder, names included; times in microseconds for each block."""
 
     workers: int
     blocks: int
-    """Entries of the index with blocks of one holder."""
+    """Number of blocks in the index where each has one holder."""
     own_bytes: float
     pair_bytes: float
     shared_bytes: float
     stored_us: float
-    """A block that nobody has, until it can be found."""
+    """Time to store a block that nobody has."""
     joined_us: float
-    """A block that others have: its holders are written anew."""
+    """Time to store a block that others have: its holders are written anew."""
     removed_us: float
 
 
@@ -62,7 +62,7 @@ def own_bytes(workers: int, blocks: int) -> float:
 
 
 def pair_bytes(workers: int, blocks: int) -> float:
-    """A fifth of the workers prefill, as in a cell of 4 decode workers a prefill worker; 0 for a lone worker."""
+    """A fifth of the workers prefill, as in a cell with 4 decode workers for each. Returns 0 for a single worker."""
     if workers < 2:
         return 0.0
     ids = _ids(workers)
@@ -76,7 +76,7 @@ def pair_bytes(workers: int, blocks: int) -> float:
 
 
 def shared_bytes(workers: int) -> float:
-    """Of few workers, by so many more blocks."""
+    """Fills more blocks if there are few workers, so that the growth of memory shows."""
     blocks = max(SHARED_BLOCKS, LEAST_BLOCKS // workers)
 
     def fill(index: PrefixIndex) -> None:
@@ -87,7 +87,7 @@ def shared_bytes(workers: int) -> float:
 
 
 def event_us(workers: int) -> tuple[float, float, float]:
-    """Microseconds a block, by the last of the workers: stored, stored where another has it, removed there."""
+    """Returns microseconds a block for events of the last worker: stored; stored where another has it; removed."""
     index, ids = PrefixIndex(), _ids(workers)
     for id in ids:
         index.stored(id, ())
@@ -104,7 +104,7 @@ def event_us(workers: int) -> tuple[float, float, float]:
 
 
 def names(first: int, count: int) -> list[BlockName]:
-    """Made anew for whoever tells of them, as they are when they come from several workers."""
+    """Returns new objects at each call, because names from several workers are different objects too."""
     return [number.to_bytes(16) for number in range(first, first + count)]
 
 
@@ -115,7 +115,7 @@ def _us(work: Callable[[Sequence[BlockName]], None], event: Sequence[BlockName])
 
 
 def _fill(index: PrefixIndex, ids: Sequence[str], blocks: int) -> None:
-    """Blocks 0 to `blocks`, an even share a worker."""
+    """Stores blocks 0 to `blocks`, an even share for each worker."""
     for number, id in enumerate(ids):
         begin, end = number * blocks // len(ids), (number + 1) * blocks // len(ids)
         index.stored(id, names(begin, end - begin))

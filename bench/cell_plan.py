@@ -1,45 +1,46 @@
-"""How many gateways a cell needs, and what its size costs each part: arithmetic over measured prices. Pure.
+"""Computes from measured prices how many gateways a cell needs, and what its size costs each part. Pure.
 
-Every gateway knows every worker of its cell: it asks each how it is, follows the blocks of each, and may choose any.
-So what a gateway does grows with the workers before the first token is passed on (`standing`), and what a worker
-answers grows with the gateways. Only what is left of a gateway's core passes tokens on.
+Every gateway knows every worker of its cell: it asks each for its status, follows the blocks of each, and may choose
+any. So a gateway has work that grows with the number of workers before it passes a token on (`standing`), and a worker
+answers more requests the more gateways there are. The rest of a gateway's core passes tokens on.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
 USED = 0.7
-"""Of a gateway's core: what is kept free takes bursts and the garbage collector."""
+"""Share of a gateway's core that may be used; the rest is for bursts and the garbage collector."""
 LOOKS = 4
-"""At the workers, for a group where prefill and decode are apart: at either side to see whether prefill pays, then one
-to choose either; where they are not apart one will do."""
+"""Decisions for a group where prefill and decode are apart: one at either side to see if prefill pays, then one to
+choose at either. A group needs one where they are not apart."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Microseconds of a core."""
+    """Prices in microseconds of a core, and in bytes."""
 
     token_us: float
-    """Of the gateway, for each token it passes on."""
+    """Price of a token that the gateway passes on."""
     question_us: float
+    """Price of a status request for the gateway."""
     answer_us: float
-    """Of the worker that is asked how it is."""
+    """Price of a status request for the worker."""
     message_us: float
-    """Of block events: of one group on one worker."""
+    """Price of a message of block events, which is about one group on one worker."""
     decision_us: float
-    """One look, in a fleet of this size."""
+    """Price of one decision in a fleet of this size."""
     block_bytes: float
-    """Of the index, for a block and holder."""
+    """Bytes of the index for a block and a holder."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """A cell, and what is asked of it."""
+    """A cell and its load."""
 
     decode: int
     prefill: int
     tokens_per_s: float
-    """A decode worker."""
+    """Rate of each decode worker."""
     choices: int = 8
     tokens_a_choice: int = 256
     blocks_a_worker: int = 1000
@@ -54,26 +55,26 @@ class Demand:
 
     @property
     def messages_per_s(self) -> float:
-        """A prompt is stored, and another one removed, where it is prefilled and where it is decoded."""
+        """Returns the rate of block events: each side stores a prompt and removes another one, in one message."""
         return self.groups_per_s * (2 if self.prefill else 1)
 
 
 @dataclass(frozen=True)
 class Need:
     standing: float
-    """Of the core of each gateway, for questions and block events."""
+    """Share of each gateway's core that status requests and block events take."""
     busy: float
-    """Cores that tokens and decisions take, all gateways together."""
+    """Number of cores that tokens and decisions take in all gateways together."""
     gateways: int | None
-    """None: a gateway is full before it passes a token on."""
+    """Number of gateways; None if a gateway is full before it passes a token on."""
     answering: float
-    """Of the core of each worker's API process, for questions; 0 if there is no such number of gateways."""
+    """Share of the core of each worker's API process that status requests take; 0 if `gateways` is None."""
     connections: int
-    """Kept open by each gateway when idle: a question's and a subscription's to every worker."""
+    """Connections that each idle gateway keeps open: one for requests and one for block events to every worker."""
     pairs: int
-    """Connections for KV: every decode worker to every prefill worker."""
+    """Connections for KV: from every decode worker to every prefill worker."""
     index_gb: float
-    """In each gateway."""
+    """Size of the index in each gateway."""
 
 
 def need(demand: Demand, prices: Prices) -> Need:

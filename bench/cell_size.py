@@ -1,9 +1,9 @@
-"""How large a cell may grow: what 1 to 10,000 workers cost the gateways that know them all, and how many those must be.
+"""Measures what 1 to 10,000 workers cost their gateways, and computes how many gateways they need.
 
-Measured with the product's own objects: the prefix index (`bench/cell_index.py`), the fleet and the decision
-(`bench/cell_fleet.py`), the directory of a cell on Ray Serve (`bench/cell_directory.py`), questions, block events and
-tokens over real sockets (`bench/cell_wire.py`). From these prices `bench/cell_plan.py` computes gateways; docs/scale.md
-tells what follows. JSON is on the last line.
+It uses the product's own objects: the prefix index (`bench/cell_index.py`), the fleet and the decision
+(`bench/cell_fleet.py`), the directory of a cell on Ray Serve (`bench/cell_directory.py`), status requests, block events
+and tokens over real sockets (`bench/cell_wire.py`). From these prices `bench/cell_plan.py` computes the number of
+gateways; docs/scale.md explains the results. JSON is on the last line.
 
 Run: python -m bench.cell_size [--workers 1,100,1000,10000] [--blocks 1000] [--quick]
 """
@@ -32,10 +32,10 @@ from bench.load import numbers, progress
 from bench.report import machine, table, tell
 
 RATES = (700.0, 2000.0)
-"""Tokens/s of a decode worker: this engine on two cores at n = 8, and one on a GPU as we guess it."""
+"""Tokens/s of a decode worker: this engine on two cores at n = 8, and a guess for one on a GPU."""
 DECODE_A_PREFILL = 4
 CHOICES = 8
-"""Of the groups that gateways are computed for."""
+"""Choices of each group in the load for which gateways are computed."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Effort:
     questions: int
     messages: int
     loads: int
-    """Whose tokens are passed on; medians."""
+    """Number of loads of tokens, of which the median counts."""
     turns: int
-    """Of a decision."""
+    """Number of decisions, of which the median counts."""
 
 
 FULL = Effort(questions=5000, messages=1000, loads=3, turns=200)
@@ -54,7 +54,7 @@ QUICK = Effort(questions=300, messages=200, loads=1, turns=20)
 
 @dataclass(frozen=True)
 class Wire:
-    """What does not depend on the number of workers."""
+    """Costs that do not depend on the number of workers."""
 
     question: QuestionCost
     events: Sequence[EventCost]
@@ -93,13 +93,13 @@ def prefill_of(decode: int) -> int:
 
 
 def demands(workers: int, blocks_a_worker: int) -> list[Demand]:
-    """`workers` decode; a lone one does it all."""
+    """Returns a demand for each rate of a cell with `workers` decode workers; a single worker does everything."""
     prefill = prefill_of(workers)
     return [Demand(workers, prefill, rate, choices=CHOICES, blocks_a_worker=blocks_a_worker) for rate in RATES]
 
 
 def table_of(title: str, rows: Sequence[object]) -> Table:
-    """Of dataclasses of one kind; what they hold in turn is columns too."""
+    """Shows dataclasses of one kind, a row each; the fields of dataclasses inside them are columns too."""
     cells = [_flat(row) for row in rows]
     heads = [(name.replace("_", " "), ".4g" if isinstance(value, float) else "") for name, value in cells[0].items()]
     return table(heads, [list(row.values()) for row in cells], title=title)
@@ -115,11 +115,11 @@ def _flat(row: object) -> dict[str, object]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="what 1 to 10,000 workers cost the gateways that know them all")
+    parser = argparse.ArgumentParser(description="what 1 to 10,000 workers cost their gateways")
     parser.add_argument("--workers", type=numbers, default=(1, 100, 1000, 10_000), help="sizes, e.g. 1,100")
-    parser.add_argument("--blocks", type=int, default=1000, help="cached by a worker (default: %(default)s)")
-    parser.add_argument("--ns", type=numbers, default=(1, CHOICES, 64), help="choices of passed on groups; 8 is needed")
-    parser.add_argument("--quick", action="store_true", help="a minute: figures are rough")
+    parser.add_argument("--blocks", type=int, default=1000, help="blocks that a worker caches (default: %(default)s)")
+    parser.add_argument("--ns", type=numbers, default=(1, CHOICES, 64), help="choices of groups; 8 must be among them")
+    parser.add_argument("--quick", action="store_true", help="rough figures in a minute and a half")
     return parser.parse_args(arguments)
 
 

@@ -1,11 +1,11 @@
-"""What keeping many workers costs a gateway over real sockets: questions, block events, tokens passed on.
+"""Measures what many workers cost a gateway over real sockets: status requests, block events, tokens.
 
-question   a keeper's look at a worker: GET /engine of a server over a scripted engine, its report read, the fleet
-           told. CPU of this process, and of the server that answers
-message    a message of block events, from the socket into the index. CPU of the thread that follows; ZeroMQ's own
-           threads are not in it
-followed   file descriptors and threads that one followed worker takes
-token      `motet gateway` in front of such a server: CPU of the gateway, by psutil, a step every PACE_S
+question   a keeper's look at a worker: it sends GET /engine to a server over a scripted engine, reads the report and
+           updates the fleet. CPU time of this process and of the server
+message    a message of block events, from the socket into the index. CPU time of the thread that follows, without
+           ZeroMQ's own threads
+followed   file descriptors and threads for one worker whose block events are followed
+token      `motet gateway` in front of such a server: CPU time of the gateway, by psutil, with a step every PACE_S
 """
 
 import asyncio
@@ -42,7 +42,7 @@ CLIENTS = 64
 MAX_TOKENS = 128
 FOLLOWED = 50
 REPEATS = 3
-"""Of a measurement of events; medians."""
+"""Measurements of block events, of which the median counts."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class QuestionCost:
 @dataclass(frozen=True)
 class EventCost:
     blocks: int
-    """Stored by a message; as many are removed."""
+    """Number of blocks that a message stores; it removes as many."""
     bytes: int
     message_us: float
 
 
 @dataclass(frozen=True)
 class FollowedCost:
-    """Of one worker whose block events are followed."""
+    """What a gateway opens for one worker whose block events it follows."""
 
     descriptors: float
     threads: float
@@ -71,9 +71,9 @@ class FollowedCost:
 class TokenCost:
     n: int
     alone_us: float
-    """CPU of a server without a gateway."""
+    """CPU time of a server without a gateway."""
     gateway_us: float
-    """CPU of the gateway in front of it."""
+    """CPU time of the gateway in front of it."""
 
 
 def question_cost(questions: int) -> QuestionCost:
@@ -105,13 +105,13 @@ async def _ask(server: Server, questions: int) -> QuestionCost:
 
 
 def event_cost(messages: int, blocks: int) -> EventCost:
-    """Paced, so that each message wakes the follower as that of one worker among many does."""
+    """Messages come at a pace, so that each wakes the follower, as in a gateway with many workers."""
     message_us = median(asyncio.run(_follow(messages, blocks)) for _ in range(REPEATS))
     return EventCost(blocks, _Told(messages, blocks).message_bytes, message_us)
 
 
 async def _follow(messages: int, blocks: int) -> float:
-    """Microseconds a message."""
+    """Returns microseconds a message."""
     told = _Told(messages, blocks)
     teller = threading.Thread(target=lambda: asyncio.run(told.tell()))
     teller.start()
@@ -144,7 +144,7 @@ async def _follow(messages: int, blocks: int) -> float:
 
 
 class _Told:
-    """A worker with a full cache in a thread of its own: each message stores a prompt, and removes another one."""
+    """A worker with a full cache, in a thread of its own: each message stores a prompt and removes another one."""
 
     def __init__(self, messages: int, blocks: int) -> None:
         self.bound, self.heard, self.done = threading.Event(), threading.Event(), threading.Event()
@@ -177,7 +177,7 @@ class _Told:
 
 
 def followed_cost(workers: int = FOLLOWED) -> FollowedCost:
-    """Nobody needs to be there: a connection adds one descriptor more to those that a subscription has."""
+    """Opens subscriptions to an address where nobody listens; a connection would add one descriptor to each."""
     return asyncio.run(_followed(workers))
 
 

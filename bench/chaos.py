@@ -1,13 +1,13 @@
-"""Mixed load on a cell whose engines are killed every few seconds: is any answer lost, doubled, late or another one?
+"""Kills engines of a cell every few seconds under mixed load: is any answer lost, doubled, late or different?
 
-Every kind of request is asked once undisturbed. Then clients ask them over and over while engine processes are killed
+Every kind of request is sent once undisturbed. Then clients send them over and over while engine processes are killed
 and stopped, and every answer is compared with the undisturbed one, choice by choice: text, finish reason,
 log-probabilities, usage. In the end nothing may be left: no block, lease or group on any engine.
 
     python -m bench.chaos [--gateway] [--minutes 10] [--clients 6] [--check]
 
-Without `--gateway` the engine processes of a cell are killed and stopped; with it whole servers behind a gateway are
-killed, stopped and told to drain, and started again under their addresses.
+Without `--gateway` it kills and stops the engine processes of a cell. With it, it kills, stops and drains whole servers
+behind a gateway; they are started again under their addresses.
 """
 
 import argparse
@@ -44,12 +44,12 @@ MOVED = re.compile(r"a group goes on elsewhere .*?group=(?P<group>\S+) cause=(?P
 
 @dataclass
 class Outcome:
-    """What became of the requests."""
+    """The results of the requests."""
 
     finished: int = 0
     choices: int = 0
     identical: int = 0
-    """Requests with the undisturbed answer."""
+    """Number of requests with the undisturbed answer."""
     different: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     duplicates: int = 0
@@ -76,11 +76,11 @@ class Report:
     outcome: Outcome
     strikes: Mapping[str, int]
     totals: Mapping[str, int]
-    """Of the server's `/status`."""
+    """The totals in the server's `/status`."""
     left_behind: Mapping[str, int]
-    """Over all engines, when all clients had gone."""
+    """Sums over all engines of what should be 0 after all clients have left, by its name in `/status`."""
     pauses_s: Mapping[str, Sequence[float]]
-    """The longest pause of every stream that moved, by cause."""
+    """By cause: the longest pause of every stream that moved."""
 
     @property
     def floors(self) -> list[Floor]:
@@ -110,7 +110,7 @@ class Report:
 
 
 def described(pauses: Sequence[float]) -> str:
-    """Of the streams that moved."""
+    """Describes the pauses of streams that moved in one line."""
     if len(pauses) < 2:
         return f"{pauses[0]:.2f} s, one stream"
     cuts = quantiles(pauses, n=100, method="inclusive")
@@ -118,7 +118,7 @@ def described(pauses: Sequence[float]) -> str:
 
 
 class Clients:
-    """Each asks until the time is up, and finishes what it has begun."""
+    """Clients that send requests until the time is up, and wait for their last answers."""
 
     def __init__(self, http: httpx.AsyncClient, requests: Sequence[Request], expected: Sequence[Answer]) -> None:
         self.outcome = Outcome()
@@ -136,7 +136,7 @@ class Clients:
 
 
 def pauses_of(answers: Sequence[Answer], log: str) -> dict[str, list[float]]:
-    """By the first cause of their moves; of answers that had begun to stream."""
+    """Returns the longest pause of each answer that streamed and moved, by the first cause of its moves."""
     causes: dict[str, str] = {}
     for found in MOVED.finditer(log):
         causes.setdefault(found["group"], found["cause"])
@@ -151,7 +151,8 @@ def pauses_of(answers: Sequence[Answer], log: str) -> dict[str, list[float]]:
 
 
 async def left_behind(http: httpx.AsyncClient) -> dict[str, int]:
-    """Once every engine is there again; a pull of a stopped prefill engine may take its time-out to settle."""
+    """Waits until every engine is ready and empty, then returns what is left. A pull from a stopped prefill engine may
+    settle only at its time-out."""
     deadline_s = time.monotonic() + SETTLE_S
     while True:
         workers = (await http.get("/status")).json()["workers"]
@@ -164,7 +165,7 @@ async def left_behind(http: httpx.AsyncClient) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how hard."""
+    """The length and the load of a run."""
 
     minutes: float
     clients: int
@@ -175,7 +176,7 @@ class Plan:
         requests = mixed_requests(KINDS, seed=self.seed)
         expected = [await ask(http, request) for request in requests]
         if failed := [answer.error for answer in expected if answer.error is not None]:
-            raise SystemExit(f"undisturbed, and failed already: {failed[0]}")
+            raise SystemExit(f"a request failed before anything was struck: {failed[0]}")
         asking = Clients(http, requests, expected)
         striking = asyncio.create_task(striker.run())
         until_s = time.monotonic() + self.minutes * 60
@@ -212,10 +213,10 @@ async def over_gateway(plan: Plan, model: str) -> Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time under strikes (default: %(default)s)")
+    parser.add_argument("--clients", type=int, default=6, help="requests at a time (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of requests and strikes")
+    parser.add_argument("--model", default="smollm2", help="model of the servers (default: %(default)s)")
     parser.add_argument("--gateway", action="store_true", help="strike at servers behind a gateway")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The mixed requests of the chaos run: what is asked, what came back, and whether it is what came back undisturbed."""
+"""The mixed requests of the chaos run, and their answers, which are compared with the undisturbed ones."""
 
 import json
 import random
@@ -22,7 +22,7 @@ LENGTHS = (24, 48, 96, 160)
 
 @dataclass(frozen=True)
 class Request:
-    """One of the kinds there are; asked many times, it has one answer."""
+    """One kind of request. It is sent many times, and its answer must always be the same."""
 
     name: str
     path: str
@@ -39,7 +39,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What a client saw, by choice."""
+    """What a client received, by choice."""
 
     id: str = ""
     texts: dict[int, str] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class Answer:
     usage: dict[str, object] | None = None
     done: int = 0
     error: str | None = None
-    """An error event, or the refusal before it."""
+    """The message of an error event, or of a request that was refused."""
     chunk_s: list[float] = field(default_factory=list)
-    """When something came."""
+    """The time at which each chunk arrived."""
 
     def same_as(self, other: "Answer") -> bool:
-        """Choice by choice, with what was counted; not the cached prompt tokens, which depend on who asked before."""
+        """Compares choices and usage, except cached prompt tokens, which depend on earlier requests."""
         return (self.texts, self.finishes, self.logprobs, self.counts()) == (
             other.texts,
             other.finishes,
@@ -63,12 +63,12 @@ class Answer:
         )
 
     def duplicates(self) -> int:
-        """Choices that ended, or began, more than once."""
+        """Returns how many ends and beginnings of choices, and ends of the stream, were too many."""
         again = sum(len(reasons) - 1 for reasons in self.finishes.values() if len(reasons) > 1)
         return again + sum(count - 1 for count in self.roles.values() if count > 1) + max(0, self.done - 1)
 
     def lost(self, n: int) -> int:
-        """Choices that never ended."""
+        """Returns the number of choices that never ended."""
         return n - len(self.finishes)
 
     def counts(self) -> tuple[object, ...]:
@@ -77,7 +77,7 @@ class Answer:
 
 
 def mixed_requests(number: int, *, seed: int) -> list[Request]:
-    """Chat and completions, streamed and not, n of 1 to 32, with and without penalties, log-probabilities, stops."""
+    """Returns chats and completions, streamed or not, n from 1 to 32, some with penalties, logprobs, stop strings."""
     dice = random.Random(seed)
     return [_request(place, dice) for place in range(number)]
 
@@ -111,7 +111,7 @@ def _request(place: int, dice: random.Random) -> Request:
 
 
 async def ask(client: httpx.AsyncClient, request: Request) -> Answer:
-    """Never raises for what the server does: that is what is looked at."""
+    """Sends a request. A failure of the server is part of the answer, and is not raised."""
     answer = Answer()
     try:
         if request.body["stream"]:

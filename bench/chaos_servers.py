@@ -1,4 +1,4 @@
-"""Servers behind a gateway, each started again under its address when it ends, as an orchestrator would do it."""
+"""Servers behind a gateway. Each is started again under its address when it ends, as an orchestrator would do."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from motet.deploy.child import ChildServer
 
 STOPPED_S = 10.0
-"""A stopped server is killed after so long, as a failed health check would have it."""
+"""A stopped server is killed after this time, as after a failed health check."""
 
 
 class KeptServer:
-    """One of them; `keep` runs until the task is cancelled."""
+    """One of these servers. `keep` starts it again until its task is cancelled."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = arguments
@@ -24,7 +24,7 @@ class KeptServer:
 
     @property
     def id(self) -> str:
-        """As the gateway calls it."""
+        """The server's id in the gateway."""
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -59,7 +59,7 @@ class KeptServer:
 
 @asynccontextmanager
 async def kept_servers(model: str) -> AsyncIterator[list[KeptServer]]:
-    """A prefill server and two decode servers."""
+    """Starts a prefill server and two decode servers, and keeps them running until the end of the context."""
     shared = [model, "--cluster-key", secrets.token_hex(16), "--side-channel-port", "0", "--threads", "1"]
     servers = [
         KeptServer([*shared, "--role", role, "--drain-timeout", "3"]) for role in ("prefill", "decode", "decode")

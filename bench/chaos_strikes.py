@@ -1,4 +1,4 @@
-"""Strikes at the workers of a server, one after the other, at moments drawn by chance."""
+"""Strikes the workers of a server, one after the other, at random moments."""
 
 import asyncio
 import os
@@ -14,12 +14,12 @@ KILLED, STOPPED, DRAINED = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
 NAMES = {KILLED: "killed", STOPPED: "stopped", DRAINED: "drained"}
 
 Status = Mapping[str, object]
-"""Of one worker, from `/status`."""
+"""One worker's object in `/status`."""
 Hit = Callable[[Status, signal.Signals], Awaitable[None]]
 
 
 async def hit_engine(worker: Status, number: signal.Signals) -> None:
-    """A process of a cell."""
+    """Sends the signal to an engine process of a cell."""
     pid = worker["pid"]
     assert isinstance(pid, int)
     os.kill(pid, number)
@@ -27,7 +27,7 @@ async def hit_engine(worker: Status, number: signal.Signals) -> None:
 
 @dataclass
 class Striker:
-    """Strikes until it is cancelled. `weights`: how often which signal is chosen."""
+    """Strikes until it is cancelled. `weights`: how often each signal is chosen."""
 
     client: httpx.AsyncClient
     every_s: tuple[float, float]
@@ -35,7 +35,7 @@ class Striker:
     dice: random.Random
     hit: Hit = hit_engine
     counts: Counter[str] = field(default_factory=Counter)
-    """By role and what was done."""
+    """Number of strikes by the worker's role and the kind of strike."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as hits:
@@ -57,8 +57,8 @@ class Striker:
         return workers
 
     def _target(self, workers: Sequence[Status]) -> Status | None:
-        """One that is ready, never the last that decodes: whoever waits for all of them waits for a start, which says
-        nothing of migration."""
+        """Returns a ready worker, but never the last that decodes: clients would then wait for a start, which measures
+        no migration."""
         ready = [worker for worker in workers if worker["state"] == "ready"]
         decoding = [worker for worker in ready if worker["role"] != "prefill"]
         targets = [worker for worker in ready if worker not in decoding or len(decoding) > 1]

@@ -1,13 +1,13 @@
-"""Motet and another OpenAI-compatible server under the same load, in turn.
+"""Compares Motet with another OpenAI-compatible server under the same load, in turn.
 
-Each cell is one kind of request: so many choices (n) of a prompt of so many tokens, so many tokens a choice. Both
-servers get the same prompts, which no cache knows, one request after the other: ours, peer, ours, peer. Figures are
-medians over the repeats; what each server takes while the other is timed is measured and told.
+Each cell is one kind of request: n choices, tokens of the prompt, tokens of a choice. Both servers get the same
+prompts, which no cache has, one request after the other: ours, peer, ours, peer. Figures are medians over the repeats.
+The share of a core that each server takes while idle is measured and printed.
 
-Both draw at temperature 1 and go on to max_tokens. No seeds are sent (--seeded sends them): vLLM 0.32's CPU build dies
-of one when it computes a prompt in pieces.
+Both draw at temperature 1 and write up to max_tokens. No seeds are sent (--seeded sends them), because vLLM 0.32's CPU
+build ends when it computes the prompt of a seeded request in pieces.
 
-With --rate, requests come by themselves instead, as a Poisson process of mixed n and lengths, the same to both.
+With --rate, requests arrive as a Poisson process of mixed n and lengths instead, the same for both servers.
 
 Prints a table, and JSON on the last line.
 
@@ -46,7 +46,7 @@ MIX = {1: 6.0, 8: 3.0, 32: 1.0}
 
 
 async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> int:
-    """The exit code."""
+    """Runs the whole comparison and returns the exit code."""
     at_start = machine()
     manner = Manner(arguments.seeded, arguments.settle)
     async with contender("ours", urls[0], manner) as ours, contender("peer", urls[1], manner) as peer:
@@ -80,7 +80,7 @@ async def facts_of(server: Contender, idle_s: float) -> ServerFacts:
 
 
 def grid_of(arguments: argparse.Namespace) -> Grid:
-    """What the flags narrow of the whole, or of the quick part."""
+    """Returns the whole grid, or the quick one, with the values that flags replace."""
     base = QUICK if arguments.quick else Grid()
     return Grid(
         arguments.prompt_tokens or base.prompt_tokens, arguments.max_tokens or base.max_tokens, arguments.ns or base.ns
@@ -88,7 +88,7 @@ def grid_of(arguments: argparse.Namespace) -> Grid:
 
 
 def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
-    """Where both are; those started here end with `stack`."""
+    """Returns the URLs of both servers. Servers started here end with `stack`."""
     ours, peer = arguments.ours, arguments.peer
     if arguments.start_ours is not None:
         ours = stack.enter_context(ChildServer([arguments.model, *shlex.split(arguments.start_ours)])).url
@@ -101,7 +101,7 @@ def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Total time against n: a panel for each prompt and length of answers."""
+    """Draws total time against n: a panel for each length of prompts and of answers."""
     from bench.plot import Curve, Panel, save  # matplotlib is an extra
 
     panels = []
@@ -117,7 +117,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def mix(text: str) -> Mapping[int, float]:
-    """`1:6,8:3,32:1`: n and how often it comes."""
+    """Reads `1:6,8:3,32:1`: each n and its weight."""
     pairs = (part.split(":") for part in text.split(","))
     return {int(n): float(weight) for n, weight in pairs}
 
@@ -126,17 +126,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, length=numbers, repeats=3)
     ours, peer = (parser.add_mutually_exclusive_group(required=True) for _ in range(2))
     ours.add_argument("--ours", metavar="URL", help="a running Motet")
-    ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start one; --start-ours=--max-n=256")
+    ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start it: --start-ours=--max-n=256")
     peer.add_argument("--peer", metavar="URL", help="a running server of the same model")
-    peer.add_argument("--start-peer", type=Path, metavar="VENV", help="start vLLM out of its virtual environment")
-    parser.add_argument("--quick", action="store_true", help="only the part with the floors, unless flags say more")
-    parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="of prompts and arrivals")
-    parser.add_argument("--seeded", action="store_true", help="send each request a seed too")
+    peer.add_argument("--start-peer", type=Path, metavar="VENV", help="start vLLM from its virtual environment")
+    parser.add_argument("--quick", action="store_true", help="only the cells with floors, unless flags say more")
+    parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="seed of prompts and arrivals")
+    parser.add_argument("--seeded", action="store_true", help="send a seed with each request")
     parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
-    parser.add_argument("--idle", type=float, default=3.0, help="seconds for which it is seen what idle servers take")
-    parser.add_argument("--rate", type=float, help="requests a second that come by themselves")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds in which they come")
-    parser.add_argument("--mix", type=mix, default=MIX, help="how often each n comes then: 1:6,8:3,32:1")
+    parser.add_argument("--idle", type=float, default=3.0, help="seconds for which idle servers are measured")
+    parser.add_argument("--rate", type=float, help="requests a second, as a Poisson process")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds in which they arrive")
+    parser.add_argument("--mix", type=mix, default=MIX, help="weight of each n among them: 1:6,8:3,32:1")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw total time against n")
     arguments = parser.parse_args(argv)
     if arguments.plot and not find_spec("matplotlib"):

@@ -1,4 +1,4 @@
-"""One request at a time to two servers in turn, for every n, length of the prompt and length of the answers."""
+"""Sends one request at a time to two servers in turn, for every n, length of the prompt and length of the answers."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Grid:
 
 FLOOR_PROMPT, FLOOR_TOKENS, FLOOR_NS = 1340, 64, (1, 8, 32)
 QUICK = Grid((FLOOR_PROMPT,), (FLOOR_TOKENS,), FLOOR_NS)
-"""The part with the floors."""
+"""The cells that have floors."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class GridBench:
     fresh: FreshPrompts
 
     async def warm_up(self, grid: Grid) -> None:
-        """So that no first request of its shape is timed."""
+        """Sends each shape of request once, so that no first request of its shape is timed."""
         for prompt_tokens in grid.prompt_tokens:
             await self._both(Cell(prompt_tokens, WARM_UP_TOKENS, max(grid.ns)), seed=0)
 
@@ -62,20 +62,20 @@ class GridBench:
         return [await self._row(cell) for cell in grid.cells()]
 
     async def _row(self, cell: Cell) -> Row:
-        """Ours, peer, ours, peer ...: whatever else happens on the machine happens to both."""
+        """Measures ours, peer, ours, peer ..., so that other load on the machine affects both."""
         pairs = [await self._both(cell, seed=repeat) for repeat in range(self.repeats)]
         versus = Versus(figures_of([ours for ours, _ in pairs]), figures_of([peer for _, peer in pairs]))
         progress(f"{cell}: total {versus.text('total_s', 2)} s")
         return Row(cell, versus)
 
     async def _both(self, cell: Cell, *, seed: int) -> tuple[Sample | None, Sample | None]:
-        """The same prompt to both."""
+        """Sends the same prompt to both servers."""
         prompt = self.fresh.next(cell.prompt_tokens)
         return await attempt(self.ours, prompt, cell, seed=seed), await attempt(self.peer, prompt, cell, seed=seed)
 
 
 async def attempt(server: Contender, prompt: list[int], cell: Cell, *, seed: int) -> Sample | None:
-    """None if it fails: the comparison goes on."""
+    """Times one request. Returns None if it fails, so that the comparison goes on."""
     try:
         return await server.timed([prompt], cell.n, max_tokens=cell.max_tokens, seed=seed)
     except (EngineError, OSError) as error:
@@ -84,7 +84,7 @@ async def attempt(server: Contender, prompt: list[int], cell: Cell, *, seed: int
 
 
 def figures_of(samples: Sequence[Sample | None]) -> Figures:
-    """Of the typical request; nothing if one failed: a server that fails now and then has none."""
+    """Returns the figures of the typical request; none if one of the requests failed."""
     whole = [sample for sample in samples if sample is not None]
     if len(whole) < len(samples):
         return {}
@@ -99,7 +99,7 @@ def figures_of(samples: Sequence[Sample | None]) -> Figures:
 
 
 def floors(rows: Sequence[Row]) -> list[Floor]:
-    """What Motet promises against vLLM 0.32 on two cores."""
+    """Returns what Motet promises against vLLM 0.32 on two cores."""
     at = {row.cell.n: row.versus for row in rows if row.cell in set(QUICK.cells())}
     nothing = Versus({}, {})
     one, eight, many = (at.get(n, nothing) for n in FLOOR_NS)

@@ -1,7 +1,7 @@
-"""Requests that come as users do, whether or not the server keeps up: the same arrivals to two servers.
+"""Sends requests like users do, whether or not the server keeps up: the same arrivals at two servers.
 
-Arrivals are a Poisson process (exponential gaps). Times count from when a request was due, so a client that was late,
-because the server took its cores, makes no figure better.
+Arrivals are a Poisson process (exponential gaps). Times count from when a request was due, so no figure is better
+because the client was late, when the server took its cores.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from motet.errors import EngineError
 
 @dataclass(frozen=True)
 class Mix:
-    """What is asked for."""
+    """The kinds of requests that arrive."""
 
     ns: Mapping[int, float]
-    """How often each n comes, beside the others."""
+    """The weight of each n."""
     prompt_tokens: tuple[int, ...]
     max_tokens: tuple[int, ...]
 
@@ -37,7 +37,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one request; seconds since it was due."""
+    """The times of one request, in seconds since it was due."""
 
     first_s: float
     last_first_s: float
@@ -47,16 +47,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Play:
-    """What became of a schedule. `None`: a request that failed."""
+    """The result of a schedule on one server."""
 
     outcomes: Sequence[Outcome | None]
+    """One for each request; None for a request that failed."""
     span_s: float
-    """From the start of the schedule to the end of the last answer."""
+    """Time from the start of the schedule to the end of the last answer."""
     peak_mib: float | None
 
 
 def schedule(rate: float, duration_s: float, mix: Mix, *, seed: int) -> list[Arrival]:
-    """`rate` arrivals a second; always the same for a seed."""
+    """Returns `rate` arrivals a second, always the same ones for a seed."""
     dice, due_s = random.Random(seed), 0.0
     arrivals: list[Arrival] = []
     while (due_s := due_s + dice.expovariate(rate)) < duration_s:
@@ -69,7 +70,7 @@ def schedule(rate: float, duration_s: float, mix: Mix, *, seed: int) -> list[Arr
 async def measure_rate(
     ours: Contender, peer: Contender, arrivals: Sequence[Arrival], *, repeats: int, fresh: FreshPrompts
 ) -> Versus:
-    """The whole schedule to ours, to the peer, to ours ...; all repeats are one sample."""
+    """Plays the whole schedule on ours, on the peer, on ours ...; all repeats are one sample."""
     plays: dict[str, list[Play]] = {ours.name: [], peer.name: []}
     for _ in range(repeats):
         prompts = [fresh.next(arrival.prompt_tokens) for arrival in arrivals]
@@ -118,6 +119,6 @@ def figures_of(plays: Sequence[Play]) -> Figures:
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """The nearest rank: the smallest value that so many percent of them do not exceed."""
+    """Returns the smallest value that `percent` % of the values do not exceed (nearest rank)."""
     ranked = sorted(values)
     return ranked[math.ceil(percent / 100 * len(ranked)) - 1] if ranked else None

@@ -1,4 +1,4 @@
-"""How a comparison is told: under which conditions, and as which tables."""
+"""Shows a comparison: its conditions and its tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ GRID_COLUMNS = {
     "decode_tokens_per_s": ("tokens/s", 0),
     "peak_mib": ("peak MiB", 0),
 }
-"""Head and digits of each figure; so below."""
+"""Head and number of decimals of each figure."""
 RATE_LINES = {
     "tokens_per_s": ("tokens/s", 0),
     "first_p50_s": ("first token, p50 s", 2),
@@ -37,7 +37,7 @@ class ServerFacts:
     model: str
     version: str
     idle_percent: float | None
-    """Of one core, with nothing to do; None where its processes cannot be seen."""
+    """Percent of one core that the idle server takes; None where its processes cannot be seen."""
 
     def __str__(self) -> str:
         return f"{self.model} at {self.url}, version {self.version}, idle {shown(self.idle_percent, 1)} % of a core"
@@ -45,14 +45,14 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Without these a figure means nothing."""
+    """Where and how figures were measured; without this they mean nothing."""
 
     machine: Mapping[str, str]
     ours: ServerFacts
     peer: ServerFacts
     repeats: int
     seed: int
-    """Of the prompts and the schedule."""
+    """Seed of the prompts and the schedule."""
 
     @property
     def about(self) -> dict[str, str]:

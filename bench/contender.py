@@ -1,6 +1,6 @@
-"""A running OpenAI-compatible server in a comparison: asked in the same way whoever it is.
+"""A running OpenAI-compatible server in a comparison, and the figures of two of them side by side.
 
-And the figures of two of them, side by side.
+All servers are asked in the same way.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class _Version(msgspec.Struct):
 class Sample:
     timing: Timing
     peak_mib: float | None
-    """None where the server's processes cannot be seen."""
+    """Peak memory; None where the server's processes cannot be seen."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Manner:
     """How every server is asked."""
 
     seeded: bool = False
-    """Whether it is sent seeds."""
+    """True if requests have a seed."""
     settle_s: float = 0.5
-    """Quiet before a request is timed: the threads of whoever was asked before spin for a while."""
+    """Time of quiet before a timed request, because the threads of the server asked before spin for a while."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Contender:
         return Load(self.client, max_tokens, model=self.model, count_blocks=False, seeded=self.manner.seeded)
 
     async def timed(self, prompts: Sequence[list[int]], n: int, *, max_tokens: int, seed: int) -> Sample:
-        """A request with n choices for each prompt, at once, when all is quiet."""
+        """Sends a request with n choices for each prompt, all at once, after `settle_s` of quiet."""
         await asyncio.sleep(self.manner.settle_s)
         self.forget_peak()
         load = self.load(max_tokens)
@@ -79,7 +79,7 @@ class Contender:
         return self.processes.peak_bytes() / MIB if self.processes else None
 
     async def idle_percent(self, over_s: float) -> float | None:
-        """What it takes of one core while it has nothing to do: that is missing where others are timed."""
+        """Returns the percentage of one core that the idle server takes, and that others lack while they are timed."""
         if not self.processes:
             return None
         await asyncio.sleep(self.manner.settle_s)
@@ -90,7 +90,7 @@ class Contender:
 
 @asynccontextmanager
 async def contender(name: str, url: str, manner: Manner) -> AsyncIterator[Contender]:
-    """The server at `url`, with or without `/v1` at its end."""
+    """Connects to the server at `url`, which may end in `/v1`."""
     root = url.rstrip("/").removesuffix("/v1")
     async with connected(root) as client:
         model, version = await model_of(client), await version_of(client)
@@ -98,7 +98,7 @@ async def contender(name: str, url: str, manner: Manner) -> AsyncIterator[Conten
 
 
 async def model_of(client: httpx.AsyncClient) -> str:
-    """The first it names: some servers want to be told which of theirs is meant."""
+    """Returns the first model that the server lists. Some servers need a model's name in each request."""
     response = await client.get("/v1/models")
     response.raise_for_status()
     models = msgspec.json.decode(response.content, type=_Models).data
@@ -108,7 +108,7 @@ async def model_of(client: httpx.AsyncClient) -> str:
 
 
 async def version_of(client: httpx.AsyncClient) -> str:
-    """What it says at /version, as Motet and vLLM do; a question mark where there is none."""
+    """Returns the version at /version, which Motet and vLLM have; a question mark for other servers."""
     response = await client.get("/version")
     try:
         return msgspec.json.decode(response.content, type=_Version).version
@@ -117,13 +117,13 @@ async def version_of(client: httpx.AsyncClient) -> str:
 
 
 def middle_of(samples: Sequence[Sample]) -> Sample:
-    """Medians of the times, and the highest peak."""
+    """Returns the medians of the times, and the highest peak."""
     peaks = [sample.peak_mib for sample in samples if sample.peak_mib is not None]
     return Sample(middle([sample.timing for sample in samples]), max(peaks, default=None))
 
 
 Figures = Mapping[str, float | None]
-"""By name; None, or no entry, where there is nothing to tell."""
+"""Figures by name; None, or no entry, for one that was not measured."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Versus:
     peer: Figures
 
     def ratio(self, name: str) -> float | None:
-        """Ours over the peer's."""
+        """Returns our figure divided by the peer's."""
         ours, peer = self.ours.get(name), self.peer.get(name)
         return ours / peer if ours is not None and peer else None
 

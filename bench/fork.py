@@ -1,10 +1,10 @@
-"""What n choices of one prompt cost, against n separate requests.
+"""Measures n choices of one prompt against n separate requests.
 
-For n = 1, 2, 4 ... 64: one request with n choices of a prompt that no cache knows, and the same choices as n separate
-requests sent at once to a server without prefix cache. Prints a table, and JSON on the last line.
+For n = 1, 2, 4 ... 64 it sends one request with n choices of a prompt that no cache has, and the same choices as n
+separate requests at once, to a server without prefix cache. Prints a table, and JSON on the last line.
 
-Floors (`--check` fails when one is missed): the last first token at n = 32 within 1.3 times that of n = 1; the total
-at n = 32 within 4 times that of n = 1 and under half of that of 32 separate requests.
+Floors (`--check` fails when one is missed): at n = 32 the last choice has its first token within 1.3 times the time at
+n = 1, and the total is within 4 times that at n = 1 and within half of that of 32 separate requests.
 
 Run: make bench, or python -m bench.fork [--ns 1,8,32] [--repeats 3] [--url URL --separate-url URL] [--check]
 """
@@ -28,26 +28,26 @@ NS = (1, 2, 4, 8, 16, 32, 64)
 FLOOR_N = 32
 MIB = 2**20
 KV_CACHE_GB = "3"
-"""Room for 64 separate requests of 1340 tokens, which share nothing."""
+"""GiB of KV: room for 64 separate requests of 1340 tokens, which share nothing."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """All about one n."""
+    """The results for one n."""
 
     n: int
     group: Timing
     spent: Figures
-    """The server's counters over one of the requests."""
+    """The growth of the server's counters during one of the requests."""
     separate: Timing | None
-    """n requests at once, without prefix cache."""
+    """The time of n requests at once, without prefix cache."""
 
     def record(self) -> dict[str, object]:
         return asdict(self) | {"decode_tokens_per_s": self.group.decode_tokens_per_s}
 
 
 async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, Figures]]:
-    """One request with n choices, for every n; the counters are those of the last repeat."""
+    """Measures one request with n choices, for every n. The counters are those of the last repeat."""
     measured = {}
     async with connected(url) as client:
         load = Load(client, setup.max_tokens)
@@ -65,7 +65,7 @@ async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, Figu
 
 
 async def measure_separate(url: str, ns: Sequence[int], setup: Setup) -> dict[int, Timing]:
-    """n requests with one choice each, all at once. Not repeated: that takes long and varies little."""
+    """Measures n requests with one choice each, all at once. No repeats: this takes long and varies little."""
     measured = {}
     async with connected(url) as client:
         load = Load(client, setup.max_tokens)
@@ -78,7 +78,7 @@ async def measure_separate(url: str, ns: Sequence[int], setup: Setup) -> dict[in
 
 
 def connected(url: str) -> httpx.AsyncClient:
-    """A client with a connection for each of any number of requests."""
+    """Returns a client without a limit on connections."""
     return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=None))
 
 
@@ -91,7 +91,7 @@ def server(model: str, *more: str) -> ChildServer:
 
 
 def measure(setup: Setup, arguments: argparse.Namespace) -> list[Row]:
-    """Both halves, one after the other, each with the machine to itself."""
+    """Measures groups, then separate requests, each with the machine to itself."""
     with ExitStack() as stack:
         url = arguments.url or stack.enter_context(server(arguments.model)).url
         groups = asyncio.run(measure_groups(url, setup))
@@ -117,7 +117,7 @@ def cells_of(row: Row) -> Sequence[object]:
 
 
 def floors(rows: Sequence[Row]) -> list[Floor]:
-    """Those that can be told from the rows there are."""
+    """Returns the floors for which there are rows."""
     by_n = {row.n: row for row in rows}
     one, many = by_n.get(1), by_n.get(FLOOR_N)
     found = []
@@ -134,7 +134,7 @@ def floors(rows: Sequence[Row]) -> list[Floor]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, ns=NS, prompt_tokens=1340, max_tokens=64, repeats=3)
     parser.add_argument("--url", help="a running server, in place of one started here")
-    parser.add_argument("--separate-url", help="the same, without prefix cache")
+    parser.add_argument("--separate-url", help="a running server without prefix cache, for the separate requests")
     parser.add_argument("--separate-ns", type=numbers, default=NS, help="numbers of separate requests; empty: none")
     return parser.parse_args(argv)
 

@@ -1,14 +1,14 @@
-"""What the API process costs a streamed token, beside a bare ASGI application that sends the same bytes.
+"""Measures the API process's CPU time for a streamed token, beside a bare ASGI application that sends the same bytes.
 
-Three processes: this one is the load client, one serves Motet's API over a scripted engine (`bench.frontend_engine`)
-with the real tokenizer of the default model, one replays what that sent (`bench.frontend_server`). The cost is the CPU
-time of the server process over the tokens, requests included, subtracting nothing. Answers come as fast as they can be
-sent and groups take their steps together, so they end together too, and all clients ask at the same moment: times to
-the first token are those of such a crowd. Medians of the repeats, in which the servers take turns. Prints a table, and
-JSON on the last line.
+There are three processes: this one is the load client, one serves Motet's API over a scripted engine
+(`bench.frontend_engine`) with the real tokenizer of the default model, one replays what that sent
+(`bench.frontend_server`). The cost is the CPU time of the server process, requests included, divided by the tokens.
+Answers come as fast as they can be sent. Groups take their steps together and so end together, and all clients send
+their next request at the same moment: times to the first token are those of such a crowd. Figures are medians of the
+repeats, in which the servers take turns. Prints a table, and JSON on the last line.
 
 Floors (`--check` fails when one is missed): at n = 1 and 64 clients at most 1.5 times the bare application; at n = 64
-at most 3 us a token; first token with 16 clients under 15 ms for 99 of 100; no stall between the steps of a burst.
+at most 3 us a token; with 16 clients, 99 of 100 first tokens within 15 ms; 99 of 100 gaps in a burst within 20 ms.
 
 Run: python -m bench.frontend [--ns 1,64] [--clients 1,64] [--repeats 3] [--tokens 100000] [--check]
 """
@@ -43,7 +43,7 @@ Kind = Literal["motet", "bare"]
 
 @dataclass(frozen=True)
 class Case:
-    """A load: so many clients, each with a request for n choices of `max_tokens`, again and again."""
+    """A load: each of `clients` clients sends a request for n choices of `max_tokens`, `requests` times."""
 
     route: str
     n: int
@@ -66,7 +66,7 @@ class Case:
         return request_bytes(ROUTES[self.route], fields | {"stream": self.stream})
 
     def check(self, taken: Taken) -> None:
-        """Raises unless every token came, in an event of its own (the text is plain English)."""
+        """Raises AssertionError unless every token came in an event of its own (the text is plain English)."""
         begun = 1 + (self.n if self.route == "chat" else 0)  # [DONE], and in chats the roles
         expected = self.tokens + self.clients * self.requests * begun if self.stream else 0
         if taken.events != expected:
@@ -74,7 +74,7 @@ class Case:
 
 
 class Server:
-    """One of the two kinds of server, in a process of its own, from `with` to its end."""
+    """One of the two kinds of server, in a process that runs inside the `with` block."""
 
     def __init__(self, kind: Kind, *arguments: str) -> None:
         self._command = [sys.executable, "-m", "bench.frontend_server", kind, *arguments]
@@ -109,7 +109,7 @@ class Server:
 
 
 def measure(case: Case, servers: dict[Kind, Server], repeats: int) -> Row:
-    """The servers take turns."""
+    """Measures a load on each server; in each repeat they take turns."""
     costs: dict[Kind, list[Cost]] = {kind: [] for kind in servers}
     with ExitStack() as stack:
         clients = {kind: stack.enter_context(Clients(server.url, case.clients)) for kind, server in servers.items()}
@@ -138,7 +138,7 @@ def cost_of(case: Case, taken: Taken, *, cpu_s: float) -> Cost:
 
 
 def middle(costs: Sequence[Cost]) -> Cost:
-    """The median of every figure by itself."""
+    """Returns the median of each figure."""
     return Cost(
         us_per_token=median(cost.us_per_token for cost in costs),
         tokens_per_s=median(cost.tokens_per_s for cost in costs),
@@ -148,15 +148,16 @@ def middle(costs: Sequence[Cost]) -> Cost:
 
 
 def long_case(route: str, n: int, clients: int, tokens: int, *, stream: bool = True) -> Case:
-    """Answers so long that requests do not matter, and of them as many as make up `tokens` choice by choice."""
+    """Returns a load with answers so long that requests hardly count: about `tokens` tokens for up to 8 choices, more
+    for more."""
     max_tokens = max(128, 1024 // n)
     wanted = tokens * max(1, n // 8)
     return Case(route, n, clients, max_tokens, max(1, round(wanted / (n * clients * max_tokens))), stream)
 
 
 def measure_bursts() -> Gaps:
-    """Answers of one burst each, over one connection: where question and answer alternate, a kernel delays its
-    acknowledgements, and a server that waits for them stalls."""
+    """Measures answers of one burst each, over one connection. When requests and answers alternate, the kernel delays
+    its acknowledgements, and a server that waits for them stalls."""
     case = Case("completions", 1, 1, max_tokens=BURST, requests=50)
     with Server("motet", "--burst", str(BURST), "--rest-s", str(REST_S)) as server, Clients(server.url, 1) as clients:
         taken = clients.load(case.request, requests=case.requests)
@@ -187,9 +188,9 @@ def report(ns: Sequence[int], clients: Sequence[int], *, tokens: int, repeats: i
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ns", type=numbers, default=(1, 8, 64), help="choices of a request, e.g. 1,64")
-    parser.add_argument("--clients", type=numbers, default=(1, 16, 64), help="how many ask at once, rising")
-    parser.add_argument("--tokens", type=int, default=100_000, help="tokens of a load at n = 1; more for more choices")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clients", type=numbers, default=(1, 16, 64), help="numbers of clients, in rising order")
+    parser.add_argument("--tokens", type=int, default=100_000, help="tokens of a load at n = 1; more for n above 8")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each load")
     parser.add_argument("--check", action="store_true", help="fail when a floor is missed")
     return parser.parse_args(argv)
 

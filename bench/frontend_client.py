@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 
 EVENT = b"data: "
 CARRY = len(EVENT) - 1
-"""Bytes of the last read that are looked at again: an event may begin in one read and end in the next."""
+"""Bytes of the last read that are searched again, because an event may begin in one read and end in the next."""
 END_OF_CHUNKS = b"0\r\n\r\n"
 LENGTH = b"\r\ncontent-length: "
 READ_BYTES = 1 << 18
 
 
 def request_bytes(path: str, fields: Mapping[str, object]) -> bytes:
-    """A whole request as it goes over the wire."""
+    """Returns a whole request as bytes of HTTP/1.1."""
     body = json.dumps(fields).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -27,18 +27,18 @@ def request_bytes(path: str, fields: Mapping[str, object]) -> bytes:
 
 @dataclass
 class Taken:
-    """What some clients took from a server, all together."""
+    """What all clients together received from a server."""
 
     wall_s: float = 0.0
     events: int = 0
     first_s: list[float] = field(default_factory=list)
-    """Of every request: until its first event, or until the beginning of an answer without events."""
+    """For each request, the time until its first event, or until the beginning of an answer without events."""
     reads_s: list[list[float]] = field(default_factory=list)
-    """Of every request: when each part of its answer came, from the head on."""
+    """For each request, the moments at which the parts of its answer came, from the head on."""
 
 
 class Clients:
-    """So many connections to one server, kept open from load to load."""
+    """`count` connections to one server, which stay open from load to load."""
 
     def __init__(self, url: str, count: int) -> None:
         address = urlsplit(url)
@@ -56,7 +56,7 @@ class Clients:
             connection.socket.close()
 
     def load(self, request: bytes, *, requests: int) -> Taken:
-        """Sends the request over every connection, `requests` times, each when the answer before it has ended."""
+        """Sends the request `requests` times over every connection, each time after the last answer has ended."""
         taken, started_s = Taken(), time.perf_counter()
         left = dict.fromkeys(self._connections, requests - 1)
         for connection in self._connections:
@@ -83,7 +83,7 @@ class _Connection:
         self._told_first = False
         self._reads_s: list[float] = []
         self._bytes_left: int | None = None
-        """Of an answer that told its length; None: it comes in chunks."""
+        """Bytes missing from an answer with a content-length; None if it comes in chunks."""
         self._tail = b""
 
     def send(self, request: bytes) -> None:
@@ -92,7 +92,7 @@ class _Connection:
         self.socket.sendall(request)
 
     def read(self, taken: Taken) -> bool:
-        """Takes what is there; whether it was the end of the answer."""
+        """Reads what has arrived, and returns True if the answer has ended."""
         new = self.socket.recv(READ_BYTES)
         now_s = time.perf_counter()
         if not new:
@@ -114,7 +114,7 @@ class _Connection:
         return self._bytes_left == 0
 
     def _begin(self, data: bytes) -> None:
-        """The first read has the whole head: servers write it in one piece."""
+        """Reads the head, which is whole in the first read, because servers write it in one piece."""
         head, separator, _ = data.partition(b"\r\n\r\n")
         if not separator or not head.startswith(b"HTTP/1.1 200 "):
             raise ConnectionError(f"no answer: {data!r}")

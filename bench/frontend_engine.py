@@ -1,7 +1,7 @@
-"""An engine that costs next to nothing, for measuring what stands in front of it: real token ids, all made beforehand.
+"""An engine that costs next to nothing, to measure the parts in front of it: real token ids, all made beforehand.
 
-Groups take their steps together, as in one forward pass: everybody who wants a step waits for the next pulse, and a
-pulse comes as soon as somebody waits, or, in bursts, some pulses at once and then a rest.
+Groups take their steps together, as in one forward pass: each group waits for the next pulse. A pulse comes as soon as
+a group waits; with bursts, some pulses come at once, and then there is a rest.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, Grou
 
 VOCAB_SIZE = 49_152
 STRIDE = 7
-"""Tokens by which a choice is ahead of the one before it, so that no two say the same at the same time."""
+"""Tokens by which a choice is ahead of the one before it, so that two choices write different tokens in a step."""
 
 
 class Pulse:
-    """When steps are taken. With a `burst`, so many pulses come at once, then none for `rest_s`."""
+    """Decides when steps are taken. After each `burst` pulses there are none for `rest_s`; 0: no rest."""
 
     def __init__(self, *, burst: int = 0, rest_s: float = 0.0) -> None:
         self._burst = burst
@@ -48,7 +48,7 @@ class Pulse:
 
 
 class PulsedEngine(FakeEngine):
-    """Every choice writes `tokens` over and over, each from another place on, to its `max_tokens`."""
+    """Every choice writes `tokens` over and over up to its `max_tokens`; each begins at another place."""
 
     def __init__(self, tokens: Sequence[int], pulse: Pulse) -> None:
         super().__init__(lambda request, start: tokens, info=fake_info(vocab_size=VOCAB_SIZE))
@@ -62,7 +62,7 @@ class PulsedEngine(FakeEngine):
         return group
 
     async def connect(self, address: TransferAddress) -> None:
-        """It fetches nothing."""
+        """Does nothing, because this engine fetches no KV."""
 
 
 class PulsedGroup(FakeGroup):
@@ -82,7 +82,7 @@ class PulsedGroup(FakeGroup):
 
 
 def scripted(tokens: Sequence[int], n: int, max_tokens: int) -> list[tuple[ChoiceDelta, ...]]:
-    """What each step brings for all choices."""
+    """Returns the deltas of all choices for each step."""
     ids = list(itertools.islice(itertools.cycle(tokens), n * STRIDE + max_tokens))
     end = Finish(FinishReason.LENGTH)
     return [

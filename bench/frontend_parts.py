@@ -1,6 +1,6 @@
-"""Parts of the front end's cost by themselves, in this process: the scripted engine, and the pipe of the real one.
+"""Parts of the front end's cost, measured alone in this process: the scripted engine, and the pipe of the real one.
 
-The pipe: encoded events of a step go through ZeroMQ, are decoded, and wake the readers of their streams, as in
+In the pipe, encoded events of a step go through ZeroMQ, are decoded, and wake the readers of their streams, as in
 `motet.engines.native.client`. The figures include the sending end of the socket.
 """
 
@@ -25,12 +25,12 @@ STEPS = 500
 
 
 def engine_us(groups: int, n: int) -> float:
-    """CPU microseconds a token that the scripted engine takes, without the pulse, which the bare server has too."""
+    """Returns the scripted engine's CPU microseconds a token, without the pulse, which the bare server has too."""
     return uvloop.run(_engine_us(groups, n))
 
 
 def pipe_us(groups: int, n: int) -> float:
-    """CPU microseconds a token from the pipe to the reader of a stream."""
+    """Returns CPU microseconds a token from the pipe to the reader of a stream."""
     with tempfile.TemporaryDirectory(prefix="motet-bench-") as folder:
         return uvloop.run(_pipe_us(Path(folder), groups, n))
 

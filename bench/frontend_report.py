@@ -1,4 +1,4 @@
-"""What `bench.frontend` found: a table for people, a record for machines, and the floors."""
+"""The results of `bench.frontend`: a table for people, a record for machines, and the floors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,10 +12,10 @@ MOST_CLIENTS = 64
 
 @dataclass(frozen=True)
 class Cost:
-    """What one server took for one load."""
+    """What one load cost one server."""
 
     us_per_token: float
-    """CPU, user and system, of the API process."""
+    """CPU time of the API process, user and system."""
     tokens_per_s: float
     first_p50_ms: float
     first_p99_ms: float
@@ -23,7 +23,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Row:
-    """A load, on Motet and, where it streams, on the bare application that sends the same."""
+    """A load on Motet and, if it streams, on the bare application that sends the same bytes."""
 
     route: str
     n: int
@@ -34,13 +34,13 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """None where the bare one took too little to tell."""
+        """Returns None if there is no bare one, or if it took too little time to measure."""
         return self.motet.us_per_token / self.bare.us_per_token if self.bare and self.bare.us_per_token else None
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Milliseconds between two parts of a burst, as a client sees them arrive."""
+    """Times between the arrivals of two parts of a burst at the client."""
 
     number: int
     p50_ms: float
@@ -57,14 +57,14 @@ class Report:
     machine: Mapping[str, str]
     streamed: Sequence[Row]
     whole: Sequence[Row]
-    """Not streamed."""
+    """Rows of answers that are not streamed."""
     first: Row
-    """Short answers, for the time to the first token."""
+    """The row with short answers, for the time to the first token."""
     request_us: float
-    """CPU of a request for one token."""
+    """CPU time of a request for one token."""
     burst: Gaps
     parts: Mapping[str, float] = field(default_factory=dict)
-    """CPU microseconds a token of parts by themselves."""
+    """CPU microseconds a token of each part measured alone."""
 
     @property
     def floors(self) -> list[Floor]:
@@ -108,5 +108,5 @@ def cells_of(row: Row) -> Sequence[object]:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The least of the values that so many of a hundred do not exceed."""
+    """Returns the smallest value that `percent` % of the values do not exceed."""
     return sorted(values)[-(-percent * len(values) // 100) - 1]

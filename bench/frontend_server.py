@@ -1,10 +1,10 @@
 """The server that `bench.frontend` measures: Motet's API process over a scripted engine, or the floor beneath it.
 
     motet   the server as `motet serve` runs it, with the scripted engine in place of the engine process
-    bare    a bare ASGI application under the same uvicorn, which sends again, message by message and at the same pace,
+    bare    a bare ASGI application under the same uvicorn, which repeats, message by message and at the same pace,
             what Motet sent for the first request with this body
 
-Prints its URL, and ends with whoever started it.
+Prints its URL, and ends with the process that started it.
 """
 
 import argparse
@@ -35,7 +35,7 @@ MODEL = "smollm2"
 
 
 class Replay:
-    """A bare ASGI application that knows what to send before it is asked."""
+    """A bare ASGI application that repeats recorded messages."""
 
     def __init__(self, original: ASGIApp, pulse: Pulse) -> None:
         self._original = original
@@ -66,13 +66,13 @@ async def body_of(receive: Receive) -> bytes:
 
 
 async def recorded(app: ASGIApp, scope: Scope, body: bytes) -> list[Message]:
-    """What an app sends for a request."""
+    """Returns the messages that an application sends for a request."""
     messages: list[Message] = []
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
         if not unread:
-            await asyncio.Event().wait()  # until the answer has ended, and then it is cancelled
+            await asyncio.Event().wait()  # it is cancelled after the answer has ended
         return unread.pop()
 
     async def send(message: Message) -> None:
@@ -124,9 +124,9 @@ async def serve(kind: str, *, burst: int, rest_s: float) -> None:
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("motet", "bare"))
+    parser.add_argument("kind", choices=("motet", "bare"), help="the server to run")
     parser.add_argument("--burst", type=int, default=0, help="steps taken at once before a rest; 0: no rest")
-    parser.add_argument("--rest-s", type=float, default=0.0)
+    parser.add_argument("--rest-s", type=float, default=0.0, help="seconds of a rest")
     arguments = parser.parse_args(argv)
     setup_logging()
     uvloop.run(serve(arguments.kind, burst=arguments.burst, rest_s=arguments.rest_s))

@@ -1,14 +1,14 @@
-"""What a step costs on a GPU: prefill and decode of a model with the shape of Llama 3 8B, n choices of one prompt.
+"""Measures a step on a GPU: prefill and decode of a model with the shape of Llama 3 8B, n choices of one prompt.
 
-Through the engine's own core: scheduler, runner, graphs, sampler. Absolute figures, and as shares of what the device
-does at best, both measured in the same run (`gpu_ceilings`): of its memory's rate, for the weights and the KV that a
-step must read at least; of its matrix units' rate, for the operations it must do. "shared" is group attention; "alone"
-is the same with each choice reading the trunk by itself, whose KV it must read n times. "device" is the part of a
-step's time that passes on the device before sampling. Needs the repository, torch, transformers and msgspec: no files,
-no network. Prints a table, and JSON on the last line.
+It runs the engine's own core: scheduler, runner, graphs, sampler. Figures are absolute, and shares of the device's best
+rates, which the same run measures (`gpu_ceilings`): of its memory, for the weights and KV that a step must at least
+read; of its matrix units, for the operations that it must do. "shared" is group attention. With "alone" each choice
+reads the trunk by itself, so its KV is read n times. "device" is the part of a step's time that passes on the device
+before sampling. Needs the repository, torch, transformers and msgspec, but no files and no network. Prints a table, and
+JSON on the last line.
 
 Run: PYTHONPATH=src python -m bench.gpu [--shape llama-3-8b] [--ns 1,8,32,128] [--prompts 1024,8192] [--out FOLDER]
-On the CPU, `--shape tiny --device cpu` shows that it runs, and no more.
+On the CPU, `--shape tiny --device cpu` only shows that it runs.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from motet.ids import RequestId
 from motet.types import GenerateRequest, SamplingParams, choice_starts
 
 WARM_UP = 4
-"""Decode steps before those that are timed."""
+"""Number of decode steps before the timed ones."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one case."""
+    """The results of one case. Fields with `of_` in their names are shares of that rate's ceiling."""
 
     prompt: int
     n: int
@@ -56,7 +56,7 @@ class Figures:
     prefill_of_matrix_rate: float
     step_ms: float
     device_ms: float | None
-    """None on the CPU."""
+    """Median time of a step on the device before sampling; None on the CPU."""
     tokens_per_s: float
     of_memory_rate: float
     of_matrix_rate: float
@@ -71,7 +71,7 @@ class Bench:
     steps: int
 
     def measure(self, case: Case) -> Figures:
-        """One group, from its prompt to the last timed step."""
+        """Runs one group from its prompt to the last timed step."""
         self.core.submit(self._request(case))
         start, first = time.perf_counter(), 0
         while not first:
@@ -119,7 +119,7 @@ class Bench:
 
 
 def measure_all(options: argparse.Namespace) -> Iterator[Figures | Ceilings]:
-    """The ceilings, then every case that the time allows."""
+    """Yields the ceilings, then every case for which there is time."""
     deadline = time.monotonic() + 60 * options.minutes
     device, shape, dtype = torch.device(options.device), SHAPES[options.shape], getattr(torch, options.dtype)
     best = ceilings(device, dtype, copy_bytes=options.copy_mib * 2**20, matrix=options.matrix)
@@ -203,17 +203,17 @@ def numbers(text: str) -> list[int]:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="what a step costs on a GPU")
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b", help="sizes of the model")
+    parser.add_argument("--device", default="cuda:0", help="device to measure (default: %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of weights and KV (default: %(default)s)")
     parser.add_argument("--ns", default="1,8,32,128", help="choices of a prompt (default: %(default)s)")
-    parser.add_argument("--prompts", default="1024,8192", help="their lengths (default: %(default)s)")
+    parser.add_argument("--prompts", default="1024,8192", help="lengths of prompts (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=32, help="timed decode steps of a case")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--kv-cache-gb", type=float, default=8.0)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="most tokens of a step")
+    parser.add_argument("--kv-cache-gb", type=float, default=8.0, help="GiB of KV")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
-    parser.add_argument("--copy-mib", type=int, default=4096, help="size of the copy that memory is measured by")
-    parser.add_argument("--matrix", type=int, default=8192, help="size of the matrices that are multiplied")
+    parser.add_argument("--copy-mib", type=int, default=4096, help="size of the copy that measures memory")
+    parser.add_argument("--matrix", type=int, default=8192, help="size of the matrices whose product is measured")
     parser.add_argument("--minutes", type=float, default=6.0, help="cases that would begin later are left out")
     parser.add_argument("--out", help="folder for gpu.json")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What the device can do at best, measured on it: memory moved by a large copy, products of large matrices."""
+"""Measures the device's best rates: that of a large copy, and that of a product of large matrices."""
 
 import time
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import torch
 @dataclass(frozen=True)
 class Ceilings:
     bytes_per_s: float
-    """Read and written by a copy."""
+    """Rate at which a copy reads and writes."""
     operations_per_s: float
-    """Multiplications and additions of a product of matrices in the model's dtype."""
+    """Rate of multiplications and additions in a product of matrices of the model's dtype."""
 
 
 def ceilings(device: torch.device, dtype: torch.dtype, *, copy_bytes: int, matrix: int) -> Ceilings:
@@ -33,7 +33,7 @@ def product_s(device: torch.device, dtype: torch.dtype, size: int) -> float:
 
 
 def seconds(work: Callable[[], object], device: torch.device, *, repeats: int = 10) -> float:
-    """The median, after three runs to warm up."""
+    """Returns the median time, after three runs to warm up."""
     times = []
     for _ in range(3 + repeats):
         settle(device)

@@ -1,4 +1,4 @@
-"""A model of random weights made on the device, and an engine core over it: no files, no network."""
+"""Makes a model with random weights on the device, and an engine core over it: no files, no network."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama."""
+    """The sizes of a Llama model."""
 
     layers: int
     hidden: int
@@ -32,17 +32,17 @@ class Shape:
 
     @property
     def block_weights(self) -> int:
-        """All that a token is multiplied with: layers and head, not the embedding, of which it reads a row."""
+        """Returns the number of weights in layers and head. A token reads only a row of the embedding."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
 
     @property
     def kv_values(self) -> int:
-        """Of one token in all layers."""
+        """Returns the number of K and V values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def operations(self, tokens: int, keys_seen: int) -> int:
-        """Multiplications and additions of a pass over `tokens` that see `keys_seen` keys in all."""
+        """Returns the multiplications and additions of a pass over `tokens` that see `keys_seen` keys together."""
         return 2 * tokens * self.block_weights + 4 * keys_seen * self.layers * self.heads * self.head_dim
 
 
@@ -61,7 +61,7 @@ class Limits:
 
 
 class Timed:
-    """A runner that notes how long the device takes for each pass."""
+    """A runner that measures the time of each pass on the device."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.device = runner.device
@@ -80,7 +80,7 @@ class Timed:
         return logits
 
     def take_ms(self) -> list[float]:
-        """Of the passes since the last call; none on the CPU."""
+        """Returns the times of the passes since the last call; none on the CPU."""
         marks, self._marks = self._marks, []
         return [float(before.elapsed_time(after)) for before, after in marks]
 
@@ -108,7 +108,7 @@ def random_model(shape: Shape, dtype: torch.dtype, device: torch.device, *, max_
 def core_over(
     model: PreTrainedModel, shape: Shape, limits: Limits, *, share_trunks: bool, enforce_eager: bool
 ) -> tuple[EngineCore, Timed]:
-    """The engine's own scheduler, runner and sampler; without a prefix cache, so that every prompt is computed."""
+    """Returns the engine's own core over the model, without a prefix cache, so that every prompt is computed."""
     device, dtype = model.device, model.dtype
     layout = KVLayout(shape.layers, BLOCK_SIZE, shape.kv_heads, shape.head_dim, dtype)
     num_blocks = num_blocks_for(

@@ -1,8 +1,9 @@
-"""What the engine's Python costs a step: microseconds around a model that does nothing.
+"""Measures the time of a step in the engine's Python: microseconds around a model that does nothing.
 
-"around" is everything but model and sampler: news, scheduling, the flat batch, commit, deltas. "sampler" is all
-of sampling, its tensor operations too, so the vocabulary is small. "sent" is the step's message, encoded. Medians over
-steps in the middle of answers to a 1340-token prompt, one thread. Prints a table, and JSON on the last line.
+"around" is everything but model and sampler: commands, scheduling, the flat batch, commit, deltas. "sampler" is all of
+sampling; the vocabulary is small because that includes its tensor operations. "sent" is the encoding of the step's
+message. Figures are medians over steps in the middle of answers to a 1340-token prompt, on one thread. Prints a table,
+and JSON on the last line.
 
 Run: python -m bench.host [--steps 200]
 """
@@ -25,12 +26,12 @@ from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choic
 VOCAB_SIZE = 1024
 PROMPT = tuple(range(1340))
 SHAPES = ((1, 1), (8, 1), (32, 1), (128, 1), (256, 1), (8, 4), (8, 32))
-"""(n, groups)"""
+"""(n, number of groups) of each row."""
 WARM_UP = 20
 
 
 class ClockedRunner:
-    """A model that takes no time, and tells when the engine left it and came back."""
+    """A model that takes no time, and notes when it returned and when the step's tokens had been drawn."""
 
     device = torch.device("cpu")
 
@@ -43,7 +44,7 @@ class ClockedRunner:
         return self._logits[: len(inputs.logit_rows)]
 
     def verify(self) -> None:
-        """Called when the tokens have been drawn."""
+        """The engine calls this after it has drawn the tokens."""
         self.back_s = time.perf_counter()
 
     def copy_slots(self, source: list[int], target: list[int]) -> None: ...
@@ -70,7 +71,7 @@ def core_over(runner: ClockedRunner) -> EngineCore:
 
 
 def measure(n: int, groups: int, steps: int) -> dict[str, float]:
-    """Microseconds a step."""
+    """Returns microseconds a step for each part."""
     runner, encoder = ClockedRunner(), msgspec.msgpack.Encoder()
     core = core_over(runner)
     for i in range(groups):
@@ -94,7 +95,7 @@ def measure(n: int, groups: int, steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="microseconds of Python a step")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="timed steps of a case")
     steps = parser.parse_args().steps
     torch.set_num_threads(1)
     results = [{"n": n, "groups": groups, **measure(n, groups, steps)} for n, groups in SHAPES]

@@ -1,8 +1,9 @@
-"""Whole layers without what they read of the KV cache: ours against torch as it is, and compiled by inductor.
+"""Measures whole layers without reads of the KV cache: ours against torch as it is, and compiled by inductor.
 
-A layer here is norm, joined queries, keys and values, output projection, norm, gated feed-forward part, residuals: for
-torch, values go straight to the output projection. Ours does more: it turns heads by their position, stores keys and
-values and attends to one key a row, for it cannot do less. Several layers, as the weights of one would stay in a cache.
+A layer here is norm, joined queries, keys and values, output projection, norm, gated feed-forward part, residuals. In
+torch, the output projection multiplies the queries. Ours does more, because it cannot do less: it turns heads by their
+position, stores keys and values, and attends to one key a row. There are several layers, because the weights of one
+would stay in a cache.
 """
 
 import time
@@ -27,7 +28,7 @@ from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import StartupError
 
 LAYERS = 16
-"""100 MB."""
+"""Number of layers, whose weights take 100 MB."""
 ROWS = (1, 8, 32)
 SETTLE_S = 0.03
 Layers = Callable[[torch.Tensor], object]
@@ -43,7 +44,7 @@ class BlockFigure:
 
 
 def config_of_layers() -> LlamaConfig:
-    """The default model's, with next to no head."""
+    """Returns the default model's sizes, with a tiny vocabulary."""
     return LlamaConfig(
         hidden_size=576,
         intermediate_size=1536,
@@ -56,7 +57,7 @@ def config_of_layers() -> LlamaConfig:
 
 
 class TorchLayers(nn.Module):
-    """Queries, keys and values as one product and gate and up as another, as inference engines join them."""
+    """Queries, keys and values are one product, gate and up another, as inference engines join them."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class TorchLayers(nn.Module):
 class OurLayers:
     def __init__(self, rows: int, *, int8: bool) -> None:
         if (kernels := library()) is None:
-            raise StartupError("the compiled kernels are not here, or this processor lacks what they need")
+            raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
         config = config_of_layers()
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
@@ -95,7 +96,8 @@ class OurLayers:
 
 
 def compiled(layers: TorchLayers, x: torch.Tensor, *, cpp_wrapper: bool) -> tuple[Layers, float]:
-    """And the seconds it took. Frozen: inductor takes weights as constants, which it packs for oneDNN."""
+    """Returns the compiled layers and the seconds that took. Inductor takes frozen weights as constants, and packs them
+    for oneDNN."""
     torch.compiler.reset()
     begin = time.perf_counter()
     found: Layers = torch.compile(layers, options={"freezing": True, "cpp_wrapper": cpp_wrapper})
@@ -103,7 +105,7 @@ def compiled(layers: TorchLayers, x: torch.Tensor, *, cpp_wrapper: bool) -> tupl
     return found, time.perf_counter() - begin
 
 
-@torch.no_grad()  # tensors made in inference mode inductor would not pack
+@torch.no_grad()  # inductor would not pack tensors made in inference mode
 def measure_rows(rows: int, repeats: int) -> list[BlockFigure]:
     layers, x = TorchLayers(config_of_layers()).to(torch.bfloat16).eval(), torch.randn(rows, 576).bfloat16()
     ways: dict[str, tuple[Layers, float]] = {
@@ -122,7 +124,7 @@ def measure_rows(rows: int, repeats: int) -> list[BlockFigure]:
 
 
 def timed(run: Layers, x: torch.Tensor, calls: int = 5) -> float:
-    """Seconds a call, when the threads of the way before are asleep."""
+    """Returns seconds a call, measured when the threads of the way before are asleep."""
     time.sleep(SETTLE_S)
     run(x)
     begin = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The ways a matrix product can be done on a CPU: each is handed weights, packs them as it likes, and multiplies.
+"""The ways to compute a matrix product on a CPU. Each gets weights, packs them in its own way, and multiplies.
 
-All take bf16 rows; ours answers in float32, torch's in bf16. Weights of every way lie in several copies, in turns: in a
-decode step they come from memory and not from a cache.
+All take bf16 rows; ours returns float32, torch's bf16. Every way has several copies of the weights and uses them in
+turn, so that they come from memory and not from a cache, as in a decode step.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from motet.engines.native.cpu.weights import Packer
 from motet.errors import StartupError
 
 Multiply = Callable[[int, torch.Tensor], object]
-"""The product of rows [rows, depth] with one copy of the weights."""
+"""(number of a copy of the weights, rows [rows, depth]) -> their product."""
 INT4_GROUP = 64
 TAKES_BF16, PACK_ONEDNN, ONEDNN, INT8, PACK_INT4, INT4 = (
     getattr(module, name)  # operators without a public name: what inductor and torchao call
@@ -35,7 +35,7 @@ def by_torch(weights: Sequence[torch.Tensor], _: int) -> Multiply:
 
 
 def by_onednn(weights: Sequence[torch.Tensor], rows: int) -> Multiply:
-    """Packed for this number of rows."""
+    """Packs the weights for this number of rows."""
     copies = [PACK_ONEDNN(weight, rows) for weight in weights]
     return lambda copy, x: ONEDNN(x, copies[copy], None, "none", [], "")
 
@@ -49,10 +49,10 @@ def by_torch_int8(weights: Sequence[torch.Tensor], _: int) -> Multiply:
 
 
 def by_torch_int4(weights: Sequence[torch.Tensor], _: int) -> Multiply:
-    """The cost alone: every weight is of one scale."""
+    """Shows only the cost: all scales are 1, so the values are wrong."""
     copies = [PACK_INT4((weight * 2 + 8).clamp(0, 15).to(torch.int32), 1) for weight in weights]
     columns, depth = weights[0].shape
-    scales = torch.ones(depth // INT4_GROUP, columns, 2, dtype=torch.bfloat16)  # and zeros
+    scales = torch.ones(depth // INT4_GROUP, columns, 2, dtype=torch.bfloat16)  # and zero points
     return lambda copy, x: INT4(x, copies[copy], INT4_GROUP, scales)
 
 
@@ -69,7 +69,7 @@ class Kernels:
 
     def __init__(self, weights: Sequence[torch.Tensor], *, int8: bool) -> None:
         if (found := c.library()) is None:
-            raise StartupError("the compiled kernels are not here, or this processor lacks what they need")
+            raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
         columns, depth = weights[0].shape
         packer = Packer(found, [(columns, depth)] * len(weights), int8=int8)
         self._kernels, self._panels = found, [packer.pack(weight) for weight in weights]
@@ -106,4 +106,4 @@ WAYS: dict[str, Callable[[Sequence[torch.Tensor], int], Multiply]] = {
     "ours int8": by_kernels_int8,
 }
 BYTES = {"torch int8": 1.0, "torch int4": 0.5, "ours int8": 1.0}
-"""Of a weight; bf16 has two."""
+"""Bytes of a weight in memory, if not the two of bf16."""

@@ -1,8 +1,8 @@
-"""The ways to multiply on this CPU, each against ours: microseconds, GB/s of weights, GFLOP/s.
+"""Measures the ways to multiply on this CPU, each against ours: microseconds, GB/s of weights, GFLOP/s.
 
-A shape and a number of rows at a time, all ways of it in turns, so that what else the machine does meets all alike; the
-figures are medians over turns. "against ours" is a way's time over that of our bf16 product. `--block` compares whole
-layers with `torch.compile` instead (`kernel_block`). Prints a table, and JSON on the last line.
+For each shape and number of rows all ways take turns, so that other load on the machine affects all alike. Figures are
+medians over turns. "against ours" is a way's time divided by that of our bf16 product. `--block` compares whole layers
+with `torch.compile` instead (`kernel_block`). Prints a table, and JSON on the last line.
 
 Run: python -m bench.kernels [--rows 1,8] [--shapes 576x960] [--ways ours,torch] [--repeats 5] [--threads 2] [--block]
 """
@@ -27,7 +27,7 @@ SHAPES = ("576x960", "576x3072", "1536x576", "576x49152", "4096x4096")
 ROWS = (1, 2, 4, 8, 12, 32, 128, 512)
 OURS = "ours"
 CACHED_BYTES = 2**28
-"""Of bf16 weights in all copies: many times a last-level cache, also where they are int8."""
+"""Bytes of bf16 weights in all copies: many times a last-level cache, also as int8."""
 TURN_S = 0.02
 SETTLE_S = 0.03
 
@@ -39,10 +39,10 @@ class Figure:
     way: str
     us: float
     gb_per_s: float
-    """Of weights, as they lie in memory."""
+    """Rate at which weights are read from memory."""
     gflop_per_s: float
     against_ours: float
-    """Its time over ours: above 1, ours is quicker."""
+    """Its time divided by ours; above 1, ours is quicker."""
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def num_copies(depth: int, columns: int) -> int:
 
 
 def figures_of(shape: str, rows: int, seconds: Mapping[str, float]) -> list[Figure]:
-    """`seconds` of one product, by way."""
+    """`seconds`: time of one product by way."""
     depth, columns = parse_shape(shape)
     return [
         Figure(
@@ -72,7 +72,7 @@ def figures_of(shape: str, rows: int, seconds: Mapping[str, float]) -> list[Figu
 
 
 class Turns:
-    """Times one way, going on with the copy after the last."""
+    """Times one way; each product uses the next copy of the weights."""
 
     def __init__(self, multiply: Multiply, copies: int, x: torch.Tensor) -> None:
         self._multiply, self._copies, self._x = multiply, copies, x
@@ -80,7 +80,7 @@ class Turns:
         self._calls = max(3, int(TURN_S / self.turn(3)))
 
     def turn(self, calls: int | None = None) -> float:
-        """Seconds of one product."""
+        """Returns seconds of one product."""
         calls = calls or self._calls
         self._settle()
         begin = time.perf_counter()
@@ -88,7 +88,7 @@ class Turns:
         return (time.perf_counter() - begin) / calls
 
     def _settle(self) -> None:
-        """Threads of the way before spin for some milliseconds, on the cores that this one wants."""
+        """Waits, because the threads of the way before spin for some milliseconds on the cores that this one needs."""
         time.sleep(SETTLE_S)
         self._go(2)
 
@@ -99,7 +99,7 @@ class Turns:
 
 
 def in_huge_pages(depth: int, columns: int) -> list[torch.Tensor]:
-    """As the engine's are; by chance elsewhere."""
+    """Returns copies of the weights in huge pages, like the engine's; other memory would have them only by chance."""
     count = num_copies(depth, columns)
     arena = Arena(2 * depth * columns * count, count)
     weights = [arena.take((columns, depth), torch.bfloat16) for _ in range(count)]
@@ -134,15 +134,15 @@ def table_of(figures: Sequence[Figure]) -> Table:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="ways to multiply on this CPU")
-    parser.add_argument("--shapes", type=lambda text: tuple(text.split(",")), default=SHAPES)
-    parser.add_argument("--rows", type=numbers, default=ROWS)
-    parser.add_argument("--ways", type=lambda text: tuple(text.split(",")), default=tuple(WAYS))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shapes", type=lambda text: tuple(text.split(",")), default=SHAPES, help="depth x columns")
+    parser.add_argument("--rows", type=numbers, default=ROWS, help="numbers of rows, e.g. 1,8")
+    parser.add_argument("--ways", type=lambda text: tuple(text.split(",")), default=tuple(WAYS), help="names of ways")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each way")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of a product")
     parser.add_argument("--block", action="store_true", help="whole layers, against torch.compile")
     args = parser.parse_args(argv)
     if OURS not in args.ways or not set(args.ways) <= WAYS.keys():
-        parser.error(f"--ways: must be of {', '.join(WAYS)}, with {OURS!r} among them")
+        parser.error(f"--ways is {','.join(args.ways)}; choose from {', '.join(WAYS)}, with {OURS!r} among them")
     return args
 
 

@@ -1,6 +1,6 @@
 """Sends timed requests to a server: one group of n, several at once, or n separate requests.
 
-A choice has its first token when its first text has come, whoever the server is.
+With every server, a choice has its first token when its first text arrives.
 """
 
 import argparse
@@ -27,14 +27,14 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def options(doc: str | None, *, length: Callable[[str], object] = int, **defaults: object) -> argparse.ArgumentParser:
-    """Those of a benchmark that sends loads; `defaults`: of `ns`, `prompt_tokens`, `max_tokens` and `repeats`. A length
-    is one number, or what `length` reads."""
+    """Returns a parser with the flags of a benchmark that sends loads. `length` reads a length, `defaults` are those of
+    `ns`, `prompt_tokens`, `max_tokens` and `repeats`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="what is started")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="model of servers that are started here")
     parser.add_argument("--ns", type=numbers, help="numbers of choices, e.g. 1,8,32")
-    parser.add_argument("--prompt-tokens", type=length)
+    parser.add_argument("--prompt-tokens", type=length, help="tokens of a prompt")
     parser.add_argument("--max-tokens", type=length, help="tokens of a choice")
-    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--repeats", type=int, help="measurements of each case")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
     parser.set_defaults(**defaults)
     return parser
@@ -42,7 +42,7 @@ def options(doc: str | None, *, length: Callable[[str], object] = int, **default
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured."""
+    """The requests that a benchmark sends."""
 
     ns: tuple[int, ...]
     prompt_tokens: int
@@ -60,25 +60,25 @@ def progress(line: str) -> None:
 
 @dataclass(frozen=True)
 class Timing:
-    """What one request, or n at once, took."""
+    """The times of one request, or of n at once."""
 
     first_s: float
-    """Until the first choice had a token."""
+    """Time until the first choice had a token."""
     last_first_s: float
-    """Until every choice had one."""
+    """Time until every choice had one."""
     total_s: float
     tokens: int
     blocks_used: int = 0
-    """KV blocks held by groups when every choice had its first token."""
+    """KV blocks that groups held when every choice had its first token."""
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """All tokens over the time after the last first token."""
+        """Returns all tokens divided by the time after the last first token."""
         return self.tokens / (self.total_s - self.last_first_s)
 
 
 def middle(timings: list[Timing]) -> Timing:
-    """The median of every figure by itself."""
+    """Returns the median of each time, and the highest number of blocks."""
     return Timing(
         first_s=median(t.first_s for t in timings),
         last_first_s=median(t.last_first_s for t in timings),
@@ -94,18 +94,18 @@ class _Tokens(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Load:
-    """How long the answers are, and where they come from."""
+    """A server, and the length of the answers that it is asked for."""
 
     client: httpx.AsyncClient
     max_tokens: int
     model: str | None = None
-    """None: the only one the server has."""
+    """The model's name in requests; None if the server has only one."""
     prepare: Callable[[dict[str, object]], Awaitable[dict[str, object]]] | None = None
-    """What has to happen to a body before it can be sent, inside the time that is measured."""
+    """Changes a body before it is sent; the measured time includes this."""
     count_blocks: bool = True
-    """Ask /status, which only our servers have."""
+    """True to ask /status for blocks, which only our servers have."""
     seeded: bool = True
-    """Send seeds: vLLM 0.32 dies of one on the CPU when it computes a prompt in pieces."""
+    """True to send seeds. vLLM 0.32's CPU build ends when it computes the prompt of a seeded request in pieces."""
 
     async def tokens_of(self, text: str) -> list[int]:
         response = await self.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
@@ -113,12 +113,12 @@ class Load:
         return msgspec.json.decode(response.content, type=_Tokens).tokens
 
     async def group(self, prompt: list[int], n: int, *, seed: int) -> Timing:
-        """One request with n choices."""
+        """Times one request with n choices."""
         talk, blocks_used = await self._follow(prompt, n, seed=seed)
         return timing_of([talk], tokens=n * self.max_tokens, blocks_used=blocks_used)
 
     async def groups(self, prompts: Sequence[list[int]], n: int, *, seed: int) -> Timing:
-        """A request with n choices for each prompt, all sent at once."""
+        """Times a request with n choices for each prompt, all sent at once."""
         async with asyncio.TaskGroup() as tasks:
             sent = [tasks.create_task(self._follow(p, n, seed=seed + i * n)) for i, p in enumerate(prompts)]
         results = [task.result() for task in sent]
@@ -127,7 +127,7 @@ class Load:
         return timing_of(talks, tokens=tokens, blocks_used=max(blocks for _, blocks in results))
 
     async def separate(self, prompt: list[int], n: int, *, seed: int) -> Timing:
-        """The choices of a group as n requests sent at once."""
+        """Times the choices of a group as n requests sent at once."""
         return await self.groups([prompt] * n, 1, seed=seed)
 
     async def _follow(self, prompt: list[int], n: int, *, seed: int) -> tuple[Conversation, int]:
@@ -141,7 +141,7 @@ class Load:
             else:
                 await follow(self.client, PATH, body, talk.feed)
         if talk.usage is None or talk.usage.completion_tokens != n * self.max_tokens:
-            raise EngineError(f"{n * self.max_tokens} tokens were asked for, the server counts {talk.usage}")
+            raise EngineError(f"the server was asked for {n * self.max_tokens} tokens, but counts {talk.usage}")
         return talk, blocks_used
 
     def _body(self, prompt: list[int], n: int, *, seed: int) -> dict[str, object]:
@@ -161,7 +161,7 @@ class Load:
         return body
 
     async def _follow_counting(self, talk: Conversation, body: Mapping[str, object]) -> int:
-        """The blocks in use when every choice had its first token."""
+        """Reads the answer, and returns the blocks in use when every choice had its first token."""
         begun = asyncio.Event()
 
         def take(line: str) -> None:
@@ -182,7 +182,7 @@ class Load:
 
 
 def last_first_s(talk: Conversation) -> float | None:
-    """Seconds until every answer had text; None while one is still silent."""
+    """Returns the seconds until every answer had text; None while one has none."""
     times = [answer.first_s for answer in talk.answers if answer.first_s is not None]
     return max(times) if times and len(times) == len(talk.answers) else None
 

@@ -1,7 +1,7 @@
-"""What a server on this machine costs beside time: peak memory and processor time, of all its processes.
+"""Measures peak memory and processor time of a server on this machine, over all its processes.
 
-The kernel keeps a high-water mark of resident memory for each process, so nothing has to be sampled while something is
-timed. Pages that processes share are in every one of their marks, so what is counted twice now is taken off the sum:
+The kernel keeps a high-water mark of resident memory for each process, so nothing samples memory while a request is
+timed. Shared pages are in the marks of several processes, so what is counted twice at present is subtracted:
 
     peak  =  sum of high-water marks  -  (sum of RSS  -  sum of PSS)
 """
@@ -20,13 +20,13 @@ RESETS_THE_MARK = "5"
 
 
 class ServerProcesses:
-    """Whoever listens at a port, and their children."""
+    """The processes that listen at a port, and their children."""
 
     def __init__(self, roots: Sequence[psutil.Process]) -> None:
         self._roots = roots
 
     def forget_peak(self) -> None:
-        """From here on it counts."""
+        """Resets the high-water marks of all processes."""
         for process in self._alive():
             with gone():
                 Path(f"/proc/{process.pid}/clear_refs").write_text(RESETS_THE_MARK)
@@ -40,7 +40,7 @@ class ServerProcesses:
         return peak
 
     def cpu_s(self) -> float:
-        """Processor time spent so far."""
+        """Returns the processor time spent so far."""
         spent = 0.0
         for process in self._alive():
             with gone():
@@ -57,7 +57,8 @@ class ServerProcesses:
 
 
 def processes_at(url: str) -> ServerProcesses | None:
-    """None where they cannot be seen: on another machine, of another user, or without Linux's /proc."""
+    """Returns the processes of the server at a URL. Returns None if they cannot be seen: on another machine, of another
+    user, or without Linux's /proc."""
     address = urlsplit(url)
     if address.hostname not in HERE or not Path("/proc/self/clear_refs").exists():
         return None
@@ -67,13 +68,13 @@ def processes_at(url: str) -> ServerProcesses | None:
 
 
 def high_water_bytes(pid: int) -> int:
-    """Of resident memory, since the start of the process or the last reset; a zombie has none."""
+    """Returns the most resident memory since the start of the process or the last reset; 0 for a zombie."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return sum(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:"))
 
 
 @contextlib.contextmanager
 def gone() -> Iterator[None]:
-    """A process may end while it is looked at."""
+    """Ignores errors that mean that the process has just ended."""
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
         yield

@@ -1,11 +1,11 @@
-"""n choices of one prompt on a prefill and a decode worker, against one process with the same cores, and against vLLM.
+"""Measures n choices on a prefill and a decode worker, against one process with the same cores, and against vLLM.
 
-For n = 1, 3, 8, 32: what is prefilled, moved and computed again, by the workers' own counters; the first token of the
-first and of the last choice; the total. Every request has a prompt that no cache knows. Prints a table, and JSON on the
-last line.
+For n = 1, 3, 8, 32 it reads from the workers' counters what was prefilled, moved and computed again, and measures the
+first token of the first and of the last choice and the total. Every request has a prompt that no cache has. Prints a
+table, and JSON on the last line.
 
-Checks (`--check` fails when one is missed): one prefill, one transfer, the KV of the prompt once, and one recomputed
-token, whatever n is.
+Checks (`--check` fails when one is missed): for any n one prefill, one transfer, the KV of the prompt once, and one
+recomputed token.
 
 Run: python -m bench.pd [--ns 1,8] [--repeats 3] [--vllm VENV] [--threads T] [--check]
 """
@@ -35,7 +35,7 @@ CELL = ("--prefill", "1", "--decode", "1", "--bypass-tokens", "0")
 
 @dataclass(frozen=True)
 class Row:
-    """All about one n; `spent` is what one request cost."""
+    """The results for one n. `spent`: the growth of the cell's counters during one request."""
 
     n: int
     cell: Timing
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def wrong(self) -> list[str]:
-        """What was not as promised."""
+        """Returns a line for each counter that is not as promised."""
         promised = {
             "prefills": (self.spent.prefills, 1),
             "transfers": (self.spent.kv_transfers, 1),
@@ -69,7 +69,7 @@ async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> d
                 for repeat in range(setup.repeats):
                     before = await pair.counters()
                     measured.append(await load.group(fresh.next(setup.prompt_tokens), n, seed=repeat))
-                    await asyncio.sleep(1)  # its counters follow at their own pace
+                    await asyncio.sleep(1)  # its counters follow after a delay
                     spent = await pair.counters() - before
             except (httpx.HTTPError, EngineError) as error:
                 progress(f"vLLM, n = {n}: failed after {len(measured)} of {setup.repeats}: {error!r}")
@@ -80,14 +80,14 @@ async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> d
 
 
 async def facts_of(url: str) -> tuple[list[int], BlockSize]:
-    """What prompts are made of, and what a block of their KV is."""
+    """Returns the tokens that prompts are made of, and the size of a KV block."""
     async with connected(url) as client:
         tokens = await Load(client, 1).tokens_of(TEXT)
         return tokens, block_size_in((await client.get("/metrics")).text)
 
 
 def measure(setup: Setup, arguments: argparse.Namespace) -> list[Row]:
-    """One after the other, each with the machine to itself."""
+    """Measures the cell, one process and vLLM one after the other, each with the machine to itself."""
     threads = ("--threads", str(arguments.threads)) if arguments.threads else ()
     with ChildServer([arguments.model, *CELL, *threads]) as server:
         cell = asyncio.run(measure_groups(server.url, setup))
@@ -125,8 +125,8 @@ def firsts(timing: Timing) -> str:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, max_tokens=64, repeats=3)
-    parser.add_argument("--threads", type=int, help="of each engine of the cell; by default the cores are shared")
-    parser.add_argument("--vllm", type=Path, help="virtual environment with vLLM, to measure that too")
+    parser.add_argument("--threads", type=int, help="threads of each engine of the cell; unset: the cores are shared")
+    parser.add_argument("--vllm", type=Path, help="virtual environment with vLLM, to measure it too")
     return parser.parse_args(argv)
 
 

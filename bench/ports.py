@@ -1,4 +1,4 @@
-"""A port for a server that is told which one to take."""
+"""Finds a port for a server that must be given one."""
 
 import contextlib
 import random
@@ -7,11 +7,12 @@ from motet.deploy.listen import listen, port_of
 from motet.errors import ConfigError
 
 OWN = (24_000, 32_000)
-"""Below those that systems hand out by themselves, above those of Ray's workers and of our side channels."""
+"""The ports to choose from: below those that systems assign themselves, above those of Ray's workers and of our side
+channels."""
 
 
 def free_port() -> int:
-    """Taken seconds later, and still free then: nobody is given it who asks for any."""
+    """Returns a port that is free, and stays free until the server starts: no system assigns ports of this range."""
     while True:
         with contextlib.suppress(ConfigError), listen("127.0.0.1", random.randrange(*OWN)) as listener:
             return port_of(listener)

@@ -1,4 +1,4 @@
-"""Prompts of an exact length, each with another beginning, so that no prefix cache helps one with another."""
+"""Makes prompts of an exact length with different beginnings, so that none is in a prefix cache."""
 
 import itertools
 import random
@@ -13,7 +13,7 @@ all of them, or the melody that carried them. Later the borrowed melody disappea
 leading: one sang a phrase, the next answered a fifth above, and the third waited until the first had finished. \
 """
 BEGINNING = 8
-"""Tokens in which a prompt differs: less than a block of any cache."""
+"""Number of tokens at the beginning that differ: less than a block of any cache."""
 
 
 def seed_of_this_run() -> int:
@@ -21,10 +21,10 @@ def seed_of_this_run() -> int:
 
 
 class FreshPrompts:
-    """Prompts out of `tokens`, over and over, each after a beginning drawn by chance.
+    """Makes prompts of `tokens`, repeated, each after a random beginning.
 
-    A server that runs on from one bench to the next remembers the prompts of the first, so each run needs a seed of its
-    own.
+    A server that runs during several benchmarks still caches the prompts of the earlier ones, so each run needs a seed
+    of its own.
     """
 
     def __init__(self, tokens: Sequence[int], *, seed: int) -> None:

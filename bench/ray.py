@@ -1,10 +1,11 @@
-"""What each hop of Motet on Ray Serve costs: the two ingresses, and one server of the same engines beside them.
+"""Measures each hop of Motet on Ray Serve: both ingresses, beside one server with the same engines.
 
-Two tables, each with all servers up, in turn, medians of the repeats; and JSON on the last line:
+It prints two tables, and JSON on the last line. For each table all servers run and take turns; figures are medians of
+the repeats:
 
-    scripted engines    tokens/s, first token and CPU a token by process, many clients at once: what stands before the
-                        engine is all there is to measure. "own port" is the replica asked past Serve's proxy
-    default model       one request at a time, a prompt that no cache knows; one prefill and one decode engine
+    scripted engines    tokens/s, first token and CPU time a token by process, with many clients: the engine costs next
+                        to nothing. With "own port" clients ask the replica past Serve's proxy
+    default model       one request at a time, with a prompt that no cache has; one prefill and one decode engine
 
 Run: python -m bench.ray [--haproxy gateway] [--cases 1x16,8x16,64x4] [--ns 1,8,32] [--repeats 3] [--no-model]
 """
@@ -38,7 +39,7 @@ CPUS = "1"
 
 @dataclass(frozen=True)
 class Way:
-    """A server, and one of the addresses at which it can be asked."""
+    """A server and one of its addresses."""
 
     name: str
     url: str
@@ -46,7 +47,7 @@ class Way:
 
 
 class ScriptedOnRay(Server):
-    """`bench.ray_server`, from `with` to its end."""
+    """`bench.ray_server` in a process that runs inside the `with` block."""
 
     def __init__(self, ingress: Ingress, environ: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-m", "bench.ray_server", ingress, "--port", str(free_port())]
@@ -87,14 +88,14 @@ def measure_case(case: Case, ways: Sequence[Way], repeats: int) -> list[Row]:
 
 
 def check(case: Case, events: int) -> None:
-    """Raises if tokens are missing. Proxies cut answers into other chunks, and the client does not see an event that
-    begins in one and goes on in the next: a few in ten thousand."""
+    """Raises AssertionError if tokens are missing. Proxies cut answers into other chunks, and the client does not count
+    an event that begins in one chunk and ends in the next: a few in ten thousand."""
     if not 0.999 < events / case.tokens < 1.05:
         raise AssertionError(f"{case}: {events} events came")
 
 
 async def measure_model(ns: Sequence[int], repeats: int) -> dict[str, dict[int, Timing]]:
-    """By way and n."""
+    """Returns the times by way and n."""
     shape = (MODEL, "--prefill", "1", "--decode", "1")
     on_ray = ("--ray-address", "local", "--cpus-per-worker", CPUS)
     with ExitStack() as stack:
@@ -118,7 +119,7 @@ async def measure_model(ns: Sequence[int], repeats: int) -> dict[str, dict[int, 
 
 
 def cases(text: str) -> list[Case]:
-    """Of `n`x`clients`, with commas between."""
+    """Reads `n`x`clients`, with commas between several."""
     found = []
     for part in text.split(","):
         n, clients = map(int, part.split("x"))
@@ -132,12 +133,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--haproxy",
         type=Ingress,
         choices=tuple(Ingress),
-        help="this ingress behind Ray's HAProxy too: one of them, for its port for figures is fixed",
+        help="measure this ingress behind Ray's HAProxy too; only one, because HAProxy's port for metrics is fixed",
     )
-    parser.add_argument("--cases", type=cases, default="1x16,8x16,64x4", help="choices x clients, of scripted engines")
-    parser.add_argument("--ns", type=numbers, default=(1, 8, 32), help="choices, of the default model")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--no-model", action="store_true", help="scripted engines alone")
+    parser.add_argument("--cases", type=cases, default="1x16,8x16,64x4", help="choices x clients for scripted engines")
+    parser.add_argument("--ns", type=numbers, default=(1, 8, 32), help="choices for the default model")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each load")
+    parser.add_argument("--no-model", action="store_true", help="measure scripted engines only")
     return parser.parse_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a Ray cluster that a benchmark started: what each part of it costs, and where a replica listens."""
+"""Finds the processes of a Ray cluster that a benchmark started, their CPU time, and where a replica listens."""
 
 import contextlib
 
@@ -16,13 +16,13 @@ PARTS = {
     "bench.frontend_server": "worker",
     "motet.engines.native": "engine",
 }
-"""By what stands in the command line."""
+"""The part to which a process belongs, by words in its command line."""
 REST = "rest"
 ASK_TIMEOUT_S = 2.0
 
 
 def cpu_by_part(pid: int) -> dict[str, float]:
-    """Seconds of processor time spent so far by a process and its children, by part."""
+    """Returns the seconds of processor time that a process and its children have spent so far, by part."""
     spent: dict[str, float] = {}
     for process in _tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -37,7 +37,7 @@ def part_of(command: str) -> str:
 
 
 def own_url(pid: int, deployment: str) -> str:
-    """Of the server in the replica of a deployment, past Serve. Raises StartupError if it is not found."""
+    """Returns the URL of the server inside a deployment's replica, past Serve. Raises StartupError if there is none."""
     for process in _tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess, IndexError):
             if f":{deployment}" in process.cmdline()[0]:

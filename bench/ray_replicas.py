@@ -24,7 +24,7 @@ MODEL = "smollm2"
 
 @cache
 def scripted() -> PulsedEngine:
-    """Of this process."""
+    """Returns the one engine of this process."""
     folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda line: None)
     return PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse())
 
@@ -40,7 +40,7 @@ class PulsedDirect(DirectReplica):
 
 
 def application(args: Mapping[str, object]) -> Application:
-    """As `motet.deploy.ray.app.application`, with other decode replicas and none for prefill."""
+    """Builds what `motet.deploy.ray.app.application` builds, with scripted decode replicas and no prefill replicas."""
     settings = resolve_settings(args, environ={}, command=ServerCommand.RAY)
     options = deployment_options(settings)
     directory = serve.deployment(**options[DIRECTORY])(DirectoryReplica).bind()

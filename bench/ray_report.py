@@ -1,4 +1,4 @@
-"""What `bench.ray` found: two tables."""
+"""The results of `bench.ray`: two tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ PARTS = ("worker", "gateway", "proxy", "rest")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one way took for one load."""
+    """What one load cost on one way."""
 
     tokens_per_s: float
     first_s: float
     us_per_token: Mapping[str, float]
-    """CPU, by part of the system."""
+    """CPU time by part of the system."""
 
     @classmethod
     def middle(cls, costs: Sequence["Cost"]) -> "Cost":
-        """The median of every figure by itself."""
+        """Returns the median of each figure."""
         parts = {part for cost in costs for part in cost.us_per_token}
         return cls(
             median(cost.tokens_per_s for cost in costs),
@@ -53,7 +53,7 @@ def cells_of(row: Row) -> Sequence[object]:
 
 
 def model_table(model: Mapping[str, Mapping[int, Timing]]) -> Table:
-    """`model`: by way and n."""
+    """`model`: times by way and n."""
     heads = [("n", ""), ("way", "<"), ("first s", ".2f"), ("last first s", ".2f"), ("total s", ".2f")]
     ns = next(iter(model.values()))
     cells = [

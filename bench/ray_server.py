@@ -1,6 +1,7 @@
 """Motet on Ray Serve with scripted engines, for `bench.ray`.
 
-One decode replica, and with the gateway ingress one gateway replica. Prints the URL, and ends with whoever started it.
+It has one decode replica, and with the gateway ingress one gateway replica. Prints the URL, and ends with the process
+that started it.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from motet.types import Ingress
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ingress", choices=tuple(Ingress))
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("ingress", choices=tuple(Ingress), help="where clients connect")
+    parser.add_argument("--port", type=int, required=True, help="port of the ingress")
     arguments = parser.parse_args(argv)
     args: dict[str, object] = {
         "model": MODEL,

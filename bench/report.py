@@ -1,4 +1,4 @@
-"""What every benchmark prints: the machine and the versions, tables for people, floors, and JSON on the last line."""
+"""Prints a benchmark's results: machine and versions, tables for people, floors, and JSON on the last line."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from rich.table import Table
 
 PACKAGES = ("motet", "torch", "transformers", "tokenizers", "uvicorn")
 PRINTED_WIDTH = 160
-"""Where standard output is no terminal."""
+"""Width of tables if standard output is not a terminal."""
 
 
 class Bound(StrEnum):
@@ -25,11 +25,11 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True)
 class Floor:
-    """A figure that a benchmark promises, and the limit that it has to keep."""
+    """A figure and the limit that a benchmark promises for it."""
 
     what: str
     value: float | None
-    """None: it was not measured, which is no way to meet it."""
+    """The figure; None if it was not measured, and then the floor is missed."""
     limit: float
     bound: Bound = Bound.AT_MOST
 
@@ -48,7 +48,7 @@ class Floor:
 
 
 def machine() -> dict[str, str]:
-    """What a measurement was taken on and with: without that a figure means nothing."""
+    """Returns the machine, the versions and the command of a measurement; without them figures mean nothing."""
     return {
         "cpu": cpu_name(),
         "cores": str(len(os.sched_getaffinity(0))),
@@ -68,8 +68,8 @@ def cpu_name() -> str:
 
 
 def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
-    """`columns`: the head of each and how its values are formatted; those formatted with `<` stand left, all others
-    right. None is shown as a dash."""
+    """`columns`: the head of each, and the format of its values. The format `<` aligns them left, any other right. None
+    is shown as a dash."""
     made = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for head, form in columns:
         made.add_column(head, justify="left" if form == "<" else "right")
@@ -86,8 +86,8 @@ def tell(
     floors: Sequence[Floor] = (),
     check: bool = False,
 ) -> int:
-    """Prints `about`, which is the machine and what else was given, what is to be shown, the floors, and `record` as
-    JSON on the last line. Returns the exit code: 1 if a floor is missed and that is to be checked."""
+    """Prints `about` (the machine and other conditions), `shown`, the floors, and on the last line `record` as JSON.
+    Returns the exit code: 1 if `check` is set and a floor is missed."""
     console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
     for name, value in about.items():
         console.print(f"{name:16} {value}", highlight=False, soft_wrap=True)

@@ -1,12 +1,13 @@
-"""Routing by simulation: which way to choose a worker, and to queue, is best for groups of heavy-tailed n, and what a
-decision costs.
+"""Simulates routing: the best ways to choose a worker and to queue for groups of heavy-tailed n. It also measures the
+time of a decision.
 
-The product's own code chooses, keeps the prefix index and the queue; workers are fake, with the times of our engine
-(`bench/router_engine.py`), and groups are made up (`bench/router_groups.py`). Three tables, and JSON on the last line:
+The product's own code chooses, and keeps the prefix index and the queue. Workers (`bench/router_engine.py`) are fake,
+with the times of our engine, and so are groups (`bench/router_groups.py`). Prints three tables, and JSON on the last
+line:
 
-    routing     each policy over the same groups; "a group is one" counts requests, as gateways do that know no n
+    routing     each policy over the same groups; "a group is one" counts requests, like gateways that do not know n
     queue       first tokens of small and of large groups where room is scarce (64 choices a worker)
-    decision    microseconds, on this machine
+    decision    microseconds on this machine
 
 Run: python -m bench.router [--quick] [--workers 8,64] [--loads 0.7,0.9] [--engine cpu] [--weights]
 """
@@ -35,26 +36,26 @@ TRIED_QUEUES = [
     *((0.0, 0.0, patience_s) for patience_s in (1.0, 5.0, 20.0)),
     *((0.5, most_s, patience_s) for most_s in (5.0, 10.0, 20.0, 1e3) for patience_s in (0.0, 1.0, 5.0)),
 ]
-"""Seconds a choice, at most, patience."""
+"""(seconds a choice, most seconds, patience in seconds) of each queue that `--weights` tries."""
 FOREVER_S = 1e9
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is simulated and measured."""
+    """The runs to simulate and the decisions to measure."""
 
     workers: Sequence[int]
     loads: Sequence[float]
     groups: int
-    """In a run with up to 100 workers; more of them get 50 each."""
+    """Groups in a run with up to 100 workers; a larger fleet gets at least 50 for each worker."""
     engine: Engine
     vary_weights: bool
     decisions: Sequence[tuple[int, int]]
-    """(workers, blocks) of each."""
+    """(workers, blocks) of each measured decision."""
 
 
 def horizon(steps: float) -> Weights:
-    """The weights with another horizon."""
+    """Returns the weights with a horizon of `steps` steps."""
     a_step = steps / PROMPT_TOKEN_MS
     return Weights(choice=a_step * CHOICE_MS, trunk_block=a_step * TRUNK_BLOCK_MS, tail_block=a_step * TAIL_BLOCK_MS)
 
@@ -75,7 +76,7 @@ def ways(*, vary_weights: bool) -> dict[str, Rules]:
 
 
 def queues(*, vary_weights: bool) -> dict[str, FairQueue[Group]]:
-    """FIFO is the queue without head starts and patience."""
+    """Returns the queues to compare, by name. FIFO is the fair queue without head starts and patience."""
     found = {
         "FIFO": FairQueue[Group](max_wait_s=FOREVER_S, per_choice_s=0.0, patience_s=0.0),
         "fair": FairQueue[Group](max_wait_s=FOREVER_S),
@@ -103,7 +104,7 @@ def queue(plan: Plan) -> Iterator[Figures]:
 
 
 def _simulated(way: str, rules: Rules, workers: int, load: float, plan: Plan) -> Figures:
-    """The same groups for every way."""
+    """Simulates one way; all ways get the same groups."""
     count = max(plan.groups, 50 * workers if workers > 100 else 0)
     made = groups(count, workers=workers, load=load, engine=plan.engine, seed=SEED)
     return figures(way, workers, load, Run(made, workers=workers, engine=plan.engine, rules=rules).run())
@@ -122,7 +123,7 @@ def planned(options: argparse.Namespace) -> Plan:
 
 
 def told(rows: Iterator[Figures]) -> Iterator[Figures]:
-    """The same, each named on standard error when it is there: a long run shows how far it is."""
+    """Yields the rows and names each on standard error, so that a long run shows its progress."""
     for row in rows:
         progress(f"{row.workers} workers, {row.load:.0%}: {row.way}")
         yield row
@@ -141,13 +142,13 @@ def record(
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="ways to choose a worker and to queue, simulated; what a decision costs"
+        description="ways to choose a worker and to queue, simulated; the time of a decision"
     )
     parser.add_argument("--workers", type=numbers, default=(8, 64), help="sizes of fleets, up to 1000, e.g. 8,64")
-    parser.add_argument("--loads", default="0.7,0.9", help="of what the workers could just do (default: %(default)s)")
-    parser.add_argument("--groups", type=int, help="a run (default: 16000, 1500 with --quick)")
+    parser.add_argument("--loads", default="0.7,0.9", help="shares of what workers can just do (default: %(default)s)")
+    parser.add_argument("--groups", type=int, help="groups of a run (default: 16000, 1500 with --quick)")
     parser.add_argument(
-        "--engine", choices=list(ENGINES), default="cpu", help="whose step times (default: %(default)s)"
+        "--engine", choices=list(ENGINES), default="cpu", help="engine with these step times (default: %(default)s)"
     )
     parser.add_argument("--weights", action="store_true", help="vary the weights of the cost and of the queue too")
     parser.add_argument("--quick", action="store_true", help="fewer groups and decisions: half a minute")

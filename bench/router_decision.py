@@ -1,4 +1,4 @@
-"""What one decision costs, in microseconds, against the number of workers and of blocks the index knows: real code."""
+"""Measures the time of one decision, against the numbers of workers and of blocks in the index: real code."""
 
 import time
 import tracemalloc
@@ -24,13 +24,13 @@ class DecisionCost:
     workers: int
     blocks: int
     names_us: float
-    """Naming the blocks of the prompt, which depends on nothing else."""
+    """Time to name the blocks of the prompt, which depends only on its length."""
     overlap_us: float
-    """Looking up who has them: a beginning that everybody has, and a rest that one worker has."""
+    """Time to look up who has them: all workers have a beginning, one has the rest."""
     choice_us: float
-    """The shortlist, a candidate of every worker on it, and the choice."""
+    """Time for the shortlist, a candidate for every worker on it, and the choice."""
     bytes_per_block: float
-    """Of the index, the names included."""
+    """Bytes of the index for each block, names included."""
 
     @property
     def total_us(self) -> float:

@@ -1,7 +1,7 @@
-"""Fake workers for the simulation of routing: what a step of an engine costs, and what comes out of steps when.
+"""Fake workers for the simulation of routing: the time of an engine's step, and when prompts and choices are done.
 
-Between two changes (a group comes, a prompt has been read, a choice ends) every choice of a worker gets on at the same
-rate, so a worker is worked out from change to change and not step by step.
+Between two changes (a group arrives, a prompt is computed, a choice ends) all choices of a worker advance at the same
+rate. So a worker is simulated from change to change and not step by step.
 """
 
 from collections import OrderedDict, deque
@@ -18,7 +18,7 @@ NEARLY = 1e-6
 
 @dataclass(frozen=True)
 class Engine:
-    """What there is room for, and milliseconds of a step. The default is ours on two cores (docs/log.md)."""
+    """An engine's room, and the times of its step. The default is ours on two cores (docs/log.md)."""
 
     step_ms: float = 4.0
     choice_ms: float = cost.CHOICE_MS
@@ -33,7 +33,7 @@ class Engine:
         return choices * self.choice_ms + trunk_blocks * self.trunk_block_ms + tail_blocks * self.tail_block_ms
 
     def work_ms(self, prompt_tokens: int, prompt_blocks: int, lengths: Sequence[int]) -> float:
-        """All of a group, but for what a step costs by itself."""
+        """Returns the time of all work for a group, without the fixed time of a step."""
         trunk = max(lengths) * prompt_blocks * self.trunk_block_ms
         tails = sum(length**2 for length in lengths) / 2 / BLOCK_SIZE * self.tail_block_ms
         return prompt_tokens * self.prompt_token_ms + sum(lengths) * self.choice_ms + trunk + tails
@@ -41,7 +41,7 @@ class Engine:
 
 ENGINES = {
     "cpu": Engine(),
-    # A GPU as we guess it: prompts and choices are cheap, a step and the memory it reads are not.
+    # A guess for a GPU: prompts and choices are cheap, a step and the memory that it reads are not.
     "gpu": Engine(
         step_ms=8.0,
         choice_ms=0.03,
@@ -56,22 +56,22 @@ ENGINES = {
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """What comes, and what became of it."""
+    """A group that arrives, and its progress."""
 
     number: int
     arrival_s: float
     names: Sequence[BlockName]
     prompt_tokens: int
     lengths: Sequence[int]
-    """Tokens of each choice."""
+    """Number of tokens of each choice."""
     session: str | None
     cached_tokens: int = 0
     thought_uncached: int = 0
-    """What the router put into its books."""
+    """Number of prompt tokens to compute that the router has in its books."""
     remaining_tokens: float = 0.0
-    """Of the prompt, yet to be computed."""
+    """Number of prompt tokens that are still to be computed."""
     open: int = 0
-    """Choices that have not ended."""
+    """Number of choices that have not ended."""
     first_s: float | None = None
     end_s: float | None = None
 
@@ -86,7 +86,7 @@ class Group:
 
 class Cache:
     """The prefix cache of a worker: the least recently used block goes first, the end of a prefix before its beginning.
-    `told` hears of what is stored and removed, as the router does through events."""
+    It calls `stored` and `removed` with names of blocks, as events report them to a router."""
 
     def __init__(
         self, size: int, *, stored: Callable[[list[BlockName]], None], removed: Callable[[list[BlockName]], None]
@@ -116,7 +116,7 @@ class Cache:
 
 
 class FakeWorker:
-    """Time is in seconds; `changed` hears of groups that have their first token and of choices that have ended."""
+    """A worker. It calls `changed` when a group has its first token and when a choice has ended."""
 
     def __init__(self, id: str, engine: Engine, cache: Cache, changed: Callable[["FakeWorker", Group], None]) -> None:
         self.id = id
@@ -130,9 +130,9 @@ class FakeWorker:
         self._reading: deque[Group] = deque()
         self._reserved = 0
         self._ends: list[tuple[float, float, int, Group]] = []
-        """Steps at the end and at the beginning of each running choice, number of its group, group."""
+        """For each running choice: step at its end, step at its beginning, number of its group, group."""
         self._started_steps = 0.0
-        """Sum over running choices of the step they began at."""
+        """Sum over running choices of the step at which each began."""
         self._steps = 0.0
         self._now_s = 0.0
         self._step_s = 1.0
@@ -149,7 +149,7 @@ class FakeWorker:
         self._plan()
 
     def next_change_s(self) -> float | None:
-        """When to call `change`. None: nothing is going on."""
+        """Returns the time at which `change` must be called; None if the worker is idle."""
         waits = [self._ends[0][0] - self._steps] if self._ends else []
         if self._reading:
             waits.append(self._reading[0].remaining_tokens / self._chunk)
@@ -172,7 +172,7 @@ class FakeWorker:
             self._reading[0].remaining_tokens -= steps * self._chunk
 
     def _plan(self) -> None:
-        """Admits who has room, and says how long steps are until the next change."""
+        """Admits groups that fit, and computes the time of a step until the next change."""
         while self._waiting and self._has_room(self._waiting[0]):
             group = self._waiting.popleft()
             group.cached_tokens = min(self.cache.cached_tokens(group.names), group.prompt_tokens - 1)

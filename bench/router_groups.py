@@ -1,11 +1,11 @@
-"""Made-up groups for the simulation of routing: heavy-tailed n, prompts that share beginnings, Poisson arrivals.
+"""Makes groups for the simulation of routing: heavy-tailed n, prompts that share beginnings, Poisson arrivals.
 
-    n         half of all groups have one choice; 32 and 64 are one group in ten, and more than half of all choices
+    n         half of all groups have one choice; one in ten has 32 or 64, and these hold more than half of all choices
     prompts   half continue a session (a longer beginning of the same text each time), three in ten are few-shot prompts
               (one of some long beginnings, the first ones far more often, and a question), the others are new
-    choices   lengths are exponential, 16 to 512 tokens, and nobody knows them before
+    choices   lengths are exponential, 16 to 512 tokens, and the router does not know them
 
-Load 1 is what all workers could just do if steps cost no more than what is in them and every block were computed once.
+Load 1 is what all workers could just do if a step had no fixed cost and every block were computed once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,12 +21,12 @@ MEAN_ANSWER_TOKENS = 128
 SESSIONS_A_WORKER = 12
 TASKS_A_WORKER = 2
 TURNS = 6
-"""Of a session, on average."""
+"""Mean number of prompts of a session."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """Something whose beginnings are prompts."""
+    """A text whose beginnings are prompts."""
 
     number: int
     tokens: int
@@ -36,7 +36,7 @@ class _Text:
 
 
 class _Prompts:
-    """Draws them one after the other."""
+    """Draws prompts one after the other."""
 
     def __init__(self, random: Random, workers: int) -> None:
         self._random = random
@@ -46,7 +46,7 @@ class _Prompts:
         self._often = list(accumulate(1 / rank for rank in range(1, len(self._tasks) + 1)))
 
     def draw(self) -> tuple[list[BlockName], int, str | None]:
-        """Names of the full blocks, tokens, session."""
+        """Returns a prompt: names of its full blocks, number of tokens, session."""
         random = self._random
         kind = random.random()
         if kind < 0.5:
@@ -72,7 +72,7 @@ class _Prompts:
 
 
 def groups(count: int, *, workers: int, load: float, engine: Engine, seed: int) -> list[Group]:
-    """In order of arrival."""
+    """Returns `count` groups in order of arrival."""
     random = Random(seed)
     prompts = _Prompts(random, workers)
     made = [_group(number, random, prompts) for number in range(count)]

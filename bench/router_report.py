@@ -1,4 +1,4 @@
-"""Figures of the simulation of routing, and tables of them for people."""
+"""Figures of the simulation of routing, and their tables."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
@@ -12,13 +12,14 @@ from bench.router_engine import Group
 from bench.router_run import Outcome
 
 SMALL = 4
-"""Groups of at most so many choices are the small ones."""
+"""Small groups have at most this many choices."""
 LARGE = 32
+"""Large groups have at least this many choices."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One way to route, or to queue, over one stream of groups. Seconds."""
+    """The results of one way to route or to queue, over one stream of groups."""
 
     workers: int
     load: float
@@ -31,10 +32,11 @@ class Figures:
     total_p99_s: float
     total_mean_s: float
     hit_ratio: float
-    """Prompt tokens found in a cache, of all."""
+    """Share of prompt tokens that were found in a cache."""
     small_first_p99_s: float
+    """Time to the first token of small groups; NaN if there are none."""
     large_first_p99_s: float
-    """Until the first token, of groups of at most SMALL and at least LARGE choices; NaN without any."""
+    """Time to the first token of large groups; NaN if there are none."""
 
 
 def figures(way: str, workers: int, load: float, outcome: Outcome) -> Figures:
@@ -85,7 +87,7 @@ def _firsts(groups: Sequence[Group]) -> list[float]:
 
 
 def _seconds(groups: Sequence[Group], moment: Callable[[Group], float | None]) -> list[float]:
-    """From arrival to that moment, in order of length."""
+    """Returns the times from arrival to that moment, the shortest first."""
     moments = [(group, moment(group)) for group in groups]
     return sorted(at_s - group.arrival_s for group, at_s in moments if at_s is not None)
 

@@ -1,4 +1,4 @@
-"""The simulation of routing: groups come, the product's own code chooses a worker, fakes do the work."""
+"""The simulation of routing: groups arrive, the product's own code chooses a worker, and fake workers do the work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ from motet.types import Policy
 LOOKS = 100
 """How often the workers' loads are compared in a run."""
 WARM_UP = 0.25
-"""Of the groups, those that come first and are left out of the figures."""
+"""Share of the groups, the first ones, that figures leave out."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is varied."""
+    """The rules of a run."""
 
     policy: Policy = Policy.KV
     weights: Weights = WEIGHTS
     group_is_one: bool = False
-    """A group counts as if it had one choice, as where a request is the unit."""
+    """True if a group counts as one choice, like in a gateway whose unit is the request."""
     short: bool = True
-    """Of a large fleet a shortlist is looked at."""
+    """True if in a large fleet only a shortlist is compared."""
     sessions: bool = True
     queue: FairQueue[Group] | None = None
-    """Where groups wait that have no room anywhere; None: they wait in the engine of the worker that is chosen."""
+    """The queue of groups that have no room anywhere; None if they wait in the engine of the chosen worker."""
 
 
 @dataclass(slots=True)
 class _Books:
-    """What the router knows of a worker from what it gave it and got back."""
+    """What the router knows of a worker from the groups that it gave to it and their progress."""
 
     groups: int = 0
     choices: int = 0
@@ -48,13 +48,13 @@ class _Books:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Groups after the warm-up, with what became of them."""
+    """The groups after the warm-up, with their times."""
 
     groups: Sequence[Group]
     unlike: float
     """Standard deviation of workers' open choices over their mean, averaged over time."""
     seconds: float
-    """From the first of these groups to the last end."""
+    """Time from the first arrival of these groups to the last end."""
 
 
 class Run:
@@ -152,7 +152,7 @@ class Run:
         self._schedule(worker)
 
     def _changed(self, worker: FakeWorker, group: Group) -> None:
-        """Its prompt has been read, or one of its choices has ended."""
+        """Updates the worker's books: the group's prompt has been computed, or one of its choices has ended."""
         books = self._books[worker.id]
         if group.thought_uncached:
             books.queued_tokens -= group.thought_uncached

@@ -1,9 +1,9 @@
-"""What sampling costs a step: milliseconds for 32 and 128 choices over a vocabulary of 49,152, each way of drawing.
+"""Measures the sampling of a step: milliseconds for 32 and 128 choices, vocabulary 49,152, each way of drawing.
 
-The logits are bf16 and made up: probabilities fall with a power of their rank, whose exponent differs from row to row,
-cut off exponentially, so that top-p keeps about as many tokens as it does for SmolLM2 writing a story (median 14 and
-one row in ten above 100 for 0.9, median 290 and one in ten above 1,400 for 0.99; printed first). "fork" draws all
-choices from one row, as the first tokens of a group are. Prints a table, and JSON on the last line.
+The logits are synthetic, in bf16. Probabilities fall with a power of their rank, whose exponent differs from row to
+row, with an exponential cut-off. So top-p keeps about as many tokens as for SmolLM2 when it writes a story (top-p 0.9:
+median 14, one row in ten above 100; 0.99: median 290, one in ten above 1,400; printed first). "fork" draws all choices
+from one row, like the first tokens of a group. Prints a table, and JSON on the last line.
 
 Run: python -m bench.sampler [--rows 32,128] [--repeats 30] [--device cpu] [--threads 2]
 """
@@ -43,7 +43,7 @@ WAYS = {
 
 
 def made_up_logits(rows: int, device: torch.device) -> torch.Tensor:
-    """[rows, VOCAB] bf16"""
+    """Returns synthetic logits [rows, VOCAB] bf16."""
     generator = torch.Generator().manual_seed(0)
     exponents = 1.0 + 1.3 * torch.rand(rows, 1, generator=generator)
     ranks = torch.arange(1, VOCAB + 1)
@@ -70,7 +70,7 @@ def sample_rows(params: SamplingParams, rows: int, *, fork: bool) -> list[Sample
 
 
 def milliseconds(work: Callable[[], object], repeats: int) -> float:
-    """The median, after one run to warm up. The work ends with a copy to the host, so nothing is left running."""
+    """Returns the median, after one run to warm up. The work ends with a copy to the host: no device work is left."""
     work()
     times = []
     for _ in range(repeats):
@@ -92,9 +92,9 @@ def measure(rows: int, repeats: int, device: torch.device) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="milliseconds a step spends on sampling")
     parser.add_argument("--rows", type=numbers, default=(32, 128), help="choices of a step, e.g. 32,128")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=30, help="timed steps of each case")
+    parser.add_argument("--device", default="cpu", help="device of the sampler")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)

@@ -1,13 +1,12 @@
-"""How a server's cost grows with the work it is given: no cost may grow faster than the work.
+"""Measures how a server's costs grow with its work: none may grow faster than the work.
 
-    choices    one request with n = 1, 2, 4 ... 256 choices: the time of a step, that is one more token for every choice
+    choices    one request with n = 1, 2, 4 ... 256 choices: the time of a step, in which every choice gets a token
     groups     1, 2, 4 ... 64 requests with 8 choices each, sent at once: the total
 
-Every prompt is one that no cache knows. The growth of a cost from row to row is told by its exponent, log(cost) over
-log(work): 0 where more work costs nothing, 1 where it costs in proportion. Prints two tables, and JSON on the last
-line.
+No cache has any of the prompts. The exponent of a cost, log(cost) over log(work), shows its growth from row to row: 0
+if more work costs nothing, 1 if it costs in proportion. Prints two tables, and JSON on the last line.
 
-Limit (--check fails when it is passed): an exponent of 1.1 from any row to the next; what is over 1 is noise.
+Limit (--check fails above it): an exponent of 1.1 from any row to the next; 0.1 is for noise.
 
 Run: python -m bench.scale [--url URL] [--ns 1,2,4] [--groups 1,2,4] [--repeats 3] [--check] [--plot FOLDER]
 """
@@ -32,12 +31,12 @@ from motet.deploy.child import ChildServer
 NS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
 ROOM = "--max-n 256 --max-num-seqs 512 --kv-cache-gb 4"
-"""What the largest rows need: 64 groups of 8 are 512 choices, and prompts of 1340 tokens for them 3 GB of KV."""
+"""Flags for the largest rows: 64 groups of 8 are 512 choices, which with prompts of 1340 tokens take 3 GB of KV."""
 WARM_UP_N = 8
 
 
 class ScaleBench:
-    """One server, more and more work."""
+    """Gives one server more and more work."""
 
     def __init__(self, server: Contender, fresh: FreshPrompts, arguments: argparse.Namespace) -> None:
         self._server = server
@@ -52,7 +51,7 @@ class ScaleBench:
         return [Series("choices", OF_CHOICES, choices), Series("groups", OF_GROUPS, groups)]
 
     async def point(self, groups: int, n: int, length: int, *, work: int) -> Point:
-        """Medians of the repeats, each with prompts of its own."""
+        """Returns the medians of the repeats, each with prompts of its own."""
         samples = []
         for repeat in range(self._arguments.repeats):
             prompts = [self._fresh.next(length) for _ in range(groups)]
@@ -63,7 +62,7 @@ class ScaleBench:
 
 
 async def scale(url: str, arguments: argparse.Namespace) -> int:
-    """The exit code."""
+    """Runs the whole benchmark and returns the exit code."""
     load = f"prompts of {arguments.prompt_tokens} tokens, {arguments.group_prompt_tokens} where groups are counted"
     shape = f"{arguments.max_tokens} tokens a choice, {arguments.choices_of_a_group} choices a group"
     conditions = {**machine(), "load": f"{load}, {shape}", "seed": str(arguments.seed)}
@@ -79,7 +78,7 @@ async def scale(url: str, arguments: argparse.Namespace) -> int:
 
 
 def plot(series: Sequence[Series], folder: Path) -> None:
-    """A picture for each series: what it takes altogether, and what of that is one token's."""
+    """Draws a picture for each series: total time, time for each token, peak memory."""
     from bench.plot import Curve, Panel, save  # matplotlib is an extra
 
     for one in series:
@@ -95,11 +94,11 @@ def plot(series: Sequence[Series], folder: Path) -> None:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, ns=NS, prompt_tokens=1340, max_tokens=64, repeats=3)
     parser.add_argument("--url", help="a running server, in place of one started here")
-    parser.add_argument("--server-arguments", default=ROOM, help=f"of the one started here (default: {ROOM})")
+    parser.add_argument("--server-arguments", default=ROOM, help=f"flags of the server started here (default: {ROOM})")
     parser.add_argument("--groups", type=numbers, default=GROUPS, help="numbers of requests at once")
-    parser.add_argument("--choices-of-a-group", type=int, default=8, help="n of each of them")
-    parser.add_argument("--group-prompt-tokens", type=int, default=256, help="where groups are counted")
-    parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="of the prompts")
+    parser.add_argument("--choices-of-a-group", type=int, default=8, help="n of these requests")
+    parser.add_argument("--group-prompt-tokens", type=int, default=256, help="tokens of their prompts")
+    parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="seed of the prompts")
     parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write scale-choices.png and scale-groups.png")
     arguments = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""How fast costs grow with work: exponents between neighbours and over the whole, and tables."""
+"""Computes how fast costs grow with work: exponents from row to row and over all rows, and tables."""
 
 import itertools
 import math
@@ -15,27 +15,27 @@ MAX_EXPONENT = 1.1
 
 @dataclass(frozen=True)
 class Point:
-    """What so much work took."""
+    """The cost of some amount of work."""
 
     work: int
-    """Choices, or groups."""
+    """Number of choices or groups."""
     max_tokens: int
     timing: Timing
     peak_mib: float | None
 
     @property
     def step_ms(self) -> float:
-        """One more token for every choice, while all are being written."""
+        """Returns the time for one more token of every choice, while all are being written."""
         return (self.timing.total_s - self.timing.last_first_s) / (self.max_tokens - 1) * 1000
 
     @property
     def ms_per_token(self) -> float:
-        """All of the time over all tokens, the prompt's prefill included."""
+        """Returns the total time, prefill included, divided by all tokens."""
         return self.timing.total_s / self.timing.tokens * 1000
 
     @property
     def tokens_per_s(self) -> float:
-        """Of that whole time."""
+        """Returns all tokens divided by the total time."""
         return self.timing.tokens / self.timing.total_s
 
     def cells(self, *, with_steps: bool) -> list[object]:
@@ -50,11 +50,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one cost over some points: cost ~ work ** exponent."""
+    """The growth of one cost over some points: cost ~ work ** exponent."""
 
     cost: str
     exponents: Sequence[float]
-    """From each point to the next."""
+    """The exponent from each point to the next."""
     fit: float
     """The exponent that fits all of them best (least squares of the logarithms)."""
 
@@ -64,7 +64,7 @@ class Growth:
 
 
 def growth(cost: str, works: Sequence[int], costs: Sequence[float]) -> Growth:
-    """At least two points, each with more work than the one before."""
+    """Computes the growth over at least two points, each with more work than the one before."""
     xs, ys = [math.log(work) for work in works], [math.log(cost) for cost in costs]
     pairs = itertools.pairwise(zip(xs, ys, strict=True))
     exponents = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairs]
@@ -81,7 +81,7 @@ COSTS: Mapping[str, Callable[[Point], float | None]] = {
 }
 OF_CHOICES = tuple(COSTS)
 OF_GROUPS = ("total", "peak memory")
-"""Groups begin one after the other: the last waits while others are written, and never are all being written."""
+"""The time of a step is left out: groups begin one after the other, so there is no time in which all are written."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class Series:
     """One kind of work, from little to much."""
 
     work: str
-    """What is counted."""
+    """The unit of work: choices or groups."""
     costs: Sequence[str]
     points: Sequence[Point]
 
     def growths(self) -> list[Growth]:
-        """Of the costs that were measured; none where there is nothing to compare."""
+        """Returns the growth of each cost that was measured at every point; none if there is only one point."""
         works = [point.work for point in self.points]
         found = []
         for cost in self.costs if len(works) > 1 else ():

@@ -1,11 +1,12 @@
-"""Reads a streamed answer with as little work as Python can do it in.
+"""Reads a streamed answer with as little work as possible in Python.
 
-The client of a benchmark shares its cores with the server it measures, so what it spends, the server lacks: more where
-a server writes every choice's token by itself (vLLM) than where it writes a step in one piece (Motet). An event in a
-write of its own costs 55 to 100 microseconds over httpx and 13 to 17 here, one of a step of 32 costs 6 and 2 to 4.
+The client of a benchmark shares its cores with the server that it measures, so the server lacks the time that the
+client takes: more with a server that writes each choice's token alone (vLLM) than with one that writes a step in one
+piece (Motet). An event in a write of its own costs 55 to 100 microseconds with httpx and 13 to 17 here, one in a step
+of 32 costs 6 and 2 to 4.
 
-httpx still builds the request, so addresses, JSON and keys are its business; the answer goes from the socket through
-httptools, the parser of the servers themselves, to lines.
+httpx still builds the request, with address, JSON and keys. The answer goes from the socket through httptools, the
+parser of the servers themselves, to lines.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from motet.errors import EngineError
 OnLine = Callable[[str], None]
 OK = 200
 NEEDED_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
-"""Plain text, and no connection that is kept: one request each."""
+"""They ask for an uncompressed answer, and for one request on each connection."""
 
 
 async def follow(client: httpx.AsyncClient, path: str, body: Mapping[str, object], on_line: OnLine) -> None:
-    """Posts `body` and hands on each line of the answer the moment it is here.
+    """Posts `body` and calls `on_line` with each line of the answer as soon as it has arrived.
 
     Raises what `on_line` raises, `EngineError` if the server refuses, and `OSError` if it cannot be reached or leaves
     before its answer has ended.
@@ -44,14 +45,14 @@ async def follow(client: httpx.AsyncClient, path: str, body: Mapping[str, object
 
 
 def bytes_of(request: httpx.Request) -> bytes:
-    """As it goes over the wire."""
+    """Returns a request as bytes of HTTP/1.1."""
     head = [b"%b %b HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
     head += [b"%b: %b" % (name, value) for name, value in request.headers.raw]
     return b"\r\n".join([*head, b"", request.content])
 
 
 class Lines:
-    """Bytes in any pieces to whole lines without their ends; empty ones are left out."""
+    """Turns bytes in any pieces into whole lines without line ends; empty lines are left out."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -72,7 +73,7 @@ class _Stream(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.status = 0
         self.refusal = b""
-        """The body, where it is not what was asked for."""
+        """The body of an answer whose status is not 200."""
         self._on_line = on_line
         self._lines = Lines()
         self._parser = httptools.HttpResponseParser(self)
@@ -87,7 +88,7 @@ class _Stream(asyncio.Protocol):
             self._take()
         except httptools.HttpParserError as exc:
             self.ended.set_exception(EngineError(f"the server does not speak HTTP: {exc}"))
-        except Exception as exc:  # on_line's: it is for the caller, not for the event loop
+        except Exception as exc:  # from on_line: for the caller, not for the event loop
             self.ended.set_exception(exc)
         else:
             if self._complete:
@@ -107,7 +108,7 @@ class _Stream(asyncio.Protocol):
         self._complete = True
 
     def _take(self) -> None:
-        """Outside the parser, which would wrap what `on_line` raises."""
+        """Passes lines on outside the parser, which would wrap what `on_line` raises."""
         bodies, self._bodies = self._bodies, []
         for body in bodies:
             if self.status != OK:

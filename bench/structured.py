@@ -1,8 +1,8 @@
-"""What it costs that every choice follows a JSON schema: tokens a second with it and without it, on one server.
+"""Measures the cost of a JSON schema for every choice: tokens a second with it and without it, on one server.
 
-For n = 1, 8, 32: a request with n choices, in turn free and with a schema that no answer completes, so that both write
-equally many tokens; the ratio is that of neighbours in time. Then what a step spends on masks, without a model. With
-`--vllm` the same is asked of vLLM's CPU build.
+For n = 1, 8, 32 it sends a request with n choices, in turn free and with a schema that no answer completes, so that
+both write equally many tokens. The ratio compares two requests that follow each other. Then it measures a step's time
+for masks, without a model. With `--vllm` it measures vLLM's CPU build too.
 
 Floor (`--check` fails when it is missed): with the schema at n = 32 at least 0.9 of the tokens a second.
 
@@ -37,7 +37,7 @@ COST_STEPS = 200
 
 @dataclass
 class Row:
-    """Tokens a second of one n, repeat by repeat."""
+    """Tokens a second for one n, one figure for each repeat."""
 
     n: int
     free: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def ratios(self) -> list[float]:
-        """Of neighbours in time, so that what else the machine does matters less."""
+        """Returns the ratio of each pair of requests that follow each other, so that other load matters less."""
         return [bound / free for bound, free in zip(self.bound, self.free, strict=True)]
 
     @property
@@ -57,12 +57,12 @@ class Row:
 
 
 async def with_schema(body: dict[str, object]) -> dict[str, object]:
-    """vLLM would take `ignore_eos` and write on."""
+    """Adds the schema to a body, and removes `ignore_eos`, which would make vLLM write beyond the schema's end."""
     return {**body, "ignore_eos": False, "structured_outputs": {"json": SCHEMA}}
 
 
 async def measure(url: str, setup: Setup, tokens: list[int], *, model: str | None = None) -> list[Row]:
-    """`model`: of a server that is none of ours."""
+    """`model`: the model's name in requests, for a server that is not ours."""
     rows = []
     async with connected(url) as client:
         free = Load(client, setup.max_tokens, model=model, count_blocks=False, seeded=model is None)
@@ -102,7 +102,7 @@ def floors(rows: Sequence[Row]) -> list[Floor]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, ns=(1, 8, 32), prompt_tokens=256, max_tokens=160, repeats=5)
     parser.add_argument("--url", help="a running server, in place of one started here")
-    parser.add_argument("--vllm", type=Path, metavar="VENV", help="a virtual environment that has vLLM")
+    parser.add_argument("--vllm", type=Path, metavar="VENV", help="virtual environment with vLLM, to measure it too")
     return parser.parse_args(argv)
 
 

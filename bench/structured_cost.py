@@ -1,6 +1,6 @@
-"""What one step spends on grammars, on one thread and without a model: masks are filled and applied, tokens consumed.
+"""Measures a step's work for grammars on one thread, without a model: to fill and apply masks, to consume tokens.
 
-Every choice follows the same answer with a matcher of its own, so each mask is one that a model would have met.
+Every choice follows the same answer with a matcher of its own, so the masks are like those with a model.
 """
 
 import json
@@ -42,14 +42,14 @@ SCHEMA: dict[str, object] = {
     "required": ["parts"],
     "additionalProperties": False,
 }
-"""Long enough that no answer ends by itself: with it and without it equally many tokens are written."""
+"""It is so long that no answer reaches its end, so equally many tokens are written with it and without it."""
 GRAMMAR = Grammar(GrammarKind.JSON, json.dumps(SCHEMA))
 WARM_UP_STEPS = 5
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Milliseconds of a step with n choices, the median."""
+    """Median times of a step with n choices."""
 
     n: int
     fill_ms: float
@@ -76,7 +76,7 @@ def step_costs(folder: Path, ns: tuple[int, ...], *, steps: int) -> list[StepCos
 
 
 def answer() -> str:
-    """One that the schema allows."""
+    """Returns an answer that the schema allows."""
     parts = [
         {"voice": (2 * TEXT)[31 * i : 31 * i + 150], "bars": 7 * i + 1, "kind": ("tenor", "motetus")[i % 2]}
         for i in range(ITEMS)

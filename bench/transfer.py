@@ -1,12 +1,12 @@
-"""What it costs to move a prompt's KV from a prefill process to a decode process.
+"""Measures the transfer of a prompt's KV from a prefill process to a decode process.
 
     pull       a prompt for n = 1, 3, 8, 32: transfers, bytes, descriptors, milliseconds, GB/s, beside a plain copy of
                as many bytes in memory
-    busy       pulls while the prefill process is in the middle of a long prompt: they must not wait for its pass to end
-    idle       processor time of both processes when nobody asks for anything
+    busy       pulls while the prefill process computes a long prompt: they must not wait until its pass ends
+    idle       processor time of both processes without requests
 
-Everything twice: as the machine would (shared memory), and over TCP, as between machines. Prints tables, and JSON on
-the last line.
+It measures everything twice: over shared memory, which is the default on one machine, and over TCP, as between
+machines. Prints tables, and JSON on the last line.
 
 Run: python -m bench.transfer [--ns 1,8] [--repeats 5] [--prompt-tokens 1200] [--model MODEL]
 """
@@ -38,14 +38,14 @@ from motet.models.source import resolve
 from motet.types import EngineStats, GenerateRequest, Role, SamplingParams, choice_starts
 
 WAYS: dict[str, dict[str, str]] = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
-"""What UCX finds in the environment of the engine processes."""
+"""Variables for UCX in the environment of the engine processes, for each way."""
 LONG_PROMPT = 4000
 GB = 1e9
 
 
 @dataclass(frozen=True)
 class Pulls:
-    """Medians over the repeats of one n."""
+    """Medians of the repeats for one n."""
 
     n: int
     transfers: float
@@ -62,20 +62,20 @@ class Pulls:
 
 @dataclass(frozen=True)
 class Way:
-    """All about one way for the bytes to travel."""
+    """The results for one way to transfer bytes."""
 
     name: str
     pulls: Sequence[Pulls]
     busy_ms: float
-    """A pull while prefill computes a long prompt."""
+    """Time of a pull while prefill computes a long prompt."""
     pass_ms: float
-    """One forward pass of that prompt."""
+    """Time of one forward pass of that prompt."""
     idle_percent: dict[str, float]
-    """Of one core, by process."""
+    """Percent of one core that each idle process takes."""
 
 
 class Requests:
-    """Requests for prompts that no cache knows."""
+    """Makes requests with prompts that no cache has."""
 
     def __init__(self, vocab_size: int) -> None:
         self._dice = random.Random(0)
@@ -97,7 +97,7 @@ class Pair:
     decode: NativeEngine
 
     async def pull(self, request: GenerateRequest) -> EngineStats:
-        """Prefills and decodes one group; what decode counted for it."""
+        """Prefills and decodes one group, and returns what the decode engine counted for it."""
         before = await self.decode.stats()
         ticket = await self.prefill.prefill(request)
         async for _ in self.decode.generate(msgspec.structs.replace(request, ticket=ticket)):
@@ -115,7 +115,7 @@ async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> 
             raise RuntimeError("the prefill engine has no side channel")
         await pair.decode.connect(address)
         requests = Requests(pair.prefill.info.vocab_size)
-        await pair.pull(requests.next(arguments.prompt_tokens))  # the first touches memory for the first time
+        await pair.pull(requests.next(arguments.prompt_tokens))  # warm-up: it touches memory for the first time
         pulls = [await measure_n(pair, requests, n, arguments) for n in arguments.ns]
         busy_ms, pass_ms = await measure_busy(pair, requests, arguments)
         return Way(name, pulls, busy_ms, pass_ms, await measure_idle(pair, arguments))
@@ -138,7 +138,7 @@ async def measure_n(pair: Pair, requests: Requests, n: int, arguments: argparse.
 
 
 async def measure_busy(pair: Pair, requests: Requests, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Milliseconds of a pull beside a long prefill, and of one pass of that prefill."""
+    """Returns milliseconds of a pull beside a long prefill, and of one pass of that prefill."""
     milliseconds, passes = [], []
     for _ in range(arguments.repeats):
         wanted = requests.next(arguments.prompt_tokens)
@@ -156,7 +156,7 @@ async def measure_busy(pair: Pair, requests: Requests, arguments: argparse.Names
 
 
 async def measure_idle(pair: Pair, arguments: argparse.Namespace) -> dict[str, float]:
-    """Percent of a core that each process takes when nothing is asked of it."""
+    """Returns the percentage of a core that each idle process takes."""
     idle_s: float = arguments.idle
     engines = {"prefill": pair.prefill, "decode": pair.decode}
     processes = {name: psutil.Process(engine.info.pid) for name, engine in engines.items()}
@@ -167,13 +167,13 @@ async def measure_idle(pair: Pair, arguments: argparse.Namespace) -> dict[str, f
 
 
 def minus(later: EngineStats, earlier: EngineStats) -> EngineStats:
-    """The difference of the counters that are looked at here."""
+    """Returns the difference of the counters that are used here."""
     names = ("transfers", "transfer_bytes", "transfer_descriptors", "recomputed_tokens", "transfer_seconds_sum")
     return EngineStats(**{name: getattr(later, name) - getattr(earlier, name) for name in names})
 
 
 def copy_gb_per_s(num_bytes: int, repeats: int) -> float:
-    """A plain copy in memory by one thread, of memory that was touched before."""
+    """Returns the rate of a plain copy in memory by one thread, of memory that was touched before."""
     torch.set_num_threads(1)
     source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
     seconds = []
@@ -206,10 +206,10 @@ def lines_of(ways: Sequence[Way], copy: float) -> Iterator[str]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, repeats=5)
-    parser.add_argument("--kv-cache-gb", type=float, default=1.0, help="of each process")
-    # Readers are attended to for two seconds after they were last heard of.
-    parser.add_argument("--settle", type=float, default=3.0, help="seconds before idle processes are watched")
-    parser.add_argument("--idle", type=float, default=5.0, help="seconds for which they are")
+    parser.add_argument("--kv-cache-gb", type=float, default=1.0, help="GiB of KV in each process")
+    # A process polls quickly for two seconds after it last heard of a reader.
+    parser.add_argument("--settle", type=float, default=3.0, help="seconds before idle processes are measured")
+    parser.add_argument("--idle", type=float, default=5.0, help="seconds for which idle processes are measured")
     return parser.parse_args(argv)
 
 

@@ -1,6 +1,6 @@
-"""vLLM's CPU build in its best setting, to compare with.
+"""Starts vLLM's CPU build with its best settings, to compare with.
 
-vLLM is no dependency of ours: `folder` is a virtual environment that has it.
+Motet does not depend on vLLM: `folder` is a virtual environment that has it.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ MODEL_NAME = "vllm"
 
 @dataclass(frozen=True)
 class VLLMSetup:
-    """`vllm serve` with what makes it quickest on a CPU."""
+    """`vllm serve` with the settings that are fastest on a CPU."""
 
     folder: Path
     model: Path
     cores: Sequence[int]
-    """It computes with a thread on each of them."""
+    """The cores to use, with a thread on each."""
     arguments: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class VLLMSetup:
 
 @dataclass(frozen=True)
 class VLLMServer:
-    """Started, not yet ready."""
+    """A server that was started, and may not be ready yet."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -78,11 +78,11 @@ class VLLMServer:
         raise StartupError(f"vLLM was not ready after {START_S:.0f} s:\n{self._last_lines()}")
 
     def pin(self, cores: Sequence[int]) -> None:
-        """All its threads: with a connector for KV it moves some of them to other cores as it starts."""
+        """Pins all threads of the server: with a connector for KV it moves some of them to other cores at start."""
         server = psutil.Process(self.process.pid)
         for process in (server, *server.children(recursive=True)):
             for thread in process.threads():
-                with contextlib.suppress(ProcessLookupError):  # it has ended since it was listed
+                with contextlib.suppress(ProcessLookupError):  # the thread has ended since it was listed
                     os.sched_setaffinity(thread.id, cores)
 
     def _last_lines(self) -> str:
@@ -92,7 +92,7 @@ class VLLMServer:
 
 @contextlib.contextmanager
 def vllm_server(setup: VLLMSetup) -> Iterator[VLLMServer]:
-    """Ended whatever happens."""
+    """Starts a server and ends it with the context, whatever happens."""
     port = free_port()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(setup.command(port), env=setup.environment(), stdout=log, stderr=log)
@@ -103,7 +103,7 @@ def vllm_server(setup: VLLMSetup) -> Iterator[VLLMServer]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """With its engine and workers, which outlive a server that had to be killed."""
+    """Ends a server with its engine and workers, which outlive a server that had to be killed."""
     family: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
@@ -119,5 +119,5 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def all_cores() -> list[int]:
-    """Those this process may use."""
+    """Returns the cores that this process may use."""
     return sorted(os.sched_getaffinity(0))

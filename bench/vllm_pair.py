@@ -1,6 +1,6 @@
-"""Two vLLM servers, one that prefills and one that decodes, as its own proxies drive them: something to compare with.
+"""Runs two vLLM servers, one that prefills and one that decodes, and drives them as vLLM's own proxies do.
 
-Each server gets one core to itself.
+Each server has a core to itself.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ ASK = {
 
 @dataclass(frozen=True)
 class VLLMCounters:
-    """Of the decode server."""
+    """Counters of the decode server."""
 
     transfers: int
     num_bytes: int
     computed_tokens: int = 0
-    """Of prompts: neither found in its cache nor fetched."""
+    """Prompt tokens that were neither found in its cache nor fetched."""
 
     def __sub__(self, earlier: "VLLMCounters") -> "VLLMCounters":
         return VLLMCounters(
@@ -46,17 +46,17 @@ class VLLMCounters:
 
 @dataclass(frozen=True)
 class VLLMPair:
-    """Both running."""
+    """Clients of both servers, which are ready."""
 
     prefill: httpx.AsyncClient
     decode: httpx.AsyncClient
 
     async def prepare(self, body: dict[str, object]) -> dict[str, object]:
-        """Prefills as vLLM's proxies do, n to both sides; the body for the decode server."""
+        """Prefills as vLLM's proxies do, with n for both servers, and returns the body for the decode server."""
         return await self._prepare(body, {})
 
     async def prepare_once(self, body: dict[str, object]) -> dict[str, object]:
-        """The same, but one choice is all that the prefill server is asked for."""
+        """Does the same, but asks the prefill server for one choice."""
         return await self._prepare(body, {"n": 1})
 
     async def _prepare(self, body: dict[str, object], changed: dict[str, object]) -> dict[str, object]:
@@ -72,7 +72,7 @@ class VLLMPair:
 
 @contextlib.contextmanager
 def vllm_pair(folder: Path, model: Path, arguments: Sequence[str] = ()) -> Iterator[VLLMPair]:
-    """Started, and ended whatever happens. `arguments`: of both."""
+    """Starts both servers and ends them with the context, whatever happens. `arguments` are for both."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(vllm_server(setup_of(folder, model, core, arguments))) for core in (0, 1)]
         for core, server in enumerate(servers):

@@ -1,14 +1,14 @@
-"""n choices of one prompt on two vLLM servers that prefill and decode apart: through Motet's gateway, and without it.
+"""Measures n choices on two vLLM servers that prefill and decode apart, through Motet's gateway and without it.
 
-Three ways, in turn, so that noise of the machine falls on all of them:
+Three ways take turns, so that noise of the machine affects all of them:
 
     gateway   one prefill, one ticket; the first choice fetches the KV with it, the others find it in the prefix cache
     naive     as vLLM's proxies do: n to the prefill server, n to the decode server, all with the same ticket
     clamped   the same with one choice to the prefill server
 
-Of each: transfers, bytes, prompt tokens that decode computes again, the first token of the first and of the last
-choice, the total. Every request has a prompt that no cache knows. A vLLM has a core to itself; the gateway and this
-client share them. Prints a table, and JSON on the last line.
+Each row has transfers, bytes, prompt tokens that decode computes again, the first token of the first and of the last
+choice, and the total. Every request has a prompt that no cache has. Each vLLM has a core to itself; the gateway and
+this client share both. Prints a table, and JSON on the last line.
 
 `--check` fails when the gateway moves a prompt more than once.
 
@@ -37,12 +37,12 @@ from motet.models.source import resolve
 GATEWAY = "gateway"
 WAYS = (GATEWAY, "naive", "clamped")
 SETTLE_S = 1.5
-"""vLLM's counters follow at their own pace."""
+"""vLLM's counters follow after a delay."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one way and one n: the middle of the repeats, and what the last of them moved."""
+    """The median times of the repeats of one way and one n, and the growth of vLLM's counters in the last repeat."""
 
     timing: Timing
     spent: VLLMCounters
@@ -59,7 +59,7 @@ class Row:
         return [] if transfers == 1 else [f"n={self.n}: {transfers} transfers, not 1"]
 
     def ratio(self, way: str) -> float:
-        """Its total over that of the gateway."""
+        """Returns the way's total divided by the gateway's."""
         return self.costs[way].timing.total_s / self.costs[GATEWAY].timing.total_s
 
 
@@ -84,7 +84,7 @@ async def measure(pair: VLLMPair, gateway: str, arguments: argparse.Namespace) -
 
 
 def straight(pair: VLLMPair, max_tokens: int, *, once: bool) -> Load:
-    """To the two servers, without a gateway."""
+    """Returns a load for the two servers, without a gateway. `once`: ask for one choice at prefill."""
     prepare = pair.prepare_once if once else pair.prepare
     return Load(pair.decode, max_tokens, prepare=prepare, count_blocks=False, seeded=False)
 

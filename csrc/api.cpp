@@ -1,4 +1,4 @@
-// What Python calls, through ctypes.
+// The functions that Python calls through ctypes.
 #include "forward.h"
 #include "pack.h"
 
@@ -8,10 +8,10 @@ using namespace motet;
 
 extern "C" {
 
-// Whether this processor has the instructions that everything here is compiled for.
+// Returns 1 if this processor has the instructions for which this library is compiled, else 0.
 MOTET_EXPORT int motet_supported() { return supported(); }
 
-// Bytes of the structs, for the mirror to compare.
+// Writes the sizes of the structs in bytes, which Python compares with those of its mirrors.
 MOTET_EXPORT void motet_sizes(std::int32_t sizes[6]) {
   sizes[0] = sizeof(Linear);
   sizes[1] = sizeof(Layer);
@@ -21,7 +21,7 @@ MOTET_EXPORT void motet_sizes(std::int32_t sizes[6]) {
   sizes[5] = sizeof(Span);
 }
 
-// Packs weight [columns][depth] into panels; with `other`, 16 columns of `weight`, the same 16 of `other`, and so on.
+// Packs weight [columns][depth] into panels. With `other`: 16 columns of `weight`, the same 16 of `other`, and so on.
 MOTET_EXPORT void motet_pack(bf16* panels, const bf16* weight, const bf16* other, std::int32_t columns,
                              std::int32_t depth) {
   for (int half = 0; half * kLanes < columns; ++half) {
@@ -44,7 +44,7 @@ MOTET_EXPORT void motet_pack(bf16* panels, const bf16* weight, const bf16* other
 MOTET_EXPORT void* motet_open(const Model* model, std::int32_t num_threads) { return new Forward(*model, num_threads); }
 MOTET_EXPORT void motet_run(void* forward, const Batch* batch) { static_cast<Forward*>(forward)->run(*batch); }
 
-// One product by itself, for tests and measurements.
+// Computes a single product, for tests and measurements.
 MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const bf16* input, std::int32_t rows,
                                  float* output) {
   static_cast<Forward*>(forward)->multiply(*linear, input, rows, output);

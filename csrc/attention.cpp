@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::size_t kMaxSharedBytes = 64 << 20;
 
-// The state of a line over the keys read so far: sum of values [head_dim] under weights 2^(score - best), then best,
-// then the sum of the weights.
+// Size in floats of a line's state over the keys read so far: the sum of values [head_dim] with weights
+// 2^(score - best), then best, then the sum of the weights.
 int state_size(const Model& model) { return model.head_dim + 2; }
 int group_size(const Model& model) { return model.heads / model.kv_heads; }
 int stretches_of(int keys) { return (keys + kStretch - 1) / kStretch; }
@@ -20,7 +20,7 @@ struct Weighed {
   float best, mass;
 };
 
-// Weights 2^(score - best) of scores [begin, end), zero elsewhere up to `width`; returns best and their sum.
+// Writes weights 2^(score - best) for scores [begin, end), zeros elsewhere up to `width`. Returns best and their sum.
 Weighed weigh(const float* scores, int begin, int end, int width, bf16* weights) {
   const auto seen = [&](int at) {
     return begin <= at && at + kLanes <= end ? lanes(0, kLanes) : lanes(begin - at, end - at);
@@ -39,11 +39,11 @@ Weighed weigh(const float* scores, int begin, int end, int width, bf16* weights)
 
 float exp2_of_difference(float x, float y) { return first(exp2_of_negative(all(x - y))); }
 
-// Adds what a line saw in one stretch to what it saw before.
+// Merges a line's state over one stretch into its state over the stretches before.
 void merge(float* total, const float* fresh, int head_dim) {
   float &best = total[head_dim], &mass = total[head_dim + 1];
   const float fresh_best = fresh[head_dim], fresh_mass = fresh[head_dim + 1];
-  if (fresh_best == -kInfinity) return;  // saw nothing
+  if (fresh_best == -kInfinity) return;  // it saw no key
   if (best == -kInfinity) {
     std::copy(fresh, fresh + head_dim + 2, total);
     return;
@@ -58,7 +58,7 @@ void merge(float* total, const float* fresh, int head_dim) {
   best = top;
 }
 
-// Which keys of a table a row sees: [begin, end).
+// A row sees keys [begin, end) of a table.
 struct Seen {
   int begin, end;
 };
@@ -77,7 +77,7 @@ class Reader {
         space_(space),
         queries_(queries + std::size_t(task.kv_head) * batch.num_rows * group_size(model) * model.head_dim) {}
 
-  // Stretch `stretch` of the trunk for all rows of the task, one state after the other into `states`.
+  // Reads one stretch of the trunk for all rows of the task, and writes their states to `states`, one after the other.
   void trunk(int stretch, float* states) {
     const Span& span = *task_.span;
     const int window = layer_.window;
@@ -87,7 +87,7 @@ class Reader {
     read(span.trunk_table, stretch, task_.row_begin, task_.row_end, seen, states);
   }
 
-  // All that rows [begin, end) of a piece see of their own table, merged into `total`.
+  // Reads all keys of their own table that rows [begin, end) of a piece see, and merges the states into `total`.
   void piece(const Piece& piece, int begin, int end, float* total) {
     const int window = layer_.window;
     const auto seen = [&](int row) {
@@ -107,7 +107,7 @@ class Reader {
   }
 
  private:
-  // States of rows [row_begin, row_end) over one stretch of a table.
+  // Writes the states of rows [row_begin, row_end) over one stretch of a table.
   template <class See>
   void read(int table, int stretch, int row_begin, int row_end, See seen, float* states) {
     const int group = group_size(model_), lines = (row_end - row_begin) * group, size = state_size(model_);
@@ -121,11 +121,11 @@ class Reader {
       read_lines(row_begin, line, std::min(height, lines - line), begin, end, seen, states + line * size);
   }
 
-  // Up to kMaxRows lines, counted from row `row_begin` on, over the packed keys [begin, end).
+  // Reads the packed keys [begin, end) for up to kMaxRows lines; `line` counts from the first one of row `row_begin`.
   template <class See>
   void read_lines(int row_begin, int line, int count, int begin, int end, See seen, float* states) {
     const int group = group_size(model_), dim = model_.head_dim, size = state_size(model_);
-    const int visible = std::min(end, seen(row_begin + (line + count - 1) / group).end) - begin;  // of the last row: most
+    const int visible = std::min(end, seen(row_begin + (line + count - 1) / group).end) - begin;  // the last sees most
     if (visible <= 0) {
       for (int i = 0; i < count; ++i) states[i * size + dim] = -kInfinity;
       return;
@@ -155,21 +155,21 @@ class Reader {
             });
   }
 
-  // In powers of two.
+  // Returns scores as exponents of 2.
   Floats score(Floats x) const {
     if (layer_.score_softcap == 0) return x * all(layer_.score_scale * kLog2E);
     const float cap = layer_.score_softcap;
     return tanh(x * all(layer_.score_scale / cap)) * all(cap * kLog2E);
   }
 
-  // Keys become columns, values stay rows; what fills the last panel up is zero.
+  // Packs keys as columns and values as rows, and fills the last panel with zeros.
   void pack(int table, int begin, int end) {
     const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
     const std::size_t* offsets = locate(table, begin, end);
     const auto row = [&](const bf16* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
     for (int key = 0; key < columns; key += kLanes) {
       for (int next = key + kLanes; next < std::min(key + 2 * kLanes, end - begin); ++next)
-        for (int at = 0; at < dim; at += kPanel) {  // what comes next is on its way while this is packed
+        for (int at = 0; at < dim; at += kPanel) {  // fetch the next keys while these are packed
           _mm_prefetch((const char*)(layer_.keys + offsets[next] + at), _MM_HINT_T0);
           _mm_prefetch((const char*)(layer_.values + offsets[next] + at), _MM_HINT_T0);
         }
@@ -186,7 +186,7 @@ class Reader {
                 even ? even + at : kZeros, odd ? odd + at : kZeros);
   }
 
-  // Where in the pools the rows of keys [begin, end) lie.
+  // Returns the offsets of the rows of keys [begin, end) in the pools.
   const std::size_t* locate(int table, int begin, int end) {
     const int size = model_.block_size;
     const std::size_t stride = std::size_t(model_.kv_heads) * model_.head_dim;
@@ -226,8 +226,8 @@ void Attention::prepare(const Model& model, const Batch& batch, int num_threads)
   }
 }
 
-// Rows are cut into tiles. Where these are too few to keep all threads busy, as for a group that is being written, the
-// stretches of its trunk are tasks of their own, and what they give is merged afterwards, in the same order.
+// Cuts the rows of a span into tiles. If these are too few to keep all threads busy, as in a group that is being
+// written, the stretches of its trunk are tasks of their own; their states are merged afterwards, in the same order.
 void Attention::cut(const Model& model, const Span& span, int num_threads) {
   const int rows = span.row_end - span.row_begin, enough = 4 * num_threads;
   const auto tiles = [&](std::vector<Task>& tasks, int height, int stretch, std::size_t states) {
@@ -250,7 +250,7 @@ void Attention::cut(const Model& model, const Span& span, int num_threads) {
   tiles(row_tasks_, few ? std::clamp(least, 1, height) : height, 0, states);
 }
 
-// Where the state of a row's first line over one stretch of the trunk lies; those of the rows after it follow.
+// Returns the place of the state of a row's first line over one stretch of the trunk. Those of the next rows follow.
 float* Attention::shared_state(const Model& model, const Task& task, int stretch, int row) {
   const Span& span = *task.span;
   const int rows = span.row_end - span.row_begin;
@@ -271,7 +271,7 @@ void Attention::run(const Model& model, const Layer& layer, const Batch& batch, 
   });
 }
 
-// All that the rows of a task see, and what comes of it.
+// Reads all keys that the rows of a task see, and writes the rows' output.
 void Attention::finish(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries,
                        const Task& task, Workspace& space, bf16* output) {
   const int group = group_size(model), dim = model.head_dim, size = state_size(model);

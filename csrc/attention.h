@@ -1,9 +1,9 @@
-// Attention of one layer over paged keys and values: a trunk once for all its siblings, then each one's own tail.
+// Attention of one layer over paged keys and values: a trunk is read once for all its siblings, then each tail.
 //
-// A stretch of a table is read at once: packed for the matrix unit, multiplied with the queries of up to kMaxLines
-// lines, weighed. What it gives is merged into what the stretches before it gave (online softmax, as in
-// FlashAttention). Stretches are cut at fixed places of a table and merged in their order, so a row's bits depend on its
-// own keys alone, whichever thread read what.
+// A stretch of a table is packed for the matrix unit, multiplied with the queries of up to kMaxLines lines, and
+// weighed. The result is merged into that of the stretches before it (online softmax, as in FlashAttention). Stretches
+// are cut at fixed places of a table and merged in their order, so a row's bits depend only on its own keys, whichever
+// threads read them.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ constexpr int kMaxLines = 96;  // a line is one query head of one row
 
 class Attention {
  public:
-  // Cuts a step into tasks; before the first layer.
+  // Cuts a step into tasks. Must be called before the first layer.
   void prepare(const Model& model, const Batch& batch, int num_threads);
 
   // queries [kv_heads][rows][heads / kv_heads][head_dim] -> output [rows][heads * head_dim]
@@ -27,20 +27,20 @@ class Attention {
  private:
   friend class Reader;
 
-  // Rows of a span, for one key head.
+  // Some rows of a span, for one key head.
   struct Task {
     const Span* span;
     int row_begin, row_end, kv_head;
-    int stretch;          // of the trunk: what a trunk task reads
+    int stretch;          // the stretch of the trunk that a trunk task reads
     std::size_t states;   // where the span's shared trunk states begin; kOwn: a row task reads the trunk itself
   };
   static constexpr std::size_t kOwn = ~std::size_t(0);
 
   struct Workspace {
-    std::vector<std::size_t> offsets;  // of a stretch's rows in the pools
+    std::vector<std::size_t> offsets;  // offsets of a stretch's rows in the pools
     std::vector<bf16> keys, values;    // the stretch, packed
     std::vector<float> scores;         // [kMaxRows][kStretch]
-    std::vector<bf16> weights;         // the same, as factors of the values
+    std::vector<bf16> weights;         // [kMaxRows][kStretch]: factors of the values
     std::vector<float> fresh, total;   // states of kMaxLines lines
   };
 
@@ -50,7 +50,7 @@ class Attention {
   float* shared_state(const Model& model, const Task& task, int stretch, int row);
 
   std::vector<Task> trunk_tasks_;  // stretches of trunks that threads read for each other
-  std::vector<Task> row_tasks_;    // the rest: rows that become output
+  std::vector<Task> row_tasks_;    // rows whose output is computed
   std::vector<Workspace> workspaces_;
   std::vector<float> trunk_states_;
 };

@@ -8,18 +8,18 @@
 namespace motet {
 namespace {
 
-constexpr float kKeyLimit = 1e20f;       // a score is then finite for any query a sound model has
+constexpr float kKeyLimit = 1e20f;       // keys up to this give finite scores for all queries of a working model
 constexpr float kValueLimit = 3.38e38f;  // nearly the greatest bf16
-constexpr int kFewRows = 4;              // cost less than to tell another thread of them
-constexpr int kMaxStrip = 8;             // panels that a thread takes at once, at most
+constexpr int kFewRows = 4;              // this many rows cost less than to involve another thread
+constexpr int kMaxStrip = 8;             // most panels that a thread takes at once
 
 template <class Memory>
 void grow(Memory& memory, std::size_t size) {
   if (memory.size() < size) memory.resize(size);
 }
 
-// How many of a product's panels a thread takes at once: many, but all threads are done at the same time, and there are
-// three pieces for each of them, so that one that loses its core holds up little.
+// Returns how many of a product's panels a thread takes at once. They should be many, but all threads must end at the
+// same time, with at least three pieces for each, so that a thread that loses its core delays little.
 int strip_of(int panels, int threads) {
   int best = 1, least = panels;
   for (int strip = 1; strip <= std::clamp(panels / (3 * threads), 1, kMaxStrip); ++strip) {
@@ -31,7 +31,7 @@ int strip_of(int panels, int threads) {
   return best;
 }
 
-// A column of packed weights, times `scale`.
+// Unpacks a column of packed weights, times `scale`.
 template <class Weight>
 void unpack_column(const Weight* panels, int column, int depth, float scale, float* to) {
   const Weight* from = panels + column / kPanel * panel_size(depth) + place_of<Weight>(column % kPanel);
@@ -103,7 +103,7 @@ void Forward::attend(const Layer& layer, const Batch& batch) {
   add(layer.out, layer.attention_post_norm, input_.data(), batch.num_rows);
 }
 
-// Turns a row's heads by its position; queries go to be asked, keys and values to the cache.
+// Turns a row's query and key heads by its position. Writes queries to `queries_`, keys and values to the cache.
 void Forward::place(const Layer& layer, const Batch& batch, int row, bool last) {
   const int dim = model_.head_dim, heads = model_.heads, kv_heads = model_.kv_heads, group = heads / kv_heads;
   float* x = projected_.data() + std::size_t(row) * layer.qkv.columns;
@@ -137,7 +137,7 @@ void Forward::feed_forward(const Layer& layer, const Batch& batch) {
   add(layer.down, layer.mlp_post_norm, gated_.data(), batch.num_rows);
 }
 
-// Adds a product, or the norm of it, to the residual.
+// Adds a product, or its norm, to the residual.
 void Forward::add(const Linear& linear, const float* post_norm, const bf16* input, int rows) {
   const int hidden = model_.hidden;
   float* target = post_norm ? projected_.data() : residual_.data();
@@ -157,7 +157,7 @@ void Forward::add(const Linear& linear, const float* post_norm, const bf16* inpu
 }
 
 void Forward::head(const Batch& batch) {
-  if (batch.num_logits == 0) return;  // a piece of a prompt that is not its end
+  if (batch.num_logits == 0) return;  // a chunk of a prompt that is not the last
   const int hidden = model_.hidden;
   each_row(batch.num_logits, [&](std::size_t i) {
     rms_norm(residual_.data() + std::size_t(batch.logit_rows[i]) * hidden, model_.final_norm, hidden, model_.epsilon,
@@ -175,7 +175,7 @@ void Forward::head(const Batch& batch) {
   });
 }
 
-// The residual's rows under a norm become the input of a product.
+// Norms the residual's rows, as the input of a product.
 void Forward::norm(const float* weights, int rows) {
   const int hidden = model_.hidden;
   each_row(rows, [&](std::size_t row) {
@@ -199,7 +199,7 @@ void Forward::multiply(const Linear& linear, const bf16* input, int rows, float*
   });
 }
 
-// Calls done(row, column, 16 results, the next 16).
+// Computes a product, and calls done(row, column, 16 results, the next 16) for every 32 columns of a row.
 template <class Done>
 void Forward::multiply(const Linear& linear, const bf16* input, int rows, Done done) {
   const int panels = panels_of(linear.columns), depth = linear.depth;

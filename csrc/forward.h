@@ -15,7 +15,7 @@ class Forward {
 
   void run(const Batch& batch);
 
-  // One product by itself: output [rows][columns], which must be a multiple of 32.
+  // Computes a single product: output [rows][columns]; columns must be a multiple of 32.
   void multiply(const Linear& linear, const bf16* input, int rows, float* output);
 
  private:
@@ -38,10 +38,10 @@ class Forward {
   Attention attention_;
   std::vector<float> residual_;            // [rows][hidden]
   std::vector<float> projected_;           // [rows][columns of qkv, or hidden]
-  std::vector<bf16> input_;                // [rows][hidden, or all queries]: what the next product multiplies
+  std::vector<bf16> input_;                // [rows][hidden, or all queries]: input of the next product
   std::vector<bf16> gated_;                // [rows][intermediate]
   std::vector<bf16> queries_;              // see Attention::run
-  std::vector<std::vector<float>> sums_;   // [threads]: of products over a great depth
+  std::vector<std::vector<float>> sums_;   // for each thread, sums of products with a great depth
 };
 
 }  // namespace motet

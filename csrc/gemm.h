@@ -1,17 +1,17 @@
 // Matrix products over packed weights: C[rows, columns] = A[rows, depth] * B, with A and B in bf16 and sums in float32.
 //
-// Every element of C is summed by one accumulator, pair after pair from 0 on, whatever stands beside it. So a row's bits
-// do not depend on how many rows there are, on the number of threads, or on how the work is cut.
+// One accumulator sums each element of C, pair after pair from 0 on, whatever stands beside it. So a row's bits do not
+// depend on the number of rows or threads, or on how the work is cut.
 #pragma once
 
-#include "tile.h"  // of the processor's kind
+#include "tile.h"  // from avx512 or avx2
 
 namespace motet {
 
-constexpr int kDepthBlock = 1024;  // taken at once: the rows of A stay in the first cache, a panel in the second
+constexpr int kDepthBlock = 1024;  // depth taken at once: rows of A stay in the L1 cache, a panel in L2
 
-// `rows` (1 to kMaxRows / Panels) rows times `Panels` panels. Few rows want several panels at once, or they wait for
-// their own sums.
+// Multiplies `rows` rows (1 to kMaxRows / Panels) with `Panels` panels. Few rows need several panels at once; with one
+// they would wait for their own sums.
 template <int Panels, int Rows = kMaxRows / Panels, class Weight, class Start, class Done>
 inline void tile_of(int rows, const bf16* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int pairs,
                     Start start, Done done) {
@@ -21,14 +21,14 @@ inline void tile_of(int rows, const bf16* a, std::size_t a_stride, const Weight*
   tile<Rows, Panels>(a, a_stride, b, b_stride, pairs, start, done);
 }
 
-// Rows that tiles of at most `most` rows share evenly.
+// Returns the height of the fewest tiles, at most `most` rows high, that share the rows evenly.
 inline int even_tile(int rows, int most) {
   const int tiles = (rows + most - 1) / most;
   return (rows + tiles - 1) / tiles;
 }
 
-// All `rows` rows times panels [0, panels), which lie `b_stride` apart; `done(row, panel, left, right)` takes the results.
-// A depth over kDepthBlock is summed block by block in `sums`, scratch [rows][panels * 32] float32.
+// Multiplies all `rows` rows with panels [0, panels), which lie `b_stride` apart; `done(row, panel, left, right)` takes
+// the results. A depth over kDepthBlock is summed block by block in `sums`, scratch [rows][panels * 32] float32.
 template <class Weight, class Done>
 void product(int rows, const bf16* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int panels, int depth,
              float* sums, Done done) {
@@ -55,7 +55,7 @@ void product(int rows, const bf16* a, std::size_t a_stride, const Weight* b, std
       }
     };
     int panel = 0;
-    if constexpr (sizeof(Weight) == sizeof(bf16)) {  // to wait for sums is to unpack what comes next
+    if constexpr (sizeof(Weight) == sizeof(bf16)) {  // int8 needs one: it unpacks weights while it waits for sums
       if (rows <= kMaxRows / 4)
         for (; panel + 4 <= panels; panel += 4) strip.template operator()<4>(panel);
       if (rows <= kMaxRows / 2)

@@ -1,4 +1,5 @@
-// What the caller hands over: a model and a step's batch, as plain structs of pointers. `cpu/library.py` of the native engine mirrors them.
+// The caller's inputs: a model and a step's batch, as plain structs of pointers. The native engine's `cpu/library.py`
+// mirrors them.
 //
 // All memory belongs to the caller and outlives the call. Every dimension is a multiple of 32.
 #pragma once
@@ -11,8 +12,8 @@ namespace motet {
 
 // y = x * weight^T + bias, the weight in panels (see gemm.h).
 struct Linear {
-  const void* panels;   // bf16, or int8 where there are scales
-  const float* scales;  // [columns] or null: what an int8 weight is a multiple of
+  const void* panels;   // bf16, or int8 if there are scales
+  const float* scales;  // [columns] or null: the unit of each column's int8 weights
   const float* bias;    // [columns] or null
   std::int32_t columns;
   std::int32_t depth;
@@ -21,19 +22,19 @@ struct Linear {
 struct Layer {
   Linear qkv;      // all query heads, then all key heads, then all value heads
   Linear out;
-  Linear gate_up;  // 16 columns of the gate, the same 16 of what it gates, and so on
+  Linear gate_up;  // 16 columns of gate, the same 16 of up, and so on
   Linear down;
   const float* attention_norm;  // [hidden]: weights of the norm before attention
-  const float* mlp_norm;        // [hidden]: of the one before the feed-forward part
-  const float* attention_post_norm;  // [hidden] or null: of attention's output, before it is added
-  const float* mlp_post_norm;        // [hidden] or null: the same for the feed-forward part
-  const float* query_norm;  // [head_dim] or null: of every query head, before it is turned
-  const float* key_norm;    // [head_dim] or null
+  const float* mlp_norm;        // [hidden]: weights of the norm before the feed-forward part
+  const float* attention_post_norm;  // [hidden] or null: norm of attention's output, before it is added
+  const float* mlp_post_norm;        // [hidden] or null: norm of the feed-forward part's output, before it is added
+  const float* query_norm;  // [head_dim] or null: norm of every query head, before it is turned
+  const float* key_norm;    // [head_dim] or null: norm of every key head, before it is turned
   const float* cosines;  // [positions][head_dim / 2]
   const float* sines;
   bf16* keys;    // [slots][kv_heads][head_dim]
   bf16* values;
-  std::int32_t window;  // keys a query sees, itself included; 0: all before it
+  std::int32_t window;  // number of keys that a query sees, its own included; 0: no limit
   float score_scale;
   float score_softcap;  // 0: none
 };
@@ -43,7 +44,7 @@ enum Activation : std::int32_t { kSilu = 0, kGeluTanh = 1 };
 struct Model {
   std::int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size;
   std::int32_t activation;
-  float epsilon;          // of the norms
+  float epsilon;          // added to the mean square in norms
   float logit_softcap;    // 0: none
   float embedding_scale;
   const Layer* layers;
@@ -52,14 +53,14 @@ struct Model {
   const float* final_norm;
 };
 
-// Rows [row_begin, row_end) see keys 0 to `first` + their place in the piece, of a table that begins where the trunk of
-// their span ends.
+// Rows [row_begin, row_end) see keys 0 to `first` + (row - row_begin), inclusive, of a table that begins where the
+// trunk of their span ends.
 struct Piece {
   std::int32_t row_begin, row_end, first, table;
 };
 
-// Rows [row_begin, row_end), cut into pieces, which all see the first `trunk_keys` keys of a trunk: the choices of a
-// group. A prompt is a span of one piece and no trunk.
+// The choices of a group: rows [row_begin, row_end), cut into pieces, which all see the first `trunk_keys` keys of a
+// trunk. A prompt is a span of one piece without a trunk.
 struct Span {
   std::int32_t row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table;
 };
@@ -68,13 +69,13 @@ struct Batch {
   std::int32_t num_rows, num_spans, num_logits;
   const std::int32_t* tokens;     // [num_rows]
   const std::int32_t* positions;  // [num_rows]
-  const std::int32_t* slots;      // [num_rows]: where keys and values go
+  const std::int32_t* slots;      // [num_rows]: where keys and values are stored
   const Span* spans;
   const Piece* pieces;
   const std::int32_t* tables;     // block ids; spans and pieces say where theirs begin
   const std::int32_t* logit_rows; // [num_logits]
   float* logits;                  // [num_logits][vocab]
-  std::uint8_t* sick;             // [num_rows]: set to 1 where a row came to nothing
+  std::uint8_t* sick;             // [num_rows]: set to 1 if a row's values are not finite
 };
 
 }  // namespace motet

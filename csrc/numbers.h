@@ -1,4 +1,4 @@
-// The kinds of numbers, and how many of them are taken at a time.
+// The types of numbers, and the number of lanes.
 #pragma once
 
 #include <bit>

@@ -1,14 +1,14 @@
 // Puts rows of bf16 into the panels that gemm.h multiplies.
 #pragma once
 
-#include "turn.h"  // of the processor's kind
+#include "turn.h"  // from avx512 or avx2
 
 namespace motet {
 
 constexpr bf16 kZeros[2 * kLanes] = {};
 
-// 16 columns of a panel, [depth / 2][16][2] at stride 32 pairs, from 16 rows of `depth` (a multiple of 32); row(i) is a
-// pointer or null, which stands for zeros.
+// Writes 16 columns of a panel, [depth / 2][16][2] at stride 32 pairs, from 16 rows of `depth` (a multiple of 32).
+// row(i) returns a pointer, or null for a row of zeros.
 template <class Row>
 inline void pack_columns(bf16* to, int depth, Row row) {
   for (int begin = 0; begin < depth; begin += 2 * kLanes) {

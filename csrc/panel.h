@@ -1,4 +1,4 @@
-// How the weights of a matrix product lie in memory: in panels of 32 columns. Inside a panel, pairs of depth follow each
+// The layout of a matrix product's weights in memory: panels of 32 columns. In a panel, pairs of depth follow each
 // other:
 //
 //     panel[pair][column / 16][column % 16][2]        128 bytes a pair
@@ -7,8 +7,8 @@
 //
 //     panel[pair][column % 16][column / 16][2]        64 bytes a pair
 //
-// They become floats (or bf16) on the way to the unit, 2^24 times as large as they are, which is exact. So one kernel
-// serves both.
+// In registers they become floats (or bf16) that are 2^24 times as large, which is exact. So one kernel multiplies both
+// kinds.
 #pragma once
 
 #include "vectors.h"
@@ -16,19 +16,19 @@
 namespace motet {
 
 constexpr int kPanel = 32;
-constexpr int kPair = 2 * kPanel;      // numbers of a pair of a panel
-constexpr float kInt8Unit = 0x1p-24f;  // what sums over int8 numbers are to be multiplied with
+constexpr int kPair = 2 * kPanel;      // numbers in a pair of a panel
+constexpr float kInt8Unit = 0x1p-24f;  // factor for sums over int8 numbers
 
 inline int panels_of(int columns) { return (columns + kPanel - 1) / kPanel; }
 inline std::size_t panel_size(int depth) { return std::size_t(depth) * kPanel; }  // in numbers
 
-// Where in a pair of a panel a column's two numbers lie.
+// Returns the place of a column's two numbers in a pair of a panel.
 template <class Weight>
 constexpr int place_of(int column) {
   return sizeof(Weight) == sizeof(bf16) ? 2 * column : column % kLanes * 4 + column / kLanes * 2;
 }
 
-// What lies `ahead` numbers on is on its way from memory while the pair at `from` is multiplied.
+// Prefetches the pair that lies `ahead` numbers after `from`, while the pair at `from` is multiplied.
 template <class Weight>
 inline void fetch_pair(const Weight* from, std::size_t ahead) {
   for (std::size_t byte = 0; byte < kPair * sizeof(Weight); byte += 64)

@@ -1,11 +1,11 @@
-// What happens to single rows between matrix products: norms, rotary positions, activations.
+// Operations on single rows between matrix products: norms, rotary positions, activations.
 #pragma once
 
 #include "vectors.h"
 
 namespace motet {
 
-// Root mean square norm (Zhang and Sennrich, 2019): factor to multiply a row with before the weights.
+// Root mean square norm (Zhang and Sennrich, 2019): returns the factor of a row, to be applied before the weights.
 inline Floats rms_factor(const float* x, int size, float epsilon) {
   Floats squares = all(0.0f);
   for (int at = 0; at < size; at += kLanes) {
@@ -21,7 +21,7 @@ inline void rms_norm(const float* x, const float* weights, int size, float epsil
   for (int at = 0; at < size; at += kLanes) store_bf16(to + at, load(x + at) * factor * load(weights + at));
 }
 
-// In place, float32; adds the result to `sum` if there is one.
+// Norms a row of float32 in place or, if there is a `sum`, adds the result to that.
 inline void rms_norm(float* x, const float* weights, int size, float epsilon, float* sum = nullptr) {
   const Floats factor = rms_factor(x, size, epsilon);
   for (int at = 0; at < size; at += kLanes) {
@@ -41,8 +41,8 @@ inline void turn(float* x, const float* cosines, const float* sines, int head_di
   }
 }
 
-// Stores what is finite and within the limit, the limit for what is beyond, 0 for what is no number: a masked key is
-// masked by a weight of 0, which cannot undo an infinity. Returns whether all was finite.
+// Stores numbers clamped to the limit, and 0 for NaN: a masked key has weight 0, and 0 times infinity would be NaN.
+// Returns true if all numbers were finite.
 inline bool store_sound(bf16* to, const float* x, int size, float limit) {
   const Floats top = all(limit), bottom = all(-limit);
   bool sound = true;

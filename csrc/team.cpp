@@ -5,7 +5,7 @@
 namespace motet {
 namespace {
 
-constexpr int kSpins = 300;  // some 10 microseconds
+constexpr int kSpins = 300;  // about 10 microseconds
 
 template <class T>
 void wait_while(const std::atomic<T>& value, T old) {
@@ -48,7 +48,7 @@ void Team::share(int count, Call call, void* context) {
   for (int done; (done = done_.load(std::memory_order_acquire)) < count;) wait_while(done_, done);
 }
 
-// Does one piece, if there is one.
+// Runs one piece; returns false if there is none for this thread.
 bool Team::take(int thread) {
   std::uint64_t next = next_.load(std::memory_order_acquire);
   for (;;) {
@@ -56,7 +56,7 @@ bool Team::take(int thread) {
     const Call call = job.call.load(std::memory_order_relaxed);
     void* const context = job.context.load(std::memory_order_relaxed);
     const int count = job.count.load(std::memory_order_relaxed), piece = int(next & 0xffffffff);
-    if (piece >= count || thread >= count) return false;  // more takers than pieces would only be in each other's way
+    if (piece >= count || thread >= count) return false;  // more threads than pieces would only disturb each other
     if (next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) {
       call(context, piece, thread);
       if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();

@@ -9,9 +9,9 @@
 
 namespace motet {
 
-// A decode step is some two hundred jobs of microseconds each. The caller waits for pieces, not for threads: where a
-// thread has lost its core to somebody else, the others take its share, and it joins in again whenever it is back.
-// Idle threads spin before they sleep, but not for long, or they would keep others from their core in turn.
+// A decode step is about two hundred jobs of microseconds each. The caller waits for pieces, not for threads: if a
+// thread has lost its core to another process, the others take its share, until it is back. Idle threads spin before
+// they sleep, but only briefly, because they would keep other threads from their core.
 class Team {
  public:
   explicit Team(int num_threads);
@@ -21,8 +21,8 @@ class Team {
 
   int size() const { return int(threads_.size()) + 1; }
 
-  // Calls work(piece, thread) once for every piece from 0 to `count`, on whichever threads are free; returns when all
-  // are done. What pieces wrote is visible then.
+  // Calls work(piece, thread) once for every piece from 0 to `count`, on the threads that are free. Returns when all
+  // are done; the caller then sees what they wrote.
   template <class Work>
   void share(int count, Work&& work) {
     using Type = std::remove_reference_t<Work>;
@@ -33,8 +33,8 @@ class Team {
  private:
   using Call = void (*)(void*, int, int);
 
-  // Two take turns, so that a late reader of the one before finds numbers that were true of it. What it read counts
-  // only if `next_` still names its job.
+  // Two jobs take turns, so that a thread that reads the last job late finds consistent values. It uses them only if
+  // `next_` still names that job.
   struct Job {
     std::atomic<Call> call{nullptr};
     std::atomic<void*> context{nullptr};

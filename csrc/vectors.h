@@ -1,11 +1,11 @@
-// Sixteen floats at a time: exp2, sigmoid, tanh. All of it rounds the same way wherever it is called from.
+// exp2, sigmoid and tanh of sixteen floats at a time. They round the same way wherever they are called.
 #pragma once
 
-#include "floats.h"  // of the processor's kind: avx512 or avx2
+#include "floats.h"  // from avx512 or avx2
 
 namespace motet {
 
-// 2^x for x <= 0 (so never infinity), within 2 units in the last place; 0 below -126 and for minus infinity.
+// Returns 2^x for x <= 0 (so never infinity), within 2 units in the last place; 0 below -126 and for minus infinity.
 inline Floats exp2_of_negative(Floats x) {
   const Floats whole = round(x);
   const Floats part = x - whole;   // in [-0.5, 0.5]
@@ -21,7 +21,7 @@ inline Floats exp2_of_negative(Floats x) {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// 1 / (1 + e^-x), through the negative side, where nothing overflows.
+// Returns 1 / (1 + e^-x), computed from e^-|x|, which cannot overflow.
 inline Floats sigmoid(Floats x) {
   const Floats one = all(1.0f);
   const Floats e = exp2_of_negative(abs(x) * all(-kLog2E));  // e^-|x|

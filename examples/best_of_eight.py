@@ -1,4 +1,4 @@
-"""Self-consistency: eight answers to one question, and the one most of them agree on.
+"""Self-consistency: asks for eight answers to one question, and counts how many agree.
 
 Needs `pip install openai` and a running server: make serve. Then: python examples/best_of_eight.py
 """
@@ -14,8 +14,8 @@ QUESTION = "A farmer has 3 fields with 4 cows each. How many cows are there? End
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--question", default=QUESTION, help="a question whose answer is a number")
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base URL of the API")
     arguments = parser.parse_args()
 
     client = OpenAI(base_url=arguments.url, api_key="none")
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def last_number(text: str) -> str:
-    """The answer of one choice."""
+    """Returns the last number in a choice's text."""
     found = re.findall(r"-?\d+(?:\.\d+)?", text)
     return found[-1] if found else "no number"
 

@@ -1,4 +1,4 @@
-"""Eight choices of one prompt with the official client, written side by side as they come.
+"""Streams eight choices of one prompt with the official client, and shows them side by side.
 
 Needs `pip install openai` and a running server: make serve. Then: python examples/side_by_side.py "A name for a boat?"
 """
@@ -12,9 +12,9 @@ CLEAR, TOP = "\x1b[2J", "\x1b[H"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("question")
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--n", type=int, default=8)
+    parser.add_argument("question", help="the prompt of all choices")
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base URL of the API")
+    parser.add_argument("--n", type=int, default=8, help="number of choices")
     parser.add_argument("--live", action="store_true", help="redraw the screen at every token")
     arguments = parser.parse_args()
 

@@ -1,8 +1,8 @@
-"""The schema that Kubernetes checks a resource by, as a JSON Schema small enough to keep, as in `tests/examples`.
+"""Turns the schema of a Kubernetes resource into a JSON Schema that is small enough to keep (`tests/examples`).
 
     python tools/crd_schema.py CRD.yaml VERSION ORIGIN > SCHEMA.json
 
-Left out are the status and Kubernetes' own rules (`x-kubernetes-*`); parts that come more than once stand in `$defs`.
+It leaves out the status and Kubernetes' own rules (`x-kubernetes-*`), and puts parts that are repeated into `$defs`.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 SMALL = 300
-"""Characters; a part that is shorter is written wherever it comes."""
+"""A part with fewer characters is repeated where it is used."""
 
 Schema = dict[str, Any]
 
@@ -34,7 +34,7 @@ def without_rules(part: Any) -> Any:
 
 
 def shared(schema: Schema) -> Schema:
-    """The same schema, with each of its parts once."""
+    """Returns the same schema with each repeated part once, in `$defs`."""
     times: Counter[str] = Counter()
 
     def count(part: Any) -> None:
@@ -42,7 +42,7 @@ def shared(schema: Schema) -> Schema:
         if isinstance(part, dict) and isinstance(part.get("type"), str):  # a schema, not names of fields
             times[json.dumps(part)] += 1
             if times[json.dumps(part)] > 1:
-                return  # what is in it comes once more only as this
+                return  # its inner parts are repeated only as parts of it
         for one in inner:
             count(one)
 

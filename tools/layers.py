@@ -1,8 +1,8 @@
-"""Keeps the layers looking down only: fails when a module imports what its layer may not see.
+"""Checks that layers look down only: fails if a module imports what its layer may not see.
 
-The table below is the architecture. A layer sees itself, the layers named for it, and what everybody sees; nobody sees
-`testing`, which is for tests and benches. Heavy packages may be imported by the named modules only, so that the command
-line starts quickly and `import motet` loads no torch. Imports inside functions count too.
+The table below is the architecture. A layer sees itself, the layers that its row names, and `EVERYBODY_SEES`. No layer
+sees `testing`, which is for tests and benchmarks. Only the modules in `ONLY_IN` may import heavy packages, so that the
+command line starts quickly and `import motet` loads no torch. Imports inside functions count too.
 
 Run: python tools/layers.py
 """
@@ -106,7 +106,7 @@ class Import:
 
 
 def imports_of(path: Path, *, source: Path = SOURCE) -> Iterator[Import]:
-    """Every import in a file, those inside functions too."""
+    """Yields every import in a file, also those inside functions."""
     parts = path.relative_to(source).with_suffix("").parts
     importer = ".".join(part for part in parts[1:] if part != "__init__")
     for node in ast.walk(ast.parse(path.read_text())):
@@ -131,7 +131,7 @@ def layer_of(module: str) -> str | None:
 
 
 def wrong(imported: Import) -> str | None:
-    """What is wrong with an import, or None."""
+    """Returns what is wrong with an import; None if nothing is."""
     importer, target = imported.importer, imported.target
     if target == "a relative import":
         return "imports are absolute here"
@@ -148,14 +148,14 @@ def wrong(imported: Import) -> str | None:
         return "the package itself stays empty"
     layer = layer_of(importer)
     if layer is None:
-        return "its module belongs to no layer: add it to the table in tools/layers.py"
+        return "the importing module is in no layer: add it to the table in tools/layers.py"
     if any(is_in(module, seen) for seen in (layer, *LAYERS[layer], *EVERYBODY_SEES)):
         return None
     return f"{layer} may not see {module}"
 
 
 def find_wrong(source: Path = SOURCE) -> list[str]:
-    """One line a wrong import, as `path:line: what`."""
+    """Returns a line for each wrong import, as `path:line: what`."""
     return [
         f"{path.relative_to(source.parent)}:{imported.line}: {imported.importer} imports {imported.target}: {reason}"
         for path in sorted(source.rglob("*.py"))

@@ -1,7 +1,7 @@
 """Writes docs/settings.md from the declarations in `motet.config`.
 
 Run: python tools/settings_page.py          writes the page
-     python tools/settings_page.py --check  fails if the page is not what would be written
+     python tools/settings_page.py --check  fails if the page differs from what would be written
 """
 
 import sys
@@ -18,22 +18,22 @@ HEAD = """\
 Every setting of `motet serve`, `motet gateway` and `motet ray`. This page is written from the declarations in
 `src/motet/config.py` by `python tools/settings_page.py`.
 
-The value of a setting is the last of: its default, the TOML file (`--config FILE`, or `MOTET_CONFIG`), the environment,
-the flag. The server prints each value with its source when it starts. In the file a setting has its name
-(`max_num_seqs = 64`), in the environment `MOTET_` and that in capitals (`MOTET_MAX_NUM_SEQS=64`; lists with commas).
-Names that no command knows and values out of range are refused (exit code 2). Settings of another command are passed
-over, so that commands may share a file and an environment. `MOTET_CACHE_DIR` is where models are kept
+A setting has its default, unless the TOML file (`--config FILE`, or `MOTET_CONFIG`), the environment or the flag sets
+it; a later one of these wins. The server prints each value with its source when it starts. The file uses the setting's
+name (`max_num_seqs = 64`), the environment `MOTET_` and the name in capitals (`MOTET_MAX_NUM_SEQS=64`; lists with
+commas). Names that no command knows and values out of range are refused (exit code 2). A command ignores settings that
+only another one has, so commands may share a file and an environment. Models are kept in `MOTET_CACHE_DIR`
 (`~/.cache/motet`).
 """
 
 
 def page() -> str:
-    """The text of the page."""
+    """Returns the text of the page."""
     return "\n".join([HEAD, *(line for panel in Panel for line in section(panel))])
 
 
 def section(panel: Panel) -> Iterator[str]:
-    """The table of one panel."""
+    """Yields the lines of one panel's table."""
     yield f"## {panel}\n"
     yield "| name | flag | variable | default | range | commands | meaning |"
     yield "|---|---|---|---|---|---|---|"
@@ -60,7 +60,7 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         if PAGE.read_text() == page():
             return 0
-        print(f"{PAGE.name} is not what the declarations say: run python tools/settings_page.py", file=sys.stderr)
+        print(f"{PAGE.name} differs from the declarations: run python tools/settings_page.py", file=sys.stderr)
         return 1
     PAGE.write_text(page())
     return 0

@@ -1,4 +1,4 @@
-"""Keeps files and functions small enough to read: fails when one is over the limit.
+"""Checks that files and functions are small enough to read: fails if one is over the limit.
 
 A file has at most 500 lines, a function 60. In src a function takes at most two arguments by place (besides self or
 cls); the others are keyword-only, so that a call says what they are. Free are
@@ -46,7 +46,7 @@ class Size:
 
 
 def measure(path: Path, *, name: str) -> Iterator[Size]:
-    """The sizes of a file and of every function in it."""
+    """Yields the sizes of a file and of every function in it."""
     text = path.read_text()
     lines = text.splitlines()
     yield Size(name, "lines", len(lines), MAX_FILE_LINES)
@@ -82,7 +82,7 @@ def is_called_by_place(function: Function) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--top", type=int, default=0, help="show the N largest of each kind too")
+    parser.add_argument("--top", type=int, default=0, help="also show the N largest of each kind")
     top = parser.parse_args().top
     sizes = [
         size

@@ -10,7 +10,7 @@ namespace motet {
 struct Floats {
   __m256 low, high;
 };
-using Mask = Floats;  // all bits of a lane, or none
+using Mask = Floats;  // a lane has all bits set, or none
 
 inline bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
@@ -28,7 +28,7 @@ inline Floats load_bf16(const bf16* from) {
   return {eight(from), eight(from + 8)};
 }
 
-// Rounds to nearest even, as torch does; what is no number stays none.
+// Rounds to nearest even, as torch does; NaN stays NaN.
 inline void store_bf16(bf16* to, Floats x) {
   const auto rounded = [](__m256 x) {
     const __m256i bits = _mm256_castps_si256(x);
@@ -38,7 +38,7 @@ inline void store_bf16(bf16* to, Floats x) {
     const __m256i none = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     return _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, none), 16);
   };
-  const __m256i mixed = _mm256_packus_epi32(rounded(x.low), rounded(x.high));  // in quarters: 0 2 1 3
+  const __m256i mixed = _mm256_packus_epi32(rounded(x.low), rounded(x.high));  // quarters in the order 0 2 1 3
   _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(mixed, 0b11011000));
 }
 
@@ -53,7 +53,7 @@ inline Floats fma(Floats a, Floats b, Floats c) {  // a * b + c
 inline Floats fms(Floats a, Floats b, Floats c) {  // a * b - c
   return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)};
 }
-inline Floats min(Floats a, Floats b) {  // b if one is no number
+inline Floats min(Floats a, Floats b) {  // b if one is NaN
   return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
 }
 inline Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
@@ -77,7 +77,7 @@ inline Floats times_power(Floats x, Floats whole) {  // x * 2^whole, -126 to 0
 
 inline float first(Floats x) { return _mm256_cvtss_f32(x.low); }
 
-// Of all lanes: the halves with each other, then the halves of what that gives.
+// Combines all lanes: the two halves with each other, then the halves of the result, and so on.
 template <class Both>
 inline float fold(Floats x, Both both) {
   const __m256 eight = both(x.low, x.high);
@@ -104,7 +104,7 @@ inline Floats choose(Mask mask, Floats yes, Floats no) {
   return {_mm256_blendv_ps(no.low, yes.low, mask.low), _mm256_blendv_ps(no.high, yes.high, mask.high)};
 }
 
-// Lanes [begin, end), of those there are.
+// Selects lanes [begin, end); the range may reach beyond the lanes.
 inline Mask lanes(int begin, int end) {
   const auto eight = [&](int from) {
     const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(from));

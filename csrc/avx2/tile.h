@@ -7,27 +7,27 @@
 
 namespace motet {
 
-constexpr int kMaxRows = 6;  // of a tile: with 2 accumulators each, B and A they fill the 16 registers
-constexpr int kEnough = 8;   // accumulators: as many as are on their way at once
+constexpr int kMaxRows = 6;  // rows of a tile: 2 accumulators for each, B and A fill the 16 registers
+constexpr int kEnough = 8;   // accumulators: the number of products that are in progress at once
 
 using PairBits = std::uint32_t __attribute__((may_alias));
 
-// The pair of a row in all lanes. Is loaded anew for its second number: compilers would rather keep both, for which
-// there are no registers.
+// Loads a pair of a row into all lanes. It is loaded again for its second number: a compiler would keep both, but there
+// are no registers for that.
 inline __m256i broadcast(const bf16* pair) {
   __m256i lanes;
   asm volatile("vpbroadcastd %1, %0" : "=x"(lanes) : "m"(*(const PairBits*)pair));
   return lanes;
 }
 
-// Number `Which` (0 or 1) of pairs, as floats.
+// Returns number `Which` (0 or 1) of each pair as a float.
 template <int Which>
 inline __m256 number_of(__m256i pairs) {
   return _mm256_castsi256_ps(Which ? _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff0000))
                                    : _mm256_slli_epi32(pairs, 16));
 }
 
-// Number `Which` of a pair of 8 columns: the first or the second 8 (`eight`) of a half of a panel.
+// Loads number `Which` of a pair for 8 columns: the first or the second 8 (`eight`) of a half of a panel.
 template <int Which, int Half>
 inline __m256 load_number(const bf16* pair, int eight) {
   return number_of<Which>(_mm256_loadu_si256((const __m256i*)(pair + Half * kPanel + eight * kLanes)));
@@ -35,12 +35,12 @@ inline __m256 load_number(const bf16* pair, int eight) {
 
 template <int Which, int Half>
 inline __m256 load_number(const std::int8_t* pair, int eight) {
-  const __m256i four = _mm256_loadu_si256((const __m256i*)(pair + eight * kPanel));  // of each column
+  const __m256i four = _mm256_loadu_si256((const __m256i*)(pair + eight * kPanel));  // numbers in each lane
   const __m256i top = _mm256_slli_epi32(four, 24 - 8 * (2 * Half + Which));
   return _mm256_cvtepi32_ps(_mm256_and_si256(top, _mm256_set1_epi32(0xff000000)));
 }
 
-// Halves [First, First + Halves) of the panels with all rows; `sums[row][half]` is what is added to.
+// Multiplies halves [First, First + Halves) of the panels with all rows, and adds the products to `sums[row][half]`.
 template <int Rows, int First, int Halves, class Weight, class Sums>
 inline void halves(const bf16* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int pairs, Sums& sums) {
   __m256 sum[Rows][Halves][2];
@@ -82,8 +82,8 @@ inline void halves(const bf16* a, std::size_t a_stride, const Weight* b, std::si
     for (int half = 0; half < Halves; ++half) sums[row][First + half] = {sum[row][half][0], sum[row][half][1]};
 }
 
-// `Rows` rows times `Panels` neighbouring panels, from pair 0 to `pairs`; `done(row, panel, left 16, right 16)` takes
-// each result. `start(row, panel, half)` says what the sums begin with.
+// Multiplies `Rows` rows with `Panels` neighbouring panels, from pair 0 to `pairs`. Sums begin with
+// `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result.
 template <int Rows, int Panels, class Weight, class Start, class Done>
 inline void tile(const bf16* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int pairs, Start start,
                  Done done) {

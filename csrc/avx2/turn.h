@@ -1,11 +1,11 @@
-// Rows become columns of a panel, with AVX2.
+// Turns rows into columns of a panel, with AVX2.
 #pragma once
 
 #include "panel.h"
 
 namespace motet {
 
-// 8 rows of 8 pairs become 8 vectors of one pair of each row: a transposition of 32-bit numbers.
+// Transposes 8 rows of 8 pairs, as 32-bit numbers: each vector then has one pair of each row.
 inline void transpose_pairs(__m256i v[8]) {
   __m256i t[8];
 #pragma GCC unroll 4
@@ -28,7 +28,7 @@ inline void transpose_pairs(__m256i v[8]) {
   for (int i = 0; i < 8; ++i) v[i] = t[i];
 }
 
-// 16 columns of 16 pairs of a panel, from 16 rows of 32 numbers.
+// Writes 16 columns of 16 pairs of a panel, from 16 rows of 32 numbers.
 inline void pack_block(bf16* to, const bf16* const rows[kLanes]) {
   for (int row = 0; row < kLanes; row += 8)
     for (int pair = 0; pair < kLanes; pair += 8) {
@@ -39,12 +39,12 @@ inline void pack_block(bf16* to, const bf16* const rows[kLanes]) {
     }
 }
 
-// One pair of a panel whose columns lie side by side in memory: 32 columns of rows `even` and `odd`.
+// Writes one pair of a panel: 32 columns that lie side by side in rows `even` and `odd`.
 inline void pack_pair(bf16* to, const bf16* even, const bf16* odd) {
   for (int column = 0; column < kPanel; column += kLanes) {
     const __m256i a = _mm256_loadu_si256((const __m256i*)(even + column));
     const __m256i b = _mm256_loadu_si256((const __m256i*)(odd + column));
-    const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);  // of each half of the columns
+    const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);  // within each half
     _mm256_storeu_si256((__m256i*)(to + 2 * column), _mm256_permute2x128_si256(low, high, 0x20));
     _mm256_storeu_si256((__m256i*)(to + 2 * column + kLanes), _mm256_permute2x128_si256(low, high, 0x31));
   }

@@ -7,7 +7,7 @@
 
 namespace motet {
 
-using Floats = __m512;  // has + - * / of its own
+using Floats = __m512;  // the compiler gives it + - * /
 using Mask = __mmask16;
 
 inline bool supported() { return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw"); }
@@ -25,7 +25,7 @@ inline void store_bf16(bf16* to, Floats x) { _mm256_storeu_si256((__m256i*)to, (
 
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }   // a * b + c
 inline Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }   // a * b - c
-inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }                  // b if one is no number
+inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }                  // b if one is NaN
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats abs(Floats x) { return _mm512_abs_ps(x); }
 inline Floats sqrt(Floats x) { return _mm512_sqrt_ps(x); }
@@ -41,7 +41,7 @@ inline Mask numbers(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q); }
 inline bool every(Mask mask) { return mask == 0xffff; }
 inline Floats choose(Mask mask, Floats yes, Floats no) { return _mm512_mask_mov_ps(no, mask, yes); }
 
-// Lanes [begin, end), of those there are.
+// Selects lanes [begin, end); the range may reach beyond the lanes.
 inline Mask lanes(int begin, int end) {
   const auto below = [](int lane) { return Mask((1u << (lane < 0 ? 0 : lane < kLanes ? lane : kLanes)) - 1); };
   return below(end) & ~below(begin);

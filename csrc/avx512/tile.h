@@ -7,9 +7,9 @@
 
 namespace motet {
 
-constexpr int kMaxRows = 12;  // of a tile: with 2 accumulators each, and B, they fill the 32 registers
+constexpr int kMaxRows = 12;  // rows of a tile: 2 accumulators for each, and B, fill the 32 registers
 
-// 32 columns of a pair.
+// Loads 32 columns of a pair.
 inline void load_pair(const bf16* from, __m512bh pair[2]) {
   pair[0] = (__m512bh)_mm512_loadu_si512(from);
   pair[1] = (__m512bh)_mm512_loadu_si512(from + kPanel);
@@ -17,7 +17,7 @@ inline void load_pair(const bf16* from, __m512bh pair[2]) {
 
 inline void load_pair(const std::int8_t* from, __m512bh pair[2]) {
   const __m512i four = _mm512_loadu_si512(from), top = _mm512_set1_epi32(0xff000000);
-  const auto number = [&](__m512i x) {  // of the top byte, as a float whose lower half is zero
+  const auto number = [&](__m512i x) {  // the top byte as a float, whose lower half is zero
     return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_and_si512(x, top)));
   };
   const auto beside = [](__m512i even, __m512i odd) {
@@ -27,8 +27,8 @@ inline void load_pair(const std::int8_t* from, __m512bh pair[2]) {
   pair[1] = beside(number(_mm512_slli_epi32(four, 8)), number(four));
 }
 
-// `Rows` rows times `Panels` neighbouring panels, from pair 0 to `pairs`; `done(row, panel, left 16, right 16)` takes
-// each result. `start(row, panel, half)` says what the sums begin with.
+// Multiplies `Rows` rows with `Panels` neighbouring panels, from pair 0 to `pairs`. Sums begin with
+// `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result.
 template <int Rows, int Panels, class Weight, class Start, class Done>
 inline void tile(const bf16* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int pairs, Start start,
                  Done done) {
@@ -46,7 +46,7 @@ inline void tile(const bf16* a, std::size_t a_stride, const Weight* b, std::size
     for (int panel = 0; panel < Panels; ++panel) {
       const Weight* from = b + panel * b_stride + pair * kPair;
       load_pair(from, right[panel]);
-      if constexpr (Panels <= 2) fetch_pair(from, Panels * b_stride);  // of more, the processor fetches what comes next
+      if constexpr (Panels <= 2) fetch_pair(from, Panels * b_stride);  // for more, the processor prefetches by itself
     }
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; ++row) {

@@ -1,11 +1,11 @@
-// Rows become columns of a panel, with AVX-512.
+// Turns rows into columns of a panel, with AVX-512.
 #pragma once
 
 #include "panel.h"
 
 namespace motet {
 
-// 16 rows of 16 pairs become 16 vectors of one pair of each row: a transposition of 32-bit numbers.
+// Transposes 16 rows of 16 pairs, as 32-bit numbers: each vector then has one pair of each row.
 inline void transpose_pairs(__m512i v[kLanes]) {
   __m512i t[kLanes];
 #pragma GCC unroll 8
@@ -36,7 +36,7 @@ inline void transpose_pairs(__m512i v[kLanes]) {
   }
 }
 
-// 16 columns of 16 pairs of a panel, from 16 rows of 32 numbers.
+// Writes 16 columns of 16 pairs of a panel, from 16 rows of 32 numbers.
 inline void pack_block(bf16* to, const bf16* const rows[kLanes]) {
   __m512i v[kLanes];
   for (int i = 0; i < kLanes; ++i) v[i] = _mm512_loadu_si512(rows[i]);
@@ -44,7 +44,7 @@ inline void pack_block(bf16* to, const bf16* const rows[kLanes]) {
   for (int i = 0; i < kLanes; ++i) _mm512_storeu_si512(to + i * kPair, v[i]);
 }
 
-// One pair of a panel whose columns lie side by side in memory: 32 columns of rows `even` and `odd`.
+// Writes one pair of a panel: 32 columns that lie side by side in rows `even` and `odd`.
 inline void pack_pair(bf16* to, const bf16* even, const bf16* odd) {
   alignas(64) static constexpr auto order = [] {
     struct { std::uint16_t left[32], right[32]; } o{};
