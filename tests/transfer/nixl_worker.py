@@ -26,7 +26,7 @@ SHARED_MEMORY = LOOPBACK
 
 
 class Order(msgspec.Struct):
-    """What a worker is made of."""
+    """What a worker needs to start."""
 
     name: str
     ucx: dict[str, str]
@@ -35,14 +35,14 @@ class Order(msgspec.Struct):
 
 
 class Introduction(msgspec.Struct):
-    """What a worker says of itself."""
+    """What others need to read from a worker."""
 
     description: bytes
     memory: Memory
 
 
 class WorkerProcess:
-    """A worker as its test sees it."""
+    """The test's handle on a worker."""
 
     def __init__(self, forking: ForkingProcess, order: Order) -> None:
         command = [sys.executable, "-m", "tests.transfer.nixl_worker", msgspec.json.encode(order).decode()]
@@ -69,7 +69,7 @@ class WorkerProcess:
         return self._process.wait(timeout=PATIENCE_S)
 
     def end(self) -> None:
-        """However it is: stopped, dead or alive."""
+        """Ends the worker, whether it is stopped, dead or alive."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()

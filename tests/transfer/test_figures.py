@@ -1,4 +1,4 @@
-"""What is told about pulls: the histogram of the metrics and the line of log."""
+"""The figures of pulls: the histogram of the metrics and the line of the log."""
 
 import pytest
 

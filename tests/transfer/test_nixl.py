@@ -1,4 +1,4 @@
-"""What NIXL must not do to the process it lives in, and how it gets over a broken connection."""
+"""What NIXL must not do to its process, and how it recovers from a broken connection."""
 
 import itertools
 import os
@@ -52,7 +52,7 @@ def threads_and_files() -> tuple[int, int]:
 
 
 def sockets() -> set[int]:
-    """Descriptors of this process that are sockets."""
+    """Returns the descriptors of this process that are sockets."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         path = Path("/proc/self/fd", name)

@@ -1,4 +1,4 @@
-"""Two transfer threads over each transport there is: the bytes that land are the bytes that were there."""
+"""Two transfer threads over each transport: the bytes that land are the bytes that the owner had."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ class KVWorker:
         self.leases = LeaseTable(self.kv.proof, seconds=60.0)
 
     def ticket(self) -> Ticket:
-        """Of these blocks, under a new lease."""
+        """Returns a ticket for the blocks BLOCKS, under a new lease."""
         at = self.thread.address
         lease = granted(self.leases, self.kv.proof, BLOCKS, remote_engine_id=at.engine_id, remote_port=at.port)
         self.thread.order(orders.LeasesHeld(1))
@@ -61,12 +61,7 @@ class Pair:
 
 
 def local() -> MakeTransport:
-    network = LocalNetwork()
-
-    def join(name: str, memory: Memory) -> Transport:
-        return network.join(name, memory)
-
-    return join
+    return LocalNetwork().join
 
 
 def shared_memory() -> MakeTransport:
@@ -90,7 +85,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     pair.close()
 
 
-def test_the_bytes_land_where_they_should_and_nowhere_else_and_the_lease_is_told(pair: Pair) -> None:
+def test_the_bytes_land_where_they_should_and_nowhere_else_and_the_owner_hears_of_it(pair: Pair) -> None:
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     landed = pair.pull(ticket)
@@ -127,11 +122,7 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
 
 def test_a_stopped_owner_times_the_pull_out_and_what_lands_later_lands_before_it_is_settled() -> None:
     network = LocalNetwork()
-
-    def join(name: str, memory: Memory) -> Transport:
-        return network.join(name, memory)
-
-    pair = Pair(join, pull_timeout_s=0.3)
+    pair = Pair(network.join, pull_timeout_s=0.3)
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     pair.reader.thread.order(orders.MeetWorker(5, pair.owner.thread.address))

@@ -1,4 +1,4 @@
-"""What every transport keeps: memory of one process, NIXL over shared memory, NIXL over TCP."""
+"""The rules that every transport keeps: the one inside a process, NIXL over shared memory, NIXL over TCP."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def tcp() -> Callable[[KVMemory], Side]:
 
 @pytest.fixture(scope="module", params=[local, shared_memory, tcp])
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[[KVMemory], Side]]:
-    """Starts a worker."""
+    """A function that starts a worker."""
     make: Callable[[KVMemory], Side] = request.param()
     sides: list[Side] = []
 
@@ -67,7 +67,7 @@ def pair(start: Callable[[KVMemory], Side]) -> Pair:
 
 @st.composite
 def block_pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """(remote, local) blocks, each at most once, often neighbours."""
+    """Draws (remote, local) blocks, each at most once and often neighbours."""
     count = draw(st.integers(1, NUM_BLOCKS))
     numbers = st.permutations(range(NUM_BLOCKS))
     remote = draw(st.one_of(st.just(list(range(NUM_BLOCKS))), numbers))
@@ -135,7 +135,7 @@ def test_several_proofs_are_read_at_once(pair: Pair) -> None:
     assert [values for _, values in reads] == [[generation] for generation in proof.generations([2, 1, 0])]
 
 
-def test_a_proof_shows_what_is_so_when_it_is_read(pair: Pair) -> None:
+def test_a_proof_is_read_as_it_is_at_that_moment(pair: Pair) -> None:
     before = read_proof(pair.reader, pair.owner_name, [5], pair.reader, pair.owner)
     pair.owner.kv.proof.raise_generations([5])
     assert read_proof(pair.reader, pair.owner_name, [5], pair.reader, pair.owner) == [before[0] + 1]
@@ -187,7 +187,7 @@ def test_entries_that_do_not_exist_are_refused(pair: Pair, entries: list[int]) -
 
 
 @pytest.mark.parametrize("description", [b"", b"garbage", b"\xff\x00" * 100])
-def test_a_description_that_is_none_is_refused(pair: Pair, description: bytes) -> None:
+def test_a_description_that_is_not_valid_is_refused(pair: Pair, description: bytes) -> None:
     with failing(FailureKind.REFUSED):
         pair.reader.transport.connect(description, pair.owner.kv.memory)
 
@@ -252,7 +252,7 @@ def test_a_closed_transport_does_nothing_more(start: Callable[[KVMemory], Side])
     read = reader.read(name, [(0, 0)])
     reader.transport.close()
     reader.transport.close()
-    assert read.poll() is not ReadState.RUNNING, "with the transport goes all that could write"
+    assert read.poll() is not ReadState.RUNNING, "nothing may write once the transport is closed"
     read.close()
     reader.transport.notify(name, b"lost")
     for act in (lambda: reader.meet(owner), lambda: reader.read(name, [(0, 0)]), reader.attend):
