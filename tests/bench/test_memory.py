@@ -1,4 +1,4 @@
-"""Whose memory it is, and what counts."""
+"""A server's processes are found by its port, and their memory and processor time are measured."""
 
 import socket
 import subprocess
@@ -26,7 +26,7 @@ for line in sys.stdin:
 
 @contextmanager
 def hungry_server() -> Iterator[subprocess.Popen[str]]:
-    """Takes as many bytes as it is told and lets go of them, or a tenth of a second of processor time."""
+    """Starts a process that, for a number, allocates and frees so many bytes, and for "burn" computes for 0.1 s."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -40,7 +40,7 @@ def say(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == "done\n"
 
 
-def test_a_peak_counts_from_the_last_time_it_was_forgotten() -> None:
+def test_forgetting_the_peak_starts_a_new_one() -> None:
     with hungry_server() as process:
         assert process.stdout
         found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
@@ -53,7 +53,7 @@ def test_a_peak_counts_from_the_last_time_it_was_forgotten() -> None:
         assert found.peak_bytes() - before < 10 * MIB
 
 
-def test_processor_time_is_what_was_spent_in_between() -> None:
+def test_processor_time_between_two_readings_is_what_was_computed() -> None:
     with hungry_server() as process:
         assert process.stdout
         found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
@@ -72,7 +72,7 @@ def test_a_server_that_has_ended_uses_nothing() -> None:
     assert (found.peak_bytes(), found.cpu_s()) == (0, 0.0)
 
 
-def test_servers_elsewhere_and_nobody_have_no_processes() -> None:
+def test_servers_elsewhere_and_unused_ports_have_no_processes() -> None:
     assert processes_at("http://192.0.2.1:80") is None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
