@@ -1,4 +1,4 @@
-"""Grammars in a real engine process: compiled beside the steps, refused there, and taken up after a death."""
+"""Grammars in a real engine process: they are compiled beside the steps, refused, and resumed after a death."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.tiny_engine import engine_config
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SLOW = Grammar(GrammarKind.JSON, json.dumps({"anyOf": [{"const": f"{i:06d}" * 9} for i in range(3000)]}))
-"""Takes a while to be compiled."""
+"""A grammar that takes a while to compile."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def person(name: str, **changes: object) -> GenerateRequest:
     return group(name, prompt_of(30), grammar=PERSON, max_tokens=120, **changes)  # type: ignore[arg-type]
 
 
-async def test_groups_with_and_without_grammars_are_those_of_the_core(native: NativeEngine, model: Path) -> None:
+async def test_groups_with_and_without_grammars_equal_those_of_the_core(native: NativeEngine, model: Path) -> None:
     requests = [
         person("a", n=3, seed=1),
         group("b", prompt_of(25, 1), n=2, seed=2),
@@ -81,7 +81,7 @@ async def test_groups_with_and_without_grammars_are_those_of_the_core(native: Na
     assert await idle(native)
 
 
-async def test_a_grammar_that_is_none_is_refused_and_the_others_go_on(native: NativeEngine) -> None:
+async def test_an_invalid_grammar_is_refused_and_other_groups_go_on(native: NativeEngine) -> None:
     free = native.generate(group("free", prompt_of(20), max_tokens=60))
     with pytest.raises(GrammarError) as refused:
         await tokens_of(native, group("bad", prompt_of(20), grammar=Grammar(GrammarKind.REGEX, "(((")))
@@ -90,7 +90,7 @@ async def test_a_grammar_that_is_none_is_refused_and_the_others_go_on(native: Na
     assert await idle(native)
 
 
-async def test_who_leaves_while_a_grammar_is_compiled_leaves_nothing_behind(native: NativeEngine) -> None:
+async def test_a_group_that_ends_while_its_grammar_is_compiled_leaves_nothing(native: NativeEngine) -> None:
     for i in range(6):
         slow = Grammar(SLOW.kind, SLOW.source.replace("000001", f"99999{i}"))
         stream = native.generate(group(f"left {i}", prompt_of(20), n=2, grammar=slow))
@@ -102,10 +102,10 @@ async def test_who_leaves_while_a_grammar_is_compiled_leaves_nothing_behind(nati
     assert (await tokens_of(native, person("next")))[0]
 
 
-async def test_choices_go_on_in_another_engine_after_a_kill_as_if_nothing_had_been(
+async def test_choices_of_a_killed_engine_go_on_in_another_one_as_if_undisturbed(
     native: NativeEngine, model: Path, forking: ForkingProcess
 ) -> None:
-    """The whole of them is what an undisturbed engine writes, at whatever token each was lost."""
+    """Written tokens and the rest are together what an undisturbed engine writes."""
     request = person("g", n=4, seed=21)
     expected = run(make_core(model), [request])["g"].tokens
     written: dict[int, list[int]] = {i: [] for i in range(4)}

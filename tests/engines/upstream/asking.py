@@ -1,4 +1,4 @@
-"""Asks played servers for groups, and puts together what came of each choice."""
+"""Asks played servers for groups, and collects what came of each choice."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -55,7 +55,7 @@ def raw(value: object) -> msgspec.Raw:
 
 @dataclass
 class Brought:
-    """All that came of one choice."""
+    """Everything that came of one choice."""
 
     text: str = ""
     finish: str | None = None
@@ -66,7 +66,7 @@ class Brought:
 
 @dataclass
 class Whole:
-    """All that came of a group."""
+    """Everything that came of a group."""
 
     choices: dict[int, Brought] = field(default_factory=dict)
     usage: Usage | None = None
@@ -106,7 +106,7 @@ async def read_all(group: TextGroupStream) -> Whole:
 
 @dataclass
 class Playing:
-    """A played server, and what asks it."""
+    """A played server, and the upstream that asks it."""
 
     peer: FakeOpenAI
     upstream: TextUpstream
@@ -119,7 +119,7 @@ class Playing:
 async def playing(
     manners: Manners | None = None, *, options: UpstreamOptions | None = None, gated: bool = False, learn: bool = True
 ) -> AsyncIterator[Playing]:
-    """`learn`: whether what the server can is asked for first."""
+    """Plays a server. `learn`: the upstream first finds out what the server can do."""
     async with AsyncExitStack() as stack:
         peer = await stack.enter_async_context(FakeOpenAI(manners))
         client = await stack.enter_async_context(server_client())

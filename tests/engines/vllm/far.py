@@ -1,4 +1,4 @@
-"""vLLM servers that a test plays, groups for them, and tickets of theirs."""
+"""vLLM servers that a test plays, groups for them, and their tickets."""
 
 import asyncio
 from collections import deque
@@ -78,19 +78,19 @@ LENGTH = Finish(FinishReason.LENGTH)
 
 
 class Call(VLLMAnswer):
-    """One request, and the answer to it: what is said lies ready until it is read."""
+    """One request, and the answer to it, which waits until it is read."""
 
     def __init__(self, ask: VLLMAsk) -> None:
         self.ask = ask
         self.opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.taken = False
-        """Whether who asked knows that it was taken."""
+        """True once the engine knows that the server has taken the request."""
         self.closed = False
-        """By who asked."""
+        """True once the engine has closed it."""
         self.over = False
-        """Ended from here."""
+        """True once the test has ended it."""
         self.reads = 0
-        """That brought something."""
+        """Number of reads that brought something."""
         self._items: deque[VLLMPiece | VLLMUsage] = deque()
         self._error: MotetError | None = None
         self._news = asyncio.Event()
@@ -137,14 +137,14 @@ class FarServer(VLLMServer):
     def __init__(self, *, accepting: bool = True) -> None:
         self.name = "the vLLM server http://far.test"
         self.accepting = accepting
-        """Whether it takes requests at once; else `Call.accept` does."""
+        """True if the server takes requests at once; otherwise `Call.accept` does."""
         self.calls: list[Call] = []
         self.prefills: list[VLLMAsk] = []
         self.prefilled: asyncio.Future[list[KVParams]] | None = None
         self.rejected: list[Mapping[str, object]] = []
         self.reject_names: list[str] = []
         self.rejects = True
-        """Whether it can still tell prefill that a ticket is not used."""
+        """True if it can tell the prefill server that a ticket is not used."""
         self.rejecting: asyncio.Future[None] | None = None
         self.known_prompt: asyncio.Future[tuple[TokenLogprob | None, ...]] | None = None
         self.answer_report = REPORT
@@ -184,7 +184,7 @@ class FarServer(VLLMServer):
 
 
 class Lateness:
-    """The wait for a leader's first token, which ends when a test says so."""
+    """The wait for a leader's first token, which the test ends."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
@@ -200,7 +200,7 @@ class Lateness:
 
 
 class Scene:
-    """An engine of such a server."""
+    """The engine of a played server."""
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.server = FarServer(accepting=accepting)
@@ -220,7 +220,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(*, accepting: bool = True) -> AsyncIterator[Scene]:
-    """Afterwards nothing is under way."""
+    """Makes a scene, and checks at the end that nothing is under way."""
     before = asyncio.all_tasks()
     made = Scene(accepting=accepting)
     try:
@@ -238,7 +238,7 @@ async def scene(*, accepting: bool = True) -> AsyncIterator[Scene]:
 async def asked(
     request: GenerateRequest, *, accepting: bool = True, leaves: bool = False
 ) -> AsyncIterator[tuple[Scene, GroupStream]]:
-    """A scene in which a group has been asked for. `leaves`: its reader leaves at the end."""
+    """Makes a scene in which a group has been sent. `leaves`: its reader leaves at the end."""
     async with scene(accepting=accepting) as there:
         stream = there.engine.generate(request)
         await settle()
@@ -248,7 +248,7 @@ async def asked(
 
 
 async def settle() -> None:
-    """Lets everything that can run do so."""
+    """Lets every task run that can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -259,12 +259,12 @@ def piece(child: int, *token_ids: int, finish: Finish | None = None) -> VLLMPiec
 
 @dataclass
 class Canned:
-    """`answers`: status and body of each path; 404 for the others."""
+    """A server with fixed answers. `answers`: status and body of each path; other paths give 404."""
 
     answers: dict[str, tuple[int, bytes]]
     url: str = ""
     asked: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
-    """Path, headers and body of each question."""
+    """Path, headers and body of each request."""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append((request.path, request.headers.copy(), await request.read()))
@@ -290,6 +290,6 @@ async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[Canned]
 
 @asynccontextmanager
 async def asking(url: str, *, api_key: str | None = None) -> AsyncIterator[VLLMServer]:
-    """The side of a gateway."""
+    """Gives a gateway's client of a vLLM server."""
     async with server_client() as client:
         yield VLLMServer(url, client, api_key=api_key)
