@@ -1,4 +1,4 @@
-"""What a cell's size costs: the arithmetic of gateways, and tiny runs of the measurements."""
+"""The costs of a cell's size: the arithmetic of gateways, and tiny runs of the measurements."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""How vLLM is started and ended, with a script in its place."""
+"""The start and the end of vLLM, played by a script."""
 
 import os
 from pathlib import Path

@@ -180,9 +180,7 @@ def test_a_multiple_with_too_many_remainders_is_refused_before_it_is_compiled(nu
         ({"anyOf": [{"multipleOf": 0.25}, {"multipleOf": 99.97}]}, "anyOf[1]", 249_925),
     ],
 )
-def test_multiples_that_are_together_too_much_are_refused_at_the_one_that_makes_them_so(
-    schema: object, where: str, total: int
-) -> None:
+def test_too_many_multiples_are_refused_at_the_first_that_is_too_much(schema: object, where: str, total: int) -> None:
     assert refusal(schema).startswith(f"at {where}.multipleOf: together with those before it, it makes {total}, and")
 
 

@@ -1,4 +1,4 @@
-"""What the grammar of each schema allows, against the reference implementation of JSON Schema.
+"""The grammar of each schema is compared with the reference implementation of JSON Schema.
 
 It must allow nothing that is not valid, and everything that the suite knows to be valid. `tests/e2e/test_structured.py`
 asks a real model.

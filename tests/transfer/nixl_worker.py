@@ -26,7 +26,7 @@ SHARED_MEMORY = LOOPBACK
 
 
 class Order(msgspec.Struct):
-    """What a worker needs to start."""
+    """The settings with which a worker starts."""
 
     name: str
     ucx: dict[str, str]
@@ -35,7 +35,7 @@ class Order(msgspec.Struct):
 
 
 class Introduction(msgspec.Struct):
-    """What others need to read from a worker."""
+    """The description and memory that others need to read from a worker."""
 
     description: bytes
     memory: Memory

@@ -1,4 +1,4 @@
-"""How long the transfer thread may sleep, and what it does when an order raises. The test sets the clock."""
+"""The transfer thread sleeps as long as it may, and an order that raises fails alone. The test sets the clock."""
 
 import math
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ READERS = ["decode-0", "decode-1", "decode-2"]
 
 @dataclass
 class Promise:
-    """What the model knows of a lease."""
+    """The model's record of a lease."""
 
     lease: Lease
     waiting_for: int

@@ -1,4 +1,4 @@
-"""What NIXL must not do to its process, and how it recovers from a broken connection."""
+"""NIXL does its process no harm, and recovers from a broken connection."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""What a reader tells a peer, how it finds out that a peer is lost, and which peers it keeps."""
+"""A reader sends its peers signs of life, finds out that a peer is lost, and keeps one peer for each worker."""
 
 from collections.abc import Iterator
 

@@ -196,7 +196,7 @@ def test_an_expected_ticket_meets_its_worker_early(p: Worker, d: Worker) -> None
     assert len(d.transport.reads) == 1  # the wiring one
 
 
-def test_meeting_tells_whether_a_worker_can_be_read_from(wires: Wires) -> None:
+def test_meeting_a_worker_that_cannot_be_read_from_gives_an_error(wires: Wires) -> None:
     with worker("d", wires, pull_timeout_s=0.2) as d:
         with worker("p", wires) as p:
             d.thread.order(orders.MeetWorker(1, p.thread.address))

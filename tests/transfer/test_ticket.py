@@ -70,7 +70,7 @@ def test_half_a_surrogate_pair_in_a_ticket_is_refused(field: str) -> None:
         ticket_of(json.loads(json.dumps(changed(**{field: "\ud800"}))))
 
 
-def test_field_names_are_those_that_gateways_know() -> None:
+def test_a_ticket_has_the_field_names_that_gateways_know() -> None:
     known = ("do_remote_prefill", "do_remote_decode", "remote_engine_id", "remote_request_id", "remote_host")
     assert {*known, "remote_port", "remote_block_ids", "tp_size"} <= params_of(TICKET).keys()
 
@@ -144,7 +144,7 @@ def test_a_ticket_of_another_server_is_refused_with_the_version_understood_here(
         ticket_of(theirs)
 
 
-def test_a_prompt_digest_tells_prompts_apart() -> None:
+def test_different_prompts_have_different_digests() -> None:
     digests = [prompt_digest(tokens) for tokens in ([1, 2], [2, 1], [1, 2, 0], [0x201], [])]
     assert len(set(digests)) == len(digests)
     assert prompt_digest((1, 2)) == digests[0]

@@ -1,4 +1,4 @@
-"""What a step commits: counts, deltas and ends, and which token ends a choice."""
+"""A step commits counts, deltas and ends, and finds the tokens that end a choice."""
 
 from motet.engines.native.sample.sampler import Sampled
 from motet.engines.native.step.commit import DrawnToken

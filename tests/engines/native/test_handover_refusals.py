@@ -1,4 +1,4 @@
-"""What an engine refuses to prefill or to take over, that it gives back refused tickets, and what it logs."""
+"""An engine refuses to prefill or to take over some groups, and gives their tickets back. It logs each transfer."""
 
 import logging
 

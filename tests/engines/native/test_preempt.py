@@ -1,4 +1,4 @@
-"""Which choices give up their blocks, in which order, and how they come back."""
+"""Choices give up their blocks in a certain order, and come back."""
 
 from motet.engines.native.step.scheduler import youngest_holder
 from motet.engines.native.step.sequence import Group

@@ -1,4 +1,4 @@
-"""How a text upstream is reached and reports: keys, time-outs, certificates and all kinds of refusals."""
+"""A text upstream is asked and reports: keys, time-outs, certificates and all kinds of refusals."""
 
 import asyncio
 import ssl

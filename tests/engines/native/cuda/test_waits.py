@@ -1,4 +1,4 @@
-"""Nothing between a step's inputs and its tokens asks the device for a value."""
+"""From a step's inputs to its tokens, the host never waits for a value of the device."""
 
 from collections.abc import Callable
 from pathlib import Path
