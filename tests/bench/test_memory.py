@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.memory import processes_at
+from bench.memory import ServerProcesses, processes_at
 
 MIB = 2**20
 SERVER = """
@@ -25,12 +25,15 @@ for line in sys.stdin:
 
 
 @contextmanager
-def hungry_server() -> Iterator[subprocess.Popen[str]]:
+def hungry_server() -> Iterator[tuple[subprocess.Popen[str], ServerProcesses]]:
     """Starts a process that, for a number, allocates and frees so many bytes, and for "burn" computes for 0.1 s."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        yield process
+        assert process.stdout
+        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
+        assert found is not None
+        yield process, found
 
 
 def say(process: subprocess.Popen[str], line: str) -> None:
@@ -41,10 +44,7 @@ def say(process: subprocess.Popen[str], line: str) -> None:
 
 
 def test_forgetting_the_peak_starts_a_new_one() -> None:
-    with hungry_server() as process:
-        assert process.stdout
-        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
-        assert found is not None
+    with hungry_server() as (process, found):
         found.forget_peak()
         before = found.peak_bytes()
         say(process, str(100 * MIB))
@@ -54,20 +54,15 @@ def test_forgetting_the_peak_starts_a_new_one() -> None:
 
 
 def test_processor_time_between_two_readings_is_what_was_computed() -> None:
-    with hungry_server() as process:
-        assert process.stdout
-        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
-        assert found is not None
+    with hungry_server() as (process, found):
         before_s = found.cpu_s()
         say(process, "burn")
         assert 0.05 < found.cpu_s() - before_s < 0.5
 
 
 def test_a_server_that_has_ended_uses_nothing() -> None:
-    with hungry_server() as process:
-        assert process.stdout
-        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
-    assert found is not None
+    with hungry_server() as (_, found):
+        pass
     found.forget_peak()
     assert (found.peak_bytes(), found.cpu_s()) == (0, 0.0)
 

@@ -1,18 +1,31 @@
-"""Pretend workers for tests of transports: KV memory with guards around it, and one end of a connection."""
+"""Pretend workers for tests of transports: KV memory with guards, one end of a connection, and every transport."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.proof import Proof
 from motet.transfer.transport import Memory, PostedRead, ReadState, Transport, merged
 from tests.patience import PATIENCE_S
+from tests.transfer.local import LocalNetwork
+
+SHARED_MEMORY = LOOPBACK
+TCP = LOOPBACK | {"TLS": "tcp"}
+MakeTransport = Callable[[str, Memory], Transport]
+EVERY_TRANSPORT: dict[str, Callable[[], MakeTransport]] = {
+    "local": lambda: LocalNetwork().join,
+    "shared memory": lambda: partial(NixlTransport, ucx=SHARED_MEMORY),
+    "tcp": lambda: partial(NixlTransport, ucx=TCP),
+}
+"""By the name of each transport, a function that makes a network of it."""
 
 
 class KVMemory:

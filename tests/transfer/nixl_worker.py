@@ -15,14 +15,11 @@ from contextlib import contextmanager
 
 import msgspec
 
-from motet.transfer.nixl import LOOPBACK, NixlTransport
+from motet.transfer.nixl import NixlTransport
 from motet.transfer.transport import Memory, PostedRead
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.transfer.memory import KVMemory, Side
-
-TCP = LOOPBACK | {"TLS": "tcp"}
-SHARED_MEMORY = LOOPBACK
 
 
 class Order(msgspec.Struct):

@@ -17,9 +17,8 @@ from motet.errors import StartupError
 from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind
 from motet.transfer.transport import ReadState
-from tests.transfer.memory import KVMemory, Side, attend_until, failing, finish
+from tests.transfer.memory import TCP, KVMemory, Side, attend_until, failing, finish
 
-TCP = LOOPBACK | {"TLS": "tcp"}
 starts = itertools.count()
 
 LIFE_OF_A_TRANSPORT = """

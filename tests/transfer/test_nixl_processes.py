@@ -11,8 +11,8 @@ from motet.transfer.nixl import NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import PostedRead, ReadState
 from tests.forked import ForkingProcess
-from tests.transfer.memory import KVMemory, Side, attend_until, failing, finish
-from tests.transfer.nixl_worker import SHARED_MEMORY, TCP, Order, WorkerProcess, worker_process
+from tests.transfer.memory import SHARED_MEMORY, TCP, KVMemory, Side, attend_until, failing, finish
+from tests.transfer.nixl_worker import Order, WorkerProcess, worker_process
 
 pytestmark = pytest.mark.slow
 

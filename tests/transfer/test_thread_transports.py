@@ -1,23 +1,20 @@
 """Two transfer threads over each transport: the bytes that land are the bytes that the owner had."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from motet.transfer import orders
 from motet.transfer.lease import LeaseTable
-from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import Ticket
-from motet.transfer.transport import Memory, Transport
 from tests.transfer.local import LocalNetwork
-from tests.transfer.memory import KVMemory
+from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, MakeTransport
 from tests.transfer.scripted import FACTS
 from tests.transfer.worker import NewsStand, ending, granted, order
 
-MakeTransport = Callable[[str, Memory], Transport]
 BLOCKS = (3, 4, 7)
 starts = itertools.count()
 
@@ -27,7 +24,7 @@ class KVWorker:
 
     def __init__(self, make: MakeTransport, *, seed: int, pull_timeout_s: float = 10.0) -> None:
         self.kv = KVMemory(seed=seed)
-        self.name = f"{make.__name__}-{next(starts)}"
+        self.name = f"thread-{next(starts)}"
         settings = TransferSettings("127.0.0.1", 0, "secret", pull_timeout_s, self.name)
         memory = self.kv.memory
         self.thread = TransferThread(settings, FACTS, memory, lambda: make(self.name, memory))
@@ -60,27 +57,9 @@ class Pair:
         self.owner.thread.close()
 
 
-def local() -> MakeTransport:
-    return LocalNetwork().join
-
-
-def shared_memory() -> MakeTransport:
-    def agent(name: str, memory: Memory) -> Transport:
-        return NixlTransport(name, memory, ucx=LOOPBACK)
-
-    return agent
-
-
-def tcp() -> MakeTransport:
-    def tcp_agent(name: str, memory: Memory) -> Transport:
-        return NixlTransport(name, memory, ucx=LOOPBACK | {"TLS": "tcp"})
-
-    return tcp_agent
-
-
-@pytest.fixture(params=[local, shared_memory, tcp])
+@pytest.fixture(params=EVERY_TRANSPORT)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    pair = Pair(request.param())
+    pair = Pair(EVERY_TRANSPORT[request.param]())
     yield pair
     pair.close()
 

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import BlockRun, ReadState
-from tests.transfer.local import LocalNetwork
-from tests.transfer.memory import KVMemory, Side, attend_until, failing, finish, read_proof
+from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, Side, attend_until, failing, finish, read_proof
 
 pytestmark = pytest.mark.slow
 
@@ -21,27 +19,13 @@ NUM_BLOCKS = 24
 starts = itertools.count()
 
 
-def local() -> Callable[[KVMemory], Side]:
-    network = LocalNetwork()
-    return lambda kv: Side(network.join(f"local-{next(starts)}", kv.memory), kv)
-
-
-def shared_memory() -> Callable[[KVMemory], Side]:
-    return lambda kv: Side(NixlTransport(f"shm-{next(starts)}", kv.memory, ucx=LOOPBACK), kv)
-
-
-def tcp() -> Callable[[KVMemory], Side]:
-    return lambda kv: Side(NixlTransport(f"tcp-{next(starts)}", kv.memory, ucx=LOOPBACK | {"TLS": "tcp"}), kv)
-
-
-@pytest.fixture(scope="module", params=[local, shared_memory, tcp])
+@pytest.fixture(scope="module", params=EVERY_TRANSPORT)
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[[KVMemory], Side]]:
     """A function that starts a worker."""
-    make: Callable[[KVMemory], Side] = request.param()
-    sides: list[Side] = []
+    make, sides = EVERY_TRANSPORT[request.param](), list[Side]()
 
     def start_one(kv: KVMemory) -> Side:
-        sides.append(make(kv))
+        sides.append(Side(make(f"contract-{next(starts)}", kv.memory), kv))
         return sides[-1]
 
     yield start_one

@@ -31,6 +31,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama that can write what grammars demand."""
+    from tests.engines.native.grammars import speaking_model  # needs llguidance, which tests on a GPU do without
+
+    return speaking_model(tmp_path_factory.mktemp("speaking"))
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     """Makes a test run on the CPU, and on a GPU where there is one."""

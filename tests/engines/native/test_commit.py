@@ -107,16 +107,8 @@ def finish(token_id: int, sampling: SamplingParams = SAMPLING, *, written: int =
     return PaperEngine(blocks=1, eos=frozenset({EOS}), max_model_len=100).commit.finish_of(sequence)
 
 
-def test_an_ordinary_token_ends_nothing() -> None:
-    assert finish(OTHER) is None
-
-
-def test_end_of_sequence_stops_without_naming_a_token() -> None:
-    assert finish(EOS) == Finish(FinishReason.STOP)
-
-
-def test_a_stop_token_is_named() -> None:
-    assert finish(STOP_TOKEN) == AT_STOP_TOKEN
+def test_end_of_sequence_and_a_stop_token_end_a_choice_and_only_the_latter_is_named() -> None:
+    assert [finish(token) for token in (OTHER, EOS, STOP_TOKEN)] == [None, Finish(FinishReason.STOP), AT_STOP_TOKEN]
 
 
 def test_end_of_sequence_can_be_ignored_but_a_stop_token_cannot() -> None:

@@ -10,14 +10,9 @@ from motet.errors import GrammarError
 from motet.grammar.compiled import Matcher
 from motet.types import Finish, FinishReason, GenerateRequest
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
-from tests.engines.native.grammars import PERSON, person, speaking_model, tiny_grammars
+from tests.engines.native.grammars import PERSON, person, tiny_grammars
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("speaking"))
 
 
 class Failing(Matcher):

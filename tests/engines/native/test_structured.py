@@ -29,11 +29,6 @@ WAYS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("speaking"))
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_choice_i_of_a_group_is_the_single_request_with_its_seed(model: Path, way: str) -> None:
     fields = {**WAYS[way], "grammar": PERSON, "max_tokens": 120, "ignore_eos": False}

@@ -5,20 +5,18 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from motet.engines.native.client import NativeEngine
-from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError, GrammarError
 from motet.ids import RequestId
 from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind
 from tests.engines.native.drive import group, make_core, prompt_of, run
-from tests.engines.native.grammars import NUMBER, PERSON, speaking_model
+from tests.engines.native.grammars import NUMBER, PERSON
+from tests.engines.native.test_process import engine, idle, tokens_of
 from tests.forked import ForkingProcess
-from tests.tiny_engine import engine_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -32,36 +30,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("speaking"))
-
-
-@asynccontextmanager
-async def engine(folder: Path, spawn: Spawn) -> AsyncIterator[NativeEngine]:
-    started = await NativeEngine.start(engine_config(folder), spawn=spawn)
-    try:
-        yield started
-    finally:
-        await started.close()
-
-
-@pytest.fixture(scope="module")
 async def native(model: Path, forking: ForkingProcess) -> AsyncIterator[NativeEngine]:
     async with engine(model, forking.spawn) as started:
         yield started
-
-
-async def tokens_of(native: NativeEngine, request: GenerateRequest) -> dict[int, list[int]]:
-    tokens: dict[int, list[int]] = {start.index: [] for start in request.choices}
-    async for delta in native.generate(request):
-        for choice in delta.choices:
-            tokens[choice.index] += choice.token_ids
-    return tokens
-
-
-async def idle(native: NativeEngine) -> bool:
-    stats = await native.stats(check=True)
-    return stats.blocks_used == stats.groups_running == stats.groups_waiting == stats.choices_waiting == 0
 
 
 def person(name: str, **changes: object) -> GenerateRequest:

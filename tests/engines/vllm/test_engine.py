@@ -10,7 +10,7 @@ from motet.errors import EngineClosedError, EngineDiedError, EngineError, Engine
 from motet.ids import ModelName
 from motet.metrics.routing import TicketBook, TicketEnd
 from motet.types import ChoiceStart, EngineStats
-from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, Scene, asked, group, piece, scene, settle, ticket
+from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, asked, group, piece, scene, settle, ticket
 
 pytestmark = pytest.mark.anyio
 
@@ -184,10 +184,6 @@ async def test_figures_come_from_the_report() -> None:
         assert (there.engine.engine_id, there.engine.info) == ("far-2", REPORT.info)
 
 
-def unused(there: Scene) -> dict[str, int]:
-    return dict(there.figures.tickets_unused)
-
-
 @pytest.mark.parametrize("sent", [True, False])
 async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_given_back(sent: bool) -> None:
     async with scene(accepting=False) as there:
@@ -196,7 +192,7 @@ async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_give
             await settle()
         await stream.aclose()
         await settle()
-        assert (len(there.calls), there.server.rejected, unused(there)) == (sent, [PARAMS], {"released": 1, "left": 0})
+        assert (len(there.calls), there.server.rejected, there.figures.tickets_unused) == (sent, [PARAMS], RELEASED)
 
 
 async def test_a_leader_that_is_late_before_the_server_took_it_gives_its_ticket_back() -> None:
@@ -223,7 +219,7 @@ async def test_a_ticket_that_the_server_took_is_not_given_back() -> None:
     async with asked(group(ticket=ticket())) as (there, stream):
         await stream.aclose()
         await there.engine.release(ticket())  # routing does this, as it cannot know that it was taken
-        assert (there.server.rejected, unused(there)) == ([], {"released": 0, "left": 0})
+        assert (there.server.rejected, there.figures.tickets_unused) == ([], {"released": 0, "left": 0})
 
 
 async def test_the_ticket_that_a_lost_server_took_can_be_given_back() -> None:
@@ -232,7 +228,7 @@ async def test_the_ticket_that_a_lost_server_took_can_be_given_back() -> None:
         with pytest.raises(EngineDiedError):
             await anext(stream)
         await there.engine.release(ticket())
-        assert (there.server.rejected, unused(there)) == ([PARAMS], {"released": 1, "left": 0})
+        assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], RELEASED)
 
 
 async def test_the_ticket_of_a_group_that_cannot_be_planned_is_given_back() -> None:

@@ -12,7 +12,7 @@ from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.cpu import library as c
 from motet.engines.native.cpu.weights import MOST, Packer, Panels
 from motet.errors import ConfigError
-from motet.types import TokenLogprob
+from tests.engines.native.cpu.test_kernels import of_tokens
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.tiny_engine import engine_config
 from tests.tiny_models import config_of
@@ -139,10 +139,6 @@ def test_log_probabilities_are_those_of_the_rounded_weights(tied: bool, tmp_path
         return float((of_tokens(report.logprobs) - truth).abs().mean())
 
     assert error("int8") < 0.5 * error("none"), "unrounded weights are another model"
-
-
-def of_tokens(logprobs: tuple[TokenLogprob | None, ...]) -> torch.Tensor:
-    return torch.tensor([entry.logprob for entry in logprobs if entry is not None])
 
 
 def test_an_engine_names_its_rounded_weights_in_fingerprint_and_kv_facts(tiny: Tiny) -> None:
