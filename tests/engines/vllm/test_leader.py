@@ -23,10 +23,6 @@ def requests(there: Scene) -> list[tuple[str, int, object]]:
     return [(call.ask.request_id, call.ask.n, call.ask.kv_params) for call in there.calls]
 
 
-def unused(there: Scene) -> dict[str, int]:
-    return dict(there.figures.tickets_unused)
-
-
 @pytest.mark.parametrize("first", [TOKEN, LAST])
 async def test_the_other_requests_wait_for_the_leaders_first_token_and_have_no_ticket(first: VLLMPiece) -> None:
     async with asked(group(ticket=ticket())) as (there, stream):
@@ -42,7 +38,7 @@ async def test_the_other_requests_wait_for_the_leaders_first_token_and_have_no_t
             ChoiceDelta(2, (12,)),
         )
         await stream.aclose()
-        assert (unused(there), there.server.rejected) == ({"released": 0, "left": 0}, [])
+        assert (there.figures.tickets_unused, there.server.rejected) == ({"released": 0, "left": 0}, [])
 
 
 async def test_the_prompt_report_has_the_cached_tokens_of_the_ticket() -> None:
@@ -64,7 +60,7 @@ async def test_a_late_leader_is_closed_and_all_choices_are_sent_again_without_a_
         assert (fields_of(line)["request_id"], fields_of(line)["reason"]) == ("trace-g", "late")
         there.calls[1].say(*(piece(child, 10, finish=LENGTH) for child in range(3)))
         assert len((await anext(stream)).choices) == 3
-        assert unused(there) == {"released": 1, "left": 0}
+        assert there.figures.tickets_unused == {"released": 1, "left": 0}
 
 
 async def test_if_the_leader_fails_before_its_first_token_all_choices_are_sent_again() -> None:
@@ -76,7 +72,7 @@ async def test_if_the_leader_fails_before_its_first_token_all_choices_are_sent_a
             {"late": 0, "failed": 1},
         )
         # A decode server whose fetch failed does not tell the prefill server.
-        assert (there.server.rejected, unused(there)) == ([PARAMS], {"released": 1, "left": 0})
+        assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], {"released": 1, "left": 0})
         there.late.pass_()
         there.calls[1].end(EngineError("sick"))
         with pytest.raises(EngineError, match="sick"):
@@ -88,7 +84,7 @@ async def test_if_the_leader_is_refused_with_a_500_its_ticket_is_given_back_and_
     async with asked(group(ticket=ticket()), accepting=False) as (there, stream):
         there.calls[0].refuse(EngineError("500"))
         await settle()
-        assert (there.server.rejected, unused(there)) == ([PARAMS], {"released": 1, "left": 0})
+        assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], {"released": 1, "left": 0})
         assert [call.ask.n for call in there.calls] == [1, 3]
         await stream.aclose()
         assert len(there.server.rejected) == 1
