@@ -57,15 +57,7 @@ def test_a_property_may_have_the_name_of_a_keyword() -> None:
         ({"format": "isbn"}, "at format: the format 'isbn' is not supported"),
         ({"x-guidance": {"lenient": True}}, "at x-guidance: expected nothing"),
         ({"$ref": "#/other/a", "other": {"a": {"not": {}}}}, "at other.a.not: the keyword 'not' is not supported"),
-    ],
-)
-def test_an_invalid_schema_is_refused_with_the_place_of_the_fault(schema: object, message: str) -> None:
-    assert refusal(schema).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
+        # llguidance cannot compile the rest.
         (obj(a={"anyOf": [{"type": "string"}, {"pattern": "(?=a)b"}]}), "at properties.a.anyOf[1]: look-around"),
         (obj(a={"type": "integer", "minimum": 3.2, "maximum": 3.4}), "at properties.a: Unsatisfiable schema"),
         (obj(a=False), "at the top: Unsatisfiable schema: required property 'a'"),
@@ -76,7 +68,7 @@ def test_an_invalid_schema_is_refused_with_the_place_of_the_fault(schema: object
         ({"$ref": "#"}, "at the top: nothing satisfies it"),
     ],
 )
-def test_a_part_that_llguidance_cannot_compile_is_refused_with_its_place(schema: object, message: str) -> None:
+def test_a_schema_that_cannot_be_followed_is_refused_with_the_place_of_the_fault(schema: object, message: str) -> None:
     assert refusal(schema).startswith(message)
 
 

@@ -83,7 +83,7 @@ class Play:
                 self.stopped.add(index)
                 await self.scene.engine.stop_choice(self.request.request_id, index)
             case "late":
-                self.scene.late.pass_()
+                self.scene.leader_wait.time_out()
             case "leave":
                 await self.stream.aclose()
                 self.over = self.left = True

@@ -36,7 +36,7 @@ class Desk:
     def order(self, order: orders.Order) -> None:
         self.exchange.obey(order, self.clock.now_s)
 
-    def comes(self, message: side_channel.ChannelRequest, key: str = "") -> None:
+    def send_to_listener(self, message: side_channel.ChannelRequest, key: str = "") -> None:
         """Sends a message to the listener, as a reader does."""
         self.reader.send(side_channel.encode(message, ClusterKey(key), side_channel.new_nonce()))
         assert self.listening.poll(PATIENCE_MS)
@@ -92,7 +92,7 @@ def test_while_leases_are_held_the_transport_is_polled_every_millisecond(desk: D
 def test_after_a_message_from_a_reader_the_transport_is_polled_for_two_seconds(
     desk: Desk, message: side_channel.ChannelRequest
 ) -> None:
-    desk.comes(message, key="secret")
+    desk.send_to_listener(message, key="secret")
     assert desk.exchange.round() == BRISK_MS
     desk.clock.now_s += ATTEND_FOR_S - 0.1
     assert desk.exchange.round() == BRISK_MS
@@ -102,7 +102,7 @@ def test_after_a_message_from_a_reader_the_transport_is_polled_for_two_seconds(
 
 
 def test_a_message_without_the_cluster_key_does_not_start_polling(desk: Desk) -> None:
-    desk.comes(side_channel.Hello("p", FACTS), key="other")
+    desk.send_to_listener(side_channel.Hello("p", FACTS), key="other")
     assert desk.exchange.round() is FOR_EVER
 
 
@@ -212,12 +212,12 @@ def test_a_message_that_raises_is_dropped_and_the_next_one_is_heard(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ClusterKey, "complaint", bug)
-    desk.comes(orders.ReaderDone(5, "r"), key="secret")
+    desk.send_to_listener(orders.ReaderDone(5, "r"), key="secret")
     desk.exchange.round()
     assert desk.news == []
     assert [record.exc_info is not None for record in caplog.records] == [True]
     monkeypatch.undo()
-    desk.comes(orders.ReaderWaits(5), key="secret")
+    desk.send_to_listener(orders.ReaderWaits(5), key="secret")
     desk.exchange.round()
     assert desk.news == [orders.ReaderWaits(5)]
 

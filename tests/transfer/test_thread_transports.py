@@ -13,7 +13,7 @@ from motet.transfer.ticket import Ticket
 from tests.transfer.local import LocalNetwork
 from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, MakeTransport
 from tests.transfer.scripted import FACTS
-from tests.transfer.worker import NewsStand, ending, granted, order
+from tests.transfer.worker import NewsQueue, ending, granted, order
 
 BLOCKS = (3, 4, 7)
 starts = itertools.count()
@@ -28,7 +28,7 @@ class KVWorker:
         settings = TransferSettings("127.0.0.1", 0, "secret", pull_timeout_s, self.name)
         memory = self.kv.memory
         self.thread = TransferThread(settings, FACTS, memory, lambda: make(self.name, memory))
-        self.news = NewsStand(self.thread).next
+        self.news = NewsQueue(self.thread).next
         self.leases = LeaseTable(self.kv.proof, seconds=60.0)
 
     def ticket(self) -> Ticket:

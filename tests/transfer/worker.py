@@ -21,7 +21,7 @@ LEASE_SLOT = 2
 NOWHERE = TransferAddress("p", "127.0.0.1", 1)
 
 
-class NewsStand:
+class NewsQueue:
     """Gives out the news of a thread one by one."""
 
     def __init__(self, thread: TransferThread) -> None:
@@ -41,7 +41,7 @@ class Worker:
     def __init__(self, thread: TransferThread, transport: ScriptedTransport) -> None:
         self.thread = thread
         self.transport = transport
-        self.news = NewsStand(thread).next
+        self.news = NewsQueue(thread).next
 
     def ticket(self, blocks: tuple[int, ...] = (3, 4, 7), *, lease_s: float = 60.0) -> Ticket:
         """Returns the ticket of a trunk in these blocks, under a lease that the proof shows."""

@@ -54,7 +54,7 @@ def raw(value: object) -> msgspec.Raw:
 
 
 @dataclass
-class Brought:
+class Received:
     """Everything that came of one choice."""
 
     text: str = ""
@@ -68,14 +68,14 @@ class Brought:
 class Whole:
     """Everything that came of a group."""
 
-    choices: dict[int, Brought] = field(default_factory=dict)
+    choices: dict[int, Received] = field(default_factory=dict)
     usage: Usage | None = None
 
     def take(self, step: TextStep) -> None:
         for piece in step.pieces:
-            brought = self.choices.setdefault(piece.index, Brought())
-            brought.pieces_after_finish += brought.finish is not None
-            _add(brought, piece)
+            received = self.choices.setdefault(piece.index, Received())
+            received.pieces_after_finish += received.finish is not None
+            _add(received, piece)
 
     @property
     def texts(self) -> list[str]:
@@ -83,13 +83,13 @@ class Whole:
         return [self.choices[number].text for number in sorted(self.choices)]
 
 
-def _add(brought: Brought, piece: TextPiece) -> None:
+def _add(received: Received, piece: TextPiece) -> None:
     fields = {name: msgspec.json.decode(value) for name, value in piece.fields.items()}
     said = fields.get("delta") or fields.get("message") or {"content": fields.get("text")}
-    brought.text += said.get("content") or ""
-    brought.roles += "role" in said
-    brought.logprobs += len((fields.get("logprobs") or {}).get("content", ()))
-    brought.finish = piece.finish or brought.finish
+    received.text += said.get("content") or ""
+    received.roles += "role" in said
+    received.logprobs += len((fields.get("logprobs") or {}).get("content", ()))
+    received.finish = piece.finish or received.finish
 
 
 async def read_all(group: TextGroupStream) -> Whole:

@@ -183,7 +183,7 @@ class FarServer(VLLMServer):
         return self.rejects
 
 
-class Lateness:
+class LeaderWait:
     """The wait for a leader's first token, which the test ends."""
 
     def __init__(self) -> None:
@@ -193,7 +193,8 @@ class Lateness:
         self._waiting.append(asyncio.get_running_loop().create_future())
         await self._waiting[-1]
 
-    def pass_(self) -> None:
+    def time_out(self) -> None:
+        """Ends the wait, as if the leader were late."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
@@ -205,8 +206,8 @@ class Scene:
     def __init__(self, *, accepting: bool = True) -> None:
         self.server = FarServer(accepting=accepting)
         self.figures = TicketBook()
-        self.late = Lateness()
-        self.engine = VLLMEngine(self.server, REPORT, tickets=self.figures, leader_timeout_s=10.0, wait=self.late)
+        self.leader_wait = wait = LeaderWait()
+        self.engine = VLLMEngine(self.server, REPORT, tickets=self.figures, leader_timeout_s=10.0, wait=wait)
 
     @property
     def calls(self) -> list[Call]:

@@ -197,7 +197,7 @@ async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_give
 
 async def test_a_leader_that_is_late_before_the_server_took_it_gives_its_ticket_back() -> None:
     async with asked(group(ticket=ticket()), accepting=False, leaves=True) as (there, _):
-        there.late.pass_()
+        there.leader_wait.time_out()
         await settle()
         assert (there.open, there.server.rejected) == ([1], [PARAMS])
 
@@ -207,7 +207,7 @@ async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> No
         there.server.rejecting = asyncio.get_running_loop().create_future()
         stream = there.engine.generate(group(ticket=ticket()))
         await settle()
-        there.late.pass_()
+        there.leader_wait.time_out()
         await settle()
         await stream.aclose()
         await settle()

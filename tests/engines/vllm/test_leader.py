@@ -52,7 +52,7 @@ async def test_a_late_leader_is_closed_and_all_choices_are_sent_again_without_a_
 ) -> None:
     async with asked(group(ticket=ticket())) as (there, stream):
         with caplog.at_level(logging.WARNING, "motet"):
-            there.late.pass_()
+            there.leader_wait.time_out()
             await settle()
         assert (requests(there)[1:], there.open) == ([("g:again:0", 3, None)], [1])
         assert there.figures.pull_fallbacks == {"late": 1, "failed": 0}
@@ -73,7 +73,7 @@ async def test_if_the_leader_fails_before_its_first_token_all_choices_are_sent_a
         )
         # A decode server whose fetch failed does not tell the prefill server.
         assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], {"released": 1, "left": 0})
-        there.late.pass_()
+        there.leader_wait.time_out()
         there.calls[1].end(EngineError("sick"))
         with pytest.raises(EngineError, match="sick"):
             await anext(stream)
@@ -117,7 +117,7 @@ async def test_after_its_first_token_a_leader_is_neither_late_nor_sent_again() -
     async with asked(group(ticket=ticket())) as (there, stream):
         there.calls[0].say(TOKEN)
         await settle()
-        there.late.pass_()
+        there.leader_wait.time_out()
         await anext(stream)
         there.calls[0].end(EngineError("sick"))
         with pytest.raises(EngineError, match="sick"):
@@ -141,7 +141,7 @@ async def test_a_stopped_leader_still_fetches_for_the_others_and_is_then_closed(
 async def test_a_leader_that_is_stopped_and_late_is_not_sent_again() -> None:
     async with asked(group(ticket=ticket(), seeded=True), leaves=True) as (there, _):
         await there.engine.stop_choice(NAME, 0)
-        there.late.pass_()
+        there.leader_wait.time_out()
         await settle()
         assert [(call.ask.n, call.ask.seed) for call in there.calls] == [(1, 7), (2, 8)]
 
