@@ -14,7 +14,7 @@ class Form:
     ask: str
     follows: Callable[[str], bool]
     few: bool = False
-    """There are only a few answers, so several choices may well agree."""
+    """True if there are so few answers that several choices may well agree."""
 
 
 def regex(name: str, pattern: str, ask: str, *, few: bool = False) -> Form:

@@ -1,4 +1,4 @@
-"""The small tokenizers as Motet's own, for the tests of the text layer."""
+"""The small tokenizers of the tests, as Motet's own class, for the text layer."""
 
 import pytest
 

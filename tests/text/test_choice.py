@@ -10,7 +10,7 @@ from tests.tiny_tokenizer import EOS_ID, IM_END_ID, build_tiny_tokenizer
 
 A, B = ids_of("a"), ids_of("b")
 BOUND = tuple(Tokenizer(build_tiny_tokenizer()).encode("hello and"))
-"""Three tokens."""
+"""The text as three tokens."""
 B_STOPS = Finish(FinishReason.STOP, B[0])
 SHOWN: dict[str, tuple[TextRules, tuple[int, ...], Finish, list[str], str | int | None]] = {
     "a character comes when it is whole": (TextRules(), ids_of("aé"), LENGTH, ["a", "é"], None),

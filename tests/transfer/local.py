@@ -39,7 +39,7 @@ class LocalNetwork:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held while bytes are copied and while a worker leaves, so that nothing is copied from one that has left."""
+        """The lock is held while bytes are copied or a worker leaves, so nothing is copied from one that has left."""
         self._members: dict[str, LocalPeer] = {}
         self._to_lose = 0
 

@@ -49,7 +49,7 @@ class KVMemory:
 
     @property
     def blocks(self) -> npt.NDArray[np.uint8]:
-        """[num_regions, num_blocks, block_bytes]; a view."""
+        """The memory without its guards, a view [num_regions, num_blocks, block_bytes]."""
         return self._all[:, 1:-1]
 
     def copy(self) -> npt.NDArray[np.uint8]:

@@ -57,7 +57,7 @@ class WorkerProcess:
         self._process.stdin.flush()
 
     def signal(self, number: int) -> None:
-        """Returns, after SIGSTOP, when every thread of it has stopped."""
+        """Sends a signal. After SIGSTOP, waits until all threads of the worker have stopped."""
         self._process.send_signal(number)
         if number == signal.SIGSTOP:
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)

@@ -1,4 +1,4 @@
-"""One pull between a scripted owner and a scripted reader, under a clock of the test's."""
+"""One pull between a scripted owner and a scripted reader, with a clock that the test sets."""
 
 from collections import deque
 

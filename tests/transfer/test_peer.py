@@ -15,7 +15,7 @@ from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wir
 from tests.transfer.worker import LEASE_ID
 
 
-def test_the_lease_hears_of_a_pull_every_second_until_it_has_failed() -> None:
+def test_a_pull_renews_its_lease_every_second_until_it_has_failed() -> None:
     scene = Scene().reading()
     assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == 1
     scene.step(after_s=WAITS_EVERY_S - 0.1)

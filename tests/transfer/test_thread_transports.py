@@ -81,7 +81,7 @@ def test_a_block_that_was_given_away_makes_the_pull_stale(pair: Pair) -> None:
     assert ending(pair.pull(ticket)) == (FailureKind.STALE, True)
 
 
-def test_a_lease_that_is_over_is_found_out_at_an_idle_owner_too(pair: Pair) -> None:
+def test_a_reader_finds_out_that_a_lease_is_over_even_if_the_owner_is_idle(pair: Pair) -> None:
     ticket = pair.owner.ticket()
     pair.owner.end_lease(ticket)
     assert ending(pair.pull(ticket)) == (FailureKind.LEASE_ENDED, True)

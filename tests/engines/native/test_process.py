@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One loop for all tests, so that several may use one engine."""
+    """All tests share one event loop, so that several can use one engine."""
     return "asyncio"
 
 

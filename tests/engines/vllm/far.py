@@ -132,7 +132,7 @@ class Call(VLLMAnswer):
 
 
 class FarServer(VLLMServer):
-    """A `VLLMServer` without a connection, as engines and groups ask it."""
+    """A `VLLMServer` without a connection, for engines and groups to ask."""
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.name = "the vLLM server http://far.test"

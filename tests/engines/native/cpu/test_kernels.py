@@ -39,7 +39,7 @@ ODD = [
 ]
 NAMES = (*SLOW_FAMILIES, *ODD)
 LENGTH = 600
-"""More than two of the stretches in which the kernels read keys."""
+"""Number of prompt tokens, more than two of the stretches in which the kernels read keys."""
 WRITTEN = 300
 
 
