@@ -253,12 +253,9 @@ def names(queue: ByAge[Group]) -> list[str]:
     return [str(group.request.request_id) for group in queue]
 
 
-def test_groups_of_equal_priority_are_queued_in_order_of_arrival() -> None:
-    assert names(queue_of(groups(0, 0, 0)[::-1])) == ["g0", "g1", "g2"]
-
-
-def test_groups_with_lower_priority_numbers_are_queued_first() -> None:
-    assert names(queue_of(groups(5, 0, -1, 5, 0))) == ["g2", "g1", "g4", "g0", "g3"]
+def test_groups_are_queued_by_priority_number_and_then_by_arrival() -> None:
+    for queued in (groups(5, 0, -1, 5, 0), groups(5, 0, -1, 5, 0)[::-1]):
+        assert names(queue_of(queued)) == ["g2", "g1", "g4", "g0", "g3"]
 
 
 def test_a_group_that_comes_back_gets_its_old_place_in_the_queue() -> None:
