@@ -1,4 +1,4 @@
-"""Fixtures every test may use."""
+"""Fixtures for every test, and hooks that make test runs faster."""
 
 import atexit
 import gc
@@ -22,8 +22,8 @@ pytest_plugins = ["tests.strict"]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported stays: the collector need not go through it again and again, now or between tests, and of what
-    tests leave behind it need not look often for a few kilobytes."""
+    """Freezes what is imported, as it stays: the garbage collector need not go through it, now or between tests. It
+    also looks less often for what tests leave behind."""
     gc.disable()
     try:
         return (yield)
@@ -34,19 +34,19 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A worker of xdist does not take apart what it imported when it ends, as `leave` of `tests.forked`: 2 s less."""
+    """Lets a worker of xdist exit without taking apart what it imported, as `tests.forked.leave` does; saves 2 s."""
     if hasattr(config, "workerinput"):
         atexit.register(os._exit, 0)
 
 
 def pytest_sessionfinish() -> None:
-    """The collector looks once for what tests left behind, before pytest looks twice."""
+    """Collects once what tests left behind, before pytest collects twice."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_finish() -> None:
-    """pytest hangs its handlers on every logger that tells its parent nothing, three times a test; torch has 60."""
+    """Makes torch's 60 loggers propagate: pytest adds its handlers to each that does not, three times a test."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch.") and isinstance(logger, logging.Logger):
             logger.propagate = True
@@ -58,7 +58,7 @@ def anyio_backend() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked `kernels` are skipped where none can be, and fail where they could be and are not."""
+    """Skips tests marked `kernels` where no kernels can be built, and fails them where kernels could be and are not."""
     if item.get_closest_marker("kernels"):
         from tests.kernels import best_kernels
 
@@ -67,7 +67,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama, with a tokenizer."""
+    """The folder of a tiny Llama with a tokenizer."""
     from tests.tiny_models import save_tiny_model
     from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -76,8 +76,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def forking() -> Iterator["ForkingProcess"]:
-    """Where engines and servers come from: `spawn=forking.spawn`, and `forking.server` for a `ChildServer`."""
-    from tests.forked import ForkingProcess  # wants pyzmq, which a machine lent for its GPU may lack
+    """A process that forks engines (`spawn=forking.spawn`) and servers (`forking.server` instead of `ChildServer`)."""
+    from tests.forked import ForkingProcess  # needs pyzmq, which a machine lent for its GPU may lack
 
     with ForkingProcess() as process:
         yield process
@@ -85,6 +85,6 @@ def forking() -> Iterator["ForkingProcess"]:
 
 @pytest.fixture
 def all_forked(forking: "ForkingProcess", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a program starts that is tried in this process is forked, unless it says itself where it comes from."""
+    """Forks whatever a program that runs in this process starts, unless the program itself says how to start it."""
     for defaults, name, ours in forking.instead:
         monkeypatch.setitem(defaults, name, ours)

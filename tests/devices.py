@@ -1,4 +1,4 @@
-"""Devices that a test runs on: the CPU always, the first GPU where there is one (`pytest -m gpu`)."""
+"""The devices on which a test runs: the CPU always, the first GPU where there is one (`pytest -m gpu`)."""
 
 import pytest
 import torch

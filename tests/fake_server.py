@@ -1,4 +1,4 @@
-"""A whole server with a scripted engine, in a thread: for clients that are programs of their own."""
+"""A whole server with a scripted engine, in a thread, for clients that block or are programs of their own."""
 
 import asyncio
 import threading
@@ -18,18 +18,18 @@ MODEL = "tiny"
 
 
 class ImmortalEngine(FakeEngine):
-    """A scripted engine where one that may die is expected."""
+    """A scripted engine with the `died` event that a cell expects; it is never set."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(script)
         self.died = asyncio.Event()
 
     async def connect(self, address: TransferAddress) -> None:
-        """It fetches nothing."""
+        """Does nothing, as a scripted engine fetches no KV."""
 
 
 class FakeServer:
-    """Serves a script from `with` to its end, and checks that every group has ended. `folder`: with a tokenizer."""
+    """Serves a script inside `with`, and checks at its end that every group has ended. `folder` has a tokenizer."""
 
     def __init__(self, folder: Path, script: Script, *, api_key: str | None = None) -> None:
         self.engine = ImmortalEngine(script)

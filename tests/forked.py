@@ -1,14 +1,14 @@
-"""Engines and servers that are forked from one process that has imported everything, for tests that start many.
+"""Forks engines and servers from one process that has imported everything, for tests that start many of them.
 
-    test ──socket──► forking process ──fork──► one that ends at once ──fork──► engine, or server
+    test ──socket──► forking process ──fork──► process that ends at once ──fork──► engine, or server
                                                server ──socket──► a forking process of its own ──fork──► ... ► engine
 
-Nine tenths of a start are imports. What is forked runs what `python -m motet.engines.native` or `python -m motet` runs,
-or a module of the tests, with its own environment, pid, pipes and signals. It is a child of whoever asked for it: as
-the one between ends, its child becomes the child of the nearest ancestor that said it would adopt it
-(PR_SET_CHILD_SUBREAPER).
+Imports take nine tenths of a start. A forked process runs what `python -m motet.engines.native` or `python -m motet`
+runs, or a module of the tests, with its own environment, pid, pipes and signals. It is a child of the process that
+asked for it: when the process between them ends, its child goes to the nearest ancestor that has said that it adopts
+children (PR_SET_CHILD_SUBREAPER).
 
-Tests of how a process begins start it themselves.
+Tests of how a process begins start it without forking.
 """
 
 import asyncio
@@ -38,31 +38,31 @@ from motet.engines.native.spawn import with_short_waits
 
 ROOT = Path(__file__).parents[1]
 PR_SET_CHILD_SUBREAPER = 36
-"""Of <sys/prctl.h>."""
+"""The value in <sys/prctl.h>."""
 CLONE_NEWNET = 0x40000000
-"""Of <sched.h>."""
+"""The value in <sched.h>."""
 STARTED = ("motet.cli", "motet.engines.native.process")
 LATER = ("motet.transfer.nixl", "transformers.modeling_layers", "transformers.processing_utils")
-"""Imported when a role is known, and by the first model."""
+"""Modules that a process imports later: when its role is known, or with its first model."""
 MESSAGE_BYTES = 2**17
-"""More than an environment has."""
+"""Size of a buffer that is larger than any environment."""
 IN_NAMESPACE = ["ip", "netns", "exec"]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a new process has beside its standard streams: those of a server are sent along, and an engine's input."""
+    """Everything that a new process gets besides its standard streams, which are sent with the order."""
 
     environ: dict[str, str]
     arguments: list[str] | None = None
-    """Those behind the command; None for an engine."""
+    """Arguments of the command; None for an engine."""
     module: str = "motet"
-    """What the command runs: `motet`, or a module of the tests, whose `main` returns when it ends."""
+    """The module that the command runs: `motet`, or a module of the tests whose `main` returns when it ends."""
     namespace: str = ""
-    """Name of the network namespace it runs in, if not in this one."""
+    """Name of the network namespace in which it runs; empty for this one."""
 
 
 class ForkingProcess:
-    """From `with` to its end. `spawn` stands for that of `motet.engines.native.spawn`."""
+    """Runs inside `with`. `spawn` replaces the function of that name in `motet.engines.native.spawn`."""
 
     def __enter__(self) -> "ForkingProcess":
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -88,7 +88,7 @@ class ForkingProcess:
         return self._process.wait()
 
     def server(self, arguments: Sequence[str], **settings: Any) -> ChildServer:
-        """`settings`: those of a `ChildServer`."""
+        """Makes a forked `ChildServer` with these settings."""
         return ChildServer(arguments, popen=self.popen, **settings)
 
     def popen(self, command: Sequence[str], **streams: Any) -> "ForkedServer":
@@ -96,7 +96,7 @@ class ForkingProcess:
 
     @property
     def instead(self) -> list[tuple[dict[str, Any], str, object]]:
-        """Defaults by which all that a process starts is forked: the dictionary each is in, its name there, and it."""
+        """Returns the defaults that make a process fork what it starts: (dictionary, name in it, new value)."""
         return [
             (vars(NativeEngine)["start"].__func__.__kwdefaults__, "spawn", self.spawn),
             (vars(ChildServer)["__init__"].__kwdefaults__, "popen", self.popen),
@@ -115,14 +115,14 @@ class ForkingProcess:
         return ForkedEngine(pid, stdin)
 
     def fork(self, order: Order, *streams: int) -> int:
-        """The pid of the new process, a child of this one."""
+        """Forks a process, which is a child of this one, and returns its pid."""
         with self._lock, adopting():
             socket.send_fds(self._socket, [msgspec.json.encode(order)], streams)
             return int(self._socket.recv(MESSAGE_BYTES))
 
 
 class ForkedForkingProcess(ForkingProcess):
-    """Of a server that was forked itself, and has done nothing yet."""
+    """The forking process of a server that was forked itself and has done nothing yet."""
 
     def _start(self, theirs: socket.socket) -> None:
         self._pid = os.fork()
@@ -137,7 +137,7 @@ class ForkedForkingProcess(ForkingProcess):
 
 
 class ForkedEngine(asyncio.subprocess.Process):
-    """The process of an engine, which lives as long as `stdin` is open, or less."""
+    """The process of an engine, which ends at the latest when `stdin` is closed."""
 
     def __init__(self, pid: int, stdin: int) -> None:
         self.pid = pid
@@ -163,21 +163,21 @@ class ForkedEngine(asyncio.subprocess.Process):
         os.close(self._pidfd)
         os.close(self._stdin)
         status = 0
-        with contextlib.suppress(ChildProcessError):  # a child of another process, which alone learns how it ended
+        with contextlib.suppress(ChildProcessError):  # a child of another process, which alone gets its status
             _, status = os.waitpid(self.pid, 0)
         self._ended.set_result(os.waitstatus_to_exitcode(status))
 
 
 class ForkedServer(subprocess.Popen[str]):
-    """`motet`, or a module of the tests, with some arguments. All but its beginning is that of any child."""
+    """A process that runs `motet` or a module of the tests. Only its beginning differs from that of any `Popen`."""
 
     def __init__(self, forking: ForkingProcess, command: Sequence[str], **streams: Any) -> None:
-        """Called as `subprocess.Popen` is; standard input and output are given."""
+        """Takes the arguments of `subprocess.Popen`; standard input and output must be given."""
         self._forking = forking
         super().__init__(command, **streams)
 
     def _execute_child(self, command: list[str], *given: Any) -> None:
-        """In place of the method that would fork and exec here; `given`: its other parameters, in their order."""
+        """Replaces the method of `Popen` that forks and executes; `given`: its other parameters, in their order."""
         environ, (stdin, in_pipe, out_pipe, stdout, err_pipe, stderr) = given[5], given[9:15]
         begin = command.index(sys.executable)
         under, (dash_m, module, *arguments) = command[:begin], command[begin + 1 :]
@@ -195,7 +195,7 @@ class ForkedServer(subprocess.Popen[str]):
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Whoever loses its parent meanwhile becomes a child of this process."""
+    """Makes this process adopt descendants that lose their parent meanwhile."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -205,7 +205,7 @@ def adopting() -> Iterator[None]:
 
 
 def import_everything() -> None:
-    """The collector rests meanwhile: what is imported stays, and need not be gone through again and again."""
+    """Imports all modules, without the garbage collector: what is imported stays, so it need not go through it."""
     gc.disable()
     for module in (*STARTED, *LATER):
         importlib.import_module(module)
@@ -215,7 +215,7 @@ def import_everything() -> None:
 
 
 def load_ucx() -> None:
-    """UCX patches functions of the C library while it is loaded, and takes 0.4 s of computing for it."""
+    """Loads UCX, which takes 0.4 s to patch functions of the C library."""
     api = sys.modules[sys.modules["nixl"].nixl_agent.__module__]
     package = Path(api.__file__ or "").parent
     for plugin in package.parent.glob(f".{package.name}.*/plugins/libplugin_UCX.so"):
@@ -223,8 +223,8 @@ def load_ucx() -> None:
 
 
 def fork_when_asked(orders: socket.socket) -> int:
-    """Returns an exit code: in this process when nobody can ask any more, in each new one when that has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as engines do; whoever asks will hang up
+    """Follows orders. Returns an exit code in this process when nobody can ask any more, in a new one when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as engines do; the end of the socket ends this process
     while True:
         message, streams, _, _ = socket.recv_fds(orders, MESSAGE_BYTES, 3)
         if not message:
@@ -243,7 +243,7 @@ def fork_when_asked(orders: socket.socket) -> int:
 
 
 def fork_orphan() -> int:
-    """0 in the new process; its pid here, once it has been adopted."""
+    """Forks twice. Returns 0 in the new process, and its pid here once it has been adopted."""
     reading, writing = os.pipe()
     if between := os.fork():
         os.close(writing)
@@ -259,11 +259,11 @@ def fork_orphan() -> int:
 
 
 def become(order: Order, streams: Sequence[int]) -> None:
-    """This process is given what it would have begun with."""
+    """Gives this process the streams, environment and namespace of the order."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    os.environ.clear()  # noqa: TID251  of a process that begins
+    os.environ.clear()  # noqa: TID251  this process begins anew
     os.environ.update(order.environ)  # noqa: TID251
     tempfile.tempdir = None
     if order.namespace:
@@ -278,7 +278,7 @@ def run_engine() -> int:
 
 
 def run_command(module: str, arguments: list[str]) -> int:
-    """With these. What `motet` starts is forked too."""
+    """Runs a module with these arguments. Whatever `motet` starts is forked too."""
     from motet.cli import app
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -294,8 +294,8 @@ def run_command(module: str, arguments: list[str]) -> int:
 
 
 def leave(code: object) -> NoReturn:
-    """Ends this process as the interpreter does, but does not take apart what was imported: that touches every object,
-    so all the memory that is shared with the other processes would be copied first, half a second's work."""
+    """Ends this process as the interpreter does, but without taking apart what was imported: that would touch every
+    object, and so copy all memory that is shared with other processes, which takes half a second."""
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  waits for threads, as the interpreter does
     atexit._run_exitfuncs()  # noqa: SLF001
     sys.stdout.flush()

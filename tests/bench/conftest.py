@@ -1,4 +1,4 @@
-"""A server that says what is asked for, however long."""
+"""A server that writes as many tokens as a request asks for."""
 
 from collections.abc import Iterator
 

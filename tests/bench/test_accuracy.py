@@ -1,4 +1,4 @@
-"""Distance from float32: what is counted, and that int8 keeps the default model near."""
+"""The distance from float32 is measured as defined, and int8 keeps the default model near it."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_equal_logits_are_no_distance_apart() -> None:
     assert found.mean_kl == pytest.approx(0, abs=1e-6) and found.other_first == 0
 
 
-def test_divergence_and_perplexity_are_those_of_the_definition() -> None:
+def test_divergence_and_perplexity_follow_their_definitions() -> None:
     truth = torch.tensor([[[0.5, 0.25, 0.25]] * 2]).log()
     ours = torch.tensor([[[0.25, 0.5, 0.25]] * 2]).log()
     found = accuracy(torch.tensor([[0, 1]]), ours, truth)
@@ -31,7 +31,7 @@ def test_divergence_and_perplexity_are_those_of_the_definition() -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_int8_keeps_the_default_model_near_float32() -> None:
-    """Every product of int8 is compared with its definition in `tests/engines/native/cpu/test_int8.py`."""
+    """`tests/engines/native/cpu/test_int8.py` compares every int8 product with its definition."""
     default = Smollm2(cache_folder(environment()))
     if not default.folder.is_dir():
         pytest.skip("the default model is not here: motet models pull")

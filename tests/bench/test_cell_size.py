@@ -1,4 +1,4 @@
-"""What a cell's size costs: the arithmetic of gateways, and a tiny run of what is measured."""
+"""The costs of a cell's size: the arithmetic of gateways, and tiny runs of the measurements."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ PRICES = Prices(
 )  # fmt: skip
 
 
-def test_a_lone_worker_needs_one_gateway_that_looks_once_a_group() -> None:
+def test_a_single_worker_needs_one_gateway_that_decides_once_a_group() -> None:
     one = Demand(1, 0, 2048.0)  # a group of 8 choices of 256 tokens a second
     found = need(one, PRICES)
     assert (one.groups_per_s, one.messages_per_s) == (1.0, 1.0)
@@ -37,7 +37,7 @@ def test_a_lone_worker_needs_one_gateway_that_looks_once_a_group() -> None:
     assert found.index_gb == pytest.approx(1000 * 100 / 1e9)
 
 
-def test_apart_a_group_is_looked_at_more_often_and_told_of_twice() -> None:
+def test_with_prefill_apart_a_group_needs_more_decisions_and_two_messages() -> None:
     together, apart = Demand(100, 0, 2048.0), Demand(100, 25, 2048.0)
     assert apart.messages_per_s == 2 * together.messages_per_s == 200.0
     more = need(apart, PRICES).busy - need(together, PRICES).busy
@@ -45,7 +45,7 @@ def test_apart_a_group_is_looked_at_more_often_and_told_of_twice() -> None:
     assert need(apart, PRICES).pairs == 2500
 
 
-def test_there_are_as_many_gateways_as_what_is_left_of_each_can_carry_and_no_more() -> None:
+def test_there_are_just_enough_gateways_to_carry_the_load() -> None:
     found = need(Demand(1000, 250, 2048.0), PRICES)
     assert found.gateways is not None
     left = USED - found.standing
@@ -53,13 +53,13 @@ def test_there_are_as_many_gateways_as_what_is_left_of_each_can_carry_and_no_mor
     assert found.answering == pytest.approx(found.gateways * 200e-6)
 
 
-def test_where_knowing_the_workers_takes_a_whole_gateway_no_number_of_them_is_enough() -> None:
+def test_no_number_of_gateways_is_enough_if_following_the_workers_takes_a_whole_one() -> None:
     found = need(Demand(10_000, 2500, 2048.0), PRICES)
     assert found.standing > USED
     assert (found.gateways, found.answering) == (None, 0.0)
 
 
-def test_a_lone_worker_does_it_all_and_more_of_them_have_prefill_beside_them() -> None:
+def test_a_single_worker_does_everything_and_ten_have_prefill_workers_too() -> None:
     assert {demand.prefill for demand in demands(1, 10)} == {0}
     assert {(demand.decode, demand.prefill) for demand in demands(10, 10)} == {(10, 3)}
 
@@ -71,20 +71,20 @@ def test_a_fleet_of_any_size_is_measured() -> None:
         assert all(value > 0 for value in dataclasses.astuple(cost))
 
 
-def test_messages_of_block_events_are_all_taken_and_more_blocks_are_more_bytes() -> None:
+def test_messages_of_block_events_cost_time_and_more_blocks_are_more_bytes() -> None:
     few, many = event_cost(5, 1), event_cost(5, 40)
     assert few.message_us > 0 and many.message_us > 0
     assert many.bytes > few.bytes + 39 * 2 * 16, "a stored and a removed name of each block"
 
 
-def test_a_listing_and_what_is_said_grow_with_the_workers_and_with_the_pairs_while_a_cell_starts() -> None:
+def test_the_directorys_bytes_grow_with_the_workers_and_at_the_start_with_their_pairs() -> None:
     small, large = directory_cost(40, 10), directory_cost(400, 100)
     assert 9 < large.listing_bytes / small.listing_bytes < 11
     assert 9 < large.bytes_per_s / small.bytes_per_s < 11
     assert large.starting_bytes > 50 * small.starting_bytes
 
 
-def test_what_is_followed_takes_descriptors() -> None:
+def test_following_workers_takes_descriptors() -> None:
     assert followed_cost(3).descriptors >= 2, "a subscription and its connection"
 
 
@@ -103,7 +103,7 @@ def test_a_tiny_run_fills_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(record(wired, fleet=fleets, gateways=planned)) == {"wire", "tables"}
 
 
-def test_prices_are_those_of_the_choices_gateways_are_computed_for() -> None:
+def test_prices_are_taken_from_the_rows_that_gateways_are_computed_for() -> None:
     wired = Wire(
         question=QuestionCost(1, 2),
         events=[EventCost(1, 1, 30), EventCost(84, 1, 40)],

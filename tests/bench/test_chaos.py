@@ -1,4 +1,4 @@
-"""What the chaos run tells of answers: the same, another one, doubled, lost."""
+"""The chaos run counts answers that are the same, different, doubled or lost."""
 
 import json
 
@@ -38,7 +38,7 @@ def outcome_of(*lines: str) -> Outcome:
     return outcome
 
 
-def test_the_undisturbed_answer_is_identical() -> None:
+def test_an_undisturbed_answer_is_identical() -> None:
     outcome = outcome_of(*WHOLE)
     assert (outcome.finished, outcome.identical, outcome.duplicates, outcome.lost) == (1, 1, 0, 0)
 
@@ -55,18 +55,18 @@ def test_the_undisturbed_answer_is_identical() -> None:
     ],
     ids=["another text", "a chunk twice", "an end twice", "a role twice", "done twice", "a choice that never ends"],
 )
-def test_what_is_wrong_is_seen(lines: tuple[str, ...], duplicates: int, lost: int) -> None:
+def test_wrong_answers_are_counted(lines: tuple[str, ...], duplicates: int, lost: int) -> None:
     outcome = outcome_of(*lines)
     assert (outcome.duplicates, outcome.lost) == (duplicates, lost)
     assert outcome.identical == 0 or duplicates
 
 
-def test_an_error_event_is_no_finished_request() -> None:
+def test_a_request_with_an_error_event_has_not_finished() -> None:
     outcome = outcome_of(*WHOLE[:3], 'data: {"error": {"message": "gone"}}', "data: [DONE]")
     assert (outcome.finished, outcome.errors) == (0, ["two: gone"])
 
 
-def test_pauses_are_those_of_streams_that_moved() -> None:
+def test_only_pauses_of_streams_that_moved_count() -> None:
     moved, other = answer(*WHOLE), answer(*(line.replace("chatcmpl-1", "chatcmpl-2") for line in WHOLE))
     moved.chunk_s, other.chunk_s = [0.0, 1.0, 4.0], [0.0, 9.0]
     log = "12:00 WARNING m: a group goes on elsewhere request_id=r group=chatcmpl-1 cause=died choices=2\n"
@@ -74,7 +74,7 @@ def test_pauses_are_those_of_streams_that_moved() -> None:
     assert described([3.0]) == "3.00 s, one stream"
 
 
-def test_a_run_with_nothing_wrong_meets_its_floors_and_one_error_misses_one(
+def test_a_perfect_run_meets_its_floors_and_one_error_misses_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = outcome_of(*WHOLE)

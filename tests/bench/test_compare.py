@@ -1,4 +1,4 @@
-"""The comparison with a peer: figures side by side, floors that can be missed, and both servers asked alike."""
+"""The comparison with a peer: both servers get the same requests, and floors can be missed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,8 +24,8 @@ SMALL = [*AT_ONCE, "--ns", "1,3", "--prompt-tokens", "40", "--max-tokens", "5", 
 PEER = {"last_first_s": 2.0, "total_s": 10.0, "decode_tokens_per_s": 100.0}
 
 
-class Talkative:
-    """A server that says what is asked for, and remembers what that was."""
+class RecordingServer:
+    """A server that writes as many tokens as it is asked for, and remembers the requests."""
 
     def __init__(self, folder: Path) -> None:
         self.asked: list[tuple[tuple[int, ...], int]] = []
@@ -39,14 +39,14 @@ class Talkative:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Talkative, Talkative]]:
+def pair(tmp_path: Path) -> Iterator[tuple[RecordingServer, RecordingServer]]:
     folder = save_tiny_tokenizer(tmp_path)
-    ours, peer = Talkative(folder), Talkative(folder)
+    ours, peer = RecordingServer(folder), RecordingServer(folder)
     with ours.server, peer.server:
         yield ours, peer
 
 
-def urls(pair: tuple[Talkative, Talkative]) -> list[str]:
+def urls(pair: tuple[RecordingServer, RecordingServer]) -> list[str]:
     return ["--ours", pair[0].server.url, "--peer", f"{pair[1].server.url}/v1"]
 
 
@@ -62,8 +62,8 @@ def rows_that_meet() -> list[Row]:
     ]
 
 
-def test_both_get_the_same_prompts_each_new_and_a_table_and_json_come_out(
-    pair: tuple[Talkative, Talkative], capsys: pytest.CaptureFixture[str]
+def test_both_servers_get_the_same_new_prompts_and_json_comes_out(
+    pair: tuple[RecordingServer, RecordingServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*urls(pair), *SMALL]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -81,7 +81,7 @@ def test_both_get_the_same_prompts_each_new_and_a_table_and_json_come_out(
 
 
 def test_a_server_that_refuses_has_no_figures_and_the_comparison_goes_on(
-    pair: tuple[Talkative, Talkative], capsys: pytest.CaptureFixture[str]
+    pair: tuple[RecordingServer, RecordingServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*urls(pair), *SMALL, "--ns", "1,200"]) == 0  # more choices than a server allows
     output = capsys.readouterr()
@@ -91,11 +91,11 @@ def test_a_server_that_refuses_has_no_figures_and_the_comparison_goes_on(
     assert "peer failed: EngineError('400" in output.err
 
 
-def test_floors_that_were_not_measured_fail_the_check(pair: tuple[Talkative, Talkative]) -> None:
+def test_floors_that_were_not_measured_fail_the_check(pair: tuple[RecordingServer, RecordingServer]) -> None:
     assert main([*urls(pair), *SMALL, "--check"]) == 1
 
 
-def test_a_picture_of_the_totals_is_drawn(pair: tuple[Talkative, Talkative], tmp_path: Path) -> None:
+def test_a_plot_of_the_totals_is_drawn(pair: tuple[RecordingServer, RecordingServer], tmp_path: Path) -> None:
     picture = tmp_path / "out" / "totals.png"
     assert main([*urls(pair), *SMALL, "--plot", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -135,7 +135,7 @@ def test_rows_of_other_prompts_and_lengths_have_no_floors() -> None:
     assert [floor.value for floor in floors(others)] == [None] * 6
 
 
-def test_a_bound_from_below_and_one_from_above_are_told_apart() -> None:
+def test_a_floor_can_bound_a_figure_from_below_or_above() -> None:
     assert Floor("x", 1.2, 1.2, Bound.AT_LEAST).met and not Floor("x", 1.19, 1.2, Bound.AT_LEAST).met
     assert Floor("x", 1.2, 1.2).met and not Floor("x", 1.21, 1.2).met
     assert Floor("x", None, 1.2).line() == "MISSED x: not measured, at most 1.20"
@@ -154,14 +154,14 @@ def test_figures_are_medians_and_the_highest_peak() -> None:
     assert figures_of([*samples, None]) == {}
 
 
-def test_ratios_stand_where_both_have_a_figure() -> None:
+def test_there_is_a_ratio_where_both_servers_have_a_figure() -> None:
     versus = Versus({"a": 1.0, "b": 2.0, "c": None, "d": 3.0}, {"a": 4.0, "b": 0.0, "c": 1.0})
     assert [versus.ratio(name) for name in "abcde"] == [0.25, None, None, None, None]
     assert [versus.text(name, 1) for name in "ad"] == ["1.0 / 4.0", "3.0 / -"]
     assert cells_of(row(8))[:5] == [1340, 64, 8, "- / -", None]
 
 
-def test_the_quick_grid_has_the_floors_and_flags_narrow_the_whole() -> None:
+def test_the_quick_grid_has_the_rows_of_the_floors_and_the_whole_grid_has_24_cells() -> None:
     assert Grid((1340,), (64,), (1, 8, 32)) == QUICK
     assert len(list(Grid().cells())) == 24
     assert mix("1:6,8:0.5") == {1: 6.0, 8: 0.5}

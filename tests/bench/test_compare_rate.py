@@ -1,4 +1,4 @@
-"""Requests that come by themselves: the schedule, what is counted of it, and both servers asked alike."""
+"""Requests that arrive at random: their schedule, their figures, and that both servers get the same ones."""
 
 import itertools
 import json
@@ -12,12 +12,12 @@ from bench.compare_rate import Mix, Outcome, Play, figures_of, percentile, sched
 MIX = Mix({1: 6.0, 8: 3.0, 32: 1.0}, (140, 1340), (64, 256))
 
 
-def test_a_seed_says_who_comes_when() -> None:
+def test_a_seed_determines_the_schedule() -> None:
     assert schedule(2.0, 60.0, MIX, seed=1) == schedule(2.0, 60.0, MIX, seed=1)
     assert schedule(2.0, 60.0, MIX, seed=1) != schedule(2.0, 60.0, MIX, seed=2)
 
 
-def test_as_many_come_as_the_rate_says_and_as_mixed() -> None:
+def test_requests_arrive_at_the_given_rate_and_in_the_given_mix() -> None:
     arrivals = schedule(100.0, 100.0, MIX, seed=0)
     due = [arrival.due_s for arrival in arrivals]
     assert due == sorted(due) and due[0] > 0 and due[-1] < 100.0
@@ -48,7 +48,7 @@ def test_failed_requests_are_counted_and_bring_no_tokens() -> None:
 
 
 @pytest.mark.slow
-def test_the_same_arrivals_go_to_both_and_json_comes_out(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_servers_get_the_same_requests_and_json_comes_out(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--rate", "40", "--duration", "0.5", "--prompt-tokens", "20,40", "--max-tokens", "4", "--ns", "3"]
     how = ["--mix", "1:1,3:1", "--repeats", "1", "--seed", "3", "--settle", "0", "--idle", "0.02"]
     assert main(["--ours", url, "--peer", url, *load, *how]) == 0

@@ -1,4 +1,4 @@
-"""The benchmark itself: prompts no cache knows, figures that add up, floors that can be missed."""
+"""The benchmark of forks: its figures add up, and its floors can be missed."""
 
 import json
 
@@ -19,7 +19,7 @@ def row(n: int, last_first_s: float, total_s: float, *, separate_s: float) -> Ro
     return Row(n, timing(last_first_s, total_s), NOTHING, timing(last_first_s, separate_s))
 
 
-def test_it_prints_a_table_and_json_on_the_last_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_json_on_the_last_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--url", url, "--separate-url", url, "--ns", "1,3", "--separate-ns", "3", "--repeats", "2"]
     assert main([*arguments, "--prompt-tokens", "40", "--max-tokens", "5"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -29,7 +29,7 @@ def test_it_prints_a_table_and_json_on_the_last_line(url: str, capsys: pytest.Ca
     assert {"cpu", "torch", "motet", "command"} <= report["machine"].keys()
 
 
-def test_floors_that_are_met_and_missed_are_told_apart() -> None:
+def test_each_floor_is_met_at_its_limit_and_missed_beyond() -> None:
     met = floors([row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.3, 12.0, separate_s=24.0)])
     assert [floor.met for floor in met] == [True, True, True]
     missed = floors([row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.31, 12.1, separate_s=24.1)])
@@ -52,5 +52,5 @@ def test_counters_are_read_from_the_exposition() -> None:
     assert later - later == NOTHING
 
 
-def test_numbers_may_be_none() -> None:
+def test_a_list_of_numbers_may_be_empty() -> None:
     assert (numbers("1,8,32"), numbers("")) == ((1, 8, 32), ())

@@ -1,4 +1,4 @@
-"""The front end's benchmark: a client that counts right, an engine whose steps are taken together, floors that bite."""
+"""The front end's benchmark: its client counts right, its engine steps for all groups at once, floors can be missed."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def test_medians_are_taken_figure_by_figure() -> None:
 
 @pytest.fixture
 def answering() -> Iterator[tuple[str, list[bytes]]]:
-    """A server that answers one connection: every request with all pieces of the list, sent one by one."""
+    """A server for one connection that answers every request with all pieces of the list, sent one by one."""
     pieces: list[bytes] = []
 
     def serve() -> None:
@@ -91,21 +91,21 @@ def test_an_answer_of_known_length_ends_with_its_last_byte(answering: tuple[str,
     assert len(taken.reads_s) == 3
 
 
-def test_an_error_is_no_answer(answering: tuple[str, list[bytes]]) -> None:
+def test_a_refused_request_raises(answering: tuple[str, list[bytes]]) -> None:
     url, pieces = answering
     pieces.append(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
     with Clients(url, 1) as clients, pytest.raises(ConnectionError, match="503"):
         clients.load(request_bytes("/", {}), requests=1)
 
 
-def test_a_token_that_did_not_come_is_noticed() -> None:
+def test_a_missing_token_is_noticed() -> None:
     case = Case("chat", n=2, clients=3, max_tokens=5, requests=1)
     case.check(Taken(events=3 * (2 + 2 * 5 + 1)))
     with pytest.raises(AssertionError, match="38 events came, not 39"):
         case.check(Taken(events=38))
 
 
-def test_choices_begin_in_different_places_and_end_together() -> None:
+def test_scripted_choices_begin_in_different_places_and_end_together() -> None:
     steps = scripted(range(10), n=2, max_tokens=3)
     assert [[delta.token_ids for delta in step] for step in steps] == [[(0,), (7,)], [(1,), (8,)], [(2,), (9,)]]
     assert [[delta.finish for delta in step] for step in steps] == [
@@ -132,7 +132,7 @@ async def test_groups_take_their_steps_together() -> None:
 
 
 @pytest.mark.anyio
-async def test_after_a_burst_pulses_rest() -> None:
+async def test_pulses_rest_after_a_burst() -> None:
     pulse, loop = Pulse(burst=3, rest_s=0.02), asyncio.get_running_loop()
     came_s = []
     for _ in range(4):
@@ -141,7 +141,7 @@ async def test_after_a_burst_pulses_rest() -> None:
     assert came_s[3] - came_s[2] >= 0.019  # the loop's clock is coarser than its timers
 
 
-def test_parts_cost_something() -> None:
+def test_the_pipe_and_the_engine_have_plausible_costs() -> None:
     assert pipe_us(1, 64) > 0
     assert engine_us(4, 1) < 100
 
@@ -149,7 +149,7 @@ def test_parts_cost_something() -> None:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.real
-def test_it_prints_a_table_and_json_on_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_json_on_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     if not Smollm2(cache_folder(environment())).folder.is_dir():
         pytest.skip("the default model is not here: motet models pull")
     assert main(["--ns", "1,8", "--clients", "2", "--repeats", "1", "--tokens", "2000"]) == 0

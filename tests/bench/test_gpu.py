@@ -1,4 +1,4 @@
-"""The GPU bench runs to its end on the CPU, over a tiny model, and counts what a step must do."""
+"""The GPU benchmark also runs on the CPU with a tiny model, and counts the work of a step."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_a_tiny_model_on_the_cpu_gives_every_figure(
 
 
 @pytest.mark.slow
-def test_cases_that_would_come_too_late_are_left_out(
+def test_cases_beyond_the_time_limit_are_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = ["--shape", "tiny", "--device", "cpu", "--ns", "1", "--prompts", "20", "--steps", "1", "--minutes", "0"]
@@ -37,7 +37,7 @@ def test_cases_that_would_come_too_late_are_left_out(
     assert "2 of 2 cases were left out" in capsys.readouterr().out
 
 
-def test_weights_and_kv_of_llama_3_8b_are_counted_as_published() -> None:
+def test_the_sizes_of_llama_3_8b_are_as_published() -> None:
     shape = SHAPES["llama-3-8b"]
     assert shape.block_weights + shape.hidden * shape.vocab == pytest.approx(8.03e9, rel=0.001)
     assert 2 * shape.kv_values == 128 * 1024, "128 KiB of KV a token in bf16"

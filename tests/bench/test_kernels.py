@@ -1,4 +1,4 @@
-"""The comparison of ways to multiply: figures from seconds, and every way computes the product it is timed for."""
+"""The comparison of ways to multiply: figures follow from seconds, and every way computes the right product."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ def test_figures_follow_from_seconds() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_copies_of_the_weights_outgrow_every_cache(shape: str) -> None:
+def test_copies_of_the_weights_are_larger_than_any_cache(shape: str) -> None:
     depth, columns = parse_shape(shape)
     copies = num_copies(depth, columns)
     assert copies * depth * columns * min(BYTES.values()) >= 2**26
     assert copies >= 2
 
 
-def test_ours_has_to_be_among_the_ways() -> None:
+def test_the_ways_must_include_ours() -> None:
     assert parse(["--ways", "ours,torch bf16"]).ways == ("ours", "torch bf16")
     for ways in ("torch bf16", "ours,cublas"):
         with pytest.raises(SystemExit):
@@ -32,7 +32,7 @@ def test_ours_has_to_be_among_the_ways() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     "way", [way for way in WAYS if way != "torch int4"]
-)  # which is timed with weights of no meaning
+)  # it is timed with weights that mean nothing
 @torch.inference_mode()
 def test_every_way_computes_the_product(way: str) -> None:
     weights = [torch.randn(128, 64, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(2)]

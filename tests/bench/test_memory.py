@@ -1,4 +1,4 @@
-"""Whose memory it is, and what counts."""
+"""A server's processes are found by its port, and their memory and processor time are measured."""
 
 import socket
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.memory import processes_at
+from bench.memory import ServerProcesses, processes_at
 
 MIB = 2**20
 SERVER = """
@@ -25,12 +25,15 @@ for line in sys.stdin:
 
 
 @contextmanager
-def hungry_server() -> Iterator[subprocess.Popen[str]]:
-    """Takes as many bytes as it is told and lets go of them, or a tenth of a second of processor time."""
+def hungry_server() -> Iterator[tuple[subprocess.Popen[str], ServerProcesses]]:
+    """Starts a process that, for a number, allocates and frees so many bytes, and for "burn" computes for 0.1 s."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        yield process
+        assert process.stdout
+        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
+        assert found is not None
+        yield process, found
 
 
 def say(process: subprocess.Popen[str], line: str) -> None:
@@ -40,11 +43,8 @@ def say(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == "done\n"
 
 
-def test_a_peak_counts_from_the_last_time_it_was_forgotten() -> None:
-    with hungry_server() as process:
-        assert process.stdout
-        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
-        assert found is not None
+def test_forgetting_the_peak_starts_a_new_one() -> None:
+    with hungry_server() as (process, found):
         found.forget_peak()
         before = found.peak_bytes()
         say(process, str(100 * MIB))
@@ -53,26 +53,21 @@ def test_a_peak_counts_from_the_last_time_it_was_forgotten() -> None:
         assert found.peak_bytes() - before < 10 * MIB
 
 
-def test_processor_time_is_what_was_spent_in_between() -> None:
-    with hungry_server() as process:
-        assert process.stdout
-        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
-        assert found is not None
+def test_processor_time_between_two_readings_is_what_was_computed() -> None:
+    with hungry_server() as (process, found):
         before_s = found.cpu_s()
         say(process, "burn")
         assert 0.05 < found.cpu_s() - before_s < 0.5
 
 
 def test_a_server_that_has_ended_uses_nothing() -> None:
-    with hungry_server() as process:
-        assert process.stdout
-        found = processes_at(f"http://127.0.0.1:{int(process.stdout.readline())}")
-    assert found is not None
+    with hungry_server() as (_, found):
+        pass
     found.forget_peak()
     assert (found.peak_bytes(), found.cpu_s()) == (0, 0.0)
 
 
-def test_servers_elsewhere_and_nobody_have_no_processes() -> None:
+def test_servers_elsewhere_and_unused_ports_have_no_processes() -> None:
     assert processes_at("http://192.0.2.1:80") is None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

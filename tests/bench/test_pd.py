@@ -1,4 +1,4 @@
-"""The benchmarks of prefill and decode apart: broken promises are seen, vLLM's figures are read."""
+"""The benchmarks of prefill and decode apart: broken promises are reported, and vLLM's figures are read."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ def row(**spent: int) -> Row:
     return Row(8, TIMING, figures, 640, TIMING, None, None)
 
 
-def test_a_row_says_which_promise_was_broken() -> None:
+def test_a_row_names_the_promises_that_were_broken() -> None:
     assert row().wrong == []
     assert row(kv_transfers=8, kv_transfer_bytes=5120).wrong == ["n=8: transfers 8, not 1", "n=8: bytes 5120, not 640"]
     assert row(prefills=2, recomputed_tokens=300).wrong == [
@@ -54,7 +54,7 @@ vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 8064.0
 @pytest.mark.parametrize(
     ("prepare", "n"), [(VLLMPair.prepare, 8), (VLLMPair.prepare_once, 1)], ids=["as it is", "clamped"]
 )
-async def test_vllm_prefills_one_token_and_its_ticket_goes_along(
+async def test_the_prefill_request_asks_vllm_for_one_token_and_decode_gets_its_ticket(
     prepare: Callable[[VLLMPair, dict[str, object]], Awaitable[dict[str, object]]], n: int
 ) -> None:
     sent: list[dict[str, object]] = []
@@ -75,7 +75,7 @@ async def test_vllm_prefills_one_token_and_its_ticket_goes_along(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("all_forked")
-def test_pulls_are_measured_over_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pulls_are_measured_over_shared_memory_and_tcp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_tiny_model("llama", tmp_path)
     small = ["--ns", "1,3", "--repeats", "1", "--prompt-tokens", "50", "--settle", "0", "--idle", "0.1"]
     small += ["--kv-cache-gb", "0.05"]

@@ -28,16 +28,16 @@ def test_each_process_belongs_to_a_part(command: str, part: str) -> None:
     assert part_of(command) == part
 
 
-def test_the_time_of_a_process_is_that_of_its_part() -> None:
+def test_the_time_of_a_process_counts_for_its_part() -> None:
     assert cpu_by_part(os.getpid())["rest"] > 0
 
 
-def test_a_replica_that_is_not_there_is_said_to_be_missing() -> None:
+def test_the_error_names_a_missing_replica() -> None:
     with pytest.raises(StartupError, match="no replica of gateway"):
         own_url(os.getpid(), "gateway")
 
 
-def test_the_middle_of_costs_is_that_of_each_figure() -> None:
+def test_medians_are_taken_figure_by_figure() -> None:
     costs = [
         Cost(3.0, 0.1, {"proxy": 5.0}),
         Cost(1.0, 0.3, {"proxy": 1.0, "rest": 2.0}),

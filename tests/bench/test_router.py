@@ -1,4 +1,4 @@
-"""The simulation of routing: fake workers keep the times they are given, and a tiny run fills every table."""
+"""The simulation of routing: fake workers keep to their times, and a tiny run fills every table."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ def group(number: int = 0, *, prompt_tokens: int = 160, lengths: Sequence[int] =
 
 
 def worked(*submitted: Group, engine: Engine = ENGINE) -> FakeWorker:
-    """A worker that was given these at time 0 and is through with them."""
+    """Returns a worker that got these groups at time 0 and has finished them."""
     cache = Cache(engine.num_blocks, stored=lambda _: None, removed=lambda _: None)
     worker = FakeWorker("w", engine, cache, lambda *_: None)
     for one in submitted:
@@ -33,7 +33,7 @@ def worked(*submitted: Group, engine: Engine = ENGINE) -> FakeWorker:
     return worker
 
 
-def test_a_choice_takes_its_prompt_and_then_a_step_a_token() -> None:
+def test_a_choice_takes_the_time_of_its_prompt_and_of_a_step_for_each_token() -> None:
     one = group()
     worked(one)
     assert one.first_s is not None
@@ -41,7 +41,7 @@ def test_a_choice_takes_its_prompt_and_then_a_step_a_token() -> None:
     assert one.end_s == pytest.approx(one.first_s + 100 * (10 + 1 + 10 * 0.5) / 1e3)
 
 
-def test_a_trunk_is_read_once_a_step_for_all_choices_of_a_group() -> None:
+def test_a_step_reads_a_trunk_once_for_all_choices_of_a_group() -> None:
     four = group(lengths=(100,) * 4)
     worked(four)
     assert four.first_s is not None
@@ -64,7 +64,7 @@ def test_a_group_waits_until_there_is_room_for_all_its_choices() -> None:
 
 
 @pytest.mark.parametrize("rules", [*ways(vary_weights=False).values(), Rules(queue=FairQueue(max_wait_s=1e9))])
-def test_every_group_ends_and_takes_its_time_whatever_the_way(rules: Rules) -> None:
+def test_every_group_ends_whatever_the_rules_of_routing(rules: Rules) -> None:
     made = groups(150, workers=3, load=0.8, engine=ENGINES["cpu"], seed=3)
     Run(made, workers=3, engine=ENGINES["cpu"], rules=rules).run()
     for one in made:
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     assert once() == once()
 
 
-def test_the_least_cost_finds_more_prompts_in_caches_than_taking_turns() -> None:
+def test_routing_by_cost_finds_more_prompts_in_caches_than_round_robin() -> None:
     def hits(policy: Policy) -> float:
         made = groups(600, workers=8, load=0.7, engine=ENGINES["cpu"], seed=7)
         return figures("", 8, 0.7, Run(made, workers=8, engine=ENGINES["cpu"], rules=Rules(policy)).run()).hit_ratio

@@ -1,4 +1,4 @@
-"""Whether a cost grows faster than the work is told rightly."""
+"""The exponent of a cost's growth is found, and a cost that grows faster than the work misses its floor."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ WORKS = (1, 2, 4, 8)
 
 
 def point(work: int, total_s: float, *, peak_mib: float | None = None) -> Point:
-    """The first tokens come after a second, 10 more each."""
+    """Returns a run in which each of `work` choices has its first token after a second, and then 10 more."""
     return Point(work, 11, Timing(1.0, 1.0, total_s, work * 11), peak_mib)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
-def test_the_exponent_of_a_power_is_found_between_all_rows_and_over_them(power: float) -> None:
+def test_the_exponent_of_a_power_is_found_between_neighbouring_rows_and_over_all_rows(power: float) -> None:
     found = growth("time", WORKS, [3.0 * work**power for work in WORKS])
     assert found.exponents == pytest.approx([power] * 3)
     assert found.fit == pytest.approx(power)
@@ -32,14 +32,14 @@ def test_one_steep_row_is_not_hidden_by_the_others() -> None:
     assert found.fit < 1
 
 
-def test_a_cost_that_grows_as_the_work_meets_its_limit_and_a_faster_one_misses() -> None:
+def test_a_cost_that_grows_like_the_work_meets_its_floor_and_a_faster_one_misses_it() -> None:
     fair = Series("choices", OF_CHOICES, [point(work, 1.0 + work) for work in WORKS])
     assert [floor.met for floor in fair.floors()] == [True, True, True]  # a step, the total, the first token
     greedy = Series("choices", OF_CHOICES, [point(work, 1.0 + work**2) for work in WORKS])
     assert [floor.met for floor in greedy.floors()] == [False, False, True]
 
 
-def test_memory_is_compared_where_it_was_measured() -> None:
+def test_memory_has_a_floor_only_if_every_row_measured_it() -> None:
     points = [point(work, 2.0, peak_mib=100.0 * work**2) for work in WORKS]
     assert [g.cost for g in Series("groups", OF_GROUPS, points).growths()] == ["total", "peak memory"]
     assert [floor.met for floor in Series("groups", OF_GROUPS, points).floors()] == [True, False]
@@ -57,7 +57,7 @@ def test_a_step_is_one_more_token_of_every_choice() -> None:
 
 
 @pytest.mark.slow
-def test_it_prints_tables_and_json_and_draws(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_json_and_draws_plots(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--ns", "1,3", "--groups", "1,2", "--choices-of-a-group", "2", "--repeats", "2", "--max-tokens", "6"]
     lengths = ["--prompt-tokens", "40", "--group-prompt-tokens", "20", "--settle", "0"]
     assert main(["--url", url, *small, *lengths, "--plot", str(tmp_path / "out")]) == 0

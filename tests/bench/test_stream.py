@@ -1,4 +1,4 @@
-"""The client of the benchmarks: what it makes of an answer, wherever it is cut, and of servers that misbehave."""
+"""The client of the benchmarks reads an answer wherever it is cut, and reports servers that misbehave."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +22,7 @@ def chunked(*events: bytes) -> bytes:
 
 @asynccontextmanager
 async def answering(*pieces: bytes) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server that writes these pieces to whoever asks, and hangs up."""
+    """Gives a client of a server that answers with these pieces and hangs up."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -58,13 +58,13 @@ def test_lines_are_whole_wherever_a_piece_ends() -> None:
         assert [*lines.feed(text[:cut]), *lines.feed(text[cut:])] == [b"data: a", b"data: b", b"data: c"]
 
 
-async def test_a_refusal_is_an_error_that_says_what_the_server_said() -> None:
+async def test_the_error_of_a_refusal_has_the_servers_words() -> None:
     answer = b"HTTP/1.1 503 Busy\r\ncontent-length: 8\r\n\r\ntoo many"
     with pytest.raises(EngineError, match="503: too many"):
         await lines_of([answer])
 
 
-async def test_a_server_that_leaves_in_mid_answer_is_an_error() -> None:
+async def test_a_connection_that_closes_in_mid_answer_is_an_error() -> None:
     with pytest.raises(ConnectionError, match="before its answer had ended"):
         await lines_of([HEAD, b"9\r\ndata: a\n\n\r\n"])
 
@@ -74,7 +74,7 @@ async def test_an_answer_that_is_not_http_is_an_error() -> None:
         await lines_of([b"hello\r\n\r\n"])
 
 
-async def test_what_the_reader_of_lines_raises_comes_to_the_caller() -> None:
+async def test_an_error_in_the_reader_of_lines_reaches_the_caller() -> None:
     def refuse(_: str) -> None:
         raise EngineError("the server failed: out of memory")
 
@@ -83,7 +83,7 @@ async def test_what_the_reader_of_lines_raises_comes_to_the_caller() -> None:
             await follow(client, "/v1/completions", {}, refuse)
 
 
-async def test_a_request_carries_its_body_its_key_and_closes() -> None:
+async def test_a_request_has_its_body_and_key_and_closes_its_connection() -> None:
     async with httpx.AsyncClient(base_url="http://motet:8000/at", headers={"Authorization": "Bearer k"}) as client:
         request = client.build_request("POST", "/v1/completions", json={"n": 8}, headers={"Connection": "close"})
     head, body = bytes_of(request).split(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""How vLLM is started and ended: a script stands for it."""
+"""The start and the end of vLLM, played by a script."""
 
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ def setup_of(tmp_path: Path, script: str) -> VLLMSetup:
     return VLLMSetup(tmp_path, Path("/models/small"), cores=(0,))
 
 
-def test_its_threads_and_its_processes_have_the_same_cores() -> None:
+def test_threads_and_processes_of_vllm_get_the_same_cores() -> None:
     setup = VLLMSetup(Path("/venv"), Path("/models/small"), cores=(0, 1), arguments=("--seed", "1"), environ={"A": "b"})
     command = setup.command(8001)
     assert command[:6] == ["taskset", "-c", "0,1", "/venv/bin/vllm", "serve", "/models/small"]
@@ -50,7 +50,7 @@ def test_its_threads_and_its_processes_have_the_same_cores() -> None:
     assert {"VLLM_CPU_OMP_THREADS_BIND": "0,1", "A": "b"}.items() <= setup.environment().items()
 
 
-def test_one_that_does_not_start_says_what_it_logged(tmp_path: Path) -> None:
+def test_the_error_of_a_server_that_does_not_start_has_its_log(tmp_path: Path) -> None:
     with (
         vllm_server(setup_of(tmp_path, BROKEN)) as server,
         pytest.raises(StartupError, match=r"exit code 3 .*\n.*no model at /models/small"),
@@ -59,7 +59,7 @@ def test_one_that_does_not_start_says_what_it_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_processes_are_put_on_the_cores_it_is_given_and_none_is_left_when_it_ends(tmp_path: Path) -> None:
+def test_a_server_and_its_children_are_pinned_to_cores_and_none_is_left_at_the_end(tmp_path: Path) -> None:
     with vllm_server(setup_of(tmp_path, HEALTHY)) as server:
         server.wait_until_ready()
         (child,) = psutil.Process(server.process.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""The benchmark of vLLM servers behind a gateway: a prompt that is moved twice is seen."""
+"""The benchmark of vLLM servers behind a gateway notices a prompt that is moved twice."""
 
 import pytest
 
@@ -13,17 +13,17 @@ def row(transfers: int) -> Row:
     return Row(8, {GATEWAY: once, "naive": naive})
 
 
-def test_a_prompt_that_is_moved_twice_is_told() -> None:
+def test_a_prompt_that_is_moved_twice_is_reported() -> None:
     assert row(1).broken == []
     assert row(2).broken == ["n=8: 2 transfers, not 1"]
 
 
-def test_totals_are_told_beside_that_of_the_gateway() -> None:
+def test_totals_are_compared_with_the_gateways() -> None:
     assert row(1).ratio("naive") == 2.5
     assert table_of([row(1)]).row_count == 2
 
 
-def test_it_wants_a_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_vllm_flag_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse([])
     assert "--vllm" in capsys.readouterr().err

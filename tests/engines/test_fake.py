@@ -1,4 +1,4 @@
-"""What the fake engine plays of prefill and decode apart: leases that somebody must end, or `check` tells."""
+"""The fake engine plays prefill and decode apart; `check` finds leases that nobody has ended."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def script(_: GenerateRequest, __: ChoiceStart) -> list[int]:
     return [7]
 
 
-async def test_prefill_grants_a_lease_of_all_blocks_but_the_last_tokens() -> None:
+async def test_prefill_grants_a_lease_of_all_blocks_without_the_last_token() -> None:
     engine = FakeEngine(script, info=fake_info(transfer=ADDRESS))
     ticket = await engine.prefill(REQUEST, readers=2)
     assert ticket.address == ADDRESS
@@ -58,7 +58,7 @@ async def test_a_group_that_is_closed_before_its_first_step_ends_its_lease() -> 
     engine.check()
 
 
-async def test_a_dead_engine_tells_no_lease() -> None:
+async def test_a_dead_engine_does_not_end_the_lease_of_its_group() -> None:
     engine = FakeEngine(script, fail_after={0: EngineDiedError("gone")})
     with pytest.raises(EngineDiedError):
         await anext(engine.generate(await ticketed(engine)))
@@ -67,7 +67,7 @@ async def test_a_dead_engine_tells_no_lease() -> None:
         engine.check()
 
 
-async def test_prefill_waits_and_fails_as_it_is_told_and_a_cancelled_one_leaves_nothing() -> None:
+async def test_prefill_waits_and_fails_as_scripted_and_leaves_nothing_if_it_is_cancelled() -> None:
     begun = asyncio.Event()
 
     async def wait(_: GenerateRequest) -> None:
@@ -92,7 +92,7 @@ async def test_prefill_waits_and_fails_as_it_is_told_and_a_cancelled_one_leaves_
     engine.check()
 
 
-async def test_a_closed_engine_prefills_nothing() -> None:
+async def test_a_closed_engine_refuses_to_prefill() -> None:
     engine = FakeEngine(script)
     await engine.close()
     with pytest.raises(EngineClosedError):
@@ -100,7 +100,7 @@ async def test_a_closed_engine_prefills_nothing() -> None:
     engine.check()
 
 
-async def test_a_dead_engine_ends_all_it_had_and_all_that_comes_with_the_same_error() -> None:
+async def test_old_and_new_calls_of_a_dead_engine_end_with_the_same_error() -> None:
     engine = FakeEngine(script, gate=asyncio.Semaphore(0))
     kept = await engine.prefill(REQUEST)
     stream = engine.generate(REQUEST)
@@ -122,7 +122,7 @@ async def test_a_dead_engine_ends_all_it_had_and_all_that_comes_with_the_same_er
     engine.check()
 
 
-async def test_a_prefill_during_which_the_engine_dies_grants_nothing() -> None:
+async def test_a_prefill_grants_nothing_if_the_engine_dies_meanwhile() -> None:
     engine = FakeEngine(script)
 
     async def die(_: GenerateRequest) -> None:
@@ -135,7 +135,7 @@ async def test_a_prefill_during_which_the_engine_dies_grants_nothing() -> None:
 
 
 @pytest.mark.parametrize("end", ["closed", "stopped", "engine closed"])
-async def test_whoever_waits_for_a_step_of_a_group_that_ends_waits_no_more(end: str) -> None:
+async def test_a_reader_that_waits_for_a_step_wakes_up_when_its_group_ends(end: str) -> None:
     engine = FakeEngine(script, gate=asyncio.Semaphore(0))
     stream = engine.generate(REQUEST)
     reader = asyncio.ensure_future(anext(stream, None))
@@ -156,7 +156,7 @@ async def test_whoever_waits_for_a_step_of_a_group_that_ends_waits_no_more(end: 
     engine.check()
 
 
-def test_each_engines_leases_are_counted_in_a_book_they_share() -> None:
+def test_engines_that_share_a_book_have_their_leases_counted_separately() -> None:
     book = FakeLeases()
     book.grant(REQUEST, ADDRESS, readers=1, block_size=16)
     assert (book.count("prefill"), book.count("another")) == (1, 0)

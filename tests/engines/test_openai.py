@@ -1,4 +1,4 @@
-"""Streams of events are read the same wherever their bytes were cut, and however their lines end."""
+"""Streams of events are read the same wherever their bytes are cut, and however their lines end."""
 
 import pytest
 
@@ -12,7 +12,7 @@ STREAMS = {
     "mixed": (b"data: a\r\n\ndata: b\n\r\n", [b"a", b"b"]),
     "comments, names and ids": (b": hello\n\nevent: x\nid: 7\ndata: a\n: more\n\n\n\ndata: b\n\n", [b"a", b"b"]),
     "without a space": (b"data:a\n\n", [b"a"]),
-    "of several lines": (b"data: {\ndata: }\n\n", [b"{\n}"]),
+    "several lines": (b"data: {\ndata: }\n\n", [b"{\n}"]),
     "byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
     "cut off": (b"data: a\n\ndata: b\n", [b"a"]),
 }

@@ -1,4 +1,4 @@
-"""The framing of our engine protocol: however bytes are cut, the same comes out; errors keep all that they say."""
+"""The frames of our engine protocol are read the same however bytes are cut, and errors keep all their fields."""
 
 import msgspec
 import pytest
@@ -48,8 +48,7 @@ def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(content: list
 
 
 @given(st.binary())
-def test_noise_is_an_error_of_ours_or_waits_for_more(noise: bytes) -> None:
-    """Whatever a peer sends, no other exception comes out of the reader."""
+def test_noise_waits_for_more_or_raises_our_error_and_no_other(noise: bytes) -> None:
     reader = FrameReader()
     try:
         for content in reader.feed(noise):
@@ -60,7 +59,7 @@ def test_noise_is_an_error_of_ours_or_waits_for_more(noise: bytes) -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90", b"\x80", b"\x93\xa1\xff\x90\xc0", b"\x91" * 100_000])
 @pytest.mark.parametrize("kind", [0, 1])
-def test_a_payload_that_is_none_is_said_to_be_unreadable(payload: bytes, kind: int) -> None:
+def test_an_invalid_payload_is_an_error(payload: bytes, kind: int) -> None:
     with pytest.raises(EngineError, match="cannot be read"):
         FrameReader().feed(len(payload).to_bytes(4, "big") + bytes([kind]) + payload)
 
@@ -72,14 +71,14 @@ def test_a_length_beyond_the_limit_is_refused_before_the_payload_comes() -> None
 
 
 def all_errors(kind: type[MotetError] = MotetError) -> list[type[MotetError]]:
-    """Those of `errors.py`."""
+    """Returns all error classes of `errors.py`."""
     children = [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
     return [kind, *(found for child in children for found in all_errors(child))]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in all_errors() if kind is not UpstreamRefusalError])
-def test_every_error_arrives_with_its_class_and_all_it_says(kind: type[MotetError]) -> None:
-    """But that of a text upstream: who asks one answers its client itself."""
+def test_every_error_arrives_with_its_class_and_all_its_fields(kind: type[MotetError]) -> None:
+    """Only the error of a text upstream never goes over this wire."""
     if issubclass(kind, RequestError):
         error: MotetError = kind("what and why", param="field", code="some_code")
     elif issubclass(kind, OverloadedError):
@@ -98,13 +97,13 @@ def test_an_error_without_a_class_here_is_an_engine_error_that_names_it() -> Non
     assert arrived.message == "FutureError: it was"
 
 
-def test_fields_that_a_newer_version_adds_are_passed_over() -> None:
+def test_fields_that_a_newer_version_adds_are_ignored() -> None:
     delta = ["g", [[0, [5], None, None, "added"]], None, "added"]
     payload = msgspec.msgpack.encode(delta)
     read = FrameReader().feed(len(payload).to_bytes(4, "big") + b"\0" + payload)
     assert read == [GroupDelta(RequestId("g"), (ChoiceDelta(0, (5,)),))]
 
 
-def test_fields_that_an_older_version_does_not_send_have_their_default() -> None:
+def test_fields_that_an_older_version_does_not_send_have_their_defaults() -> None:
     wire = msgspec.msgpack.encode(["RequestError", "no", "n"])
     assert msgspec.msgpack.decode(wire, type=CarriedError) == CarriedError("RequestError", "no", "n")

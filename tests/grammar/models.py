@@ -1,4 +1,4 @@
-"""Grammars over the tiny vocabulary, and what their matchers allow."""
+"""Makes grammars over the tiny vocabulary, and reads what their matchers allow."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def json(source: str, thinking: Thinking | None = None) -> Grammar:
 
 
 def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """Token ids that may come next."""
+    """Returns the token ids that may come next."""
     out = np.zeros((1, mask_words(vocab_size)), np.int32)
     assert fill_masks([matcher], out) == {}
     bits = np.unpackbits(out.view(np.uint8)[0], bitorder="little")[:vocab_size]
@@ -38,12 +38,12 @@ def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
 
 
 def allowed_texts(matcher: Matcher) -> set[str]:
-    """As `allowed`, in words."""
+    """Returns the texts of the tokens that may come next."""
     return {TOKENIZER.token_text(token) for token in allowed(matcher)}
 
 
 def follows(grammars: Grammars, grammar: Grammar, text: str) -> bool:
-    """Whether a whole answer may be this text; special tokens in it are tokens."""
+    """Returns True if a whole answer may be this text; special tokens in it are tokens."""
     matcher = grammars.get(grammar).matcher()
     for token in TOKENIZER.encode(text, add_special_tokens=False):
         if token not in allowed(matcher):

@@ -9,7 +9,7 @@ from tests.tiny_tokenizer import EOS_ID, IM_END, IM_END_ID, IM_START, IM_START_I
 YES = TOKENIZER.encode("y")[0]
 
 
-def test_only_what_the_grammar_allows_may_come_and_then_end_of_sequence() -> None:
+def test_only_what_the_grammar_allows_may_come_and_then_the_end_of_sequence() -> None:
     matcher = grammars_of().get(regex("[xy]z?")).matcher()
     assert allowed_texts(matcher) == {"x", "y"}
     assert not matcher.inner.is_accepting()
@@ -28,26 +28,20 @@ def test_every_end_of_sequence_may_end_an_answer() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 288, 300])
-def test_a_model_without_end_of_sequence_is_stopped_with_nothing_allowed(vocab_size: int) -> None:
+def test_without_an_end_of_sequence_a_finished_matcher_is_stopped_and_allows_nothing(vocab_size: int) -> None:
     matcher = grammars_of(vocab_size=vocab_size, eos_token_ids=()).get(regex("y")).matcher()
     assert allowed(matcher, vocab_size) == [YES]
     matcher.consume(YES)
     assert matcher.stopped and allowed(matcher, vocab_size) == []
 
 
-def test_ids_past_the_tokenizer_are_never_allowed() -> None:
-    matcher = grammars_of(vocab_size=VOCAB_SIZE + 50).get(regex("(?s:.*)")).matcher()
-    assert max(allowed(matcher, VOCAB_SIZE + 50)) < VOCAB_SIZE
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE + 50, VOCAB_SIZE - 5])
+def test_ids_beyond_the_vocabulary_of_the_tokenizer_or_the_model_are_never_allowed(vocab_size: int) -> None:
+    matcher = grammars_of(vocab_size=vocab_size).get(regex("(?s:.*)")).matcher()
+    assert max(allowed(matcher, max(vocab_size, VOCAB_SIZE))) < min(vocab_size, VOCAB_SIZE)
 
 
-def test_entries_past_the_models_ids_are_never_allowed() -> None:
-    small = VOCAB_SIZE - 5
-    matcher = grammars_of(vocab_size=small).get(regex("(?s:.*)")).matcher()
-    assert max(allowed(matcher, small)) < small
-    assert TOKENIZER.token_text(VOCAB_SIZE - 1) not in {TOKENIZER.token_text(token) for token in allowed(matcher)}
-
-
-def test_special_tokens_are_no_text() -> None:
+def test_special_tokens_do_not_match_as_text() -> None:
     matcher = grammars_of().get(regex(r"(?s:.*)")).matcher()
     assert IM_START_ID not in allowed(matcher)
 
@@ -56,13 +50,13 @@ def test_special_tokens_are_no_text() -> None:
     ("grammar", "before"),
     [(regex(f"a{IM_END}b".replace("|", r"\|")), "a"), (Grammar(GrammarKind.CHOICE, f'["{IM_END}"]'), "")],
 )
-def test_the_text_of_a_special_token_is_text_also_where_nothing_else_may_come(grammar: Grammar, before: str) -> None:
+def test_the_name_of_a_special_token_in_a_grammar_is_written_as_plain_text(grammar: Grammar, before: str) -> None:
     matcher = grammars_of().get(grammar).matcher(TOKENIZER.encode(before) if before else ())
     assert "<" in allowed_texts(matcher)
     assert not {IM_END, IM_START} & allowed_texts(matcher)
 
 
-def test_a_matcher_begins_behind_what_was_written() -> None:
+def test_a_matcher_goes_on_after_what_was_written() -> None:
     compiled = grammars_of().get(json('{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'))
     whole = compiled.matcher()
     for token in TOKENIZER.encode('{"a": 1'):
@@ -70,7 +64,7 @@ def test_a_matcher_begins_behind_what_was_written() -> None:
     assert allowed(compiled.matcher(TOKENIZER.encode('{"a": 1'))) == allowed(whole)
 
 
-def test_what_was_written_against_the_grammar_is_refused() -> None:
+def test_written_tokens_that_do_not_follow_the_grammar_are_refused() -> None:
     with pytest.raises(GrammarError, match="does not follow its grammar"):
         grammars_of().get(regex("[xy]")).matcher(TOKENIZER.encode("q"))
 
@@ -80,14 +74,14 @@ def test_a_token_that_is_not_allowed_cannot_be_consumed() -> None:
         grammars_of().get(regex("[xy]")).matcher().consume(TOKENIZER.encode("q")[0])
 
 
-def test_matchers_of_one_grammar_do_not_touch_each_other() -> None:
+def test_matchers_of_one_grammar_are_independent() -> None:
     compiled = grammars_of().get(regex("yz"))
     first, second = compiled.matcher(), compiled.matcher()
     first.consume(YES)
     assert allowed_texts(first) == {"z"} and allowed_texts(second) == {"y"}
 
 
-def test_the_last_grammars_are_kept() -> None:
+def test_the_grammars_used_last_are_kept() -> None:
     grammars = grammars_of(keep=2)
     first = grammars.get(regex("a"))
     grammars.get(regex("b"))
@@ -125,7 +119,7 @@ MIXED = Thinking(f"{IM_START}thought", f"{IM_END}{IM_START}", opened=False, befo
         (HARMONY_THOUGHT, "<|channel|>analysis<|message|>so<|end|><|start|>assistant", "<|channel|>final<|message|>"),
     ],
 )
-def test_an_answer_has_what_stands_before_it_whether_the_model_thought_or_not(
+def test_an_answer_has_its_fixed_beginning_whether_the_model_thought_or_not(
     thinking: Thinking, thought: str, before: str
 ) -> None:
     grammar = regex("yes", thinking)
@@ -135,13 +129,13 @@ def test_an_answer_has_what_stands_before_it_whether_the_model_thought_or_not(
     assert not follows(grammars_of(), grammar, f"{thought}yes")
 
 
-def test_a_model_that_thinks_already_cannot_leave_thinking_out() -> None:
+def test_a_model_that_is_already_thinking_cannot_answer_before_it_has_finished() -> None:
     thinking = Thinking("<think>", "</think>", opened=True)
     assert not follows(grammars_of(), regex("yes", thinking), "yes")
     assert EOS_ID not in allowed(grammars_of().get(regex("yes", thinking)).matcher())
 
 
-def test_json_may_be_pretty_printed_but_not_padded_for_ever() -> None:
+def test_json_may_be_pretty_printed_but_not_padded_without_end() -> None:
     grammar = json('{"type":"object"}')
     assert follows(grammars_of(), grammar, '{\n  "a": [\n    1,\n    2\n  ]\n}')
     assert follows(grammars_of(), grammar, '{"a":1}')
@@ -153,7 +147,7 @@ def test_a_tag_that_is_a_special_token_is_written_as_that_token() -> None:
     assert follows(grammars_of(), lark(f'start: "{IM_START}" "yes"'), f"{IM_START}yes")
 
 
-def test_llama_cpps_grammars_are_read() -> None:
+def test_grammars_in_the_form_of_llama_cpp_are_read() -> None:
     grammar = lark('root ::= "yes" | "no" [0-9]+')
     assert follows(grammars_of(), grammar, "no12")
     assert not follows(grammars_of(), grammar, "yes12")

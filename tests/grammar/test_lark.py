@@ -44,13 +44,13 @@ def test_tags_become_tokens_where_they_are_string_literals(source: str, made: st
         ("start: " + '("a" ' * MAX_LEVELS + ")" * MAX_LEVELS, "rules and groups"),
     ],
 )
-def test_what_is_too_much_or_unfinished_is_refused(source: str, words: str) -> None:
+def test_a_grammar_that_is_too_large_or_unfinished_is_refused(source: str, words: str) -> None:
     with pytest.raises(GrammarError, match=words):
         prepared(source)
 
 
 def test_a_chain_of_rules_up_to_the_bound_compiles() -> None:
-    """Without a bound llguidance overflows its stack at some thousands, which ends the whole process."""
+    """Without a bound a few thousand rules overflow llguidance's stack, which ends the whole process."""
     rules = "".join(f'r{i}: "a" r{i + 1}?\n' for i in range(MAX_LEVELS - 2))
     grammar = lark(f'start: r0\n{rules}r{MAX_LEVELS - 2}: "z"\n')
     assert follows(grammars_of(), grammar, "aaa")
@@ -62,7 +62,7 @@ def test_many_rules_of_gbnf_are_refused_before_they_are_converted() -> None:
         grammars_of().get(lark(source))
 
 
-def test_schemas_inside_lark_are_checked_and_their_space_is_bounded() -> None:
+def test_schemas_inside_lark_are_checked_and_their_white_space_is_bounded() -> None:
     with pytest.raises(GrammarError, match=r"at items.not: the keyword"):
         grammars_of().get(lark('start: "a" %json {"items": {"not": {}}}'))
     grammar = lark('start: "a" %json {"type": "array"}')
@@ -70,7 +70,7 @@ def test_schemas_inside_lark_are_checked_and_their_space_is_bounded() -> None:
     assert not follows(grammars_of(), grammar, "a[\n\n\n1]")
 
 
-def test_a_tag_in_a_terminal_is_refused_and_not_drawn_as_text() -> None:
+def test_a_tag_in_a_terminal_is_refused_and_not_written_as_text() -> None:
     with pytest.raises(GrammarError, match="special tokens"):
         grammars_of().get(lark(f'start: A\nA: "{IM_START}"'))
 

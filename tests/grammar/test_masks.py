@@ -14,7 +14,7 @@ def masks_of(grammars: Grammars, sources: list[str]) -> list[list[int]]:
     matchers = [grammars.get(regex(source)).matcher() for source in sources]
     out = np.zeros((len(matchers) + 1, WORDS), np.int32)
     assert fill_masks(matchers, out) == {}
-    assert not out[-1].any()  # a row of nobody
+    assert not out[-1].any()  # this row has no matcher
     return [row.tolist() for row in out[:-1]]
 
 
@@ -24,11 +24,11 @@ def test_each_row_is_what_its_matcher_allows() -> None:
     assert masks_of(grammars, ["a", "b", "a"]) == alone
 
 
-def test_no_matchers_need_no_masks() -> None:
+def test_masks_of_no_matchers_can_be_filled() -> None:
     assert fill_masks([], np.zeros((0, WORDS), np.int32)) == {}
 
 
-def test_a_matcher_that_has_become_too_much_work_fails_alone() -> None:
+def test_a_matcher_that_takes_too_much_work_fails_alone() -> None:
     grammars = grammars_of()
     heavy = grammars.get(lark('start: (("a"{1,1000}){1,1000}){1,1000}')).matcher()
     letter = TOKENIZER.encode("a")[0]
@@ -51,7 +51,7 @@ def test_a_matcher_that_has_become_too_much_work_fails_alone() -> None:
     ["start: a a a a a a\na: b*\nb: c*\nc: /[a-z ]/*", 'start: a\na: a a | "e" | /[a-z ]/'],
     ids=["empty parts", "pairs"],
 )
-def test_a_grammar_that_can_be_read_in_ever_more_ways_fails_before_its_masks_take_long(source: str) -> None:
+def test_an_ambiguous_grammar_fails_before_its_masks_take_long(source: str) -> None:
     matcher, out = grammars_of().get(lark(source)).matcher(), np.zeros((1, WORDS), np.int32)
     for token in TOKENIZER.encode("the answer to the question " * 20):
         if failed := fill_masks([matcher], out):

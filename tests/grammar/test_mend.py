@@ -1,4 +1,4 @@
-"""Parts of JSON Schema to which llguidance does not hold by itself."""
+"""Parts of JSON Schema that llguidance does not enforce by itself."""
 
 import json
 import re
@@ -50,12 +50,12 @@ def text(**more: object) -> Schema:
         ({"type": "integer", "exclusiveMinimum": 4, "maximum": 6}, "5 6", "4 7"),
     ],
 )
-def test_a_bound_that_is_excluded_cannot_be_drawn(schema: Schema, good: str, bad: str) -> None:
+def test_an_excluded_bound_cannot_be_written(schema: Schema, good: str, bad: str) -> None:
     assert [value for value in good.split() if not allows(schema, value)] == []
     assert [value for value in bad.split() if allows(schema, value)] == []
 
 
-def test_an_excluded_bound_on_the_side_of_0_becomes_the_number_next_to_it() -> None:
+def test_an_excluded_bound_on_the_side_of_zero_becomes_the_next_number() -> None:
     assert read_schema('{"exclusiveMinimum":10}') == {"minimum": 10.0000000000001}
     assert read_schema('{"exclusiveMaximum":-0.5}') == {"maximum": -0.500000000000001}
     assert read_schema('{"exclusiveMaximum":0}') == {"maximum": -LEAST}
@@ -80,7 +80,7 @@ def test_bounds_that_leave_nothing_between_them_are_refused(low: str, high: str)
         read_schema(json.dumps({low: 6, high: 5}))
 
 
-def test_dates_are_those_of_the_calendar() -> None:
+def test_the_pattern_of_dates_matches_the_days_of_the_calendar() -> None:
     dates = re.compile(PATTERNS["date"])
     for number in range(1, 10000):
         assert (dates.match(f"{number:04}-02-29") is not None) == (monthrange(number, 2)[1] == 29)
@@ -117,12 +117,12 @@ def is_date(written: str) -> bool:
         (text(format="hostname", pattern="a$"), "b.a", "a.b xn--a"),
     ],
 )
-def test_formats_are_as_the_standards_have_them(schema: Schema, good: str, bad: str) -> None:
+def test_formats_follow_their_standards(schema: Schema, good: str, bad: str) -> None:
     assert [value for value in good.split() if not allows(schema, f'"{value}"')] == []
     assert [value for value in bad.split() if allows(schema, f'"{value}"')] == []
 
 
-def test_a_format_of_other_types_than_texts_says_nothing() -> None:
+def test_a_format_binds_only_strings() -> None:
     schema: Schema = {"type": ["string", "integer"], "format": "date", "pattern": "1$"}
     assert allows(schema, "7") and allows(schema, '"2024-02-01"') and not allows(schema, '"2024-02-02"')
 
@@ -137,7 +137,7 @@ def pets(*parts: object, **dog: object) -> Schema:
     return {"$ref": "#/$defs/pet", "$defs": defs}
 
 
-def test_one_of_several_parts_that_are_referred_to_is_told_apart_by_its_kind() -> None:
+def test_parts_of_one_of_may_be_references_with_different_kinds() -> None:
     schema = pets(REF_CAT, REF_DOG, {"type": "null"})
     assert allows(schema, '{"kind":"dog","of":{"kind":"cat"}}') and allows(schema, "null")
     assert not allows(schema, '{"kind":"cow"}') and not allows(schema, "{}")

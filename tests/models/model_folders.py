@@ -1,4 +1,4 @@
-"""Makes model folders that hold just enough to be looked over."""
+"""Writes model folders with just enough in them to pass the checks."""
 
 import json
 from pathlib import Path

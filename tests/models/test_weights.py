@@ -1,4 +1,4 @@
-"""The digest of the weights in a folder: another one for other weights, the same for the same in other files."""
+"""Other weights have another digest, and the same weights in other files have the same digest."""
 
 import json
 import os
@@ -18,7 +18,7 @@ WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.
 
 
 def saved(folder: Path, *shards: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Path:
-    """A folder with these files; with an index if there are several."""
+    """Writes a folder with these files, and an index if there are several."""
     folder.mkdir(exist_ok=True)
     names = [f"model-{number}.safetensors" for number in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
@@ -50,7 +50,7 @@ def test_other_weights_have_another_digest(tmp_path: Path, other: dict[str, torc
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:
-    """A digest of samples of each weight took these for the same."""
+    """The bug: the digest was of samples, and these weights had the same one."""
     large = {"a": torch.zeros(100_000)}
     whole, found = digest(tmp_path / "0", large), set()
     for place in (1, 77_777, 99_999):
@@ -76,7 +76,7 @@ def test_the_digest_of_large_weights_is_kept_until_a_file_changes(
     (kept,) = (cache / "weights").iterdir()
     assert kept.read_text() == real
     kept.write_text("0" * 64)
-    assert weights_digest(folder, cache) == "0" * 64, "it was not read"
+    assert weights_digest(folder, cache) == "0" * 64, "the kept digest was not used"
     file = folder / "model-0.safetensors"
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
     assert weights_digest(folder, cache) == real
@@ -96,7 +96,7 @@ def test_small_weights_leave_nothing_and_a_cache_that_cannot_be_written_does_no_
     assert weights_digest(folder, no_folder) == real
 
 
-def test_broken_files_are_told_by_the_thread_too(tmp_path: Path) -> None:
+def test_the_thread_that_computes_the_digest_reports_broken_files(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", WEIGHTS)
     (folder / "model-0.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelLoadError, match="download it again"):

@@ -1,5 +1,5 @@
-"""All of routing at once, played: groups that wait, are split, prefilled and moved, on workers that die, leave and
-return in any order."""
+"""Plays all of routing at once: groups wait, are split, prefilled and moved, on workers that die, leave and return in
+any order."""
 
 import asyncio
 import contextlib
@@ -25,15 +25,15 @@ from tests.routing.scene import ANY_MODEL, Heard, Scene, Slowly, group, settle, 
 PLACES = 8
 LARGEST = PLACES
 MOST_ROUNDS = 500
-"""Of reading, until every group must have ended."""
+"""Number of rounds of reading after which every group must have ended."""
 PROMPTS = (20, 200)
-"""Tokens: decode computes the first by itself."""
+"""Numbers of prompt tokens; decode workers compute the shorter prompt themselves."""
 WHOLE = asyncio.run(undisturbed(group(n=LARGEST)))
 MAY_END_A_GROUP = (EngineDiedError, WorkerLeavingError, OverloadedError, EngineClosedError)
 
 
 class Reader:
-    """Of one group."""
+    """The client of one group: reads it, stops choices of it and closes it."""
 
     def __init__(
         self, server: Scene, name: str, number: int, *, model: ModelName = ANY_MODEL, priority: int = 0
@@ -56,7 +56,7 @@ class Reader:
             self.over, self.error = True, error
 
     def read(self) -> None:
-        """One delta, if none is being waited for. Raises what was wrong with the one before."""
+        """Begins to read a delta, unless one is still awaited. Raises what was wrong with the last one."""
         if self._reading is not None and self._reading.done() and not self._reading.cancelled():
             self._reading.result()
         if not self.over and (self._reading is None or self._reading.done()):
@@ -92,7 +92,7 @@ class Reader:
             assert set(self.heard.finished) | self.stopped >= choices
 
     async def _read(self) -> None:
-        assert self._stream is not None  # else it is over
+        assert self._stream is not None  # otherwise `over` is True
         try:
             delta = await anext(self._stream)
         except StopAsyncIteration:
@@ -105,10 +105,10 @@ class Reader:
 
 
 class Play:
-    """Groups on some workers, and what happens to both."""
+    """Groups on some workers, and what may happen to both."""
 
     def __init__(self, names: Sequence[str], server: Scene) -> None:
-        """`names`: of the workers of `server`."""
+        """Makes a play with no groups yet. `names`: the workers of `server`."""
         self.names = names
         self.server = server
         self.readers: list[Reader] = []
@@ -119,7 +119,7 @@ class Play:
         self.readers.append(Reader(self.server, f"g{len(self.readers)}", number))
 
     async def act(self, acts: Sequence["Act"]) -> None:
-        """All of them, and then what ends every group."""
+        """Plays all acts, and then reads every group to its end."""
         for act in acts:
             ACTS[act.what](self, act.number)
             for _ in range(act.turns):
@@ -128,7 +128,7 @@ class Play:
         await self.finish()
 
     def check_room(self) -> None:
-        """Raises if a worker has more than it can hold; called after each act, where this can be said."""
+        """Raises if a worker has more than it can hold. Called after each act; plays with small workers override it."""
 
     def reader(self, number: int) -> Reader:
         if not self.readers:
@@ -146,7 +146,7 @@ class Play:
             self.server.fleet.mark(name, WorkerState.DEAD)
 
     def offer(self, name: str, *, adapter: bool) -> None:
-        """The worker has the adapter now, or has it no more; where there are adapters."""
+        """Loads the adapter on the worker or removes it. Plays with adapters override it."""
 
     def return_(self, name: str) -> None:
         engine = self.server.engines[name]
@@ -167,7 +167,7 @@ class Play:
         self.tasks.append(asyncio.create_task(self.server.router.close()))
 
     async def finish(self) -> None:
-        """Everybody comes back, and every group that can be is read to its end; time passes meanwhile."""
+        """Brings all workers back and reads every group to its end, while time passes."""
         for name in self.names:
             self.server.engines[name].fail_after = {}
             if self.server.fleet.get(name) is None or self.server.engines[name].death is not None:
@@ -186,11 +186,11 @@ class Play:
             await reader.end()
             reader.check()
         await asyncio.gather(*self.tasks)
-        self.tell_figures()
+        self.check_figures()
         self.server.expire_leases_of_those_who_left()
         self.server.check()
 
-    def tell_figures(self) -> None:
+    def check_figures(self) -> None:
         figures = self.server.router.figures()
         assert figures.queued == 0
         assert not any(figures.choices.values())
@@ -204,7 +204,7 @@ class Play:
 
 @dataclass(frozen=True)
 class Act:
-    """`what` happens to something chosen by `number`; then the loop turns."""
+    """`what` happens to the group or worker that `number` chooses; then the event loop turns `turns` times."""
 
     what: str
     number: int = 0
@@ -230,7 +230,7 @@ ACTS: dict[str, Callable[[Play, int], None]] = {
     "time passes": lambda play, number: play.wait(number),
     "server closes": lambda play, _: play.close(),
 }
-OF_ADAPTERS = ["adapter comes", "adapter goes"]
-RARE = [what for what in ACTS if what not in ("server closes", *OF_ADAPTERS)] * 2
+ADAPTER_ACTS = ["adapter comes", "adapter goes"]
+RARE = [what for what in ACTS if what not in ("server closes", *ADAPTER_ACTS)] * 2
 OFTEN = ["a group comes"] * 6 + ["read"] * 24 + ["worker dies"] * 4 + ["worker returns"] * 4 + RARE + ["server closes"]
 acts = st.builds(Act, st.sampled_from(OFTEN), st.integers(0, 15), st.integers(0, 6))

@@ -1,4 +1,4 @@
-"""Answers of tags, tags begun and everything between, against cutting and against the text itself."""
+"""Answers of tags, half tags and other text: their parts do not depend on cuts, and no text gets lost."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,13 +41,15 @@ def test_parts_do_not_depend_on_where_the_text_was_cut(
 
 
 @given(TEXTS, CUTS, st.sampled_from(ThoughtState), st.booleans())
-def test_what_is_not_told_apart_is_the_text(text: str, cuts: list[int], at_start: ThoughtState, cut_off: bool) -> None:
+def test_without_tools_and_reasoning_the_content_is_the_text(
+    text: str, cuts: list[int], at_start: ThoughtState, cut_off: bool
+) -> None:
     parts = read(text, cuts, at_start, cut_off=cut_off, tools=False, separate=False)
     assert parts == ([Content(text)] if text else [])
 
 
 @given(TEXTS, CUTS, st.sampled_from(ThoughtState))
-def test_nothing_of_an_answer_without_calls_is_lost_but_tags_and_white_space(
+def test_an_answer_without_calls_loses_nothing_but_tags_and_white_space(
     text: str, cuts: list[int], at_start: ThoughtState
 ) -> None:
     parts = read(text, cuts, at_start, cut_off=False)

@@ -1,4 +1,4 @@
-"""The block pool against lists and sets that do the obvious."""
+"""The block pool against plain lists and sets."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ NAMES = [bytes([i]) for i in range(10)]
 
 
 class PoolAgainstSets(RuleBasedStateMachine):
-    """`tables` are what callers hold; a block's holders are the tables it stands in."""
+    """A pool beside its model: `tables` has the blocks of each caller, and a block is held once for each of them."""
 
     @initialize(num_blocks=st.integers(1, 12))
     def make(self, num_blocks: int) -> None:
@@ -25,7 +25,7 @@ class PoolAgainstSets(RuleBasedStateMachine):
         self.free = set(range(num_blocks))
         self.idle: list[int] = []  # least recently used first
         self.block_of: dict[bytes, int] = {}
-        self.told: dict[bytes, tuple[int, ...]] = {}  # tokens of the blocks that changes have told of
+        self.stored: dict[bytes, tuple[int, ...]] = {}  # tokens of each block, as followers of the changes know it
 
     @rule(count=st.integers(0, 13), follow=st.booleans())
     def take(self, count: int, follow: bool) -> None:
@@ -39,7 +39,7 @@ class PoolAgainstSets(RuleBasedStateMachine):
             self.free.add(evicted)
         taken = self.pool.take(count, after=after)
         assert len(taken) == count == len(set(taken))
-        assert set(taken) <= self.free, "only free blocks, and the least recently used ones of those still named"
+        assert set(taken) <= self.free, "only free blocks, and the least recently used ones that still have a name"
         self.free -= set(taken)
         if taken:
             self.tables.append(taken)
@@ -90,7 +90,7 @@ class PoolAgainstSets(RuleBasedStateMachine):
         self.block_of = {name: other for name, other in self.block_of.items() if other != block}
 
     @invariant()
-    def same(self) -> None:
+    def pool_and_model_agree(self) -> None:
         self.pool.check()
         held = Counter(block for table in self.tables for block in table)
         assert self.pool.holders() == held
@@ -104,12 +104,12 @@ class PoolAgainstSets(RuleBasedStateMachine):
             match change:
                 case Stored():
                     parts = [change.part(i, i + 1) for i in range(len(change.names))]
-                    assert self.told.keys().isdisjoint(change.names)
-                    self.told |= {part.names[0]: part.token_ids for part in parts}
+                    assert self.stored.keys().isdisjoint(change.names)
+                    self.stored |= {part.names[0]: part.token_ids for part in parts}
                 case Removed():
                     for name in change.names:
-                        del self.told[name]
-        assert self.told == {name: (name[0],) for name in self.block_of}
+                        del self.stored[name]
+        assert self.stored == {name: (name[0],) for name in self.block_of}
 
 
 TestPool = PoolAgainstSets.TestCase

@@ -1,4 +1,4 @@
-"""Whatever happens to a pull, in whatever order: one ending, and no block given back that may still be written."""
+"""Whatever happens to a pull, in any order: it ends once, and gives back no block that may still be written."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ from tests.transfer.scripted import NUM_BLOCKS
 from tests.transfer.worker import LEASE_SLOT
 
 
-class Tale:
-    """A pull and all the news of it."""
+class PlayedPull:
+    """A pull, and all the news of it."""
 
     def __init__(self) -> None:
         self.scene = Scene()
@@ -53,7 +53,7 @@ class Tale:
                 assert not self.may_write()
 
     def may_write(self) -> bool:
-        """Whether the read of the blocks, the only one of that size, is open."""
+        """Returns True while the read of the blocks, the only one of that size, runs."""
         return any(read.num_bytes == 3 * 64 and read.state is ReadState.RUNNING for read in self.scene.reader.reads)
 
     def check_ending(self) -> None:
@@ -66,34 +66,34 @@ class Tale:
                 raise AssertionError(f"not one ending: {other}")
 
 
-HAPPENINGS: dict[str, Callable[[Tale], object]] = {
-    "welcome": lambda tale: tale.scene.welcomed(),
-    "refused": lambda tale: tale.scene.dealer.coming.append(Refused("no")),
-    "someone else": lambda tale: tale.scene.dealer.coming.append(SomeoneElse("p2")),
-    "a second": lambda tale: tale.pass_time(1.0),
-    "eleven seconds": lambda tale: tale.pass_time(11.0),
-    "reads end": lambda tale: tale.scene.end_reads(DONE),
-    "reads break": lambda tale: tale.scene.end_reads(FAILED),
-    "reads end by themselves": Tale.end_at_once,
-    "nothing can be posted": Tale.stop_posting,
-    "lease ends": Tale.end_lease,
-    "block is reused": Tale.reuse_block,
-    "abandon": Tale.abandon,
-    "peer is asked again": Tale.ask_again,
-    "peer is lost": lambda tale: tale.scene.peer.lose("lost", FailureKind.PEER_LOST),
+EVENTS: dict[str, Callable[[PlayedPull], object]] = {
+    "welcome": lambda played: played.scene.welcomed(),
+    "refused": lambda played: played.scene.dealer.coming.append(Refused("no")),
+    "someone else": lambda played: played.scene.dealer.coming.append(SomeoneElse("p2")),
+    "a second": lambda played: played.pass_time(1.0),
+    "eleven seconds": lambda played: played.pass_time(11.0),
+    "reads end": lambda played: played.scene.end_reads(DONE),
+    "reads break": lambda played: played.scene.end_reads(FAILED),
+    "reads end by themselves": PlayedPull.end_at_once,
+    "nothing can be posted": PlayedPull.stop_posting,
+    "lease ends": PlayedPull.end_lease,
+    "block is reused": PlayedPull.reuse_block,
+    "abandon": PlayedPull.abandon,
+    "peer is asked again": PlayedPull.ask_again,
+    "peer is lost": lambda played: played.scene.peer.lose("lost", FailureKind.PEER_LOST),
 }
-AT_LAST = ("eleven seconds", "reads end by themselves", "reads end", "reads end", "reads end")
+UNTIL_OVER = ("eleven seconds", "reads end by themselves", "reads end", "reads end", "reads end")
 
 
 @examples(500)
-@given(st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=20))
-def test_every_pull_ends_once_and_gives_its_blocks_back_only_when_nothing_writes(happenings: list[str]) -> None:
-    tale = Tale()
-    for what in (*happenings, *AT_LAST):
-        HAPPENINGS[what](tale)
-        tale.hear(tale.scene.step())
-    tale.check_ending()
-    tale.scene.check_over()
-    if tale.scene.peer.error is not None:
-        assert tale.scene.peer.closed
-        assert tale.scene.reader.connected == []
+@given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=20))
+def test_every_pull_ends_once_and_gives_its_blocks_back_only_when_nothing_writes(events: list[str]) -> None:
+    played = PlayedPull()
+    for what in (*events, *UNTIL_OVER):
+        EVENTS[what](played)
+        played.hear(played.scene.step())
+    played.check_ending()
+    played.scene.check_over()
+    if played.scene.peer.error is not None:
+        assert played.scene.peer.closed
+        assert played.scene.reader.connected == []

@@ -1,4 +1,4 @@
-"""When an engine process counts as hung, whatever it and its parent do: no process, no waiting."""
+"""When an engine process counts as hung, whatever it and its parent do. No process is started and nothing waits."""
 
 from collections.abc import Iterable
 
@@ -11,13 +11,13 @@ from motet.engines.native.spawn import Pulse, beat_every_s
 TICKS_A_BEAT = 5
 STEP_S = 300.0
 Episode = tuple[int, bool, bool]
-"""So many ticks long; whether the engine process runs meanwhile, and whether its parent does."""
+"""Number of ticks, True if the engine process runs during them, and True if its parent does."""
 Ticks = st.integers(1, 400)
 SILENCES = st.sampled_from([1.0, 2.0, 10.0, 60.0])
 
 
 class World:
-    """An engine that beats and a parent that looks, as the clock ticks."""
+    """An engine that beats and a parent that looks for beats, as a clock ticks."""
 
     def __init__(self, silence_s: float) -> None:
         self.ticks = 0
@@ -27,7 +27,7 @@ class World:
         self._unread = 0
 
     def run(self, episodes: Iterable[Episode]) -> str | None:
-        """The first verdict, if there is one."""
+        """Plays the episodes, and returns the first verdict, if there is one."""
         for ticks, engine, parent in episodes:
             for _ in range(ticks):
                 if verdict := self._tick(engine=engine, parent=parent):
@@ -35,7 +35,7 @@ class World:
         return None
 
     def _tick(self, *, engine: bool, parent: bool) -> str | None:
-        """A parent that wakes looks before it reads: the order that is worst for the engine."""
+        """Plays one tick. A parent that wakes up looks before it reads, which is worst for the engine."""
         self.ticks += 1
         if engine and self.ticks >= self._next_beat:
             self._next_beat = self.ticks + TICKS_A_BEAT
@@ -51,34 +51,34 @@ class World:
 
 
 @given(SILENCES, st.lists(st.tuples(Ticks, st.booleans())))
-def test_an_engine_that_beats_is_never_killed_however_long_its_parent_stands_still(
+def test_an_engine_that_beats_is_never_killed_however_long_its_parent_stops(
     silence_s: float, episodes: list[tuple[int, bool]]
 ) -> None:
     assert World(silence_s).run((ticks, True, parent) for ticks, parent in episodes) is None
 
 
 @given(SILENCES, st.lists(st.tuples(Ticks, st.booleans(), st.booleans())))
-def test_a_machine_that_sleeps_kills_nothing_when_it_wakes(
+def test_a_machine_that_was_suspended_kills_no_engine_when_it_wakes_up(
     silence_s: float, episodes: list[tuple[int, bool, bool]]
 ) -> None:
-    """The engine stands still only while its parent does."""
+    """The engine stops only while its parent does."""
     assert World(silence_s).run((ticks, engine or parent, parent) for ticks, engine, parent in episodes) is None
 
 
 @given(SILENCES, st.lists(st.tuples(Ticks, st.booleans())))
-def test_an_engine_that_stops_is_found_out_after_its_time_and_soon(
+def test_an_engine_that_stops_is_found_soon_after_the_allowed_silence(
     silence_s: float, before: list[tuple[int, bool]]
 ) -> None:
     world = World(silence_s)
     world.run((ticks, True, parent) for ticks, parent in before)
     patience = round(silence_s / world.tick_s)
     assert world.run([(patience - TICKS_A_BEAT, False, True)]) is None
-    # At most a look that came late, the one before it, and ticks until the next.
+    # It takes at most a look that came late, the one before it, and the ticks until the next one.
     assert "no sign of life" in (world.run([(4 * TICKS_A_BEAT, False, True)]) or "")
 
 
 @given(st.lists(st.floats(0, STEP_S)))
-def test_a_step_may_take_its_time_and_no_more(busy: list[float]) -> None:
+def test_a_step_may_take_its_allowed_time_and_no_more(busy: list[float]) -> None:
     pulse = Pulse(10.0, STEP_S, clock=lambda: 0.0)
     for busy_s in busy:
         pulse.heard(busy_s)

@@ -1,4 +1,4 @@
-"""Whatever a reader gets, however workers die, leave and return, is what an undisturbed group begins with."""
+"""However workers die, leave and return, each reader gets the beginning of what an undisturbed group gets."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
     spread_choices=st.sampled_from([0, 2, 2, 4]),
     limit=st.sampled_from([0, 3, 1000]),
 )
-def test_what_each_reader_gets_is_what_an_undisturbed_group_begins_with(
+def test_each_reader_gets_the_beginning_of_what_an_undisturbed_group_gets(
     acts: list[Act], apart: bool, workers: int, spread_choices: int, limit: int
 ) -> None:
     async def play() -> None:

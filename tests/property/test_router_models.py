@@ -1,12 +1,12 @@
-"""Several models and kinds over one fleet: no group is ever on a worker without its model, no ticket with a worker that
-cannot read it, none is given back twice or kept; and each reader gets what an undisturbed group begins with."""
+"""Several models and kinds in one fleet: no group is on a worker without its model, no ticket goes to a worker that
+cannot read it, each ticket is given back once, and each reader gets the beginning of what an undisturbed group gets."""
 
 import asyncio
 
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from tests.property.routing_play import OF_ADAPTERS, OFTEN, Act, Play, Reader
+from tests.property.routing_play import ADAPTER_ACTS, OFTEN, Act, Play, Reader
 from tests.property_settings import examples
 from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsScene
 
@@ -24,7 +24,7 @@ NAMES = (
 
 
 class MixedPlay(Play):
-    """Some workers of `A` have the adapter, and may lose it."""
+    """A play in which some workers of `A` have the adapter, and may lose it."""
 
     server: KindsScene
 
@@ -46,7 +46,7 @@ class MixedPlay(Play):
             event("a foreign ticket was given back")
 
 
-MIXED = [*OFTEN, *OF_ADAPTERS * 2]
+MIXED = [*OFTEN, *ADAPTER_ACTS * 2]
 acts = st.builds(Act, st.sampled_from(MIXED), st.integers(0, 31), st.integers(0, 6))
 
 

@@ -1,4 +1,4 @@
-"""Free runs against a plain set."""
+"""The free runs of blocks against a plain set."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -49,7 +49,7 @@ class RunsAgainstSet(RuleBasedStateMachine):
         self.free.add(block)
 
     @invariant()
-    def same(self) -> None:
+    def runs_and_set_agree(self) -> None:
         assert self.runs.runs() == maximal_runs(self.free)
         assert len(self.runs) == len(self.free)
 

@@ -1,4 +1,4 @@
-"""Random groups, arrivals, stops and aborts in tiny pools: every choice ends, with the answer it has by definition."""
+"""Random groups, arrivals, stops and aborts in tiny pools: every choice ends, with the answer that is due."""
 
 import pytest
 from hypothesis import strategies as st
@@ -18,12 +18,12 @@ LEAST_BLOCKS = blocks_for(MAX_MODEL_LEN, BLOCK_SIZE) + 1
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[int, ...]:
-    """Of few different pieces, so that beginnings are often the same."""
+    """Draws prompts from few pieces, so that they often begin alike."""
     pieces = draw(st.lists(st.sampled_from([(1, 2, 3, 4), (5, 6, 7, 8)]), max_size=3))
     return tuple(token for piece in pieces for token in piece) + draw(st.sampled_from([(1,), (2, 3), (1, 2, 3)]))
 
 
-class ServesEveryGroup(RuleBasedStateMachine):
+class EngineOfEveryGroup(RuleBasedStateMachine):
     @initialize(
         blocks=st.integers(LEAST_BLOCKS, LEAST_BLOCKS + 8),
         max_num_seqs=st.integers(1, 8),
@@ -123,5 +123,5 @@ class ServesEveryGroup(RuleBasedStateMachine):
             assert oldest in [chunk.sequence for chunk in plan.tails], "the oldest always gets on"
 
 
-TestScheduler = ServesEveryGroup.TestCase
+TestScheduler = EngineOfEveryGroup.TestCase
 TestScheduler.settings = examples(120, steps=30)

@@ -1,4 +1,4 @@
-"""The events of a choice, however its tokens are bundled and wherever it is resumed, against the whole text at once."""
+"""The events of a choice, however its tokens are bundled and wherever it is resumed, against the whole text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ TOKENS = st.lists(
     ),
     max_size=8,
 ).map(lambda parts: tuple(i for part in parts for i in part))
-"""Any text, broken characters and special tokens among it."""
+"""Tokens of any text, with broken characters and special tokens in it."""
 STOPS = st.lists(st.text("abe élo日\ufffd", min_size=1, max_size=4), max_size=4).map(tuple)
 FAR = 10
-"""An engine is told of a stop string within a few steps; written tokens never go on for longer behind one."""
+"""Number of tokens that may follow a stop string in `written`: the engine learns of one within a few steps."""
 CUTS = st.lists(st.integers(0, 60), max_size=12)
 
 
@@ -46,7 +46,7 @@ def rules(draw: st.DrawFn, *, skip: bool = True) -> TextRules:
 
 @dataclass(frozen=True)
 class Answer:
-    """What all events of a choice come to."""
+    """The sum of all events of a choice."""
 
     text: str
     ids: tuple[int, ...]
@@ -82,7 +82,7 @@ def test_the_text_is_the_decoded_whole_up_to_its_first_stop_string(
 
 
 @given(TOKENS, rules(skip=False), CUTS, st.sampled_from([LENGTH, STOP]))
-def test_streamed_is_not_streamed(
+def test_streamed_equals_not_streamed(
     tokens: tuple[int, ...], given_rules: TextRules, cuts: list[int], finish: Finish
 ) -> None:
     tokens = (*tokens, EOS_ID)
@@ -92,7 +92,7 @@ def test_streamed_is_not_streamed(
 
 
 @given(TOKENS, rules(skip=False), CUTS)
-def test_events_tell_every_token_once_and_one_end(
+def test_events_have_every_token_once_and_one_end(
     tokens: tuple[int, ...], given_rules: TextRules, cuts: list[int]
 ) -> None:
     choice = stream(BYTE_LEVEL, given_rules)
@@ -110,7 +110,7 @@ def test_events_tell_every_token_once_and_one_end(
 def test_ids_log_probabilities_and_offsets_of_an_event_are_equally_long_wherever_a_stop_string_cuts(
     tokens: tuple[int, ...], data: st.DataObject, cuts: list[int], include: bool
 ) -> None:
-    """The stop string is taken out of the answer, so it is found."""
+    """The stop string is a piece of the answer, so it is always found."""
     whole = BYTE_LEVEL.decode(tokens)
     begin = data.draw(st.integers(0, max(0, len(whole) - 1)))
     stop = whole[begin : begin + data.draw(st.integers(1, 4))]
@@ -126,7 +126,7 @@ def check_lengths(events: Sequence[ChoiceEvent]) -> None:
 
 
 @given(TOKENS, TOKENS, rules(skip=False))
-def test_a_resumed_choice_goes_on_as_the_undisturbed_one(
+def test_a_resumed_choice_goes_on_like_the_undisturbed_one(
     before: tuple[int, ...], after: tuple[int, ...], given_rules: TextRules
 ) -> None:
     undisturbed = stream(BYTE_LEVEL, given_rules)
@@ -145,7 +145,7 @@ def test_a_resumed_choice_goes_on_as_the_undisturbed_one(
 
 @given(TEXTS, TEXTS, st.integers(0, 60))
 def test_an_answer_continues_its_prompt(prompt: str, answer: str, place: int) -> None:
-    """Also where the prompt ends inside a character; such a character is the answer's."""
+    """If the prompt ends inside a character, that character belongs to the answer."""
     for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK):
         ids = tuple(tokenizer.encode(prompt + "a" + answer, add_special_tokens=False))
         place %= len(ids)

@@ -1,4 +1,4 @@
-"""Text with special tokens shown that are otherwise skipped, against the whole decoded at once."""
+"""Text in which some special tokens are shown, token by token, against the whole text decoded at once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +44,7 @@ def test_an_answer_with_visible_tokens_continues_its_prompt(
 
 
 @given(tokens(CHARACTERS), tokens(CHARACTERS), VISIBLE, st.booleans())
-def test_so_it_does_where_decoders_drop_the_first_space(
+def test_an_answer_with_visible_tokens_keeps_the_space_that_decoders_drop(
     past: tuple[int, ...], ids: tuple[int, ...], visible: frozenset[int], skip: bool
 ) -> None:
     text = shown(BYTE_FALLBACK, past, ids, visible, skip)

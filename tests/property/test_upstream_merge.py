@@ -1,4 +1,4 @@
-"""Whatever manners a text upstream has, and wherever its bytes are cut: each choice reads as from an honest server."""
+"""However a text upstream behaves, and wherever its bytes are cut, each choice reads as if from a correct server."""
 
 import itertools
 from dataclasses import replace
@@ -32,7 +32,7 @@ def asked(route: TextRoute, n: int, seed: int) -> Asked:
 
 
 def read(data: bytes, cuts: list[int], merge: Merge) -> Whole:
-    """What a client gets of a stream that comes in such pieces."""
+    """Returns what a client gets from a stream that comes in pieces cut at `cuts`."""
     reader, whole = EventSplitter(), Whole()
     bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for begin, end in itertools.pairwise(bounds):
@@ -61,11 +61,11 @@ def test_a_stream_of_n_choices_equals_n_streams_of_one(
     together = read(stream_of(Script(asked(route, n, seed), how)), cuts, Merge(0, n, chat=chat))
     alone = Whole()
     for number in range(n):
-        odd = replace(how, ignores_n=True)
-        single = read(stream_of(Script(asked(route, 1, seed + number), odd)), cuts, Merge(number, 1, chat=chat))
+        ignoring = replace(how, ignores_n=True)
+        single = read(stream_of(Script(asked(route, 1, seed + number), ignoring)), cuts, Merge(number, 1, chat=chat))
         alone.choices |= single.choices
-    honest = Script(asked(route, n, seed), Manners()).whole()
+    correct = Script(asked(route, n, seed), Manners()).whole()
     assert together.choices == alone.choices
-    said = [(choice.get("message") or {"content": choice.get("text")})["content"] for choice in honest["choices"]]
-    assert together.texts == said
-    assert [together.choices[number].finish for number in range(n)] == [c["finish_reason"] for c in honest["choices"]]
+    texts = [(choice.get("message") or {"content": choice.get("text")})["content"] for choice in correct["choices"]]
+    assert together.texts == texts
+    assert [together.choices[number].finish for number in range(n)] == [c["finish_reason"] for c in correct["choices"]]

@@ -1,6 +1,6 @@
-"""Groups on a vLLM server that takes, refuses, says, fails and dies in any order, and readers that stop and leave.
+"""Groups on a vLLM server that accepts, refuses, writes, fails and dies in any order, and readers that stop and leave.
 
-Nobody gets a token that is not his, nothing is left open, and a ticket is used or given back.
+No choice gets tokens of another one, nothing is left open, and a ticket is used or given back.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, Call, Scene, group, settle, ticket
 
 LAST_STEP = 4
-"""Tokens of every child at most."""
+"""Largest number of tokens that a child writes."""
 
 
-class Said:
-    """What one call said, child by child: tokens that tell where they come from."""
+class ScriptedCall:
+    """One call whose children write tokens that show which call and child they come from."""
 
     def __init__(self, number: int, call: Call) -> None:
         self.call = call
@@ -55,21 +55,21 @@ class Play:
         self.over = False
         self.error: MotetError | None = None
         self.left = False
-        """Whether the reader did not wait for the end."""
+        """True if the reader did not wait for the end."""
         self.lost = False
-        """Whether a connection of it was."""
+        """True if a connection of the group was lost."""
         self.hurt = False
-        """Whether something happened that ends groups with an error."""
-        self._said: list[Said] = []
+        """True if something happened that ends groups with an error."""
+        self._said: list[ScriptedCall] = []
         self._reading: asyncio.Task[None] | None = None
 
     @property
-    def said(self) -> list[Said]:
+    def said(self) -> list[ScriptedCall]:
         calls = self.scene.calls
-        self._said += [Said(number, calls[number]) for number in range(len(self._said), len(calls))]
+        self._said += [ScriptedCall(number, calls[number]) for number in range(len(self._said), len(calls))]
         return self._said
 
-    def of(self, number: int) -> Said | None:
+    def of(self, number: int) -> ScriptedCall | None:
         return self.said[number % len(self.said)] if self.said else None
 
     async def do(self, what: str, number: int, child: int) -> None:
@@ -83,7 +83,7 @@ class Play:
                 self.stopped.add(index)
                 await self.scene.engine.stop_choice(self.request.request_id, index)
             case "late":
-                self.scene.late.pass_()
+                self.scene.leader_wait.time_out()
             case "leave":
                 await self.stream.aclose()
                 self.over = self.left = True
@@ -96,7 +96,7 @@ class Play:
                 self._act(what, said, child)
 
     async def finish(self) -> None:
-        """The server answers all that is asked, and the reader reads to the end."""
+        """Lets the server answer every call, and the reader read to the end."""
         while not self.over:
             self._read()
             await settle()
@@ -122,7 +122,7 @@ class Play:
         else:
             await self._check_ticket(self.request.ticket)
 
-    def _act(self, what: str, said: Said, child: int) -> None:
+    def _act(self, what: str, said: ScriptedCall, child: int) -> None:
         match what:
             case "accept":
                 said.call.accept()
@@ -139,7 +139,7 @@ class Play:
                 self.lost = True
 
     def _read(self) -> None:
-        """One delta, if none is being waited for. Raises what was wrong with the one before."""
+        """Begins to read a delta, unless one is still awaited. Raises what was wrong with the last one."""
         if self._reading is not None and self._reading.done():
             self._reading.result()
         if not self.over and (self._reading is None or self._reading.done()):
@@ -156,13 +156,13 @@ class Play:
             self.prompts += delta.prompt is not None
             for choice in delta.choices:
                 assert choice.index not in self.finished
-                assert choice.index not in self.stopped or self.hurt  # what lay ready when the group ended
+                assert choice.index not in self.stopped or self.hurt  # tokens that were ready when the group ended
                 self.heard[choice.index] += choice.token_ids
                 if choice.finish is not None:
                     self.finished.add(choice.index)
 
     def _source(self, index: int) -> tuple[int, int]:
-        """Which child of which call a choice got all its tokens from."""
+        """Returns the call and the child that wrote all tokens of a choice."""
         tokens = self.heard[index]
         call, child = tokens[0] // 1000 - 1, tokens[0] % 1000 // 100
         said = self.said[call]
@@ -176,7 +176,7 @@ class Play:
         return call, child
 
     async def _check_ticket(self, ticket: Ticket) -> None:
-        """Whoever handed it to the group gives it back, as far as he can know."""
+        """Checks that the ticket is used or given back once, as far as the group can know."""
         carrying = [said.call for said in self.said if said.call.ask.kv_params is not None]
         assert len(carrying) <= 1
         taken = any(call.taken for call in carrying)
@@ -192,7 +192,7 @@ class Play:
 
     @property
     def _ends(self) -> tuple[int, int]:
-        """How often the ticket was given back, and left to its lease."""
+        """Returns how often the ticket was given back, and how often it was left to its lease."""
         return len(self.scene.server.rejected), self.scene.figures.tickets_unused["left"]
 
 

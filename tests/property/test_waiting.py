@@ -17,14 +17,14 @@ PLACES = 4
 
 
 class CrowdedPlay(Play):
-    """Nobody dies here: a group is written to its end, or refused for want of room before anything of it has come."""
+    """A play in which nobody dies: a group runs to its end, or is refused for lack of room before its first token."""
 
     def come(self, number: int) -> None:
         priority = number // LARGEST % 3 - 1
         self.readers.append(Reader(self.server, f"g{len(self.readers)}", number, priority=priority))
 
     def check_room(self) -> None:
-        """No worker has more than it can hold, but one group that is larger than any worker."""
+        """Checks that no worker has more than it can hold, except one group that is larger than any worker."""
         for engine in self.server.all:
             open_choices = sum(len(group.unfinished) for group in engine.open.values())
             assert open_choices <= PLACES or len(engine.open) == 1

@@ -1,4 +1,4 @@
-"""What the text of an answer must be, worked out from the whole of it at once."""
+"""Works out what an answer must be from its whole text at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Found:
 
 
 def first_stop(text: str, stops: Sequence[str], *, after: int = 0) -> Found | None:
-    """The first to be complete behind position `after`; the longest of those complete together."""
+    """Returns the stop string that is complete first after position `after`, and the longest if several are."""
     found = [
         Found(stop, end - len(stop), end)
         for stop in stops
@@ -29,6 +29,6 @@ def first_stop(text: str, stops: Sequence[str], *, after: int = 0) -> Found | No
 
 
 def cut(whole: S, places: Sequence[int]) -> list[S]:
-    """`whole` in pieces, cut at the given places."""
+    """Cuts `whole` at the given places."""
     edges = sorted({0, len(whole), *(p for p in places if p < len(whole))})
     return [whole[a:b] for a, b in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Schemas made up at random, small, of all that is enforced."""
+"""Small random schemas of everything that is enforced."""
 
 from hypothesis import strategies as st
 
@@ -9,7 +9,7 @@ STEPS = (2, 3, 10, 0.5, 0.25)
 PATTERNS = ("^a+$", "^.{0,2}b", "^[0-9]{2,4}$", "^(x|yz)*$", r"^\w-\d$", "^é")
 FORMATS = ("date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 SHORT_FORMATS = ("date", "date-time", "time", "ipv4", "uuid")
-"""A walk comes to the end of them whatever the pattern beside them asks for."""
+"""Formats so short that a walk ends whatever the pattern beside them asks for."""
 NAMES = ("a", "b", "kind", "with space", "é")
 
 counts = st.integers(0, 4)
@@ -18,7 +18,7 @@ values = st.none() | st.booleans() | bounds | st.text('ab"\\é😀', max_size=3)
 
 
 def keywords(**strategies: st.SearchStrategy[object]) -> st.SearchStrategy[Schema]:
-    """Any of them, or none."""
+    """Draws schemas with any of these keywords, or none."""
     return st.fixed_dictionaries({}, optional=dict(strategies))
 
 
@@ -61,7 +61,7 @@ def arrays(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 
 def objects(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    """Keys that come twice are not kept out, so there is no `minProperties`."""
+    """Draws schemas of objects. They have no `minProperties`, as a key that comes twice is not refused."""
     return of_type(
         "object",
         properties=st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
@@ -87,4 +87,4 @@ def nested(leaf: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 schemas = st.tuples(nested(leaves | st.just({"$ref": "#/$defs/part"})), nested(leaves)).map(
     lambda both: {**both[0], "$defs": {"part": both[1]}}
 )
-"""Whole ones, which may refer to a part."""
+"""Whole schemas, which may refer to a part."""

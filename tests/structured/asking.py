@@ -1,4 +1,4 @@
-"""Asks a server for several answers in one form, and tells what each came to."""
+"""Asks a server for several answers in one form, and judges each of them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,37 +13,37 @@ N = 4
 AT_ONCE = 10
 MAX_TOKENS = 160
 SEEDS_APART = 100
-"""Choice i of a seeded request is drawn as that seed + i would be."""
+"""Distance between the seeds of two questions: choice i of a request is drawn with its seed + i."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and what an answer must be."""
+    """A question, and what an answer must be."""
 
     name: str
     ask: str
     fields: dict[str, object]
-    """Those of the request that say the form."""
+    """The fields of the request that demand the form."""
     faults: Callable[[str], str]
-    """What is wrong with a whole answer, or nothing."""
+    """Returns what is wrong with a whole answer; empty if it is valid."""
     begins: Callable[[str], bool]
-    """Whether an answer that was cut may begin so."""
+    """Returns True if an answer that was cut off may begin like this."""
     few: bool
-    """Several answers may well agree."""
+    """True if the form allows so few answers that several may well agree."""
 
 
 @dataclass
 class Outcome:
-    """Of some questions."""
+    """The answers to some questions, judged and counted."""
 
     valid: int = 0
     cut: int = 0
     wrong: list[str] = field(default_factory=list)
-    """Each answer that is none, and why."""
+    """Each answer that is not valid, and why."""
     with_valid: set[str] = field(default_factory=set)
     """Questions that have a valid answer."""
     alike: set[str] = field(default_factory=set)
-    """Questions whose answers are all the same, and need not be."""
+    """Questions whose answers are all the same though they need not be."""
 
     def take(self, question: Question, text: str, finish_reason: str) -> None:
         if finish_reason == "length":
@@ -67,7 +67,7 @@ class Outcome:
 
 
 async def outcome_of(client: AsyncOpenAI, questions: Sequence[Question], *, turn: int = 0) -> Outcome:
-    """Several are asked at once; each has a seed of its own, and others at another turn."""
+    """Asks the questions, several at once, each with its own seed; another turn uses other seeds."""
     outcome, room = Outcome(), asyncio.Semaphore(AT_ONCE)
 
     async def ask(number: int, question: Question) -> None:

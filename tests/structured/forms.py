@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Form:
-    """One of them."""
+    """One form, and how an answer in it is recognised."""
 
     name: str
     structured_outputs: dict[str, object]
     ask: str
     follows: Callable[[str], bool]
     few: bool = False
-    """There are only a few answers, so several choices may well agree."""
+    """True if there are so few answers that several choices may well agree."""
 
 
 def regex(name: str, pattern: str, ask: str, *, few: bool = False) -> Form:
-    """Python's own reading of it is the oracle, so it must mean the same in Rust."""
+    """Returns a form whose oracle is Python's `re`, so the pattern must mean the same in Rust."""
     return Form(name, {"regex": pattern}, ask, matching(pattern), few)
 
 
@@ -31,7 +31,7 @@ def matching(pattern: str) -> Callable[[str], bool]:
 
 
 def balanced(text: str) -> bool:
-    """Brackets around one another, at most twelve pairs of them."""
+    """Returns True if every bracket of the text is closed."""
     while "()" in text or "[]" in text:
         text = text.replace("()", "").replace("[]", "")
     return text == ""

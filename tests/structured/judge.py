@@ -1,4 +1,4 @@
-"""What the reference implementation of JSON Schema says of a text: the oracle of the suite."""
+"""The oracle of the suite: the reference implementation of JSON Schema."""
 
 import json
 import sys
@@ -10,14 +10,14 @@ from tests.structured.schemas.case import Schema
 
 
 class Judge:
-    """Of one schema; formats are checked too."""
+    """Judges texts by one schema; formats are checked too."""
 
     def __init__(self, schema: Schema) -> None:
         Draft202012Validator.check_schema(schema)
         self._validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
     def faults(self, text: str) -> str:
-        """What is wrong with a text; nothing if it follows the schema."""
+        """Returns what is wrong with a text; empty if it follows the schema."""
         try:
             value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
         except ValueError as exc:
@@ -26,10 +26,10 @@ class Judge:
 
 
 def _no_number(name: str) -> NoReturn:
-    """Python reads NaN and Infinity, which JSON does not have."""
+    """Refuses NaN and Infinity, which Python reads but JSON does not have."""
     raise ValueError(f"{name} is no number")
 
 
 def _finite(text: str) -> float:
-    """The validator fails at a number that no double can be; the largest one will do as well."""
+    """Reads a number as a finite double: the validator fails at infinity, and the largest double does as well."""
     return max(-sys.float_info.max, min(sys.float_info.max, float(text)))

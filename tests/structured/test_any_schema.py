@@ -1,8 +1,8 @@
-"""Schemas nobody thought of: what their grammars allow, against the reference implementation.
+"""Random schemas: what their grammars allow, against the reference implementation.
 
-Known to be allowed and not valid, and so not asked for: a key that comes twice where keys are counted; a number of more
-digits than a double has, just inside an excluded bound. Refused and valid: much, as a grammar writes each value in one
-way; that is not looked at here.
+Grammars are known to allow two things that are not valid, so no schema asks for them: a key that comes twice where keys
+are counted, and a number with more digits than a double has, just inside an excluded bound. They refuse much that is
+valid, as a grammar writes each value in one way; that is not checked here.
 """
 
 import json
@@ -47,6 +47,6 @@ def test_whatever_a_grammar_allows_is_valid_and_what_is_not_valid_is_refused(sch
 
 
 def mutant(text: str, random: Random) -> str:
-    """With one character less, or changed, or more."""
+    """Returns the text with one character removed, changed or added."""
     at, until = (random.randrange(len(text)), random.randint(0, 1))
     return text[:at] + random.choice(("", random.choice(LETTERS))) + text[at + until :]

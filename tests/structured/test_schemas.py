@@ -1,7 +1,7 @@
-"""What the grammar of each schema lets a choice write, against the reference implementation of JSON Schema.
+"""The grammar of each schema is compared with the reference implementation of JSON Schema.
 
-It must allow only what is valid, and what the suite knows to be valid; a real model is asked in
-`tests/e2e/test_structured.py`.
+It must allow nothing that is not valid, and everything that the suite knows to be valid. `tests/e2e/test_structured.py`
+asks a real model.
 """
 
 import json
@@ -45,11 +45,11 @@ def test_valid_answers_are_allowed_and_others_are_not(case: SchemaCase) -> None:
         assert not accepts(grammar, text), text
 
 
-def test_there_are_many_schemas_of_different_names() -> None:
+def test_there_are_a_hundred_schemas_with_different_names() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 100
 
 
-def test_what_is_known_not_to_be_enforced() -> None:
-    """Keys that come twice are counted twice. Once this fails, more is enforced than is known."""
+def test_a_key_that_comes_twice_is_known_to_count_twice() -> None:
+    """If this fails, more is enforced than the documentation says."""
     schema: Schema = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2}
     assert accepts(GRAMMARS.get(Grammar(GrammarKind.JSON, json.dumps(schema))), '{"a":1,"a":2}')

@@ -1,4 +1,4 @@
-"""Writes texts that a grammar allows, token by token, as a model would that knows nothing."""
+"""Writes texts that a grammar allows, token by token, as a model that knows nothing would."""
 
 from random import Random
 from typing import Final
@@ -9,27 +9,27 @@ from tests.grammar.models import TOKENIZER, allowed
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID
 
 FREE_TOKENS: Final = 40
-"""Drawn at random; from then on the end is looked for."""
+"""Number of tokens drawn at random before a walk heads for the end."""
 MAX_TOKENS: Final = 600
 PLAIN_SHARE: Final = 0.9
-"""How often plain letters are preferred to bytes of longer characters, and to white space."""
+"""Share of draws in which plain letters are preferred to white space and to bytes of longer characters."""
 
 QUOTE: Final = FIRST_BYTE_ID + ord('"')
 LETTER: Final = FIRST_BYTE_ID + ord("q")
-"""May come inside a string only."""
+"""A letter that is allowed only inside a string."""
 ENDING: Final = (EOS_ID, *(FIRST_BYTE_ID + ord(letter) for letter in '@}]",:ntfSMHYD'))
-"""What brings a JSON text nearest to its end, the best first; an address needs its @, a duration a letter behind its
-digits."""
+"""Tokens that bring a JSON text nearest to its end, the best first; an address needs its @, a duration a letter after
+its digits."""
 
 
 def accepts(compiled: CompiledGrammar, text: str) -> bool:
-    """Whether a whole answer may be this text."""
+    """Returns True if a whole answer may be this text."""
     matcher = _behind(compiled, text)
     return matcher is not None and matcher.inner.is_accepting()
 
 
 def begins(compiled: CompiledGrammar, text: str) -> bool:
-    """Whether an answer may begin with this text."""
+    """Returns True if an answer may begin with this text."""
     return _behind(compiled, text) is not None
 
 
@@ -41,7 +41,7 @@ def _behind(compiled: CompiledGrammar, text: str) -> Matcher | None:
 
 
 def walk(compiled: CompiledGrammar, random: Random) -> str:
-    """A whole text."""
+    """Returns a random text that the grammar allows, from its beginning to its end."""
     matcher = compiled.matcher()
     written: list[int] = []
     while len(written) < MAX_TOKENS:

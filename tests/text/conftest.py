@@ -1,4 +1,4 @@
-"""The small tokenizers as Motet's own, for the tests of the text layer."""
+"""The small tokenizers of the tests, as Motet's own class, for the text layer."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from tests.tiny_tokenizer import build_byte_fallback_tokenizer, build_tiny_token
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """Byte-level."""
+    """A byte-level tokenizer."""
     return Tokenizer(build_tiny_tokenizer())
 
 
 @pytest.fixture(scope="session")
 def fallback_tokenizer() -> Tokenizer:
-    """Sentencepiece-like, with byte fallback."""
+    """A tokenizer like sentencepiece's, with byte fallback."""
     return Tokenizer(build_byte_fallback_tokenizer(), named_tokens={"bos_token": "<s>", "eos_token": "</s>"})

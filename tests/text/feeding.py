@@ -1,4 +1,4 @@
-"""Choices fed with deltas as an engine makes them."""
+"""Makes choices and feeds them with deltas, as an engine does."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def request(n: int = 3, name: str = "r") -> GenerateRequest:
 
 
 def ids_of(text: str) -> tuple[int, ...]:
-    """One token a byte, whatever the merges."""
+    """Returns one token a byte; no merges are applied."""
     return tuple(FIRST_BYTE_ID + byte for byte in text.encode())
 
 
@@ -48,7 +48,7 @@ def logprob(token_id: int) -> TokenLogprob:
 
 
 def fed(choice: ChoiceStream, pieces: Sequence[tuple[int, ...]], finish: Finish | None = LENGTH) -> list[ChoiceEvent]:
-    """The events of tokens that come in these pieces, the last with `finish`."""
+    """Returns the events for tokens that come in these pieces, the last with `finish`."""
     shown = []
     for number, ids in enumerate(pieces, 1):
         end = finish if number == len(pieces) else None
@@ -59,7 +59,7 @@ def fed(choice: ChoiceStream, pieces: Sequence[tuple[int, ...]], finish: Finish 
 def events(
     choice: ChoiceStream, ids: Sequence[int], finish: Finish | None = LENGTH, *, size: int = 1
 ) -> list[ChoiceEvent]:
-    """The events of tokens that come `size` at a time."""
+    """Returns the events for tokens that come `size` at a time."""
     return fed(choice, [tuple(ids[start : start + size]) for start in range(0, len(ids), size)], finish)
 
 

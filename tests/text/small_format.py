@@ -1,4 +1,4 @@
-"""A way of calling tools that is small enough to see through, and answers as parts put together."""
+"""A small format of tool calls for tests, and helpers that compare the parts of answers."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ CALL = re.compile(r'(?P<name>\w*)(?P<arguments>\{(?:[a-z0-9:, ]|"[^"]*"|"[^"]*\Z
 
 
 def read_small(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
-    """`name{...}`: words, digits and strings between the braces."""
+    """Reads `name{...}`, with words, digits and strings between the braces."""
     found = CALL.fullmatch(cursor.text)
     names = {tool.name for tool in tools}
     if found is None or not any(name.startswith(found["name"]) for name in names):
@@ -27,7 +27,7 @@ def read_small(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
 
 
 def small_format(*, bare: str | None = None, ends: tuple[str, ...] = ("</call>",)) -> ToolFormat:
-    """Ids are `id0`, `id1`, ..., over all choices."""
+    """Returns the format; ids of calls are `id0`, `id1`, ..., over all choices."""
     numbers = count()
     return ToolFormat(
         name="small",
@@ -51,7 +51,7 @@ def tool_rules(*names: str, parallel: bool = True) -> ToolRules:
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
-    """Neighbours of one kind as one."""
+    """Joins neighbouring parts of the same kind."""
     whole: list[Part] = []
     for part in parts:
         match whole[-1] if whole else None, part:

@@ -1,4 +1,4 @@
-"""Answers with tags as parts: fed whole, character by character, and cut at every point."""
+"""Answers with tags become parts: fed whole, character by character, and cut at every point."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ def parser(
     form: ToolFormat | None = None,
     parallel: bool = True,
 ) -> AnswerParser:
-    """For the tools `f` and `go`."""
+    """Returns a parser for answers that may call the tools `f` and `go`."""
     rules = tool_rules("f", "go")
     return tagged_format(
         None if tags is None else ThoughtRules(tags, at_start, separate=separate),
@@ -38,7 +38,7 @@ def fed(reader: AnswerParser, pieces: Sequence[str], *, cut: bool = False) -> li
 
 
 def cut_anywhere(text: str, new: Callable[[], AnswerParser], *, cut: bool = False) -> list[Part]:
-    """What is read of a text, however it is cut."""
+    """Returns the parts of a text, and checks that they are the same wherever it is cut."""
     ways = [[text], list(text), *([text[:place], text[place:]] for place in range(1, len(text)))]
     read = [fed(new(), way, cut=cut) for way in ways]
     assert all(one == read[0] for one in read)
@@ -49,30 +49,30 @@ MAY_COME, OPENED, UNDER_WAY, OVER = ThoughtState
 GRANITE, HUNYUAN = tags_named("granite"), tags_named("hunyuan_a13b")
 THOUGHTLESS = ("a<think>b</think>c", "<thin k>", "<", " \n ", "a </think> b")
 THOUGHTS: list[tuple[ReasoningTags, ThoughtState, str, list[Part]]] = [
-    # Told apart without the white space beside their tags.
+    # White space beside tags is dropped.
     (THINK, MAY_COME, " \n<think>\n a <b\n\n</think>\n\n c \n d ", [Reasoning("a <b"), Content("c \n d ")]),
-    # At the beginning only; the first closing tag ends them, and an opening tag within is text.
+    # Thoughts come only at the beginning; the first closing tag ends them, and an opening tag inside is text.
     *[(THINK, MAY_COME, text, list[Part]([Content(text)])) for text in THOUGHTLESS],
     (THINK, MAY_COME, "<<think>a", [Content("<<think>a")]),
     (THINK, MAY_COME, "<think>a</think>b <think> c </think>", [Reasoning("a"), Content("b <think> c </think>")]),
     (THINK, MAY_COME, "<think><think>a</think>b</think>", [Reasoning("<think>a"), Content("b</think>")]),
-    # Never closed, they are all there is.
+    # Thoughts that are never closed are the whole answer.
     (THINK, MAY_COME, "<think>a </thin", [Reasoning("a </thin")]),
     (THINK, MAY_COME, "<think>", []),
     (THINK, MAY_COME, "<think></think>", []),
-    # Open from the start, or over.
+    # The prompt has opened the thoughts, or has ended them.
     (THINK, OPENED, "\n a</think>b", [Reasoning("a"), Content("b")]),
     (THINK, OPENED, "<think>a</think>b", [Reasoning("<think>a"), Content("b")]),
     (THINK, UNDER_WAY, " a</think>b", [Reasoning(" a"), Content("b")]),
     (THINK, OVER, " <think>a</think>", [Content(" <think>a</think>")]),
-    # Either way of saying it; tags around the content are not shown.
+    # Granite has several opening phrases; Hunyuan's tags around the content are not shown.
     (GRANITE, MAY_COME, "Here's my thought process: a. Here is my response: b", [Reasoning("a."), Content("b")]),
     (HUNYUAN, MAY_COME, "<think>\na\n</think>\n<answer>\nb <i> c\n</answer>", [Reasoning("a"), Content("b <i> c")]),
 ]
 
 
 @pytest.mark.parametrize(("tags", "at_start", "text", "parts"), THOUGHTS)
-def test_thoughts_are_told_apart(tags: ReasoningTags, at_start: ThoughtState, text: str, parts: list[Part]) -> None:
+def test_thoughts_become_reasoning(tags: ReasoningTags, at_start: ThoughtState, text: str, parts: list[Part]) -> None:
     assert cut_anywhere(text, lambda: parser(tags=tags, at_start=at_start)) == parts
     assert cut_anywhere(text, lambda: parser(tags=tags, at_start=at_start, separate=False)) == [Content(text)]
 
@@ -83,10 +83,10 @@ def test_tokens_of_thoughts_are_counted_to_the_end_of_the_closing_tag() -> None:
     for piece in (" ", "<thi", "nk>", "a", "</think", ">b", "c"):
         reader.feed(piece, [0, 1])
         counts.append(reader.reasoning_tokens)
-    assert counts == [0, 0, 6, 8, 10, 12, 12]  # those before it is a tag count once it is one
+    assert counts == [0, 0, 6, 8, 10, 12, 12]  # tokens of an opening tag count once the tag is whole
 
 
-def test_an_answer_without_thoughts_has_no_tokens_of_them() -> None:
+def test_an_answer_without_thoughts_has_no_reasoning_tokens() -> None:
     for at_start, text in ((ThoughtState.MAY_COME, "<thi nk>"), (ThoughtState.OVER, "<think>a")):
         reader = parser(at_start=at_start)
         for char in text:
@@ -94,16 +94,13 @@ def test_an_answer_without_thoughts_has_no_tokens_of_them() -> None:
         assert reader.reasoning_tokens == 0
 
 
-def test_a_call_begins_once_its_arguments_have_and_they_come_as_they_are_written() -> None:
+def test_a_call_is_sent_once_its_arguments_begin_and_they_stream_as_they_are_written() -> None:
     reader = parser(form=small_format())
-    told = [reader.feed(piece, [0]) for piece in ("<call>", "f", "{", '"a', 'b"', ": 1", "}", "</call>")]
-    assert told[:3] == [[], [], []]
-    assert told[3] == [ToolCallBegin(0, "id0", "f"), ToolCallArguments(0, '{"a')]
-    assert "".join(part.text for parts in told[3:] for part in parts if isinstance(part, ToolCallArguments)) == (
-        '{"ab": 1}'
-    )
+    sent = [reader.feed(piece, [0]) for piece in ("<call>", "f", "{", '"a', 'b"', ": 1", "}", "</call>")]
+    assert sent[:3] == [[], [], []]
+    assert sent[3] == [ToolCallBegin(0, "id0", "f"), ToolCallArguments(0, '{"a')]
+    assert joined([part for parts in sent for part in parts]) == call(0, "f", '{"ab": 1}')
     assert reader.called
-    assert not any(isinstance(part, Content) for parts in told for part in parts)
 
 
 def plain(rules: dict[str, Any], *texts: str) -> list[tuple[dict[str, Any], str, list[Part]]]:
@@ -119,19 +116,19 @@ CALLS: list[tuple[dict[str, Any], str, list[Part]]] = [
         ' a \n<call>f{"x": 1}</call>\n\n<call>go{} </call> b ',
         [Content(" a"), *call(0, "f", '{"x": 1}'), *call(1, "go", "{}"), Content("b ")],
     ),
-    # One within thoughts is a thought.
+    # A call inside thoughts is a thought.
     ({}, "<think>a <call>f{}</call></think>\n<call>f{}</call>", [Reasoning("a <call>f{}</call>"), *F]),
-    # What is no call is content with its tags, and one behind it is read.
+    # A region that is not a call is content with its tags, and a call after it is read.
     *plain({}, "a <call>h{}</call> b", "<call></call>", "<call>f</call>", "<call>f[1]</call>"),
     ({}, "<call>fo</call> b", [Content("<call>fo</call> b")]),
     ({}, "Write <call> first. <call>f{}</call>", [Content("Write <call> first."), *F]),
-    # What was told of a call that breaks, or that the model did not finish, stays.
+    # The sent part of a call that breaks, or that the model does not finish, stays.
     ({}, "<call>f{a: [</call> b", [*call(0, "f", "{a:"), Content("<call>f{a: [</call> b")]),
     ({}, "<call>f{a", [*call(0, "f", "{a"), Content("<call>f{a")]),
-    # One that lacks only its closing tag is one.
+    # A call that lacks only its closing tag is a call.
     ({}, "<call>f{}", F),
     (CUT, "<call>f{}</cal", F),
-    # Of a call that was cut off is told what came.
+    # A call that was cut off is sent as far as it came.
     (CUT, "a <call>f{a", [Content("a"), *call(0, "f", "{a")]),
     (CUT, '<call>f{"a</ca', call(0, "f", '{"a</ca')),
     (CUT, "a <call>f", [Content("a <call>f")]),
@@ -139,12 +136,12 @@ CALLS: list[tuple[dict[str, Any], str, list[Part]]] = [
     # A closing tag in a string closes nothing.
     ({}, '<call>f{"a": "</call>"}</call>b', [*call(0, "f", '{"a": "</call>"}'), Content("b")]),
     ({}, '<call>f{"a</call> b', [*call(0, "f", '{"a</call> b'), Content('<call>f{"a</call> b')]),
-    # Without parallel calls those behind the first are dropped.
+    # Without parallel calls, all but the first are dropped.
     (ONE, "<call>f{}</call> <call>go{}</call> b", [*F, Content("b")]),
     (ONE | CUT, "<call>f{}</call><call>go{a", F),
     # A region that nothing closes ends with the answer.
     (UNENDED, "a <call>f{}  ", [Content("a"), *F]),
-    # Bare calls stand at the beginning, or behind thoughts.
+    # Bare calls stand at the beginning, or after thoughts.
     (BARE, " go{a}", call(0, "go", "{a}")),
     (BARE, "<think>a</think>\n\ngo{a}", [Reasoning("a"), *call(0, "go", "{a}")]),
     *plain(BARE, " good", "a go{}", "  ", "g"),
@@ -152,7 +149,7 @@ CALLS: list[tuple[dict[str, Any], str, list[Part]]] = [
 
 
 @pytest.mark.parametrize(("given", "text", "parts"), CALLS)
-def test_calls_are_told_with_content_around_them(given: dict[str, Any], text: str, parts: list[Part]) -> None:
+def test_calls_become_parts_with_content_around_them(given: dict[str, Any], text: str, parts: list[Part]) -> None:
     form = {key: given[key] for key in given.keys() & {"bare", "ends"}}
     parallel, cut = given.get("parallel", True), given.get("cut", False)
     assert cut_anywhere(text, lambda: parser(form=small_format(**form), parallel=parallel), cut=cut) == parts
@@ -166,7 +163,7 @@ def test_calls_are_told_with_content_around_them(given: dict[str, Any], text: st
     ],
     ids=["a long region", "closing tags in a string"],
 )
-def test_reading_is_linear_and_asks_for_the_tools_of_the_request(pieces: Sequence[str], most: int) -> None:
+def test_reading_takes_linear_time_and_is_given_the_tools_of_the_request(pieces: Sequence[str], most: int) -> None:
     lengths: list[int] = []
 
     def counted(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:

@@ -1,4 +1,4 @@
-"""One choice from deltas to events: what is shown, when, with which tokens, and how it ends."""
+"""One choice from deltas to events: which text is shown, when, with which tokens, and how it ends."""
 
 import pytest
 
@@ -10,21 +10,21 @@ from tests.tiny_tokenizer import EOS_ID, IM_END_ID, build_tiny_tokenizer
 
 A, B = ids_of("a"), ids_of("b")
 BOUND = tuple(Tokenizer(build_tiny_tokenizer()).encode("hello and"))
-"""Three tokens."""
+"""The text as three tokens."""
 B_STOPS = Finish(FinishReason.STOP, B[0])
 SHOWN: dict[str, tuple[TextRules, tuple[int, ...], Finish, list[str], str | int | None]] = {
     "a character comes when it is whole": (TextRules(), ids_of("aé"), LENGTH, ["a", "é"], None),
-    "what is held comes with the end": (TextRules(), ids_of("aé")[:2], LENGTH, ["a", "\ufffd"], None),
+    "half a character comes with the end": (TextRules(), ids_of("aé")[:2], LENGTH, ["a", "\ufffd"], None),
     "the end of sequence has no text": (TextRules(), (*A, EOS_ID), STOP, ["a", ""], None),
-    "nor has it any where special tokens have": (
+    "it has none where special tokens are shown either": (
         TextRules(skip_special_tokens=False),
         (*A, EOS_ID),
         STOP,
         ["a", ""],
         None,
     ),
-    "a stop token is the reason, without text": (TextRules(), A + B, B_STOPS, ["a", ""], B[0]),
-    "its text is kept on request": (TextRules(include_stop_str_in_output=True), A + B, B_STOPS, ["a", "b"], B[0]),
+    "a stop token is the reason and has no text": (TextRules(), A + B, B_STOPS, ["a", ""], B[0]),
+    "a stop token is kept on request": (TextRules(include_stop_str_in_output=True), A + B, B_STOPS, ["a", "b"], B[0]),
     "special tokens are skipped": (TextRules(), (*A, IM_END_ID, *B), LENGTH, ["a", "b"], None),
     "special tokens are shown on request": (
         TextRules(skip_special_tokens=False),
@@ -35,7 +35,7 @@ SHOWN: dict[str, tuple[TextRules, tuple[int, ...], Finish, list[str], str | int 
     ),
     "a stop string is held back": (TextRules(stop=("END",)), ids_of("1 END"), LENGTH, ["1", " ", ""], "END"),
     "a stop string waits for its character": (TextRules(stop=("日",)), ids_of("本日"), LENGTH, ["本", ""], "日"),
-    "the same first two bytes are none": (TextRules(stop=("日",)), ids_of("旦旧"), LENGTH, ["旦", "旧"], None),
+    "its first two bytes do not stop": (TextRules(stop=("日",)), ids_of("旦旧"), LENGTH, ["旦", "旧"], None),
     "a stop string cuts its token": (TextRules(stop=("ll",)), BOUND[:1], LENGTH, ["he"], "ll"),
     "a stop string is kept on request": (
         TextRules(stop=("ll",), include_stop_str_in_output=True),
@@ -44,14 +44,14 @@ SHOWN: dict[str, tuple[TextRules, tuple[int, ...], Finish, list[str], str | int 
         ["hell"],
         "ll",
     ),
-    "what may become one comes with the end": (
+    "half a stop string comes with the end": (
         TextRules(stop=("END",)),
         (*ids_of("a EN"), EOS_ID),
         STOP,
         ["a", " ", "EN"],
         None,
     ),
-    "none ends a choice before min_tokens": (
+    "no stop string ends a choice before min_tokens": (
         TextRules(stop=("b",), min_tokens=3),
         ids_of("abbb"),
         LENGTH,
@@ -59,7 +59,7 @@ SHOWN: dict[str, tuple[TextRules, tuple[int, ...], Finish, list[str], str | int 
         "b",
     ),
 }
-"""Rules, the tokens that count, how the engine ends, the texts of the events, and the reason given."""
+"""Rules, tokens that count, the engine's end, the texts of the events, and the reason that is given."""
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -102,8 +102,8 @@ def test_log_probabilities_come_with_the_text(tokenizer: Tokenizer) -> None:
     assert [e.logprobs for e in shown] == [tuple(map(logprob, e.token_ids)) for e in shown]
 
 
-def test_tokens_that_a_stop_string_cut_off_are_told_with_their_log_probabilities(tokenizer: Tokenizer) -> None:
-    """Ids were told and log-probabilities were not: 11 and 10. Both are told, as in vLLM."""
+def test_tokens_that_a_stop_string_cuts_off_come_with_their_log_probabilities(tokenizer: Tokenizer) -> None:
+    """The bug: 11 ids came with 10 log-probabilities. In vLLM the token that completes the stop string has both."""
     hello, a, n, d = tokenizer.encode("hello") + list(ids_of("and"))
     for stop, told, offsets in (
         ("lo", [hello], [0]),
@@ -118,7 +118,7 @@ def test_tokens_that_a_stop_string_cut_off_are_told_with_their_log_probabilities
         assert [offset for event in shown for offset in event.offsets or ()] == offsets
 
 
-def test_the_log_probability_of_the_end_of_sequence_is_told(tokenizer: Tokenizer) -> None:
+def test_the_end_of_sequence_comes_with_its_log_probability(tokenizer: Tokenizer) -> None:
     ids = [*ids_of("a"), EOS_ID]
     shown = events(stream(tokenizer, TextRules(logprobs=True)), ids, STOP)
     assert (shown[-1].logprobs, shown[-1].offsets) == ((logprob(EOS_ID),), (1,))
@@ -167,5 +167,5 @@ def test_a_choice_whose_written_tokens_hold_a_stop_string_has_ended(tokenizer: T
 
 
 def test_resuming_reads_only_the_end_of_what_was_written(tokenizer: Tokenizer) -> None:
-    """Thousands of written tokens would hold up the event loop, so a stop string far back goes unseen."""
+    """Reading thousands of written tokens would block the event loop, so a stop string far back is not found."""
     assert not stream(tokenizer, TextRules(stop=("b",)), ids_of("b" + "a" * 4000)).ended

@@ -1,4 +1,4 @@
-"""Text from tokens, one at a time."""
+"""Tokens become text one at a time."""
 
 import pytest
 
@@ -18,17 +18,17 @@ def pieces(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 A, B, E = byte_ids(b"a"), byte_ids(b"b"), byte_ids("é".encode())
 SUN, NOTE = byte_ids("日".encode()), byte_ids("🎼".encode())
 PAST = build_tiny_tokenizer().get_vocab_size()
-"""An id that the vocabulary has not."""
+"""An id outside the vocabulary."""
 PIECES: dict[str, tuple[list[int], list[str]]] = {
     "a character of several tokens comes whole": ([*A, *SUN, *NOTE], ["a", "", "", "日", "", "", "", "🎼", ""]),
-    "what did not become one comes with the end": ([*A, *SUN[:2]], ["a", "", "", "\ufffd"]),
+    "half a character comes with the end": ([*A, *SUN[:2]], ["a", "", "", "\ufffd"]),
     "special tokens are skipped": ([*A, IM_END_ID, EOS_ID, *B], ["a", "", "", "b", ""]),
-    "a character goes on behind one": ([*SUN[:2], EOS_ID, *SUN[2:]], ["", "", "", "日", ""]),
+    "a character goes on after a special token": ([*SUN[:2], EOS_ID, *SUN[2:]], ["", "", "", "日", ""]),
 }
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_text_comes_when_it_is_whole(tokenizer: Tokenizer, name: str) -> None:
+def test_text_comes_when_its_characters_are_whole(tokenizer: Tokenizer, name: str) -> None:
     ids, texts = PIECES[name]
     assert pieces(Detokenizer(tokenizer), ids) == texts
     assert "".join(texts) == tokenizer.decode(ids)
@@ -39,21 +39,21 @@ def test_special_tokens_are_shown_on_request(tokenizer: Tokenizer) -> None:
     assert shown == ["a", "<|im_end|>", "<|eos|>", "b", ""]
 
 
-def test_a_replacement_character_that_was_meant_is_not_lost(tokenizer: Tokenizer) -> None:
+def test_a_replacement_character_that_the_model_wrote_is_not_lost(tokenizer: Tokenizer) -> None:
     assert "".join(pieces(Detokenizer(tokenizer), tokenizer.encode("a\ufffdb\ufffd"))) == "a\ufffdb\ufffd"
 
 
 AFTER: dict[str, tuple[list[int], list[int], str]] = {
     "text": (byte_ids(b"hello"), byte_ids(b"!"), "!"),
-    # A `DecodeStream` primed with a cut character gives all of the text before once more.
+    # A `DecodeStream` that starts with half a character repeats all text before it.
     "a byte of a character": ([*A, *NOTE[:1]], [*NOTE[1:], *B], "🎼b"),
     "two bytes of it": ([*A, *NOTE[:2]], [*NOTE[2:], *B], "🎼b"),
     "three bytes of it": ([*A, *NOTE[:3]], [*NOTE[3:], *B], "🎼b"),
-    # Bad bytes at the end of the past are not told again.
+    # Bad bytes before the answer are not repeated.
     "a bad byte behind text": ([*A, *SUN[:1]], B, "b"),
-    "bad bytes, and another": (SUN[:2], byte_ids(b"\xff"), "\ufffd"),
-    "a bad byte, and a character begun": ([*E[1:], *E[:1]], E[1:], "é"),
-    "bad bytes, and nothing": (SUN[:2], [], ""),
+    "bad bytes before another": (SUN[:2], byte_ids(b"\xff"), "\ufffd"),
+    "a bad byte, and half a character": ([*E[1:], *E[:1]], E[1:], "é"),
+    "bad bytes before nothing": (SUN[:2], [], ""),
     "special tokens only": ([EOS_ID, IM_END_ID], A, "a"),
     "more bad bytes than are looked at": (byte_ids(b"\xff" * 70), A, "a"),
     "ids past the vocabulary": ([PAST], [*A, *[PAST] * 40, *B], "ab"),
@@ -61,7 +61,7 @@ AFTER: dict[str, tuple[list[int], list[int], str]] = {
 
 
 @pytest.mark.parametrize("name", AFTER)
-def test_an_answer_continues_what_came_before(tokenizer: Tokenizer, name: str) -> None:
+def test_an_answer_continues_the_text_before_it(tokenizer: Tokenizer, name: str) -> None:
     before, ids, text = AFTER[name]
     assert "".join(pieces(Detokenizer(tokenizer, after=before), ids)) == text
 
@@ -73,14 +73,14 @@ def test_the_space_between_prompt_and_answer_is_kept(fallback_tokenizer: Tokeniz
     assert "".join(pieces(Detokenizer(fallback_tokenizer), answer)) == "hello a"
 
 
-def test_byte_fallback_writes_characters_the_vocabulary_lacks(fallback_tokenizer: Tokenizer) -> None:
+def test_byte_fallback_writes_characters_that_the_vocabulary_lacks(fallback_tokenizer: Tokenizer) -> None:
     text = "a 日本\n🎼 hello"
     ids = fallback_tokenizer.encode(text, add_special_tokens=False)
     assert "".join(pieces(Detokenizer(fallback_tokenizer), ids)) == fallback_tokenizer.decode(ids) == text
 
 
 def test_a_bad_byte_does_not_take_back_text_that_was_given(fallback_tokenizer: Tokenizer) -> None:
-    """The decoder spoils a whole run of bytes for one bad one; the newline before was shown already."""
+    """The decoder spoils a whole run of bytes if one of them is bad, but the newline before it was shown already."""
     newline, bad = byte_ids(b"\n"), byte_ids(b"\xe6")
     word = fallback_tokenizer.encode("hello", add_special_tokens=False)
     assert fallback_tokenizer.decode([*newline, *bad, *word]) == "\ufffd\ufffd hello"
@@ -95,14 +95,14 @@ def test_long_runs_of_bad_bytes_read_as_in_the_whole_text(tokenizer: Tokenizer, 
         assert "".join(pieces(Detokenizer(tokenizer), byte_ids(raw))) == raw.decode(errors="replace")
 
 
-def test_text_is_given_during_a_long_run_of_bad_bytes(tokenizer: Tokenizer) -> None:
-    """So the work a token stays bounded: the library decodes all that it holds at each step."""
+def test_text_comes_during_a_long_run_of_bad_bytes(tokenizer: Tokenizer) -> None:
+    """The library decodes everything that it holds at each token, so this bounds the work for a token."""
     detokenizer = Detokenizer(tokenizer)
     given = "".join(map(detokenizer.feed, byte_ids(b"\xff" * 1000)))
     assert 1000 - len(given) <= 16
 
 
-def test_a_special_token_may_be_shown_though_others_are_skipped(tokenizer: Tokenizer) -> None:
+def test_one_special_token_can_be_shown_while_others_are_skipped(tokenizer: Tokenizer) -> None:
     ids = [EOS_ID, *byte_ids(b"a"), IM_END_ID, EOS_ID, *byte_ids(b"b"), IM_END_ID]
     visible = frozenset({IM_END_ID})
     assert pieces(Detokenizer(tokenizer, visible=visible), ids) == ["", "a", "<|im_end|>", "", "b", "<|im_end|>", ""]
@@ -110,8 +110,8 @@ def test_a_special_token_may_be_shown_though_others_are_skipped(tokenizer: Token
     assert shown == ["<|eos|>", "a", "<|im_end|>", "<|eos|>", "b", "<|im_end|>", ""]
 
 
-def test_a_visible_token_breaks_a_character_off(tokenizer: Tokenizer) -> None:
-    """Its second half once came out as the whole character, or with the text before it told again."""
+def test_a_visible_token_cuts_a_character_in_two(tokenizer: Tokenizer) -> None:
+    """The bug: the second half came out as the whole character, or repeated the text before it."""
     first, rest = byte_ids("日".encode()[:2]), byte_ids("日".encode()[2:])
     ids = [*first, IM_END_ID, *rest, *byte_ids("日".encode())]
     shown = pieces(Detokenizer(tokenizer, visible=frozenset({IM_END_ID})), ids)
@@ -120,8 +120,8 @@ def test_a_visible_token_breaks_a_character_off(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_the_space_behind_a_visible_token_is_kept(fallback_tokenizer: Tokenizer, skip: bool) -> None:
-    """Decoders drop the first space of a text, and a special token that is skipped is no text before it."""
+def test_the_space_after_a_visible_token_is_kept(fallback_tokenizer: Tokenizer, skip: bool) -> None:
+    """Decoders drop the first space of a text, and do not count a skipped special token as text before it."""
     words = fallback_tokenizer.encode("hello a", add_special_tokens=False)
     bos, eos = 1, 2
     for after in ([], [eos], [bos], words):

@@ -1,4 +1,4 @@
-"""Which reader the answers of a model and of a request get."""
+"""The model and the request decide how an answer is read."""
 
 import pytest
 from tokenizers import AddedToken
@@ -22,7 +22,7 @@ GPT_OSS = "<|start|>assistant<|channel|>analysis<|message|> ... functions."
 TOOLS = tool_rules("f")
 
 TEMPLATES = {
-    # Each as far as it speaks of thoughts.
+    # The part of each template that is about thoughts.
     "mistral": "{{ '[THINK]' + block['thinking'] + '[/THINK]' }}",
     "granite": "Respond to every user query in a comprehensive and detailed way. Write your thought process after "
     "'Here is my thought process:' and write your response after 'Here is my response:'",
@@ -53,7 +53,7 @@ CALL_TEMPLATES = {
     "olmo3": """{{ '<function_calls>' }}{{ message['function_calls'] }}""",
     "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
 }
-"""What the published templates of each say of calls."""
+"""The part of each published template that is about calls."""
 
 
 def formats(tokenizer: Tokenizer, template: str = QWEN3, **names: str) -> ModelFormats:
@@ -63,7 +63,7 @@ def formats(tokenizer: Tokenizer, template: str = QWEN3, **names: str) -> ModelF
 def read(
     made: ModelFormats, prompt: str, answer: str, *, begun: str = "", tools: ToolRules | None = None
 ) -> list[Part]:
-    """As it is, if there is nothing to read."""
+    """Returns the parts of an answer, or the answer as content if there is nothing to read in it."""
     form = made.for_request(made.tokenizer.encode(prompt), begun=begun, tools=tools)
     if form is None:
         return [Content(answer)]
@@ -71,7 +71,7 @@ def read(
     return joined(parser.feed(answer, [1]) + parser.close(cut=False))
 
 
-def test_every_family_has_names_of_its_own_and_a_template_it_is_known_by() -> None:
+def test_every_family_has_its_own_names_and_is_known_by_its_template() -> None:
     names = [name for tags in FAMILIES for name in tags.names]
     assert len(set(names)) == len(names)
     assert [tags_known_by(template) for template in TEMPLATES.values()] == list(FAMILIES)
@@ -79,7 +79,7 @@ def test_every_family_has_names_of_its_own_and_a_template_it_is_known_by() -> No
     assert tags_known_by("{{ messages }}") is None
 
 
-def test_the_operator_may_say_what_the_template_does_not(tokenizer: Tokenizer) -> None:
+def test_the_operator_can_name_the_formats_that_the_template_does_not_show(tokenizer: Tokenizer) -> None:
     plain = formats(tokenizer, "{{ messages }}")
     assert plain.reasoning is None
     assert formats(tokenizer, "{{ messages }}", reasoning="glm45").reasoning == tags_known_by("<think>")
@@ -90,7 +90,7 @@ def test_the_operator_may_say_what_the_template_does_not(tokenizer: Tokenizer) -
     assert formats(tokenizer, tools="none").tools is None
 
 
-def test_a_model_calls_as_hermes_does_unless_its_template_tells_of_tools_otherwise(tokenizer: Tokenizer) -> None:
+def test_calls_are_read_as_hermes_writes_them_unless_the_template_shows_another_way(tokenizer: Tokenizer) -> None:
     r1 = "{%- if message['tool_calls'] %}{{ '<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581sep\uff5c>' }}"
     for template in ("{{ messages }}", None, r1, "{{ tools }}"):
         found = ModelFormats.of(tokenizer, template).tools
@@ -120,7 +120,7 @@ def test_there_is_nothing_to_read_without_tools_and_thoughts(tokenizer: Tokenize
     assert formats(tokenizer, tools="none").for_request(tokenizer.encode("</think>"), tools=TOOLS) is None
 
 
-def test_the_end_of_the_prompt_tells_whether_a_thought_is_open(tokenizer: Tokenizer) -> None:
+def test_the_end_of_the_prompt_shows_whether_a_thought_is_open(tokenizer: Tokenizer) -> None:
     made = formats(tokenizer)
     for prompt, answer, parts in (
         ("assistant\n", "<think>a</think>b", [Reasoning("a"), Content("b")]),
@@ -132,12 +132,12 @@ def test_the_end_of_the_prompt_tells_whether_a_thought_is_open(tokenizer: Tokeni
         assert read(made, prompt, answer) == parts
 
 
-def test_tags_around_an_answer_are_not_told_where_nothing_is_thought_either(tokenizer: Tokenizer) -> None:
+def test_tags_around_an_answer_are_dropped_even_if_the_model_did_not_think(tokenizer: Tokenizer) -> None:
     made = formats(tokenizer, TEMPLATES["hunyuan_a13b"])
     assert read(made, "<think>\n\n</think>\n", "<answer>\na\n</answer>") == [Content("a")]
 
 
-def test_a_message_that_is_continued_tells_it_where_it_ends_otherwise(tokenizer: Tokenizer) -> None:
+def test_the_end_of_a_continued_message_shows_whether_a_thought_is_open(tokenizer: Tokenizer) -> None:
     made = formats(tokenizer)
     for begun, answer, parts in (
         (" <think>so", " a</think> b", [Reasoning(" a"), Content("b")]),
@@ -149,7 +149,7 @@ def test_a_message_that_is_continued_tells_it_where_it_ends_otherwise(tokenizer:
         assert read(made, f"assistant\n{begun}", answer, begun=begun) == parts
 
 
-def test_thoughts_may_stand_before_what_a_grammar_demands(tokenizer: Tokenizer) -> None:
+def test_thoughts_may_come_before_the_text_that_a_grammar_demands(tokenizer: Tokenizer) -> None:
     made = formats(tokenizer)
     asked, opened, closed = map(tokenizer.encode, ("assistant\n", "<think>\n", "<think>\n\n</think>\n\n"))
     assert made.thinking(asked) == Thinking("<think>", "</think>", opened=False)
@@ -159,7 +159,7 @@ def test_thoughts_may_stand_before_what_a_grammar_demands(tokenizer: Tokenizer) 
     assert formats(tokenizer, reasoning="none").thinking(opened) is None
 
 
-def test_special_tokens_that_are_tags_are_seen_where_they_may_come() -> None:
+def test_special_tokens_that_are_tags_are_visible_to_the_formats_that_use_them() -> None:
     backend = build_tiny_tokenizer()
     texts = ["<think>", "<|channel>", "</think>", "<tool_call>", "<|channel|>"]
     backend.add_special_tokens([AddedToken(text, special=True) for text in texts])
@@ -178,9 +178,7 @@ def test_special_tokens_that_are_tags_are_seen_where_they_may_come() -> None:
 
 
 @pytest.mark.parametrize("names", [{"tools": "hermes"}, {"reasoning": "qwen3"}])
-def test_a_name_that_the_operator_gives_wins_over_a_template_of_gpt_oss(
-    tokenizer: Tokenizer, names: dict[str, str]
-) -> None:
+def test_the_operators_choice_wins_over_a_template_of_gpt_oss(tokenizer: Tokenizer, names: dict[str, str]) -> None:
     assert not formats(tokenizer, GPT_OSS, **names).harmony
 
 
@@ -198,22 +196,22 @@ def test_gpt_oss_answers_in_harmony(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_template_is_known_by_what_it_says_of_calls(name: str) -> None:
+def test_a_template_is_known_by_its_text_about_calls(name: str) -> None:
     known = format_known_by(f"{{% for message in messages %}} {CALL_TEMPLATES[name]} {{% endfor %}}")
     assert known is FORMATS[name]
 
 
-def test_a_template_that_says_nothing_of_calls_is_for_no_format() -> None:
+def test_a_template_that_does_not_mention_calls_has_no_format() -> None:
     assert format_known_by("{% for message in messages %}<|start_header_id|>{{ message.content }}{% endfor %}") is None
 
 
-@pytest.mark.parametrize(("said", "name"), [*zip(FORMATS, FORMATS, strict=True), *OTHER_NAMES.items()])
-def test_a_format_is_found_by_its_name_and_by_other_names_of_vllm(said: str, name: str) -> None:
-    assert format_named(said) is FORMATS[name]
+@pytest.mark.parametrize(("given", "name"), [*zip(FORMATS, FORMATS, strict=True), *OTHER_NAMES.items()])
+def test_a_format_is_found_by_its_name_and_by_vllms_other_names(given: str, name: str) -> None:
+    assert format_named(given) is FORMATS[name]
     assert FORMATS[name].name == name
 
 
-def test_no_two_ids_are_equal_and_mistrals_are_9_letters_and_digits() -> None:
+def test_ids_of_calls_differ_and_mistrals_are_9_letters_and_digits() -> None:
     ids = {FORMATS["mistral"].new_call_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(len(one) == 9 and one.isascii() and one.isalnum() for one in ids)

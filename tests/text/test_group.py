@@ -1,4 +1,4 @@
-"""A group from the engine's deltas to the events of all its choices."""
+"""A group turns the engine's deltas into the events of all its choices."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def test_a_group_is_submitted_before_it_is_iterated(tokenizer: Tokenizer) 
     engine.check()
 
 
-async def test_a_stop_string_ends_one_choice_in_the_engine_too(tokenizer: Tokenizer) -> None:
+async def test_a_stop_string_ends_its_choice_in_the_engine_too(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script(*ANSWERS))
     group = TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules(stop=("END",)))
     steps: list[GroupStep] = []
@@ -69,16 +69,16 @@ async def test_a_stop_string_ends_one_choice_in_the_engine_too(tokenizer: Tokeni
     engine.check()
 
 
-async def test_the_group_ends_when_stop_strings_ended_all_its_choices(tokenizer: Tokenizer) -> None:
+async def test_the_group_ends_when_stop_strings_have_ended_all_its_choices(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("a" * 9, "aab" + "a" * 9))
     group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules(stop=("aaa", "b")))
     steps = await rest_of(group)
-    assert len(steps) == 2  # the first for its prompt report; "aa" is held back until the end
+    assert len(steps) == 2  # the first has the prompt report; "aa" is held back until the end
     assert (text_of(0, steps), text_of(1, steps)) == ("", "aa")
     engine.check()
 
 
-async def test_steps_with_nothing_to_show_are_passed_over(tokenizer: Tokenizer) -> None:
+async def test_steps_with_nothing_to_show_are_skipped(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("日"))
     steps = await rest_of(TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules()))
     assert steps == [
@@ -114,9 +114,7 @@ async def test_the_engines_error_reaches_the_reader(tokenizer: Tokenizer) -> Non
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-async def test_a_reader_that_is_cancelled_can_still_close_and_that_frees_the_group(
-    tokenizer: Tokenizer, steps: int
-) -> None:
+async def test_a_reader_that_was_cancelled_can_still_close_the_group(tokenizer: Tokenizer, steps: int) -> None:
     engine = FakeEngine(script("abc"), gate=asyncio.Semaphore(steps))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
     for _ in range(steps):
@@ -127,7 +125,7 @@ async def test_a_reader_that_is_cancelled_can_still_close_and_that_frees_the_gro
     engine.check()
 
 
-async def test_an_engine_that_breaks_off_is_an_error_and_not_a_short_answer(tokenizer: Tokenizer) -> None:
+async def test_a_stream_that_ends_early_is_an_error_and_not_a_short_answer(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc"))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
     await group.read()
@@ -137,7 +135,7 @@ async def test_an_engine_that_breaks_off_is_an_error_and_not_a_short_answer(toke
 
 
 class WatchedEngine(FakeEngine):
-    """Remembers which groups had their stream closed by the reader."""
+    """An engine that remembers which streams the reader has closed."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(script)
@@ -161,7 +159,7 @@ class WatchedGroup(FakeGroup):
 
 
 @pytest.mark.parametrize("stop", [(), ("c",)])
-async def test_the_last_event_comes_when_the_engines_stream_is_closed(
+async def test_the_engines_stream_is_closed_before_the_last_event_comes(
     tokenizer: Tokenizer, stop: tuple[str, ...]
 ) -> None:
     engine = WatchedEngine(script("abcd"))
@@ -172,7 +170,7 @@ async def test_the_last_event_comes_when_the_engines_stream_is_closed(
     assert await group.read() is None
 
 
-async def test_a_resumed_choice_that_had_ended_is_stopped_and_tells_nothing(tokenizer: Tokenizer) -> None:
+async def test_a_resumed_choice_that_had_ended_is_stopped_and_has_no_events(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc", "xyz"))
     written = tuple(fake_answer("ab", eos=False))
     starts = (ChoiceStart(0, 1, written), ChoiceStart(1, 2, tuple(fake_answer("x", eos=False))))

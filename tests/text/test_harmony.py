@@ -1,4 +1,4 @@
-"""Answers of gpt-oss as OpenAI's own package writes them, whole, cut at every point and token by token."""
+"""Answers of gpt-oss, written by OpenAI's own package, are read whole, cut at many points and token by token."""
 
 import json
 
@@ -29,7 +29,7 @@ CALL = (
 
 
 def written(*messages: Message) -> str:
-    """What the model wrote: the prompt ends behind the first `<|start|>assistant`."""
+    """Returns the text that the model writes: the prompt ends after the first `<|start|>assistant`."""
     text = "".join(ENCODING.decode_utf8(ENCODING.render(message)) for message in messages)
     assert text.startswith(BEGUN)
     return text.removeprefix(BEGUN)
@@ -44,29 +44,29 @@ def read(text: str, *, size: int | None = None, cut: bool = False, parallel: boo
 
 
 def unnamed(part: Part) -> Part:
-    """Ids of calls are drawn and say nothing here."""
+    """Returns the part without the id of its call, which is random."""
     return replace(part, id="") if isinstance(part, ToolCallBegin) else part
 
 
 ARGUMENTS = '{"city": "Z\\u00fcrich", "days": [1, 2]}'
-TOLD_CALL = [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, ARGUMENTS)]
-TOLD = {
+CALL_PARTS = [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, ARGUMENTS)]
+READ = {
     "thought and answer": (
         (THOUGHT, ANSWER),
         [Reasoning("Look at ⛅ 10 < 20."), Content("It is **sunny** in Zürich 😀.")],
     ),
-    "thought and call": ((THOUGHT, CALL), [Reasoning("Look at ⛅ 10 < 20."), *TOLD_CALL]),
-    "preamble and call": ((PREAMBLE, CALL), [Content("I look it up."), *TOLD_CALL]),
+    "thought and call": ((THOUGHT, CALL), [Reasoning("Look at ⛅ 10 < 20."), *CALL_PARTS]),
+    "preamble and call": ((PREAMBLE, CALL), [Content("I look it up."), *CALL_PARTS]),
     "two thoughts": ((THOUGHT, THOUGHT), [Reasoning("Look at ⛅ 10 < 20." * 2)]),
 }
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_messages_are_told_as_what_they_are_wherever_the_text_is_cut(name: str) -> None:
-    messages, told = TOLD[name]
+@pytest.mark.parametrize("name", READ)
+def test_messages_become_parts_of_their_kind_wherever_the_text_is_cut(name: str) -> None:
+    messages, parts = READ[name]
     text = written(*messages)
-    assert read(text) == told
-    assert all(read(text, size=size) == told for size in (1, *some(range(2, len(text)), name)))
+    assert read(text) == parts
+    assert all(read(text, size=size) == parts for size in (1, *some(range(2, len(text)), name)))
 
 
 BEGIN = ToolCallBegin(0, "", "get_weather")
@@ -100,18 +100,18 @@ ODD: dict[str, tuple[str, bool, list[Part]]] = {
         [Reasoning("Look at ⛅ 10 < 20.")],
     ),
 }
-"""What was written, whether it was cut off, and what is told of it."""
+"""The text, True if it was cut off, and its parts."""
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_answers_are_told_as_far_as_they_can_be_understood(name: str) -> None:
-    text, cut, told = ODD[name]
-    assert read(text, cut=cut) == read(text, size=1, cut=cut) == told
+def test_odd_answers_are_read_as_far_as_they_can_be_understood(name: str) -> None:
+    text, cut, parts = ODD[name]
+    assert read(text, cut=cut) == read(text, size=1, cut=cut) == parts
 
 
-def test_without_parallel_calls_only_the_first_is_told() -> None:
+def test_without_parallel_calls_only_the_first_is_read() -> None:
     text = written(CALL) + written(CALL)
-    assert [part for part in read(text, parallel=False) if isinstance(part, ToolCallBegin)] == [TOLD_CALL[0]]
+    assert [part for part in read(text, parallel=False) if isinstance(part, ToolCallBegin)] == [CALL_PARTS[0]]
 
 
 def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:

@@ -38,20 +38,20 @@ def test_completions_form_has_one_entry_a_token_in_every_list(tokenizer: Tokeniz
     }
 
 
-def test_of_top_tokens_that_look_alike_the_likeliest_stays(tokenizer: Tokenizer) -> None:
+def test_the_likeliest_of_top_tokens_with_the_same_text_stays(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -9.0, 5, ((CUT[0], -0.5), (CUT[1], -1.5)))
     form = completion_logprobs(tokenizer, [A], logprobs=[entry], offsets=(0,), num_top=2)
     assert form["top_logprobs"] == [{"\ufffd": -0.5, "a": -9.0}]
 
 
-def test_minus_infinity_becomes_a_number_json_has(tokenizer: Tokenizer) -> None:
+def test_minus_infinity_becomes_a_number_that_json_has(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -math.inf, 9, ((B, -math.inf),))
     assert chat_logprobs(tokenizer, [entry], num_top=1)[0]["logprob"] == -9999.0
     form = completion_logprobs(tokenizer, [A], logprobs=[entry], offsets=(0,), num_top=1)
     assert (form["token_logprobs"], form["top_logprobs"]) == ([-9999.0], [{"b": -9999.0, "a": -9999.0}])
 
 
-def test_an_echo_says_where_the_text_of_each_prompt_token_begins(tokenizer: Tokenizer) -> None:
+def test_an_echo_has_the_offset_of_each_prompt_token(tokenizer: Tokenizer) -> None:
     repeated = echo(tokenizer, [EOS_ID, *fake_answer("aé hello", eos=False)])
     assert (repeated.text, repeated.offsets) == ("aé hello", (0, 0, 1, 1, 2, 3))
     assert echo(tokenizer, [A, CUT[0]]).text == "a\ufffd"
@@ -60,8 +60,8 @@ def test_an_echo_says_where_the_text_of_each_prompt_token_begins(tokenizer: Toke
 def test_prompt_and_answer_join_into_one_form(tokenizer: Tokenizer) -> None:
     prompt = [A, B]
     repeated = echo(tokenizer, prompt)
-    told = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
-    first = completion_logprobs(tokenizer, prompt, logprobs=told, offsets=repeated.offsets, num_top=1)
+    entries = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
+    first = completion_logprobs(tokenizer, prompt, logprobs=entries, offsets=repeated.offsets, num_top=1)
     second = completion_logprobs(
         tokenizer, [C], logprobs=[TokenLogprob(C, -2.0, 1)], offsets=(len(repeated.text),), num_top=0
     )

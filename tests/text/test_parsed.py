@@ -1,4 +1,4 @@
-"""A choice whose text is read as parts, from deltas to events; and groups of them."""
+"""A choice whose text is read as parts, from deltas to events, and groups of such choices."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,12 +59,12 @@ def test_parts_tokens_and_text_do_not_depend_on_how_the_engine_bundles_tokens(to
     assert choice.reasoning_tokens == len("<think> é🎼 </think>".encode())
 
 
-def test_a_choice_that_is_cut_off_is_no_choice_that_calls(tokenizer: Tokenizer) -> None:
+def test_a_choice_that_is_cut_off_in_a_call_does_not_finish_with_tool_calls(tokenizer: Tokenizer) -> None:
     shown = events(parsed(tokenizer), ids_of('<call>f{"a'), LENGTH)
     assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.LENGTH)
 
 
-def test_the_end_without_a_token_and_without_text_ends_the_parts_too(tokenizer: Tokenizer) -> None:
+def test_an_end_without_a_token_shows_the_text_that_was_held_back(tokenizer: Tokenizer) -> None:
     choice = parsed(tokenizer)
     events(choice, ids_of("a <cal"), None)
     last = choice.feed(ChoiceDelta(INDEX, (), None, STOP))
@@ -73,12 +73,12 @@ def test_the_end_without_a_token_and_without_text_ends_the_parts_too(tokenizer: 
     assert choice.feed(ChoiceDelta(INDEX, ids_of("b"))) is None
 
 
-def test_a_stop_string_ends_a_thought_or_a_call_where_it_stands(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_ends_a_thought_or_a_call_where_it_comes(tokenizer: Tokenizer) -> None:
     stop = TextRules(stop=("X",))
     shown = events(parsed(tokenizer, stop), ids_of("<think>a bXc</think>"), STOP, size=3)
     assert (parts_of(shown), shown[-1].finish, shown[-1].stop_reason) == ([Reasoning("a b")], FinishReason.STOP, "X")
     shown = events(parsed(tokenizer, stop), ids_of('<call>f{"aXb"}</call>'), STOP, size=3)
-    assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.STOP), "no call to be made"
+    assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.STOP), "the call is not whole"
 
 
 def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer) -> None:
@@ -90,7 +90,7 @@ def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer)
 
 
 @pytest.mark.parametrize("place", range(0, len(ids_of(ANSWER)), 3))
-def test_a_resumed_choice_goes_on_in_the_middle_of_anything(tokenizer: Tokenizer, place: int) -> None:
+def test_a_resumed_choice_goes_on_wherever_it_was_cut(tokenizer: Tokenizer, place: int) -> None:
     ids = ids_of(ANSWER)
     undisturbed, resumed = parsed(tokenizer), parsed(tokenizer, written=ids[:place])
     before = parts_of(events(undisturbed, ids[:place], None))
@@ -102,7 +102,7 @@ def test_a_resumed_choice_goes_on_in_the_middle_of_anything(tokenizer: Tokenizer
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_tags_that_are_special_tokens_are_seen(skip: bool) -> None:
+def test_tags_that_are_special_tokens_are_read(skip: bool) -> None:
     backend = build_tiny_tokenizer()
     tags = ["<think>", "</think>", "<call>", "</call>"]
     backend.add_special_tokens([AddedToken(tag, special=True) for tag in tags])
@@ -157,7 +157,7 @@ async def test_a_parser_that_fails_ends_its_group_and_no_other(
 
 
 @pytest.mark.anyio
-async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer) -> None:
+async def test_choices_of_one_group_are_read_as_if_each_were_alone(tokenizer: Tokenizer) -> None:
     answers = [
         ANSWER,
         "<think>never closed <call>f{}</call>",
@@ -169,7 +169,7 @@ async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer
         "<call>go{}</call>",
     ]
 
-    form = replace(small_format(), new_call_id=lambda: "id")  # ids say nothing of what other choices did
+    form = replace(small_format(), new_call_id=lambda: "id")  # the same ids whatever other choices do
 
     async def read(indices: Sequence[int]) -> tuple[list[tuple[list[Part], FinishReason | None]], int | None]:
         engine = FakeEngine(lambda _, start: fake_answer(answers[indices[start.index]]))
@@ -190,7 +190,7 @@ async def test_choices_side_by_side_do_not_touch_each_other(tokenizer: Tokenizer
     assert [finish for _, finish in together].count(FinishReason.TOOL_CALLS) == 3
 
 
-def test_a_reader_of_calls_that_raises_is_told_with_its_choice(tokenizer: Tokenizer) -> None:
+def test_the_error_of_a_format_that_raises_names_the_choice(tokenizer: Tokenizer) -> None:
     def fails(cursor: Cursor, tools: object) -> ParsedRegion:
         raise RecursionError("too deep")
 

@@ -1,4 +1,4 @@
-"""Prompts and limits as the engine takes them."""
+"""Prompts and limits are prepared for the engine."""
 
 import pytest
 import tokenizers
@@ -51,7 +51,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(preparer: Prep
     )
 
 
-def test_a_text_whose_words_may_be_of_any_length_is_always_tokenised() -> None:
+def test_a_text_is_always_tokenised_if_tokens_may_have_any_length() -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     preparer = Preparer(Tokenizer(backend), ChatTemplate(None), info=fake_info(max_model_len=100))
     assert preparer.text_prompt("x" * 1000) == [0]
@@ -71,7 +71,7 @@ def test_prompt_ids_must_be_in_the_vocabulary(preparer: Preparer) -> None:
     ("prompt_len", "asked", "default", "expected"),
     [(60, 40, None, 40), (60, None, None, 40), (60, None, 16, 16), (90, None, 16, 10), (100, 0, 16, 0)],
 )
-def test_max_tokens_is_what_was_asked_or_what_fits(
+def test_max_tokens_is_the_requests_number_or_as_many_as_fit(
     preparer: Preparer, prompt_len: int, asked: int | None, default: int | None, expected: int
 ) -> None:
     assert preparer.max_tokens(prompt_len, asked, default=default, param="prompt") == expected

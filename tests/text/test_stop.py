@@ -1,4 +1,4 @@
-"""Stop strings in text that arrives in pieces."""
+"""Stop strings are found in text that arrives in pieces."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from motet.text.stop import Released, StopMatcher, StopStrings
 
 FOUND: dict[str, tuple[str, list[str], list[Released]]] = {
     "text without one passes at once": ("END ###", ["hello "], [Released("hello ")]),
-    "what follows is no part of the answer": ("END", ["1 END 2"], [Released("1 ", "END", " 2")]),
-    "across pieces it is held back": (
+    "the text after it is not part of the answer": ("END", ["1 END 2"], [Released("1 ", "END", " 2")]),
+    "a beginning is held back across pieces": (
         "END",
         ["oneE", "N", "D!"],
         [Released("one"), Released(""), Released("", "END", "!")],
     ),
-    "what cannot match any more is shown": (
+    "text that cannot match any more is shown": (
         "abcd bx",
         ["zab", "c", "x"],  # "ab" of "abcd", "b" of "bx"
         [Released("z"), Released(""), Released("abcx")],
@@ -23,28 +23,28 @@ FOUND: dict[str, tuple[str, list[str], list[Released]]] = {
         [Released(""), Released("a"), Released("", "aab")],
     ),
     "the first to be complete wins": ("abcd bc", ["abcd"], [Released("a", "bc", "d")]),
-    "whichever is named first": ("two one", ["one two"], [Released("", "one", " two")]),
-    "of two complete together the longer wins": ("c abc bc", ["abc"], [Released("", "abc")]),
-    "but no longer than what came": ("c abc bc", ["xbc"], [Released("x", "bc")]),
+    "the order in which they are named does not matter": ("two one", ["one two"], [Released("", "one", " two")]),
+    "the longer of two complete together wins": ("c abc bc", ["abc"], [Released("", "abc")]),
+    "a longer one that does not match does not win": ("c abc bc", ["xbc"], [Released("x", "bc")]),
 }
-"""Stop strings, the pieces of a text, and what is released of each."""
+"""Stop strings, the pieces of a text, and the text released after each piece."""
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_stop_strings_are_found_and_what_may_become_one_is_held(name: str) -> None:
+def test_stop_strings_are_found_and_their_beginnings_are_held_back(name: str) -> None:
     strings, pieces, released = FOUND[name]
     matcher = StopMatcher(StopStrings(strings.split()))
     assert list(map(matcher.feed, pieces)) == released
     assert (matcher.num_held, matcher.close()) == (0, "")
 
 
-def test_closing_gives_what_was_held_back() -> None:
+def test_closing_returns_the_text_that_was_held_back() -> None:
     matcher = StopMatcher(StopStrings(["END"]))
     assert matcher.feed("the EN") == Released("the ")
     assert (matcher.num_held, matcher.close(), matcher.close()) == (2, "EN", "")
 
 
-def test_the_search_begins_anew_behind_what_was_found() -> None:
+def test_the_search_begins_anew_after_a_stop_string() -> None:
     matcher = StopMatcher(StopStrings(["aa"]))
     assert matcher.feed("aaa") == Released("", "aa", "a")
     assert matcher.feed("ab") == Released("ab")
@@ -56,7 +56,7 @@ def test_a_piece_that_may_not_stop_is_plain_text() -> None:
     assert matcher.feed("xab") == Released("x", "ab")
 
 
-def test_a_stop_string_that_begins_where_none_may_and_ends_where_it_may_counts() -> None:
+def test_a_stop_string_counts_if_its_end_is_where_stopping_is_allowed() -> None:
     matcher = StopMatcher(StopStrings(["aa"]))
     assert matcher.feed("aa", may_stop=False) == Released("a")
     assert matcher.feed("a") == Released("", "aa")

@@ -1,4 +1,4 @@
-"""Chat messages rendered by Jinja templates, and what clients are told when that does not work."""
+"""Jinja templates render chat messages, and clients get an error when that does not work."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def test_the_generation_prompt_may_be_left_out() -> None:
     assert text == "<|im_start|>user\nhi<|im_end|>\n"
 
 
-def test_a_model_without_a_template_says_so_and_what_to_do() -> None:
+def test_the_error_of_a_model_without_a_template_says_what_to_do() -> None:
     with pytest.raises(RequestError, match=r"no chat template.*--chat-template") as raised:
         ChatTemplate(None).render([USER])
     assert raised.value.param == "chat_template"
@@ -75,7 +75,7 @@ def test_a_broken_template_stops_the_server() -> None:
         ("{{ 'x'.encode('no such') }}", "unknown encoding"),
     ],
 )
-def test_what_a_template_raises_is_the_clients_error(source: str, message: str) -> None:
+def test_an_error_in_a_template_is_a_request_error(source: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as raised:
         render(source)
     assert raised.value.param == "messages"
@@ -108,11 +108,11 @@ RENDERED: dict[str, tuple[str, dict[str, object], str]] = {
     ),
     "tools as messages": (CONTENTS.replace("m.content", "m.content[:5]"), {"messages": TURNS, "tools": [TOOL]}, TOLD),
 }
-"""A template, what it is given beside or in place of one message of the user, and the text."""
+"""A template, its arguments besides or instead of one message of the user, and the text."""
 
 
 @pytest.mark.parametrize("name", RENDERED)
-def test_templates_are_given(name: str) -> None:
+def test_templates_get_messages_variables_and_functions(name: str) -> None:
     source, given, text = RENDERED[name]
     before = json.dumps(given)
     arguments: dict[str, Any] = {"messages": [USER], **given}
@@ -137,7 +137,7 @@ def test_the_last_message_may_be_left_open_to_be_continued() -> None:
     assert continued("{{ messages[-1].content | trim }}</s>", messages) == "The answer"
 
 
-def test_a_message_the_template_hides_cannot_be_continued() -> None:
+def test_a_message_that_the_template_does_not_show_cannot_be_continued() -> None:
     with pytest.raises(RequestError) as raised:
         continued("{{ messages[0].role }}", [USER])
     assert raised.value.param == "continue_final_message"
@@ -174,14 +174,14 @@ def test_no_arguments_are_an_empty_object(sent: object) -> None:
 
 
 @pytest.mark.parametrize("wrong", ['{"city": ', "Köln", "[1]", '"{}"', "[" * 100_000])
-def test_arguments_that_are_no_object_are_refused_by_the_place_they_stand_at(wrong: object) -> None:
+def test_arguments_that_are_not_an_object_are_refused_with_their_place(wrong: object) -> None:
     with pytest.raises(RequestError) as caught:
         plain_messages([USER, calling(wrong)])
     assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
 
 
-# A template without tools is told of them, of earlier calls and of their results as plain text.
-def test_tools_are_told_in_a_system_message_of_their_own() -> None:
+# A template without tools gets them, earlier calls and their results as plain text.
+def test_tools_are_described_in_a_system_message_of_their_own() -> None:
     first, second = with_tools_in_words([{"role": "user", "content": "Hi"}], [TOOL])
     assert second == {"role": "user", "content": "Hi"}
     assert first["role"] == "system"
@@ -193,13 +193,13 @@ def test_tools_are_told_in_a_system_message_of_their_own() -> None:
     assert str(first["content"]).endswith("</tool_call>")
 
 
-def test_a_system_message_that_is_there_says_its_own_words_first() -> None:
-    told = with_tools_in_words([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], [TOOL])
-    assert [message["role"] for message in told] == ["system", "user"]
-    assert str(told[0]["content"]).startswith("Be brief.\n\n# Tools\n")
+def test_tools_are_described_after_the_words_of_a_system_message() -> None:
+    both = with_tools_in_words([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], [TOOL])
+    assert [message["role"] for message in both] == ["system", "user"]
+    assert str(both[0]["content"]).startswith("Be brief.\n\n# Tools\n")
 
 
-def test_calls_are_written_as_the_model_would_and_results_that_follow_each_other_are_one_message() -> None:
+def test_calls_are_written_as_the_model_would_and_neighbouring_results_are_one_message() -> None:
     _, question, call, results, thanks = with_tools_in_words(plain_messages(TURNS), [TOOL])
     assert question == {"role": "user", "content": "How is the weather?"}
     written = f'{HERMES_BEGIN}\n{{"name": "get_weather", "arguments": {{"city": "Köln"}}}}\n{HERMES_END}'
@@ -211,13 +211,13 @@ def test_calls_are_written_as_the_model_would_and_results_that_follow_each_other
     assert thanks == {"role": "user", "content": "Thanks!"}
 
 
-def test_a_call_without_words_is_all_that_its_message_says() -> None:
+def test_a_message_without_words_has_only_its_call() -> None:
     quiet: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     [message] = with_tools_in_words(plain_messages([quiet]), [])
     assert str(message["content"]).startswith(HERMES_BEGIN)
 
 
-def test_what_is_written_of_a_call_is_read_as_that_call() -> None:
+def test_a_call_written_as_text_is_read_back_as_the_same_call() -> None:
     [message] = with_tools_in_words(plain_messages([{"role": "assistant", "content": "", "tool_calls": [CALL]}]), [])
     region = str(message["content"]).removeprefix(HERMES_BEGIN).removesuffix(HERMES_END)
     tool = Tool(name="get_weather", parameters={}, strict=False)

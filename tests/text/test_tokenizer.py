@@ -1,4 +1,4 @@
-"""Tokenizers read from a folder, and what single tokens stand for."""
+"""Tokenizers are read from a folder, and know the text of single tokens."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def test_a_saved_folder_loads_as_it_was(tmp_path: Path, tokenizer: Tokenizer) ->
     assert loaded.vocab_size == tokenizer.vocab_size
 
 
-def test_the_template_may_stand_in_the_config_and_the_users_replaces_it(tmp_path: Path) -> None:
+def test_the_template_may_be_in_the_config_and_the_operators_replaces_it(tmp_path: Path) -> None:
     save_tiny_tokenizer(tmp_path, chat_template=None)
     assert Tokenizer.load(tmp_path).chat_template is None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "one"}))
@@ -75,7 +75,7 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> N
         ("chat_template.jinja", b"\xff\xfe"),
     ],
 )
-def test_a_missing_or_broken_file_is_said_with_its_path(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_the_error_names_a_missing_or_broken_file(tmp_path: Path, name: str, content: bytes | None) -> None:
     save_tiny_tokenizer(tmp_path)
     if content is None:
         (tmp_path / name).unlink()
@@ -115,7 +115,7 @@ def test_a_tokenizer_without_a_decoder_spells_its_entries() -> None:
     assert Tokenizer(Backend(WordLevel({"word": 0}, unk_token="word"))).token_bytes(0) == b"word"
 
 
-def test_special_tokens_are_visible_one_by_one_and_skipped_in_text(tokenizer: Tokenizer) -> None:
+def test_special_tokens_have_a_text_but_are_skipped_in_decoded_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_text(IM_END_ID) == "<|im_end|>"
     assert tokenizer.token_bytes(EOS_ID) == b"<|eos|>"
     assert tokenizer.decode([IM_START_ID, *fake_answer("a")]) == "a"
@@ -129,30 +129,32 @@ def test_ids_past_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([past]) == ""
 
 
-# The table of tokens that can be read by themselves: what is in it may be shown without asking the decoder.
-def test_whole_characters_are_read_as_between_two_others(tokenizer: Tokenizer) -> None:
+# `texts` has the tokens that can be shown without asking the decoder.
+def test_tokens_of_whole_characters_can_be_read_alone(tokenizer: Tokenizer) -> None:
     texts = {i: tokenizer.texts[i] for i in tokenizer.encode("hello the\n 7")}
     assert list(texts.values()) == ["hello", " the", "\n", " ", "7"]
 
 
 @pytest.mark.parametrize("token_id", [FIRST_BYTE_ID + 0xE6, FIRST_BYTE_ID + 0x97, EOS_ID, IM_START_ID, 10**6])
-def test_parts_of_characters_special_tokens_and_unknown_ids_cannot_be_read(tokenizer: Tokenizer, token_id: int) -> None:
+def test_half_characters_special_tokens_and_unknown_ids_cannot_be_read_alone(
+    tokenizer: Tokenizer, token_id: int
+) -> None:
     assert tokenizer.texts[token_id] == ""
 
 
-def test_a_word_behind_a_space_keeps_it_and_bytes_wait_for_their_neighbours(fallback_tokenizer: Tokenizer) -> None:
+def test_a_word_keeps_the_space_before_it_and_single_bytes_cannot_be_read_alone(fallback_tokenizer: Tokenizer) -> None:
     word = fallback_tokenizer.encode("hello", add_special_tokens=False)
     newline = fallback_tokenizer.encode("\n")[-1]
     assert [fallback_tokenizer.texts[i] for i in (*word, newline)] == [" hello", ""]
 
 
-def test_spaces_that_a_decoder_takes_off_the_ends_of_a_text_stay_inside() -> None:
+def test_spaces_that_a_decoder_strips_at_the_ends_of_a_text_are_kept_inside_it() -> None:
     backend = build_tiny_tokenizer()
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 1)])
     assert Tokenizer(backend).texts[FIRST_BYTE_ID + ord(" ")] == " "
 
 
-def test_where_tokens_change_their_neighbours_none_is_read_by_itself_and_bytes_are_the_decoded_text() -> None:
+def test_no_token_can_be_read_alone_where_tokens_change_their_neighbours() -> None:
     backend = Backend(WordPiece({"[UNK]": 0, "a": 1, "run": 2, "##ning": 3}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
     tokenizer = Tokenizer(backend)

@@ -1,5 +1,5 @@
-"""A transport between the workers of one process: bytes are copied, messages handed over. It keeps the rules that all
-transports keep, and its network does on demand what real ones do by chance."""
+"""A transport between the workers of one process: it copies bytes and hands messages over. It keeps the rules of all
+transports, and its network does on demand what a real one does by chance."""
 
 import ctypes
 import threading
@@ -31,7 +31,7 @@ class LocalPeer:
     messages: list[bytes] = field(default_factory=list)
     stopped: bool = False
     gone: bool = False
-    """Dead, or closed."""
+    """True once the worker is dead or closed."""
 
 
 class LocalNetwork:
@@ -39,7 +39,7 @@ class LocalNetwork:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held while bytes are copied and while a worker leaves, so that nothing is copied from one that has left."""
+        """The lock is held while bytes are copied or a worker leaves, so nothing is copied from one that has left."""
         self._members: dict[str, LocalPeer] = {}
         self._to_lose = 0
 
@@ -52,19 +52,19 @@ class LocalNetwork:
         return LocalTransport(self, member)
 
     def stop(self, name: str) -> None:
-        """As SIGSTOP: reads from this worker stay RUNNING until `go_on`, and then still land."""
+        """Stops a worker as SIGSTOP does: reads from it stay RUNNING until `go_on`, and then still land."""
         self._members[name].stopped = True
 
     def go_on(self, name: str) -> None:
         self._members[name].stopped = False
 
     def cut(self, name: str) -> None:
-        """As a death: reads from this worker fail, messages to it are lost."""
+        """Cuts a worker off, as if it had died: reads from it fail, and messages to it are lost."""
         with self.lock:
             self._members[name].gone = True
 
     def lose_messages(self, count: int) -> None:
-        """The next so many messages do not arrive."""
+        """Loses the next `count` messages."""
         with self.lock:
             self._to_lose += count
 
@@ -79,14 +79,14 @@ class LocalNetwork:
                 self._members[to].messages.append(message)
 
     def receive(self, member: LocalPeer) -> list[bytes]:
-        """What has come for it, once."""
+        """Returns the messages that have come for a member, and forgets them."""
         with self.lock:
             messages, member.messages = member.messages, []
         return messages
 
 
 class LocalRead:
-    """Bytes that are copied when somebody polls."""
+    """A read that copies its bytes when somebody polls."""
 
     def __init__(
         self, peer: LocalPeer, lock: threading.Lock, *, theirs: Spans, ours: Spans, landed: Callable[[], None]
@@ -119,14 +119,14 @@ class LocalRead:
         self.closed = True
 
     def cut(self) -> None:
-        """Its reader goes."""
+        """Ends the read because its reader goes away."""
         if self._state is ReadState.RUNNING:
             self._state = ReadState.FAILED
         self.closed = True
 
 
 class LocalTransport:
-    """One worker's end of a `LocalNetwork`, which makes it."""
+    """One worker's end of a `LocalNetwork`. `LocalNetwork.join` makes it."""
 
     def __init__(self, network: LocalNetwork, member: LocalPeer) -> None:
         self._network = network

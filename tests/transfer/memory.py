@@ -1,18 +1,31 @@
-"""Pretend workers for tests of transports: KV memory with guards around it, and one end of a connection."""
+"""Pretend workers for tests of transports: KV memory with guards, one end of a connection, and every transport."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.proof import Proof
 from motet.transfer.transport import Memory, PostedRead, ReadState, Transport, merged
 from tests.patience import PATIENCE_S
+from tests.transfer.local import LocalNetwork
+
+SHARED_MEMORY = LOOPBACK
+TCP = LOOPBACK | {"TLS": "tcp"}
+MakeTransport = Callable[[str, Memory], Transport]
+EVERY_TRANSPORT: dict[str, Callable[[], MakeTransport]] = {
+    "local": lambda: LocalNetwork().join,
+    "shared memory": lambda: partial(NixlTransport, ucx=SHARED_MEMORY),
+    "tcp": lambda: partial(NixlTransport, ucx=TCP),
+}
+"""By the name of each transport, a function that makes a network of it."""
 
 
 class KVMemory:
@@ -36,15 +49,15 @@ class KVMemory:
 
     @property
     def blocks(self) -> npt.NDArray[np.uint8]:
-        """[num_regions, num_blocks, block_bytes]; a view."""
+        """The memory without its guards, a view [num_regions, num_blocks, block_bytes]."""
         return self._all[:, 1:-1]
 
     def copy(self) -> npt.NDArray[np.uint8]:
-        """Guards and all."""
+        """Returns a copy of the memory, with the guards."""
         return self._all.copy()
 
     def expect(self, before: npt.NDArray[np.uint8], source: "KVMemory", pairs: Iterable[tuple[int, int]]) -> None:
-        """Nothing has changed since `before` but that these (remote, local) blocks have come from `source`."""
+        """Checks that only the local blocks of these (remote, local) pairs have changed, to what `source` has."""
         wanted = before.copy()
         for remote, local in pairs:
             wanted[:, 1 + local] = source.blocks[:, remote]
@@ -52,7 +65,7 @@ class KVMemory:
 
 
 class Side:
-    """A worker with its transport, and the messages it has got."""
+    """A worker with its transport and the messages that it has got."""
 
     def __init__(self, transport: Transport, kv: KVMemory) -> None:
         self.transport = transport
@@ -70,16 +83,16 @@ class Side:
 
 
 def attend_until(done: Callable[[], bool], *sides: Side) -> None:
-    """Polls as transfer threads do, until it is so."""
+    """Polls as transfer threads do, until `done` returns True."""
     end_s = time.monotonic() + PATIENCE_S
     while not done():
-        assert time.monotonic() < end_s, "this does not come about"
+        assert time.monotonic() < end_s, "this has not happened in time"
         for side in sides:
             side.attend()
 
 
 def finish(read: PostedRead, *sides: Side) -> ReadState:
-    """Waits for a read, and closes it."""
+    """Waits for a read to end, and closes it."""
     attend_until(lambda: read.poll() is not ReadState.RUNNING, *sides)
     state = read.poll()
     read.close()
@@ -94,7 +107,7 @@ def read_proof(side: Side, peer: str, entries: list[int], *sides: Side) -> list[
 
 @contextmanager
 def failing(kind: FailureKind) -> Iterator[None]:
-    """What is done in here raises a TransferError of this kind."""
+    """Checks that the code inside raises a TransferError of this kind."""
     with pytest.raises(TransferError) as failed:
         yield
     assert failed.value.kind is kind

@@ -15,18 +15,15 @@ from contextlib import contextmanager
 
 import msgspec
 
-from motet.transfer.nixl import LOOPBACK, NixlTransport
+from motet.transfer.nixl import NixlTransport
 from motet.transfer.transport import Memory, PostedRead
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.transfer.memory import KVMemory, Side
 
-TCP = LOOPBACK | {"TLS": "tcp"}
-SHARED_MEMORY = LOOPBACK
-
 
 class Order(msgspec.Struct):
-    """What a worker is made of."""
+    """The settings with which a worker starts."""
 
     name: str
     ucx: dict[str, str]
@@ -35,14 +32,14 @@ class Order(msgspec.Struct):
 
 
 class Introduction(msgspec.Struct):
-    """What a worker says of itself."""
+    """The description and memory that others need to read from a worker."""
 
     description: bytes
     memory: Memory
 
 
 class WorkerProcess:
-    """A worker as its test sees it."""
+    """The test's handle on a worker."""
 
     def __init__(self, forking: ForkingProcess, order: Order) -> None:
         command = [sys.executable, "-m", "tests.transfer.nixl_worker", msgspec.json.encode(order).decode()]
@@ -60,7 +57,7 @@ class WorkerProcess:
         self._process.stdin.flush()
 
     def signal(self, number: int) -> None:
-        """Returns, after SIGSTOP, when every thread of it has stopped."""
+        """Sends a signal. After SIGSTOP, waits until all threads of the worker have stopped."""
         self._process.send_signal(number)
         if number == signal.SIGSTOP:
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
@@ -69,7 +66,7 @@ class WorkerProcess:
         return self._process.wait(timeout=PATIENCE_S)
 
     def end(self) -> None:
-        """However it is: stopped, dead or alive."""
+        """Ends the worker, whether it is stopped, dead or alive."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()

@@ -1,4 +1,4 @@
-"""One pull between a scripted owner and a scripted reader, under a clock of the test's."""
+"""One pull between a scripted owner and a scripted reader, with a clock that the test sets."""
 
 from collections import deque
 
@@ -19,7 +19,7 @@ RUNNING, DONE, FAILED = ReadState.RUNNING, ReadState.DONE, ReadState.FAILED
 
 
 class ScriptedDealer(Dealer):
-    """A dealer without a socket: the other worker says what the test puts here."""
+    """A dealer without a socket: the test puts in `coming` what the other worker says."""
 
     def __init__(self) -> None:
         self.sent: list[ChannelRequest] = []
@@ -75,19 +75,19 @@ class Scene:
         return self
 
     def reading(self) -> "Scene":
-        """The data read runs."""
+        """Goes on until the read of the data runs."""
         self.reader.blocks = RUNNING
         assert self.welcomed().step() == []
         return self
 
     def proving(self) -> "Scene":
-        """The data is here, the read of the proof runs."""
+        """Goes on until the data is here and the read of the proof runs."""
         self.reader.proof = RUNNING
         assert self.welcomed().step() == []
         return self
 
     def step(self, *, after_s: float = 0.0) -> list[News]:
-        """One round."""
+        """Plays one round of the transfer thread, and returns its news."""
         self.clock.now_s += after_s
         self.peer.advance()
         news = None if self.pull.over else self.pull.advance()
@@ -103,7 +103,7 @@ class Scene:
 
     @property
     def released(self) -> bool:
-        """True if the lease was told over the side channel."""
+        """True if the reader has released the lease over the side channel."""
         return ReaderDone(LEASE_ID, "d:1") in self.dealer.sent
 
     def check_over(self) -> None:

@@ -1,4 +1,4 @@
-"""A transport whose reads end when the test says so, for tests of what is built on transports."""
+"""A transport whose reads end when the test says so, for tests of the code that uses transports."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ MEMORY = Memory(
 
 
 class Clock:
-    """A clock that goes when the test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -25,7 +25,7 @@ class Clock:
 
 
 class ScriptedRead:
-    """A read; runs until `state` is set."""
+    """A read that runs until the test sets `state`."""
 
     def __init__(self, num_bytes: int, num_descriptors: int, state: ReadState) -> None:
         self.num_bytes = num_bytes
@@ -44,22 +44,22 @@ class ScriptedRead:
 
 @dataclass
 class Wires:
-    """Connects the scripted transports of one test by what they describe themselves as."""
+    """The scripted transports of one test, by their descriptions, so that they find each other."""
 
     ends: dict[bytes, "ScriptedTransport"] = field(default_factory=dict)
 
 
 class ScriptedTransport:
-    """Reads of blocks and of the proof begin in the states `blocks` and `proof`; the first read of a connection, which
-    wires it, in `wiring`."""
+    """Reads of blocks begin in the state `blocks`, reads of the proof in `proof`, and the first read of a connection,
+    which wires it, in `wiring`."""
 
     def __init__(self, name: str, wires: Wires) -> None:
         self.name = name
         self.shows = [0] * (NUM_BLOCKS + NUM_SLOTS)
-        """What others read of the proof."""
+        """The entries that others find when they read the proof."""
         self.blocks = self.proof = self.wiring = ReadState.DONE
         self.posts = True
-        """Whether reads can be posted."""
+        """False makes posting a read fail."""
         self.reads: list[ScriptedRead] = []
         self.runs: list[BlockRun] = []
         self.inbox: list[bytes] = []

@@ -1,4 +1,4 @@
-"""How long the transfer thread may sleep, and what an order costs that raises: the clock goes when the test says so."""
+"""The transfer thread sleeps as long as it may, and an order that raises fails alone. The test sets the clock."""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ FOR_EVER = None
 
 @dataclass
 class Desk:
-    """An exchange that the test turns by hand."""
+    """An exchange whose rounds the test plays by hand."""
 
     exchange: Exchange
     peers: Peers
@@ -36,8 +36,8 @@ class Desk:
     def order(self, order: orders.Order) -> None:
         self.exchange.obey(order, self.clock.now_s)
 
-    def comes(self, message: side_channel.ChannelRequest, key: str = "") -> None:
-        """Somebody sends this to the listener."""
+    def send_to_listener(self, message: side_channel.ChannelRequest, key: str = "") -> None:
+        """Sends a message to the listener, as a reader does."""
         self.reader.send(side_channel.encode(message, ClusterKey(key), nonce=side_channel.new_nonce()))
         assert self.listening.poll(PATIENCE_MS)
 
@@ -47,7 +47,7 @@ def desk() -> Iterator[Desk]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     clock, key = Clock(), ClusterKey("secret")
     transport = ScriptedTransport("p", Wires())
-    listening, _, port = side_channel.listen("127.0.0.1", 0, context=context)
+    listening, _, port = side_channel.listen(context, "127.0.0.1", 0)
     reader = context.socket(zmq.DEALER)
     reader.connect(side_channel.endpoint("127.0.0.1", port))
     news: list[orders.News] = []
@@ -75,12 +75,12 @@ def desk() -> Iterator[Desk]:
 NOBODY = TransferAddress("nobody", "127.0.0.1", 1)
 
 
-def test_with_nothing_to_do_it_may_sleep_for_ever_and_leaves_the_transport_alone(desk: Desk) -> None:
+def test_with_nothing_to_do_the_thread_may_sleep_for_ever_and_does_not_poll_the_transport(desk: Desk) -> None:
     assert desk.exchange.round() is FOR_EVER
     assert desk.transport.polls == 0
 
 
-def test_while_it_holds_leases_it_polls_every_millisecond(desk: Desk) -> None:
+def test_while_leases_are_held_the_transport_is_polled_every_millisecond(desk: Desk) -> None:
     desk.order(orders.LeasesHeld(2))
     assert desk.exchange.round() == BRISK_MS
     assert desk.transport.polls == 1
@@ -89,10 +89,10 @@ def test_while_it_holds_leases_it_polls_every_millisecond(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("message", [side_channel.Hello("p", FACTS), orders.ReaderWaits(5)])
-def test_a_reader_that_sends_a_message_is_attended_to_for_two_seconds(
+def test_after_a_message_from_a_reader_the_transport_is_polled_for_two_seconds(
     desk: Desk, message: side_channel.ChannelRequest
 ) -> None:
-    desk.comes(message, key="secret")
+    desk.send_to_listener(message, key="secret")
     assert desk.exchange.round() == BRISK_MS
     desk.clock.now_s += ATTEND_FOR_S - 0.1
     assert desk.exchange.round() == BRISK_MS
@@ -101,8 +101,8 @@ def test_a_reader_that_sends_a_message_is_attended_to_for_two_seconds(
     assert desk.exchange.round() is FOR_EVER
 
 
-def test_a_reader_without_the_cluster_key_is_not_attended_to(desk: Desk) -> None:
-    desk.comes(side_channel.Hello("p", FACTS), key="other")
+def test_a_message_without_the_cluster_key_does_not_start_polling(desk: Desk) -> None:
+    desk.send_to_listener(side_channel.Hello("p", FACTS), key="other")
     assert desk.exchange.round() is FOR_EVER
 
 
@@ -115,7 +115,7 @@ def test_a_pull_is_looked_at_every_millisecond_until_it_has_ended(desk: Desk) ->
     assert desk.exchange.round() is FOR_EVER
 
 
-def test_between_two_heartbeats_it_sleeps(desk: Desk) -> None:
+def test_the_thread_sleeps_between_two_heartbeats(desk: Desk) -> None:
     ticket = ticket_at(NOBODY, lease_s=60.0)
     desk.order(orders.KeepAlive(ticket))
     assert desk.exchange.round() == BRISK_MS  # the worker is asked
@@ -130,7 +130,7 @@ def test_between_two_heartbeats_it_sleeps(desk: Desk) -> None:
     assert desk.exchange.round() is FOR_EVER
 
 
-def test_a_notification_that_is_junk_is_dropped(desk: Desk) -> None:
+def test_a_notification_that_cannot_be_read_is_dropped(desk: Desk) -> None:
     desk.transport.inbox = [b"junk", msgspec.msgpack.encode(orders.ReaderDone(5, "r"))]
     desk.order(orders.LeasesHeld(1))
     desk.exchange.round()
@@ -138,11 +138,11 @@ def test_a_notification_that_is_junk_is_dropped(desk: Desk) -> None:
 
 
 def bug(*_: object) -> NoReturn:
-    """Stands for whatever raises what nobody expects."""
+    """Raises an error that nobody expects."""
     raise ZeroDivisionError("a bug")
 
 
-def test_an_order_that_raises_ends_by_itself_and_the_next_one_is_followed(
+def test_an_order_that_raises_fails_alone_and_the_next_one_is_followed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(desk.peers, "at", bug)
@@ -176,7 +176,7 @@ def test_an_order_that_raises_ends_by_itself_and_the_next_one_is_followed(
     ],
     ids=ascii,
 )
-def test_whatever_an_order_holds_it_ends_that_order_alone(desk: Desk, changes: dict[str, object]) -> None:
+def test_a_wrong_address_fails_only_the_order_that_has_it(desk: Desk, changes: dict[str, object]) -> None:
     wrong = msgspec.structs.replace(NOBODY, **changes)
     ticket = msgspec.structs.replace(
         ticket_at(NOBODY), remote_engine_id=wrong.engine_id, remote_host=wrong.host, remote_port=wrong.port
@@ -212,12 +212,12 @@ def test_a_message_that_raises_is_dropped_and_the_next_one_is_heard(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ClusterKey, "complaint", bug)
-    desk.comes(orders.ReaderDone(5, "r"), key="secret")
+    desk.send_to_listener(orders.ReaderDone(5, "r"), key="secret")
     desk.exchange.round()
     assert desk.news == []
     assert [record.exc_info is not None for record in caplog.records] == [True]
     monkeypatch.undo()
-    desk.comes(orders.ReaderWaits(5), key="secret")
+    desk.send_to_listener(orders.ReaderWaits(5), key="secret")
     desk.exchange.round()
     assert desk.news == [orders.ReaderWaits(5)]
 

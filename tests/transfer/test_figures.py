@@ -1,4 +1,4 @@
-"""What is told about pulls: the histogram of the metrics and the line of log."""
+"""The figures of pulls: the histogram of the metrics and the line of the log."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_p90_of_one_pull_is_that_pull() -> None:
     assert "transfer_ms_p90=7.0" in line_of([landed(0.007)])
 
 
-def test_a_line_comes_ten_seconds_after_the_first_pull_and_tells_each_pull_once() -> None:
+def test_a_line_comes_ten_seconds_after_the_first_pull_and_counts_each_pull_once() -> None:
     clock = Clock()
     figures = TransferFigures(clock)
     figures.add(landed(0.01))

@@ -1,4 +1,5 @@
-"""Leases from both ends: blocks are kept as long as was promised and given back once; leases of others hear of us."""
+"""Leases at both ends: the owner keeps blocks as long as it promised and gives them back once; readers send signs of
+life."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ READERS = ["decode-0", "decode-1", "decode-2"]
 
 @dataclass
 class Promise:
-    """What the model knows of a lease."""
+    """The model's record of a lease."""
 
     lease: Lease
     waiting_for: int
@@ -36,7 +37,7 @@ class TableAgainstPromises(RuleBasedStateMachine):
         self.now_s = 0.0
 
     def some_lease(self, data: st.DataObject) -> int:
-        """Held, over, or never granted."""
+        """Returns the id of a lease that is held, over, or was never granted."""
         return data.draw(st.sampled_from([*self.held, *self.over, 1]))
 
     def ends(self, lease_id: int, given_back: Lease | None) -> None:
@@ -126,7 +127,7 @@ def table(proof: Proof) -> LeaseTable:
     return LeaseTable(proof, seconds=SECONDS)
 
 
-def test_a_reader_that_says_so_twice_does_not_stand_for_another(table: LeaseTable, proof: Proof) -> None:
+def test_a_reader_that_says_twice_that_it_is_done_counts_once(table: LeaseTable, proof: Proof) -> None:
     lease = granted(table, proof, readers=2)
     said = [table.reader_done(lease.ticket.lease_id, f"decode-{reader}") for reader in (0, 0, 1, 1)]
     assert said == [None, None, lease, None]
@@ -161,7 +162,7 @@ def test_a_lease_kept_past_its_last_reader_is_found(table: LeaseTable, proof: Pr
 TICKET = ticket_at(NOWHERE)
 
 
-def test_three_beats_a_lease_the_first_at_once_until_nobody_holds_the_ticket() -> None:
+def test_a_ticket_has_three_heartbeats_a_lease_and_the_first_at_once_until_nobody_holds_it() -> None:
     clock = Clock()
     beats = Heartbeats(clock)
     assert (beats.due(), beats.next_s) == ([], None)
@@ -196,7 +197,7 @@ def test_the_end_of_a_ticket_that_never_began_changes_nothing() -> None:
     assert beats.end_all() == []
 
 
-def test_a_ticket_cannot_ask_for_a_flood_nor_for_silence() -> None:
+def test_the_time_between_heartbeats_has_a_least_and_a_greatest_value_whatever_a_ticket_asks() -> None:
     for asked_s, every_s in ((0.0, SHORTEST_S), (-5.0, SHORTEST_S), (float("nan"), SHORTEST_S), (1e12, LONGEST_S)):
         clock = Clock()
         beats = Heartbeats(clock)

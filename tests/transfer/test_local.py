@@ -1,4 +1,4 @@
-"""What the local network does on demand: stop, go on, die, lose messages."""
+"""On demand the local network stops workers, lets them go on, cuts them off and loses messages."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_a_read_from_a_worker_that_dies_fails_and_never_lands(
         reader.read("owner", [(0, 5)])
 
 
-def test_as_many_messages_are_lost_as_was_said(network: LocalNetwork, reader: Side, owner: Side) -> None:
+def test_the_network_loses_as_many_messages_as_it_is_told(network: LocalNetwork, reader: Side, owner: Side) -> None:
     name = reader.meet(owner)
     network.lose_messages(2)
     for message in (b"1", b"2", b"3"):
@@ -78,7 +78,7 @@ def test_as_many_messages_are_lost_as_was_said(network: LocalNetwork, reader: Si
     assert owner.inbox == [b"3"]
 
 
-def test_a_name_is_used_once(network: LocalNetwork, owner: Side) -> None:
+def test_a_name_cannot_be_used_again(network: LocalNetwork, owner: Side) -> None:
     owner.transport.close()
     with pytest.raises(ValueError, match="owner has joined before"):
         network.join("owner", owner.kv.memory)

@@ -1,4 +1,4 @@
-"""A queue between threads that can be slept on."""
+"""A queue between threads whose reader can wait in `select`."""
 
 import os
 import select
@@ -12,7 +12,7 @@ def readable(box: Mailbox[int]) -> bool:
     return bool(select.select([box.fileno()], [], [], 0)[0])
 
 
-def test_it_is_readable_while_there_is_something_to_take() -> None:
+def test_a_mailbox_is_readable_while_there_is_something_to_take() -> None:
     box: Mailbox[int] = Mailbox()
     assert not readable(box)
     box.put(1)

@@ -1,4 +1,4 @@
-"""What NIXL must not do to the process it lives in, and how it gets over a broken connection."""
+"""NIXL does its process no harm, and recovers from a broken connection."""
 
 import itertools
 import os
@@ -17,9 +17,8 @@ from motet.errors import StartupError
 from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind
 from motet.transfer.transport import ReadState
-from tests.transfer.memory import KVMemory, Side, attend_until, failing, finish
+from tests.transfer.memory import TCP, KVMemory, Side, attend_until, failing, finish
 
-TCP = LOOPBACK | {"TLS": "tcp"}
 starts = itertools.count()
 
 LIFE_OF_A_TRANSPORT = """
@@ -52,7 +51,7 @@ def threads_and_files() -> tuple[int, int]:
 
 
 def sockets() -> set[int]:
-    """Descriptors of this process that are sockets."""
+    """Returns the descriptors of this process that are sockets."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         path = Path("/proc/self/fd", name)

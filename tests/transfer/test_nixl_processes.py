@@ -1,4 +1,4 @@
-"""NIXL between processes that die, stop and go on: the facts on which the ownership of blocks rests."""
+"""NIXL between processes that die, stop and go on. That blocks have one owner depends on these facts."""
 
 import itertools
 import signal
@@ -11,8 +11,8 @@ from motet.transfer.nixl import NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import PostedRead, ReadState
 from tests.forked import ForkingProcess
-from tests.transfer.memory import KVMemory, Side, attend_until, failing, finish
-from tests.transfer.nixl_worker import SHARED_MEMORY, TCP, Order, WorkerProcess, worker_process
+from tests.transfer.memory import SHARED_MEMORY, TCP, KVMemory, Side, attend_until, failing, finish
+from tests.transfer.nixl_worker import Order, WorkerProcess, worker_process
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +28,13 @@ def order(ucx: dict[str, str]) -> Order:
 
 @pytest.fixture
 def theirs() -> KVMemory:
-    """What is in every owner's memory."""
+    """The memory that every owner has."""
     return KVMemory(block_bytes=BLOCK_BYTES, seed=OWNERS_SEED)
 
 
 @pytest.fixture
 def owner(forking: ForkingProcess) -> Iterator[WorkerProcess]:
-    """Reached over TCP."""
+    """A worker that is reached over TCP."""
     with worker_process(forking, order(TCP)) as process:
         yield process
 
@@ -52,7 +52,7 @@ def side(ucx: dict[str, str]) -> Side:
 
 
 def met(reader: Side, owner: WorkerProcess) -> str:
-    """Connected, and the first read done."""
+    """Connects the reader, waits for its first read, and returns the owner's name."""
     name = reader.transport.connect(owner.introduction.description, owner.introduction.memory)
     read, _ = reader.transport.read_proof(name, [0])
     assert finish(read, reader) is ReadState.DONE
@@ -60,9 +60,9 @@ def met(reader: Side, owner: WorkerProcess) -> str:
 
 
 def half_read(reader: Side, owner: WorkerProcess, name: str) -> PostedRead:
-    """A read of which something has landed and the rest cannot, as the owner is stopped.
+    """Returns a read of which only a part has landed: the rest cannot, as the owner is stopped.
 
-    72 MB may all come before we notice the first of them; then it is read again.
+    All 72 MB may come before we notice the first byte; then they are read again.
     """
     noise = reader.kv.blocks[0, 0, 0]
     for _ in range(20):

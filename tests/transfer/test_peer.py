@@ -1,4 +1,4 @@
-"""What a peer hears from its reader, how it is found lost, and which workers are known."""
+"""A reader sends its peers signs of life, finds out that a peer is lost, and keeps one peer for each worker."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wir
 from tests.transfer.worker import LEASE_ID
 
 
-def test_the_lease_hears_of_a_pull_every_second_until_it_has_failed() -> None:
+def test_a_pull_renews_its_lease_every_second_until_it_has_failed() -> None:
     scene = Scene().reading()
     assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == 1
     scene.step(after_s=WAITS_EVERY_S - 0.1)
@@ -28,7 +28,7 @@ def test_the_lease_hears_of_a_pull_every_second_until_it_has_failed() -> None:
     assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == before
 
 
-def test_a_worker_is_told_to_poll_as_long_as_a_read_of_it_is_open() -> None:
+def test_a_worker_is_told_to_poll_as_long_as_a_read_from_it_is_open() -> None:
     scene = Scene().reading()
     scene.step(after_s=TIMEOUT_S)
     before = scene.dealer.sent.count(Attend())
@@ -41,18 +41,18 @@ def test_a_worker_is_told_to_poll_as_long_as_a_read_of_it_is_open() -> None:
     assert scene.dealer.sent.count(Attend()) == before + 2
 
 
-def test_a_lost_peer_stays_connected_until_no_read_of_it_can_write() -> None:
+def test_a_lost_peer_stays_connected_until_no_read_from_it_can_write() -> None:
     scene = Scene().reading()
     scene.peer.lose("lost", FailureKind.PEER_LOST)
     scene.step()
     assert scene.reader.connected == ["p"]
     scene.end_reads()
-    [landed] = scene.step()  # it has come all the same, and proves true
+    [landed] = scene.step()  # the data has come all the same, and the proof matches
     assert isinstance(landed, PullLanded)
     assert scene.reader.connected == []
 
 
-def test_asked_again_a_peer_that_is_silent_is_lost_and_one_that_answers_stays() -> None:
+def test_a_peer_that_is_asked_again_stays_if_it_answers_and_is_lost_if_it_is_silent() -> None:
     scene = Scene().welcomed()
     scene.step()
     ready = [scene.peer.ready]
@@ -94,7 +94,7 @@ KEY = ClusterKey("")
 
 
 class Owner:
-    """The listener of a worker."""
+    """A worker that is read from: its listener and its address."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", name: str, wires: Wires) -> None:
         ScriptedTransport(name, wires)
@@ -104,7 +104,7 @@ class Owner:
 
 
 class Reader:
-    """The peers of a worker, and the others that there are."""
+    """A worker's peers, and the workers that they stand for."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -149,7 +149,7 @@ def test_a_worker_is_one_peer_however_often_it_is_wanted(reader: Reader) -> None
     assert reader.transport.connected == ["p1"]
 
 
-def test_one_that_is_gone_is_asked_anew(reader: Reader) -> None:
+def test_a_lost_worker_is_met_anew(reader: Reader) -> None:
     owner = reader.owners[0]
     peer = reader.meet(owner)
     peer.lose("lost", FailureKind.PEER_LOST)
@@ -159,7 +159,7 @@ def test_one_that_is_gone_is_asked_anew(reader: Reader) -> None:
     assert reader.transport.connected == ["p1"]
 
 
-def test_a_worker_that_went_is_noticed_when_another_one_comes(reader: Reader) -> None:
+def test_a_silent_worker_is_found_lost_when_another_one_is_met(reader: Reader) -> None:
     gone, alive, new = reader.owners
     gone_peer, alive_peer = reader.meet(gone), reader.meet(alive)
     reader.clock.now_s += SILENT_S
@@ -172,7 +172,7 @@ def test_a_worker_that_went_is_noticed_when_another_one_comes(reader: Reader) ->
     assert reader.transport.connected == ["p2", "p3"]
 
 
-def test_workers_heard_of_lately_are_not_asked_when_another_one_comes(reader: Reader) -> None:
+def test_workers_that_answered_lately_are_not_asked_when_another_one_is_met(reader: Reader) -> None:
     first, second, _ = reader.owners
     reader.meet(first)
     reader.clock.now_s += SILENT_S - 1.0
@@ -182,7 +182,7 @@ def test_workers_heard_of_lately_are_not_asked_when_another_one_comes(reader: Re
     assert reader.transport.connected == ["p1", "p2"]
 
 
-def test_what_can_be_no_address_leaves_nothing_behind(reader: Reader) -> None:
+def test_an_address_that_is_not_valid_leaves_nothing_behind(reader: Reader) -> None:
     with pytest.raises(TransferError):
         reader.peers.at(TransferAddress("p", "no host", 1))
     assert reader.poller.sockets == []

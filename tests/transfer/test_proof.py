@@ -1,4 +1,4 @@
-"""The proof against a list that does the obvious, and its promise: what was given away no longer matches."""
+"""The proof against plain lists, and its promise: a block that was given away no longer matches."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ from tests.property_settings import examples
 
 
 def in_memory(proof: Proof) -> list[int]:
-    """The entries as a reader finds them at the proof's address."""
+    """Returns the entries as a reader finds them at the proof's address."""
     return list((ctypes.c_int64 * proof.num_entries).from_address(proof.address))
 
 
@@ -74,7 +74,7 @@ def test_two_starts_do_not_have_the_same_generations() -> None:
     assert len(firsts) == 20
 
 
-def test_a_slot_that_is_lost_or_shown_by_nobody_is_found() -> None:
+def test_check_finds_slots_that_are_lost_or_show_what_nobody_expects() -> None:
     proof = Proof(1)
     slot = proof.take_slot()
     proof.show(slot, 7)

@@ -1,4 +1,4 @@
-"""A pull from its order to its end: by the other side, by its deadline, abandoned, or with everything else."""
+"""A pull from its order to its end: it lands, fails, misses its deadline, is abandoned or closed."""
 
 import msgspec
 import pytest
@@ -40,20 +40,15 @@ def test_the_proof_is_read_after_the_data_and_not_before() -> None:
     scene.check_over()
 
 
-def test_a_lease_that_is_over_fails_the_pull_even_if_the_blocks_are_untouched() -> None:
+@pytest.mark.parametrize("slot", [0, TICKET.digest + 1], ids=["empty", "of another lease"])
+def test_a_lease_that_is_over_fails_the_pull_even_if_the_blocks_are_untouched(slot: int) -> None:
     scene = Scene().welcomed()
-    scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = 0
+    scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = slot
     assert ending(*scene.step()) == (FailureKind.LEASE_ENDED, True)
     scene.check_over()
 
 
-def test_a_lease_slot_that_another_lease_has_fails_the_pull() -> None:
-    scene = Scene().welcomed()
-    scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = TICKET.digest + 1
-    assert ending(*scene.step()) == (FailureKind.LEASE_ENDED, True)
-
-
-def test_a_ticket_that_says_something_else_than_the_one_that_was_granted_fails_the_pull() -> None:
+def test_a_ticket_that_differs_from_the_granted_one_fails_the_pull() -> None:
     scene = Scene()
     altered = msgspec.structs.replace(TICKET, prompt_digest="of a prompt of somebody else's")
     scene.pull = scene.pulled(ticket=altered)
@@ -70,7 +65,7 @@ def test_a_peer_that_does_not_answer_is_unreachable() -> None:
 
 
 @pytest.mark.parametrize("answer", [SomeoneElse("p2"), Welcome("p2", b"p", MEMORY)])
-def test_another_start_of_the_worker_is_restarted(answer: ChannelReply) -> None:
+def test_an_answer_from_another_start_of_the_worker_fails_the_pull_as_restarted(answer: ChannelReply) -> None:
     scene = Scene()
     scene.dealer.coming.append(answer)
     assert ending(*scene.step()) == (FailureKind.RESTARTED, True)
@@ -169,9 +164,9 @@ def test_a_read_that_outlasts_the_deadline_fails_at_once_and_settles_when_it_end
     scene.check_over()
 
 
-def test_no_pull_waits_behind_one_that_was_too_late() -> None:
-    """After a link was cut and mended, each prompt waited for a deadline of its own until TCP had sent again what was
-    lost."""
+def test_no_pull_waits_behind_one_that_missed_its_deadline() -> None:
+    """The bug: after a link was cut and mended, every prompt waited for its own deadline until TCP had sent the lost
+    packets again."""
     scene = Scene().reading()
     late = scene.pull
     scene.step(after_s=TIMEOUT_S)
@@ -188,7 +183,7 @@ def test_no_pull_waits_behind_one_that_was_too_late() -> None:
     scene.check_over()
 
 
-def test_nor_behind_one_whose_proof_was_too_late() -> None:
+def test_no_pull_waits_behind_one_whose_proof_missed_the_deadline() -> None:
     scene = Scene().proving()
     scene.step(after_s=TIMEOUT_S)
     scene.pull = scene.pulled(2)
@@ -237,7 +232,7 @@ def test_a_proof_that_outlasts_the_deadline_fails_settled_and_is_closed_when_it_
     scene.check_over()
 
 
-def test_abandoned_before_anything_was_posted_it_settles_at_once_and_tells_the_lease() -> None:
+def test_a_pull_abandoned_before_anything_was_posted_settles_at_once_and_releases_the_lease() -> None:
     scene = Scene()
     assert scene.pull.abandon() == PullSettled(1)
     assert scene.released
@@ -245,7 +240,7 @@ def test_abandoned_before_anything_was_posted_it_settles_at_once_and_tells_the_l
     scene.check_over()
 
 
-def test_abandoned_while_it_reads_it_settles_once_the_read_has_ended() -> None:
+def test_a_pull_abandoned_while_it_reads_settles_once_the_read_has_ended() -> None:
     scene = Scene().reading()
     assert scene.pull.abandon() is None
     assert scene.released
@@ -257,7 +252,7 @@ def test_abandoned_while_it_reads_it_settles_once_the_read_has_ended() -> None:
     scene.check_over()
 
 
-def test_abandoned_while_it_proves_it_settles_at_once() -> None:
+def test_a_pull_abandoned_while_it_reads_the_proof_settles_at_once() -> None:
     scene = Scene().proving()
     assert scene.pull.abandon() == PullSettled(1)
     assert scene.released
@@ -266,7 +261,7 @@ def test_abandoned_while_it_proves_it_settles_at_once() -> None:
     scene.check_over()
 
 
-def test_abandoned_after_the_deadline_it_settles_once() -> None:
+def test_a_pull_abandoned_after_the_deadline_settles_once() -> None:
     scene = Scene().reading()
     assert len(scene.step(after_s=TIMEOUT_S)) == 1
     assert scene.pull.abandon() is None
@@ -275,7 +270,7 @@ def test_abandoned_after_the_deadline_it_settles_once() -> None:
     assert scene.dealer.sent.count(ReaderDone(LEASE_ID, "d:1")) == 1
 
 
-def test_closed_before_it_reads_or_while_it_proves_it_is_settled_and_while_it_reads_it_is_not() -> None:
+def test_a_closed_pull_is_settled_unless_its_data_is_still_being_read() -> None:
     for scene, settled in ((Scene(), True), (Scene().reading(), False), (Scene().proving(), True)):
         assert scene.pull.close() == PullFailed(1, FailureKind.CLOSED, "this worker stops", settled)
         assert scene.released

@@ -1,4 +1,4 @@
-"""What goes over the side channel, byte for byte; what both ends make of it, and of strangers."""
+"""The side channel's messages, byte for byte, and what both ends do with them and with messages from strangers."""
 
 import secrets
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
         "5ecbf6e8c15b7f62153224d2a286d3e4b02f7df1f4fe",
     ),
 }
-"""What version 1 of the protocol has always written, with the nonce NONCE."""
+"""The bytes of each message in version 1 of the protocol, with the nonce NONCE."""
 
 
 @pytest.mark.parametrize(("message", "key", "recorded"), RECORDED.values(), ids=RECORDED)
@@ -176,19 +176,19 @@ class Pair:
         return news
 
     def receive(self, news: list[News] | None = None) -> bool:
-        """True if it heard somebody who may read."""
+        """Returns True if the message came from a worker that may read."""
         assert self.listening.poll(PATIENCE_MS)
         return self.listener.receive(([] if news is None else news).append)
 
     def reply_with(self, body: bytes) -> list[tuple[bytes, ChannelReply]]:
-        """What the dealer makes of a reply of the test's."""
+        """Returns what the dealer reads from a reply that the test wrote."""
         self.dealer.send(HELLO, new_nonce())
         reader, _ = self.listening.recv_multipart()
         self.listening.send_multipart([reader, body])
         return self.replies()
 
 
-def test_hello_is_answered_with_all_that_a_reader_needs(sockets: Sockets) -> None:
+def test_hello_is_answered_with_everything_that_a_reader_needs(sockets: Sockets) -> None:
     assert Pair(sockets).ask(HELLO) == WELCOME
 
 
@@ -205,7 +205,7 @@ def test_another_layout_is_refused_with_both_sides_shown_from_the_readers_side(s
     assert reply == Refused("dtype is bfloat16 here and float32 there; block_size is 32 here and 16 there")
 
 
-def test_a_reader_that_looks_for_an_earlier_start_of_the_worker_hears_that_it_is_gone(sockets: Sockets) -> None:
+def test_a_reader_that_asks_for_an_earlier_start_of_the_worker_learns_that_it_is_gone(sockets: Sockets) -> None:
     assert Pair(sockets).ask(Hello("the one before", FACTS)) == SomeoneElse("owner")
 
 
@@ -217,7 +217,7 @@ def test_a_reader_that_looks_for_an_earlier_start_of_the_worker_hears_that_it_is
         ("secret", "other", "the cluster keys differ"),
     ],
 )
-def test_without_the_same_cluster_key_a_reader_hears_why_and_nothing_else(
+def test_without_the_same_cluster_key_a_reader_is_told_why_and_nothing_else(
     sockets: Sockets, here: str, there: str, reason: str
 ) -> None:
     pair = Pair(sockets, key_here=here, key_there=there)
@@ -264,7 +264,7 @@ def test_another_version_of_the_protocol_is_refused_on_both_sides_with_both_show
 
 
 def payload(**fields: object) -> bytes:
-    """An envelope of this version around a payload of any form."""
+    """Returns an envelope of this version around these fields, whatever they are."""
     return msgspec.msgpack.encode([1, NONCE, msgspec.msgpack.encode(fields), b""])
 
 
@@ -346,7 +346,7 @@ def test_a_message_with_a_part_too_many_is_dropped(sockets: Sockets, before: lis
     assert not stranger.poll(0)
 
 
-def test_a_message_beyond_the_bound_never_arrives(sockets: Sockets) -> None:
+def test_a_message_that_is_too_long_never_arrives(sockets: Sockets) -> None:
     pair = Pair(sockets)
     stranger = sockets.stranger(pair.port)
     stranger.send(encode(HELLO, NO_KEY, nonce=new_nonce()))
@@ -357,7 +357,7 @@ def test_a_message_beyond_the_bound_never_arrives(sockets: Sockets) -> None:
     assert pair.tell(ReaderWaits(6)) == [ReaderWaits(6)]
 
 
-def test_what_is_said_to_a_worker_that_is_not_there_does_not_pile_up(sockets: Sockets) -> None:
+def test_messages_to_a_worker_that_is_not_there_do_not_pile_up(sockets: Sockets) -> None:
     with dead_port() as port:
         dealer, _ = sockets.dealer(port)
         for _ in range(10 * REQUESTS_QUEUED):
@@ -380,13 +380,13 @@ def test_what_is_said_to_a_worker_that_is_not_there_does_not_pile_up(sockets: So
         msgspec.msgpack.encode(ReaderDone(1, "?"))[:-2] + NOT_UTF8,
     ],
 )
-def test_a_notification_that_is_none_of_ours_is_unreadable(body: bytes) -> None:
+def test_a_notification_that_is_not_ours_is_unreadable(body: bytes) -> None:
     with pytest.raises(Unreadable):
         read(NOTIFICATIONS, body)
 
 
 @pytest.mark.parametrize("host", ["a b", "", "x;127.0.0.1", "-", "tcp://h", "h/../x", "h\0x", "ü"])
-def test_a_host_that_is_none_is_unreachable_at_once(sockets: Sockets, host: str) -> None:
+def test_an_invalid_host_is_unreachable_at_once(sockets: Sockets, host: str) -> None:
     with failing(FailureKind.UNREACHABLE):
         sockets.dealer(1, host=host)
 
@@ -404,7 +404,7 @@ def test_a_taken_port_is_an_error_that_names_the_flag_and_the_port(sockets: Sock
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_that_is_none_is_an_error_that_names_the_flag(sockets: Sockets, port: int) -> None:
+def test_an_invalid_port_is_an_error_that_names_the_flag(sockets: Sockets, port: int) -> None:
     with pytest.raises(ConfigError, match="--side-channel-port"):
         sockets.listen(port=port)
 

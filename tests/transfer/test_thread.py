@@ -1,4 +1,4 @@
-"""Two transfer threads in one process: real sockets between them, a scripted transport beneath."""
+"""Two transfer threads in one process, with real sockets between them and a scripted transport."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ from tests.transfer.scripted import Wires
 from tests.transfer.worker import LEASE_ID, Worker, dead_port, ending, order, ticket_at, worker
 
 SOON_S = 5.0
-"""What fails at once takes less, however busy the machine is; a time-out here takes longer."""
+"""Longer than anything that fails at once takes on a busy machine, and shorter than a time-out."""
 
 
 def test_pulls_of_one_reader_have_names_of_their_own_and_share_the_connection(p: Worker, d: Worker) -> None:
@@ -35,7 +35,7 @@ def test_pulls_of_one_reader_have_names_of_their_own_and_share_the_connection(p:
 
 
 @pytest.mark.parametrize(("here", "there"), [("", "secret"), ("secret", ""), ("secret", "other")])
-def test_without_the_same_cluster_key_a_pull_is_refused_at_once_and_the_lease_hears_nothing(
+def test_without_the_same_cluster_key_a_pull_is_refused_at_once_and_the_owner_hears_nothing(
     here: str, there: str
 ) -> None:
     wires = Wires()
@@ -52,14 +52,14 @@ def test_without_the_same_cluster_key_a_pull_is_refused_at_once_and_the_lease_he
         assert p.news() == orders.ReaderDone(LEASE_ID, "d2:without-1")
 
 
-def test_nobody_at_the_port_is_unreachable_in_a_bounded_time() -> None:
+def test_a_port_where_nobody_listens_is_unreachable_in_a_bounded_time() -> None:
     with dead_port() as port, worker("d", Wires(), pull_timeout_s=0.2) as d:
         ticket = ticket_at(TransferAddress("p", "127.0.0.1", port))
         d.thread.order(order(ticket))
         assert ending(d.news()) == (FailureKind.UNREACHABLE, True)
 
 
-def test_a_host_that_is_none_is_unreachable_for_every_order(d: Worker) -> None:
+def test_an_invalid_host_is_unreachable_for_every_order(d: Worker) -> None:
     ticket = ticket_at(TransferAddress("p", "no host", 5))
     d.thread.order(orders.KeepAlive(ticket))
     d.thread.order(orders.ReleaseTicket(ticket))
@@ -101,7 +101,7 @@ def test_a_dead_worker_costs_one_pull_and_is_met_again_when_it_is_back(p: Worker
     assert isinstance(d.news(), orders.PullLanded)
 
 
-def test_an_abandoned_pull_settles_when_its_read_ends_and_the_lease_is_told_before(p: Worker, d: Worker) -> None:
+def test_an_abandoned_pull_releases_its_lease_and_settles_when_its_read_ends(p: Worker, d: Worker) -> None:
     d.transport.blocks = ReadState.RUNNING
     d.thread.order(order(p.ticket()))
     assert p.news() == orders.ReaderWaits(LEASE_ID)
@@ -132,7 +132,7 @@ def test_a_pull_abandoned_before_the_worker_has_answered_settles_at_once() -> No
         assert d.news() == orders.PullSettled(1)
 
 
-def test_a_lost_notification_leaves_the_reader_with_its_data_and_the_lease_to_its_end(p: Worker, d: Worker) -> None:
+def test_after_a_lost_notification_the_reader_has_its_data_and_the_lease_runs_on(p: Worker, d: Worker) -> None:
     p.thread.order(orders.LeasesHeld(1))
     p.transport.loses_notifications = True
     d.thread.order(order(p.ticket(), 1))
@@ -140,7 +140,7 @@ def test_a_lost_notification_leaves_the_reader_with_its_data_and_the_lease_to_it
     assert p.news() == orders.ReaderWaits(LEASE_ID)
     p.transport.loses_notifications = False
     d.thread.order(order(p.ticket(), 2))
-    # One comes over the side channel, the other one with the bytes: either may be the first to be there.
+    # One comes over the side channel, the other one with the bytes: either may be first.
     assert {p.news(), p.news()} == {orders.ReaderWaits(LEASE_ID), orders.ReaderDone(LEASE_ID, "d:2")}
 
 
@@ -172,7 +172,7 @@ def has_rested() -> bool:
 
 
 def times_slept() -> int:
-    """How often the transfer thread of this process has given up the processor by itself."""
+    """Returns how often the transfer thread of this process has gone to sleep."""
     (transfer,) = (thread for thread in threading.enumerate() if thread.name == "transfer")
     status = Path(f"/proc/self/task/{transfer.native_id}/status").read_text()
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
@@ -196,7 +196,7 @@ def test_an_expected_ticket_meets_its_worker_early(p: Worker, d: Worker) -> None
     assert len(d.transport.reads) == 1  # the wiring one
 
 
-def test_meeting_tells_whether_a_worker_can_be_read_from(wires: Wires) -> None:
+def test_meeting_a_worker_that_cannot_be_read_from_gives_an_error(wires: Wires) -> None:
     with worker("d", wires, pull_timeout_s=0.2) as d:
         with worker("p", wires) as p:
             d.thread.order(orders.MeetWorker(1, p.thread.address))
@@ -222,8 +222,8 @@ def error_of(reader: Worker) -> TransferError:
     return met.error
 
 
-def test_an_idle_worker_attends_to_one_who_wants_to_meet_it(p: Worker, d: Worker) -> None:
+def test_an_idle_worker_polls_its_transport_once_another_one_wants_to_meet_it(p: Worker, d: Worker) -> None:
     d.thread.order(orders.MeetWorker(1, p.thread.address))
     assert d.news() == orders.Met(1, None)
-    while p.transport.polls < 50:  # it does poll: this ends
+    while p.transport.polls < 50:  # this ends only if it polls
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""However a transfer thread ends, nothing of it stays: no thread, no descriptor, no pull without an ending."""
+"""However a transfer thread ends, it leaves no thread, no descriptor and no pull without an ending."""
 
 import gc
 import logging
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow  # looking for what was left costs half a second a
 
 
 def descriptors() -> set[str]:
-    """What this process has open."""
+    """Returns the descriptors that this process has open, with what they refer to."""
     links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
     return {f"{link.name} {os.readlink(link)}" for link in links if os.path.lexists(link)}
 
@@ -43,20 +43,20 @@ def start(make: Callable[[], Transport], *, port: int = 0, memory: Memory = MEMO
     return TransferThread(TransferSettings("127.0.0.1", port, "", 10.0, "d"), FACTS, memory=memory, make_transport=make)
 
 
-def test_closed_with_nothing_to_do() -> None:
+def test_an_idle_thread_can_be_closed_twice() -> None:
     with worker("d", Wires()) as d:
         pass
     assert d.transport.closed
     d.thread.close()
 
 
-def test_closed_with_a_lease_and_a_reader_who_has_come(p: Worker, d: Worker) -> None:
+def test_an_owner_with_a_lease_and_a_reader_leaves_nothing(p: Worker, d: Worker) -> None:
     p.thread.order(orders.LeasesHeld(1))
     d.thread.order(order(p.ticket()))
     assert isinstance(d.news(), orders.PullLanded)
 
 
-def test_closed_while_a_worker_is_asked() -> None:
+def test_closing_while_a_worker_is_asked_fails_the_pull_and_the_meeting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, worker("d", Wires()) as d:
         address = TransferAddress("p", "127.0.0.1", silent.getsockname()[1])
         d.thread.order(order(ticket_at(address), 1))
@@ -72,7 +72,7 @@ def test_closed_while_a_worker_is_asked() -> None:
 @pytest.mark.parametrize(
     ("open_read", "abandoned", "settled"), [("blocks", False, False), ("blocks", True, None), ("proof", False, True)]
 )
-def test_closed_while_a_read_runs_it_is_settled_once_the_transport_is_closed(
+def test_a_pull_whose_thread_is_closed_while_it_reads_is_settled_once_the_transport_is_closed(
     p: Worker, d: Worker, open_read: str, abandoned: bool, settled: bool | None
 ) -> None:
     setattr(d.transport, open_read, ReadState.RUNNING)
@@ -86,7 +86,7 @@ def test_closed_while_a_read_runs_it_is_settled_once_the_transport_is_closed(
     assert d.thread.news() == failed + [orders.PullSettled(1)] * (not settled)
 
 
-def test_closed_with_an_expected_ticket_whose_lease_is_told(wires: Wires) -> None:
+def test_closing_releases_the_lease_of_an_expected_ticket(wires: Wires) -> None:
     with worker("p", wires) as p:
         with worker("d", wires) as d:
             d.thread.order(orders.KeepAlive(p.ticket()))
@@ -94,14 +94,14 @@ def test_closed_with_an_expected_ticket_whose_lease_is_told(wires: Wires) -> Non
         assert p.news() == orders.ReaderDone(LEASE_ID, "d:without-1")
 
 
-def test_closed_right_after_it_was_ordered_to_pull() -> None:
+def test_closing_right_after_an_order_fails_the_pull() -> None:
     with dead_port() as port, worker("d", Wires()) as d:
         d.thread.order(order(ticket_at(TransferAddress("p", "127.0.0.1", port))))
         d.thread.close()
         assert d.thread.news() == [orders.PullFailed(1, FailureKind.CLOSED, "this worker stops", settled=True)]
 
 
-def test_a_transport_that_cannot_start_is_the_constructors_error() -> None:
+def test_a_transport_that_cannot_start_raises_in_the_constructor() -> None:
     def fail() -> Transport:
         raise StartupError("no such network")
 
@@ -119,7 +119,7 @@ class BrokenTransport(ScriptedTransport):
         raise ZeroDivisionError("a bug")
 
 
-def test_a_crash_of_the_thread_is_told_to_who_asks_for_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_crash_of_the_thread_is_raised_to_whoever_asks_for_news(caplog: pytest.LogCaptureFixture) -> None:
     thread = start(lambda: BrokenTransport("d", Wires()))
     with caplog.at_level(logging.CRITICAL, logger="motet.transfer.thread"):
         thread.order(orders.LeasesHeld(1))

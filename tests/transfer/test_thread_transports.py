@@ -1,23 +1,20 @@
-"""Two transfer threads over each transport there is: the bytes that land are the bytes that were there."""
+"""Two transfer threads over each transport: the bytes that land are the bytes that the owner had."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from motet.transfer import orders
 from motet.transfer.lease import LeaseTable
-from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import Ticket
-from motet.transfer.transport import Memory, Transport
 from tests.transfer.local import LocalNetwork
-from tests.transfer.memory import KVMemory
+from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, MakeTransport
 from tests.transfer.scripted import FACTS
-from tests.transfer.worker import NewsStand, ending, granted, order
+from tests.transfer.worker import NewsQueue, ending, granted, order
 
-MakeTransport = Callable[[str, Memory], Transport]
 BLOCKS = (3, 4, 7)
 starts = itertools.count()
 
@@ -27,15 +24,15 @@ class KVWorker:
 
     def __init__(self, make: MakeTransport, *, seed: int, pull_timeout_s: float = 10.0) -> None:
         self.kv = KVMemory(seed=seed)
-        self.name = f"{make.__name__}-{next(starts)}"
+        self.name = f"thread-{next(starts)}"
         settings = TransferSettings("127.0.0.1", 0, "secret", pull_timeout_s, self.name)
         memory = self.kv.memory
         self.thread = TransferThread(settings, FACTS, memory=memory, make_transport=lambda: make(self.name, memory))
-        self.news = NewsStand(self.thread).next
+        self.news = NewsQueue(self.thread).next
         self.leases = LeaseTable(self.kv.proof, seconds=60.0)
 
     def ticket(self) -> Ticket:
-        """Of these blocks, under a new lease."""
+        """Returns a ticket for the blocks BLOCKS, under a new lease."""
         at = self.thread.address
         lease = granted(self.leases, self.kv.proof, BLOCKS, remote_engine_id=at.engine_id, remote_port=at.port)
         self.thread.order(orders.LeasesHeld(1))
@@ -60,37 +57,14 @@ class Pair:
         self.owner.thread.close()
 
 
-def local() -> MakeTransport:
-    network = LocalNetwork()
-
-    def join(name: str, memory: Memory) -> Transport:
-        return network.join(name, memory)
-
-    return join
-
-
-def shared_memory() -> MakeTransport:
-    def agent(name: str, memory: Memory) -> Transport:
-        return NixlTransport(name, memory, ucx=LOOPBACK)
-
-    return agent
-
-
-def tcp() -> MakeTransport:
-    def tcp_agent(name: str, memory: Memory) -> Transport:
-        return NixlTransport(name, memory, ucx=LOOPBACK | {"TLS": "tcp"})
-
-    return tcp_agent
-
-
-@pytest.fixture(params=[local, shared_memory, tcp])
+@pytest.fixture(params=EVERY_TRANSPORT)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    pair = Pair(request.param())
+    pair = Pair(EVERY_TRANSPORT[request.param]())
     yield pair
     pair.close()
 
 
-def test_the_bytes_land_where_they_should_and_nowhere_else_and_the_lease_is_told(pair: Pair) -> None:
+def test_the_bytes_land_where_they_should_and_nowhere_else_and_the_owner_hears_of_it(pair: Pair) -> None:
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     landed = pair.pull(ticket)
@@ -107,7 +81,7 @@ def test_a_block_that_was_given_away_makes_the_pull_stale(pair: Pair) -> None:
     assert ending(pair.pull(ticket)) == (FailureKind.STALE, True)
 
 
-def test_a_lease_that_is_over_is_found_out_at_an_idle_owner_too(pair: Pair) -> None:
+def test_a_reader_finds_out_that_a_lease_is_over_even_if_the_owner_is_idle(pair: Pair) -> None:
     ticket = pair.owner.ticket()
     pair.owner.end_lease(ticket)
     assert ending(pair.pull(ticket)) == (FailureKind.LEASE_ENDED, True)
@@ -125,13 +99,9 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
     assert ending(pair.pull(ticket)) == (FailureKind.PEER_LOST, True)
 
 
-def test_a_stopped_owner_times_the_pull_out_and_what_lands_later_lands_before_it_is_settled() -> None:
+def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_its_late_bytes_have_landed() -> None:
     network = LocalNetwork()
-
-    def join(name: str, memory: Memory) -> Transport:
-        return network.join(name, memory)
-
-    pair = Pair(join, pull_timeout_s=0.3)
+    pair = Pair(network.join, pull_timeout_s=0.3)
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     pair.reader.thread.order(orders.MeetWorker(5, pair.owner.thread.address))

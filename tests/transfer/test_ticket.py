@@ -1,5 +1,5 @@
-"""A ticket comes from outside: what cannot be is refused by name, what goes out comes back, and no ticket that a client
-has made or changed is believed."""
+"""A ticket comes from outside: a wrong field is refused by name, a ticket comes back as it went out, and no ticket that
+a client has made or changed is believed."""
 
 import json
 
@@ -52,7 +52,7 @@ RECORDED = bytes.fromhex(
     "3639666634ab67656e65726174696f6e7393070708a86c656173655f6964cd3039aa6c656173655f736c6f7403a76c656173655f73cb404e0000"
     "00000000a77265616465727301ad6361636865645f746f6b656e7300a47365616ca0a7666f726569676ea0"
 )
-"""TICKET as version 1 has always written it between processes; its seal covers these bytes."""
+"""TICKET as version 1 writes it between processes; its seal covers these bytes."""
 
 
 def test_a_ticket_looks_as_it_always_did_in_this_version() -> None:
@@ -65,12 +65,12 @@ def test_a_ticket_looks_as_it_always_did_in_this_version() -> None:
 
 @pytest.mark.parametrize("field", ["remote_engine_id", "remote_request_id", "prompt_digest", "seal"])
 def test_half_a_surrogate_pair_in_a_ticket_is_refused(field: str) -> None:
-    """JSON can write it, and no message between workers can carry it."""
+    """JSON can write it, but no message between workers can carry it."""
     with pytest.raises(RequestError, match="not a character"):
         ticket_of(json.loads(json.dumps(changed(**{field: "\ud800"}))))
 
 
-def test_field_names_are_those_that_gateways_know() -> None:
+def test_a_ticket_has_the_field_names_that_gateways_know() -> None:
     known = ("do_remote_prefill", "do_remote_decode", "remote_engine_id", "remote_request_id", "remote_host")
     assert {*known, "remote_port", "remote_block_ids", "tp_size"} <= params_of(TICKET).keys()
 
@@ -93,7 +93,7 @@ def test_the_address_names_the_start_of_the_worker() -> None:
         {"lease_slot": 4},
     ],
 )
-def test_whatever_says_what_the_blocks_hold_is_in_its_digest(change: dict[str, object]) -> None:
+def test_the_digest_covers_every_field_that_tells_what_the_blocks_hold(change: dict[str, object]) -> None:
     assert msgspec.structs.replace(TICKET, **change).digest != TICKET.digest
 
 
@@ -103,7 +103,7 @@ def test_the_digest_fits_an_entry_of_the_proof_and_survives_the_wire() -> None:
 
 
 @pytest.mark.parametrize("params", [[], [None], [[]], [{}], "ticket", 7, None, True])
-def test_what_is_no_ticket_is_refused(params: object) -> None:
+def test_params_without_a_ticket_are_refused(params: object) -> None:
     with pytest.raises(RequestError) as refused:
         ticket_of(params)
     assert refused.value.param == "kv_transfer_params"
@@ -132,7 +132,7 @@ def test_what_is_no_ticket_is_refused(params: object) -> None:
         ({"lease": 1}, "lease"),
     ],
 )
-def test_a_ticket_that_cannot_be_is_refused_by_name(fields: dict[str, object], named: str) -> None:
+def test_a_wrong_field_of_a_ticket_is_refused_by_name(fields: dict[str, object], named: str) -> None:
     with pytest.raises(RequestError, match=named) as refused:
         ticket_of(changed(**fields))
     assert refused.value.param == "kv_transfer_params"
@@ -144,7 +144,7 @@ def test_a_ticket_of_another_server_is_refused_with_the_version_understood_here(
         ticket_of(theirs)
 
 
-def test_a_prompt_digest_tells_prompts_apart() -> None:
+def test_different_prompts_have_different_digests() -> None:
     digests = [prompt_digest(tokens) for tokens in ([1, 2], [2, 1], [1, 2, 0], [0x201], [])]
     assert len(set(digests)) == len(digests)
     assert prompt_digest((1, 2)) == digests[0]
@@ -170,11 +170,11 @@ def test_a_ticket_that_points_elsewhere_is_not_believed(change: dict[str, object
 
 @pytest.mark.parametrize("seal", ["é", "", "\x00", "日本"], ids=ascii)
 def test_a_seal_that_no_worker_writes_is_not_believed(seal: str) -> None:
-    """`hmac.compare_digest` raises for texts that are not ASCII, and nothing caught it: the engine process ended."""
+    """The bug: `hmac.compare_digest` raises for texts that are not ASCII; nothing caught it, and the engine ended."""
     assert not OURS.believes(msgspec.structs.replace(TICKET, seal=seal))
 
 
-def test_without_a_key_nothing_is_sealed_and_everything_believed() -> None:
+def test_without_a_key_nothing_is_sealed_and_everything_is_believed() -> None:
     assert NONE.sealed(TICKET) == TICKET
     assert NONE.believes(TICKET)
     assert NONE.believes(OURS.sealed(TICKET))

@@ -1,4 +1,4 @@
-"""Runs say the same as the pairs they are made of, in as few pieces as can be."""
+"""Runs stand for the same blocks as the pairs they are made from, in as few pieces as possible."""
 
 import msgspec
 import pytest
@@ -68,7 +68,7 @@ def test_an_entry_of_the_proof_has_eight_bytes() -> None:
     assert entry_spans(0, [(2, 3)]).tolist() == [[16, 24]]
 
 
-def test_addresses_of_the_upper_half_stay_what_they_are() -> None:
+def test_addresses_above_two_to_the_63_stay_what_they_are() -> None:
     high = 2**64 - 4096
     memory = msgspec.structs.replace(MEMORY, regions=(high,), proof=high)
     assert block_spans(memory, [(7, 1)]).tolist() == [[high + 700, 100]]

@@ -1,4 +1,4 @@
-"""What every transport keeps: memory of one process, NIXL over shared memory, NIXL over TCP."""
+"""The rules that every transport keeps: the one inside a process, NIXL over shared memory, NIXL over TCP."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import BlockRun, ReadState
-from tests.transfer.local import LocalNetwork
-from tests.transfer.memory import KVMemory, Side, attend_until, failing, finish, read_proof
+from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, Side, attend_until, failing, finish, read_proof
 
 pytestmark = pytest.mark.slow
 
@@ -21,27 +19,13 @@ NUM_BLOCKS = 24
 starts = itertools.count()
 
 
-def local() -> Callable[[KVMemory], Side]:
-    network = LocalNetwork()
-    return lambda kv: Side(network.join(f"local-{next(starts)}", kv.memory), kv)
-
-
-def shared_memory() -> Callable[[KVMemory], Side]:
-    return lambda kv: Side(NixlTransport(f"shm-{next(starts)}", kv.memory, ucx=LOOPBACK), kv)
-
-
-def tcp() -> Callable[[KVMemory], Side]:
-    return lambda kv: Side(NixlTransport(f"tcp-{next(starts)}", kv.memory, ucx=LOOPBACK | {"TLS": "tcp"}), kv)
-
-
-@pytest.fixture(scope="module", params=[local, shared_memory, tcp])
+@pytest.fixture(scope="module", params=EVERY_TRANSPORT)
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[[KVMemory], Side]]:
-    """Starts a worker."""
-    make: Callable[[KVMemory], Side] = request.param()
-    sides: list[Side] = []
+    """A function that starts a worker."""
+    make, sides = EVERY_TRANSPORT[request.param](), list[Side]()
 
     def start_one(kv: KVMemory) -> Side:
-        sides.append(make(kv))
+        sides.append(Side(make(f"contract-{next(starts)}", kv.memory), kv))
         return sides[-1]
 
     yield start_one
@@ -67,7 +51,7 @@ def pair(start: Callable[[KVMemory], Side]) -> Pair:
 
 @st.composite
 def block_pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """(remote, local) blocks, each at most once, often neighbours."""
+    """Draws (remote, local) blocks, each at most once and often neighbours."""
     count = draw(st.integers(1, NUM_BLOCKS))
     numbers = st.permutations(range(NUM_BLOCKS))
     remote = draw(st.one_of(st.just(list(range(NUM_BLOCKS))), numbers))
@@ -135,7 +119,7 @@ def test_several_proofs_are_read_at_once(pair: Pair) -> None:
     assert [values for _, values in reads] == [[generation] for generation in proof.generations([2, 1, 0])]
 
 
-def test_a_proof_shows_what_is_so_when_it_is_read(pair: Pair) -> None:
+def test_a_proof_is_read_as_it_is_at_that_moment(pair: Pair) -> None:
     before = read_proof(pair.reader, pair.owner_name, [5], pair.reader, pair.owner)
     pair.owner.kv.proof.raise_generations([5])
     assert read_proof(pair.reader, pair.owner_name, [5], pair.reader, pair.owner) == [before[0] + 1]
@@ -187,7 +171,7 @@ def test_entries_that_do_not_exist_are_refused(pair: Pair, entries: list[int]) -
 
 
 @pytest.mark.parametrize("description", [b"", b"garbage", b"\xff\x00" * 100])
-def test_a_description_that_is_none_is_refused(pair: Pair, description: bytes) -> None:
+def test_a_description_that_is_not_valid_is_refused(pair: Pair, description: bytes) -> None:
     with failing(FailureKind.REFUSED):
         pair.reader.transport.connect(description, pair.owner.kv.memory)
 
@@ -252,7 +236,7 @@ def test_a_closed_transport_does_nothing_more(start: Callable[[KVMemory], Side])
     read = reader.read(name, [(0, 0)])
     reader.transport.close()
     reader.transport.close()
-    assert read.poll() is not ReadState.RUNNING, "with the transport goes all that could write"
+    assert read.poll() is not ReadState.RUNNING, "nothing may write once the transport is closed"
     read.close()
     reader.transport.notify(name, b"lost")
     for act in (lambda: reader.meet(owner), lambda: reader.read(name, [(0, 0)]), reader.attend):

@@ -1,4 +1,4 @@
-"""A worker of a test: a transfer thread, and the ticket of a trunk it holds."""
+"""A worker for tests: a transfer thread, and the ticket of a trunk that it holds."""
 
 import select
 import socket
@@ -21,15 +21,15 @@ LEASE_SLOT = 2
 NOWHERE = TransferAddress("p", "127.0.0.1", 1)
 
 
-class NewsStand:
-    """News of a thread one by one."""
+class NewsQueue:
+    """Gives out the news of a thread one by one."""
 
     def __init__(self, thread: TransferThread) -> None:
         self._thread = thread
         self._kept: list[News] = []
 
     def next(self) -> News:
-        """Waits for it."""
+        """Waits for the next news, and returns it."""
         if not self._kept:
             readable, _, _ = select.select([self._thread.fileno()], [], [], PATIENCE_S)
             assert readable, "no news"
@@ -41,10 +41,10 @@ class Worker:
     def __init__(self, thread: TransferThread, transport: ScriptedTransport) -> None:
         self.thread = thread
         self.transport = transport
-        self.news = NewsStand(thread).next
+        self.news = NewsQueue(thread).next
 
     def ticket(self, blocks: tuple[int, ...] = (3, 4, 7), *, lease_s: float = 60.0) -> Ticket:
-        """Of a trunk in these blocks, under a lease that the proof shows."""
+        """Returns the ticket of a trunk in these blocks, under a lease that the proof shows."""
         ticket = ticket_at(self.thread.address, blocks, lease_s=lease_s)
         self.transport.shows[NUM_BLOCKS + LEASE_SLOT] = ticket.digest
         for block in blocks:
@@ -53,7 +53,7 @@ class Worker:
 
 
 def ticket_at(address: TransferAddress, blocks: Sequence[int] = (3, 4, 7), **changes: object) -> Ticket:
-    """`changes` are fields of the ticket."""
+    """Returns a ticket; `changes` are fields of it."""
     ticket = Ticket(
         remote_engine_id=address.engine_id,
         remote_request_id="group",
@@ -73,14 +73,14 @@ def ticket_at(address: TransferAddress, blocks: Sequence[int] = (3, 4, 7), **cha
 def granted(
     leases: LeaseTable, proof: Proof, blocks: Sequence[int] = (1,), *, now_s: float = 0.0, **changes: object
 ) -> Lease:
-    """A new lease of the worker that has this proof."""
+    """Returns a new lease of the worker that has this proof."""
     generations, slot = proof.generations(blocks), proof.take_slot()
     ticket = ticket_at(NOWHERE, blocks, generations=generations, lease_id=new_lease_id(), lease_slot=slot, **changes)
     return leases.grant(ticket, now_s=now_s)
 
 
 def order(ticket: Ticket, number: int = 1) -> PullOrder:
-    """Of all blocks of the ticket, into local blocks 0, 1, ..."""
+    """Returns the order to pull all blocks of the ticket into local blocks 0, 1, ..."""
     pairs = zip(ticket.remote_block_ids, ticket.generations, strict=True)
     return PullOrder(
         number, ticket, tuple((r, g, local) for local, (r, g) in enumerate(pairs)), label=f"group {number}"
@@ -88,14 +88,14 @@ def order(ticket: Ticket, number: int = 1) -> PullOrder:
 
 
 def ending(news: News) -> tuple[FailureKind, bool]:
-    """Why a pull has failed, and whether nothing of it may write any more."""
+    """Returns why a pull has failed, and True if it can no longer write anything."""
     assert isinstance(news, PullFailed), news
     return news.kind, news.settled
 
 
 @contextmanager
 def dead_port() -> Iterator[int]:
-    """A port that nobody listens at and nobody else takes."""
+    """Holds a port at which nobody listens and which nobody else can take."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What is made once a test run: tiny models on disk, what transformers says of them."""
+"""Fixtures that are made once a test run: tiny models on disk, and the answers of transformers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ MakePair = Callable[..., "Pair"]
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of a tiny model by family."""
+    """Returns the folder of a family's tiny model."""
     made: dict[str, Path] = {}
 
     def folder(family: str) -> Path:
@@ -31,15 +31,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama that can write what grammars demand."""
+    from tests.engines.native.grammars import speaking_model  # needs llguidance, which tests on a GPU do without
+
+    return speaking_model(tmp_path_factory.mktemp("speaking"))
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """A test that asks for it runs on the CPU and on a GPU."""
+    """Makes a test run on the CPU, and on a GPU where there is one."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def reference(tiny: Callable[[str], Path]) -> Callable[[str], Reference]:
-    """`transformers` over the same weights."""
+    """Returns `transformers` over the weights of a family's tiny model."""
     made: dict[str, Reference] = {}
 
     def get(family: str) -> Reference:
@@ -52,7 +60,7 @@ def reference(tiny: Callable[[str], Path]) -> Callable[[str], Reference]:
 
 @pytest.fixture(scope="session")
 def expected(reference: Callable[[str], Reference]) -> Expected:
-    """What `transformers.generate` writes in so many tokens after the prompt of a length, by family; computed once."""
+    """Returns the GREEDY_TOKENS tokens that `transformers.generate` writes after a prompt, by family and length."""
     known: dict[tuple[str, int], list[int]] = {}
 
     def get(family: str, length: int) -> list[int]:
@@ -65,7 +73,7 @@ def expected(reference: Callable[[str], Reference]) -> Expected:
 
 @pytest.fixture
 def make_pair(tiny: Callable[[str], Path]) -> "Iterator[MakePair]":
-    """Makes a pair, which holds nothing when the test ends."""
+    """Makes pairs, and checks that they hold nothing when the test ends."""
     from tests.engines.native.pair import Pair  # needs ZeroMQ, which tests on a GPU do without
 
     made: list[Pair] = []

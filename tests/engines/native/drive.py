@@ -1,4 +1,4 @@
-"""Drives an engine core in a test: builds one, submits, steps to the end, checks every invariant after each step."""
+"""Drives an engine core in a test: builds it, submits groups, steps to the end, checks invariants after each step."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from tests.tiny_models import KV_NUMBERS_PER_TOKEN, VOCAB_SIZE
 def make_core(
     folder: Path, *, blocks: int = 512, budget: int = 512, dtype: str = "float32", **changes: object
 ) -> EngineCore:
-    """A core over a tiny model with exactly `blocks` blocks of 8 tokens and `budget` tokens a step."""
+    """Builds a core over a tiny model with exactly `blocks` blocks of 8 tokens and `budget` tokens a step."""
     kv_cache_gb = gb_of(blocks, 4 if dtype == "float32" else 2)
     return build_core(
         engine_config(folder, dtype=dtype, kv_cache_gb=kv_cache_gb, max_num_batched_tokens=budget, **changes)
@@ -33,12 +33,12 @@ def make_core(
 
 
 def gb_of(blocks: int, itemsize: int = 4) -> float:
-    """Memory for so many blocks of a tiny model's KV, whose numbers take `itemsize` bytes each."""
+    """Returns the GB that hold so many blocks of a tiny model's KV, whose numbers take `itemsize` bytes each."""
     return blocks * BLOCK_SIZE * KV_NUMBERS_PER_TOKEN * itemsize / 2**30
 
 
 def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
-    """Random tokens, none of them special."""
+    """Returns random tokens, none of them special."""
     rng = random.Random(seed)
     return tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(length))
 
@@ -53,7 +53,7 @@ def group(
     cache_salt: str = "",
     **sampling: object,
 ) -> GenerateRequest:
-    """A request for 20 tokens a choice that ignores end-of-sequence, unless `sampling` says otherwise."""
+    """Returns a request for 20 tokens a choice that ignores end-of-sequence, unless `sampling` says otherwise."""
     fields: dict[str, object] = {"ignore_eos": True, "max_tokens": 20, **sampling}
     return GenerateRequest(
         request_id=RequestId(name),
@@ -66,7 +66,7 @@ def group(
 
 @dataclass
 class Outcome:
-    """All that a group brought."""
+    """Everything that a group brought."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -93,12 +93,12 @@ def run(core: EngineCore, requests: Iterable[GenerateRequest], *, stagger: int =
 
 
 def take_step(core: EngineCore, outcomes: dict[str, Outcome]) -> None:
-    """One step, its deltas put where they belong."""
+    """Takes one step, and adds its deltas to the outcomes."""
     result = core.step()
     core.check()
     for delta in result.deltas:
         outcome = outcomes[delta.request_id]
-        assert (delta.prompt is not None) == (outcome.prompt is None), "the prompt report stands on the first delta"
+        assert (delta.prompt is not None) == (outcome.prompt is None), "only the first delta has a prompt report"
         outcome.prompt = outcome.prompt or delta.prompt
         for choice in delta.choices:
             assert choice.index not in outcome.finish, f"choice {choice.index} went on after its end"

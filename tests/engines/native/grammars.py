@@ -1,4 +1,4 @@
-"""Grammars for tests, and tiny models whose tokenizer can write what they ask for."""
+"""Grammars for tests, and tiny models whose tokenizer can write what the grammars demand."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.tiny_tokenizer import build_tiny_tokenizer, save_tiny_tokenizer
 
 EOS_IDS = (2,)
-"""Of tiny models."""
+"""Ends of sequence of tiny models."""
 STOP = Finish(FinishReason.STOP)
 
 PERSON = Grammar(
@@ -35,7 +35,7 @@ WORD = Grammar(GrammarKind.CHOICE, '["yes", "no", "hello"]')
 
 
 def speaking_model(folder: Path, family: str = "llama", *, eos_token_id: object = EOS_IDS[0]) -> Path:
-    """A tiny model with a tokenizer; its ends of sequence as `config.json` writes them."""
+    """Saves a tiny model with a tokenizer, and its ends of sequence in `config.json`."""
     save_tiny_model(family, folder)
     save_tiny_tokenizer(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -68,7 +68,7 @@ def token_of(letter: str) -> int:
 
 
 def person(name: str, prompt: tuple[int, ...], **changes: object) -> GenerateRequest:
-    """A request for one person a choice."""
+    """Returns a request whose choices each describe a person."""
     return group(name, prompt, **{"grammar": PERSON, "max_tokens": 120, "ignore_eos": False, **changes})  # type: ignore[arg-type]
 
 

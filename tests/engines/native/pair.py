@@ -1,4 +1,4 @@
-"""A prefill core and a decode core in one process, with transfers that happen when the test says so."""
+"""A prefill core and a decode core in one process, with transfers that the test controls."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ from tests.tiny_engine import engine_config
 
 
 class CountingRunner:
-    """A runner that counts how often it was waited for."""
+    """A runner that counts how often `settle` was called."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.settled = 0
@@ -36,7 +36,7 @@ class CountingRunner:
 
 
 class ScriptedTransfers(TransferThread):
-    """Has no thread: it keeps orders until the test lets them land, fail or settle. Copies real memory."""
+    """Transfers without a thread: orders wait until the test lets them land, fail or settle. They copy real memory."""
 
     def __init__(self, name: str, memory: Memory) -> None:
         self.address = TransferAddress(name, "nowhere", 1)
@@ -82,7 +82,7 @@ class ScriptedTransfers(TransferThread):
     def close(self) -> None: ...
 
     def copy(self, number: int) -> int:
-        """Moves the bytes of an order; how many."""
+        """Copies the bytes of an order, and returns their number."""
         order = self.orders[number]
         peer = self.peers[order.ticket.remote_engine_id].memory
         size = self.memory.region_block_bytes
@@ -103,7 +103,7 @@ class ScriptedTransfers(TransferThread):
             del self.orders[number]
 
     def settle(self, number: int) -> None:
-        """The transfer of a pull that nobody wants any more ends after all: late, and with its bytes."""
+        """Ends a pull that nobody wants any more: its bytes land late."""
         self.copy(number)
         del self.orders[number]
         self.later.append(orders.PullSettled(number))
@@ -113,7 +113,7 @@ class ScriptedTransfers(TransferThread):
 
 
 class Pair:
-    """P and D over the same tiny model; D knows P."""
+    """A prefill core P and a decode core D over the same tiny model; D knows P."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Pair:
         return core, transfers
 
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """The ticket for a request's prompt."""
+        """Lets P compute a request's prompt, and returns the ticket."""
         self.p.prefill(request, readers=readers)
         return self.step_p_until(lambda tickets: request.request_id in tickets)[request.request_id]
 
@@ -186,13 +186,13 @@ class Pair:
         raise AssertionError("no end in sight")
 
     def hand_over(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """P prefills, D is given the ticket, which is returned."""
+        """Lets P prefill, gives the ticket to D, and returns it."""
         ticket = self.prefill(request, readers=readers)
         self.submit(with_ticket(request, ticket))
         return ticket
 
     def check_same(self, *requests: GenerateRequest) -> None:
-        """D has said what one core says to these requests by itself."""
+        """Checks that D has answered these requests as a single core does."""
         assert tokens(self.outcomes, [request.request_id for request in requests]) == alone(self.folder, *requests)
 
     def settle_p(self) -> None:
@@ -200,7 +200,7 @@ class Pair:
         self.p.check()
 
     def check_empty(self) -> None:
-        """Nothing is held on either side."""
+        """Checks that neither core holds anything."""
         self.settle_p()
         for core in (self.p, self.d):
             core.check()
@@ -220,7 +220,7 @@ def tokens(outcomes: dict[str, Outcome], names: Iterable[str]) -> dict[str, dict
 
 
 def alone(folder: Path, *requests: GenerateRequest, dtype: str = "float32") -> dict[str, dict[int, list[int]]]:
-    """What one core says to these requests."""
+    """Returns the answers of a single core to these requests."""
     fresh = [msgspec.structs.replace(request, ticket=None) for request in requests]
     outcomes = run(make_core(folder, dtype=dtype), fresh)
     return {name: outcome.tokens for name, outcome in outcomes.items()}

@@ -1,8 +1,8 @@
-"""An engine on paper: the real scheduler, inputs and commit over a memory that keeps hashes in place of KV.
+"""An engine on paper: the real scheduler, inputs and commit over a memory that keeps hashes instead of KV.
 
-The entry of a position is a hash over all entries that attention reads for it, its token and its position, as KV is in
-any layer but the first. So one wrong, stale or missing read anywhere changes every token that follows, and since the
-next token is a hash too, `answer` knows beforehand what a choice must write, whatever happens to it on the way.
+The entry of a position is a hash over its token, its position and all entries that attention reads for it, as KV is in
+every layer after the first. So one wrong, stale or missing read changes every later token. As the next token is a hash
+too, `answer` knows beforehand what a choice must write, whatever happens to it on the way.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ NO_EOS = frozenset[int]()
 
 
 class RequestFields(TypedDict, total=False):
-    """What most tests leave as it is."""
+    """Fields that most tests leave at their defaults."""
 
     sampling: SamplingParams
     cache_salt: str
@@ -45,7 +45,7 @@ def request(
     starts: SequenceOf[ChoiceStart] | None = None,
     **fields: Unpack[RequestFields],
 ) -> GenerateRequest:
-    """A group; `starts` wins over `n`, where choice i has seed i, and `sampling` over `max_tokens`."""
+    """Returns a request. `starts` wins over `n` (choice i has seed i), and `sampling` over `max_tokens`."""
     return GenerateRequest(
         request_id=RequestId(name),
         prompt=tuple(prompt),
@@ -57,7 +57,7 @@ def request(
 
 
 def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
-    """A group that waits, one sequence a choice."""
+    """Returns a waiting group with one sequence for each choice."""
     group = Group(request, arrival, block_names(request.prompt, BLOCK_SIZE, salt=request.cache_salt))
     prompt = PromptTokens(request.prompt)
     group.sequences = [
@@ -77,12 +77,12 @@ def entry(seen: SequenceOf[int], token_id: int, position: int) -> int:
 
 
 def next_token(last_entry: int, seed: int) -> int:
-    """1000 and up, so that no token of a prompt is one by chance."""
+    """Returns a token of 1000 or more, so that it is not in a prompt by chance."""
     return 1000 + hash((last_entry, seed)) % 1_000_000
 
 
 def answer(prompt: SequenceOf[int], seed: int, count: int) -> list[int]:
-    """What a choice writes, by definition: no blocks, no steps."""
+    """Returns what a choice writes by definition, without blocks and steps."""
     entries: list[int] = []
     for position, token_id in enumerate(prompt):
         entries.append(entry(entries, token_id, position))
@@ -94,13 +94,13 @@ def answer(prompt: SequenceOf[int], seed: int, count: int) -> list[int]:
 
 
 def chunks(plan: StepPlan) -> tuple[list[tuple[str, int, int, int]], list[tuple[str, int, int]]]:
-    """Tails as (group, choice, begin, end), trunks as (group, begin, end)."""
+    """Returns tails as (group, choice, begin, end) and trunks as (group, begin, end)."""
     tails = [(str(c.sequence.group.request.request_id), c.sequence.rank, c.begin, c.end) for c in plan.tails]
     return tails, [(str(c.group.request.request_id), c.begin, c.end) for c in plan.trunks]
 
 
 def tables(group: Group) -> tuple[list[int], list[list[int]]]:
-    """Blocks of the trunk and of each tail."""
+    """Returns the blocks of the trunk and of each tail."""
     return group.blocks, [sequence.blocks for sequence in group.sequences]
 
 
@@ -127,7 +127,7 @@ class PaperMemory:
             self._entries[slot] = value
 
     def run(self, inputs: StepInputs) -> list[int]:
-        """The last entry behind each logits row."""
+        """Computes the entries of a step, and returns those that the logits rows are made from."""
         assert len(set(inputs.slots)) == len(inputs.slots), "two rows write to one slot"
         reads = _reads(inputs)
         entries: list[int] = []
@@ -141,7 +141,7 @@ class PaperMemory:
 
 
 def _reads(inputs: StepInputs) -> dict[int, list[tuple[Table, int]]]:
-    """For each row what it reads before itself, in order: (table, number of positions)."""
+    """Returns what each row reads before itself, in order: (table, number of positions)."""
     plan, reads = inputs.attention, defaultdict[int, list[tuple[Table, int]]](list)
     for prompt in plan.prompts:
         for row in range(prompt.begin, prompt.end):
@@ -162,7 +162,7 @@ def _reads(inputs: StepInputs) -> dict[int, list[tuple[Table, int]]]:
 
 
 class PaperEngine:
-    """Submit, step, abort and stop as the core does; what each choice wrote is in `wrote`."""
+    """Submits, steps, aborts and stops as the core does; `wrote` has the tokens of each choice."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class PaperEngine:
         self.wrote: dict[tuple[str, int], list[int]] = {}
         self.finish: dict[tuple[str, int], Finish] = {}
         self.deltas: list[GroupDelta] = []
-        """Of the last step."""
+        """The deltas of the last step."""
         self._arrivals = 0
 
     def submit(self, request: GenerateRequest) -> Group:
@@ -211,7 +211,7 @@ class PaperEngine:
         return group
 
     def serve(self, request: GenerateRequest) -> None:
-        """Submits a group, and runs all there are to their end."""
+        """Submits a group, and runs all groups to their end."""
         self.submit(request)
         self.run_to_end()
 
@@ -230,7 +230,7 @@ class PaperEngine:
         self.scheduler.check()
 
     def step(self, on_plan: Callable[[StepPlan], None] | None = None) -> StepPlan:
-        """`on_plan` sees the plan before it is run."""
+        """Takes one step, and returns its plan. `on_plan` sees the plan before it is run."""
         plan = self.scheduler.plan()
         self.scheduler.check()
         if on_plan is not None:
@@ -255,7 +255,7 @@ class PaperEngine:
         return plan
 
     def run_to_end(self, *, most_steps: int = 1000) -> int:
-        """Steps taken until no group is left."""
+        """Takes steps until no group is left, and returns their number."""
         steps = 0
         while self.groups:
             assert self.step(), f"nothing was scheduled, but {list(self.groups)} have not ended"
@@ -265,7 +265,7 @@ class PaperEngine:
         return steps
 
     def assert_wrote(self, name: str, prompt: SequenceOf[int], *, n: int, tokens: int) -> None:
-        """Each choice of a group has written exactly the answer it has by definition."""
+        """Checks that each choice of a group has written exactly its answer."""
         for index in range(n):
             assert self.wrote[name, index] == answer(prompt, index, tokens), f"choice {index} of {name}"
 

@@ -1,4 +1,4 @@
-"""Keeps what a core drew its tokens from, so that two runs are compared bit for bit."""
+"""Keeps the logits from which a core drew its tokens, so that two runs can be compared bit for bit."""
 
 import torch
 
@@ -9,11 +9,11 @@ from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import ModelRunner
 
 RowKey = tuple[int, int]
-"""(seed, position): where every choice of every group has a seed of its own, whatever its index."""
+"""(seed, position): for tests in which every choice of every group has its own seed."""
 
 
 class WrappedRunner:
-    """Passes everything on; what a test wants otherwise, it overrides."""
+    """A runner that passes everything on to another one. Tests override what they want to change."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -36,7 +36,7 @@ class WrappedRunner:
 
 
 class Recorder(WrappedRunner):
-    """Keeps every row of logits a token is drawn from."""
+    """A runner that keeps every row of logits from which a token is drawn."""
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
@@ -54,6 +54,6 @@ def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
 
 
 def recorded_over(parts: Parts) -> tuple[EngineCore, Recorder]:
-    """A core of its own over a model and memory that others may have used before."""
+    """Returns a new core over a model and memory that others may have used before."""
     recorder = Recorder(parts.runner)
     return EngineCore(parts.info, recorder, options=parts.options), recorder

@@ -1,4 +1,4 @@
-"""Answers in the prefix cache: only with the switch, with the right KV, and never at anybody's cost."""
+"""Answers enter the prefix cache only with the switch, with the right KV, and only into blocks that are free."""
 
 from motet.block_names import block_names
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
@@ -7,11 +7,11 @@ PROMPT = tuple(range(10))
 
 
 def conversation(prompt: tuple[int, ...], seed: int, tokens: int) -> tuple[int, ...]:
-    """The prompt of the next turn: prompt, answer, and something more."""
+    """Returns the prompt of the next turn: prompt, answer, and two tokens more."""
     return (*prompt, *answer(prompt, seed, tokens), 77, 78)
 
 
-def test_without_the_switch_an_answer_is_run_again() -> None:
+def test_without_the_switch_an_answer_is_computed_again() -> None:
     engine = PaperEngine(blocks=40)
     engine.serve(request("a", PROMPT, max_tokens=9))
     follower = engine.submit(request("b", conversation(PROMPT, 0, 9)))
@@ -32,7 +32,7 @@ def test_with_the_switch_the_next_turn_finds_the_answer() -> None:
     assert engine.wrote["b", 0] == answer(turn, 0, 8)
 
 
-def test_the_copied_entries_are_those_of_the_same_tokens_as_a_prompt() -> None:
+def test_a_kept_answer_has_the_kv_of_the_same_tokens_in_a_prompt() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
     engine.serve(request("a", PROMPT, n=3, max_tokens=9))
     for seed in range(3):
@@ -51,7 +51,7 @@ def test_siblings_share_the_blocks_of_the_prompt_and_nothing_else() -> None:
     assert engine.pool.num_idle == 2 + 3 * 2  # the block that holds prompt and answer tokens is each choice's own
 
 
-def test_an_answer_that_fills_no_block_takes_none() -> None:
+def test_an_answer_that_does_not_fill_a_block_takes_none() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
     engine.serve(request("a", PROMPT, max_tokens=2))  # 11 computed
     assert engine.pool.num_idle == 2
@@ -66,7 +66,7 @@ def test_the_same_answer_is_kept_once() -> None:
     assert engine.pool.num_idle == 4
 
 
-def test_answers_keep_to_their_salt() -> None:
+def test_an_answer_is_found_only_with_its_salt() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
     engine.serve(request("a", PROMPT, max_tokens=9, cache_salt="mine"))
     turn = conversation(PROMPT, 0, 9)

@@ -1,4 +1,4 @@
-"""What followers of a real engine know, against what its prefix cache finds."""
+"""Followers of a real engine know exactly the blocks that its prefix cache finds."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from tests.tiny_engine import BLOCK_SIZE, engine_config
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-class Known:
+class Follower:
     def __init__(self) -> None:
         self.names: set[bytes] = set()
         self.changed = asyncio.Event()
@@ -30,12 +30,12 @@ class Known:
         self.changed.set()
 
     def cached_tokens(self, request: GenerateRequest) -> int:
-        """As a router finds it out."""
+        """Returns the number of cached tokens as a router computes it."""
         names = block_names(request.prompt[:-1], BLOCK_SIZE, salt=request.cache_salt)
         unknown = next((i for i, name in enumerate(names) if name not in self.names), len(names))
         return unknown * BLOCK_SIZE
 
-    async def until_as(self, other: "Known") -> None:
+    async def until_as(self, other: "Follower") -> None:
         while self.names != other.names:
             await self.changed_again()
 
@@ -45,7 +45,7 @@ class Known:
 
 
 async def serve(engine: NativeEngine, request: GenerateRequest) -> int:
-    """How many of its prompt tokens the engine found."""
+    """Runs a request, and returns how many of its prompt tokens were cached."""
     found = [delta.prompt.cached_tokens async for delta in engine.generate(request) if delta.prompt]
     return found[0]
 
@@ -53,13 +53,13 @@ async def serve(engine: NativeEngine, request: GenerateRequest) -> int:
 async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(
     tiny: Callable[[str], Path], forking: ForkingProcess
 ) -> None:
-    """In 40 blocks, prompts of 5 to 12 blocks push each other out."""
+    """Prompts of 5 to 12 blocks evict each other from 40 blocks."""
     config = engine_config(tiny("llama"), kv_cache_gb=gb_of(40), max_model_len=200)
     engine = await NativeEngine.start(config, spawn=forking.spawn)
     publisher = BlockPublisher(PublisherOptions(block_size=BLOCK_SIZE, messages_kept=5))
-    early, late, told = Known(), Known(), Known()
+    early, late, direct = Follower(), Follower(), Follower()
     engine.listen_to_blocks(publisher.publish)
-    engine.listen_to_blocks(told)
+    engine.listen_to_blocks(direct)
     source = BlockSource.ours(publisher.endpoint)
     tasks = [asyncio.create_task(follow_blocks(source, early))]
     shared = prompt_of(3 * BLOCK_SIZE)
@@ -70,12 +70,12 @@ async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(
     try:
         for request in requests:
             await serve(engine, request)
-        await early.until_as(told)
+        await early.until_as(direct)
         assert 0 < sum(early.cached_tokens(request) > 3 * BLOCK_SIZE for request in requests) < len(requests)
         tasks.append(asyncio.create_task(follow_blocks(source, late)))
-        await late.until_as(told)
+        await late.until_as(direct)
         for number, request in enumerate(reversed(requests)):
-            await late.until_as(told)
+            await late.until_as(direct)
             known = late.cached_tokens(request)
             again = group(f"again{number}", request.prompt, cache_salt=request.cache_salt, max_tokens=1)
             assert await serve(engine, again) == known
@@ -83,9 +83,9 @@ async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(
             engine.listen_to_blocks(late)
     finally:
         await engine.close()
-    for known_to in (early, late):
-        while known_to.names:  # an engine that ended has no blocks
-            await known_to.changed_again()
+    for follower in (early, late):
+        while follower.names:  # an engine that ended has no blocks
+            await follower.changed_again()
     for task in tasks:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,5 @@
-"""What cannot be built ends with the error that says why; the blocks that fit into a given memory; who may reach it."""
+"""An engine that cannot be built ends with an error that says why; KV memory is counted in blocks; and an engine warns
+if others can reach it without a key."""
 
 import json
 import logging
@@ -23,46 +24,44 @@ Tiny = Callable[[str], Path]
 
 
 def with_config(source: Path, folder: Path, **changes: object) -> Path:
-    """A folder with the config of `source`, changed; no weights."""
+    """Writes a folder with the changed config of `source` and no weights."""
     config = json.loads((source / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps(config | changes))
     return folder
 
 
 @pytest.mark.parametrize("changes", [{"num_attention_heads": 7}, {"hidden_size": "wide"}, {"vocab_size": None}])
-def test_sizes_that_make_no_model_are_a_broken_config(tiny: Tiny, tmp_path: Path, changes: dict[str, object]) -> None:
+def test_impossible_sizes_are_a_broken_config(tiny: Tiny, tmp_path: Path, changes: dict[str, object]) -> None:
     folder = with_config(tiny("llama"), tmp_path, **changes)
     with pytest.raises(ModelLoadError, match="cannot read the model config"):
         build_parts(engine_config(folder))
 
 
-def test_an_architecture_unknown_to_transformers_too_is_answered_with_the_known_ones(
-    tiny: Tiny, tmp_path: Path
-) -> None:
+def test_the_error_for_an_unknown_architecture_lists_the_supported_ones(tiny: Tiny, tmp_path: Path) -> None:
     folder = with_config(tiny("llama"), tmp_path, model_type="novel", architectures=["NovelForCausalLM"])
     with pytest.raises(UnsupportedModelError, match=r"NovelForCausalLM; supported are .*LlamaForCausalLM"):
         build_parts(engine_config(folder))
 
 
-def test_a_cache_larger_than_the_machine_names_its_flag(tiny: Tiny) -> None:
+def test_the_error_for_a_cache_larger_than_the_machine_names_the_flag(tiny: Tiny) -> None:
     with pytest.raises(KVMemoryError, match="--kv-cache-gb"):
         build_parts(engine_config(tiny("llama"), kv_cache_gb=1e6))
 
 
-def test_an_unknown_scaling_of_positions_is_not_taken_for_a_known_one(tiny: Tiny, tmp_path: Path) -> None:
+def test_an_unknown_scaling_of_positions_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(UnsupportedModelError, match="dynamic"):
         build_parts(engine_config(with_config(tiny("llama"), tmp_path, rope_parameters=rope)))
 
 
-def test_weights_that_are_none_are_a_broken_model(tmp_path: Path) -> None:
+def test_a_file_without_weights_is_a_broken_model(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path)
     (folder / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelLoadError, match="cannot load the model"):
         build_parts(engine_config(folder))
 
 
-def test_a_weight_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
+def test_a_missing_weight_is_an_error(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path)
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.down_proj.weight"]
@@ -87,24 +86,24 @@ def test_one_block_more_than_the_longest_sequence_is_enough_and_one_less_is_not(
         num_blocks_for(7 / 1024, MB, max_model_len=100, block_size=16)
 
 
-def test_the_error_says_what_would_fit_and_that_fits() -> None:
+def test_the_error_says_which_length_would_fit_and_that_length_fits() -> None:
     with pytest.raises(KVMemoryError, match=r"hold 7 blocks.*needs 8.*--max-model-len to 96 or less"):
         num_blocks_for(7 / 1024, MB, max_model_len=100, block_size=16)
     assert num_blocks_for(7 / 1024, MB, max_model_len=96, block_size=16) == 7
 
 
-def test_no_memory_at_all_is_said_as_such() -> None:
+def test_the_error_for_no_memory_says_that_there_are_0_blocks() -> None:
     with pytest.raises(KVMemoryError, match="hold 0 blocks"):
         num_blocks_for(0.0, MB, max_model_len=100, block_size=16)
 
 
-def test_a_part_of_a_gpu_is_filled_with_what_the_weights_leave() -> None:
+def test_the_kv_cache_gets_the_part_of_a_gpu_that_the_weights_leave() -> None:
     total = 80 * 2**30
     assert kv_cache_gb_for(0.9, total_bytes=total, free_bytes=total - 16 * 2**30) == pytest.approx(72 - 16)
     assert kv_cache_gb_for(1.0, total_bytes=total, free_bytes=total) == 80
 
 
-def test_a_gpu_that_is_full_already_is_said_as_such() -> None:
+def test_the_error_for_a_full_gpu_says_how_much_is_taken() -> None:
     with pytest.raises(KVMemoryError, match=r"0\.9 of 80\.0 GB leaves no room .* 75\.0 GB are taken"):
         kv_cache_gb_for(0.9, total_bytes=80 * 2**30, free_bytes=5 * 2**30)
 
@@ -117,17 +116,17 @@ def test_every_split_of_the_longest_sequence_into_prompt_and_tail_fits(prompt: i
 
 
 ELSEWHERE = "203.0.113.9"
-"""An address of documentation (RFC 5737): no machine has it."""
+"""An address that RFC 5737 reserves for documentation, so no machine has it."""
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_is_what_only_this_machine_reaches(host: str) -> None:
+def test_loopback_addresses_are_recognised(host: str) -> None:
     assert is_loopback(host)
     assert not is_loopback(ELSEWHERE)
 
 
 @pytest.mark.parametrize(("cluster_key", "warnings"), [("", 1), ("ours", 0)])
-def test_a_worker_that_others_reach_without_a_cluster_key_says_what_that_means(
+def test_a_worker_that_others_can_reach_without_a_cluster_key_logs_a_warning(
     cluster_key: str, warnings: int, tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = engine_config(

@@ -1,4 +1,4 @@
-"""What a step leaves behind: counts, deltas, ends; which token ends a choice, and how."""
+"""A step commits counts, deltas and ends, and finds the tokens that end a choice."""
 
 from motet.engines.native.sample.sampler import Sampled
 from motet.engines.native.step.commit import DrawnToken
@@ -9,7 +9,7 @@ PROMPT = tuple(range(10))
 LENGTH = Finish(FinishReason.LENGTH)
 
 
-def test_one_delta_a_group_and_step_with_all_its_choices() -> None:
+def test_a_step_makes_one_delta_for_each_group_with_all_its_choices() -> None:
     engine = PaperEngine(blocks=20)
     engine.submit(request("a", PROMPT, n=2))
     engine.submit(request("b", PROMPT[:3]))
@@ -25,7 +25,7 @@ def test_one_delta_a_group_and_step_with_all_its_choices() -> None:
     ]
 
 
-def test_the_prompt_report_comes_once_and_tells_the_cached_tokens() -> None:
+def test_the_prompt_report_comes_once_with_the_number_of_cached_tokens() -> None:
     engine = PaperEngine(blocks=20)
     engine.serve(request("a", PROMPT))
     engine.submit(request("b", PROMPT, max_tokens=3))
@@ -48,7 +48,7 @@ def test_a_greedy_group_is_computed_once_and_answered_for_every_choice() -> None
     assert engine.counters.generated_tokens == 6
 
 
-def test_a_choice_that_ends_frees_its_blocks_in_that_step() -> None:
+def test_a_choice_that_ends_frees_its_blocks_in_the_same_step() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=2, max_tokens=1))
     engine.step()
@@ -57,7 +57,7 @@ def test_a_choice_that_ends_frees_its_blocks_in_that_step() -> None:
     assert group.sequences == []
 
 
-def test_choices_end_apart_at_their_own_tokens() -> None:
+def test_each_choice_ends_at_its_own_token() -> None:
     stop = answer(PROMPT, 1, 3)[2]
     engine = PaperEngine(blocks=20, eos=frozenset({stop}))
     engine.serve(request("a", PROMPT, n=2, max_tokens=5))
@@ -73,7 +73,7 @@ def test_the_models_length_ends_a_choice() -> None:
     assert engine.finish["a", 0] == LENGTH
 
 
-def test_the_drawn_tokens_logprob_goes_with_it() -> None:
+def test_a_drawn_token_is_sent_with_its_log_probability() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=2, sampling=SamplingParams(max_tokens=3, logprobs=0)))
     engine.step()
@@ -83,7 +83,7 @@ def test_the_drawn_tokens_logprob_goes_with_it() -> None:
     assert delta.choices == (ChoiceDelta(0, (5,), (one,)), ChoiceDelta(1, (6,), None))
 
 
-def test_the_counters_tell_what_was_done() -> None:
+def test_counters_count_the_work_that_was_done() -> None:
     engine = PaperEngine(blocks=20, budget=6)
     engine.serve(request("a", PROMPT, n=3, max_tokens=3))
     counters = engine.counters
@@ -107,30 +107,22 @@ def finish(token_id: int, sampling: SamplingParams = SAMPLING, *, written: int =
     return PaperEngine(blocks=1, eos=frozenset({EOS}), max_model_len=100).commit.finish_of(sequence)
 
 
-def test_an_ordinary_token_ends_nothing() -> None:
-    assert finish(OTHER) is None
+def test_end_of_sequence_and_a_stop_token_end_a_choice_and_only_the_latter_is_named() -> None:
+    assert [finish(token) for token in (OTHER, EOS, STOP_TOKEN)] == [None, Finish(FinishReason.STOP), AT_STOP_TOKEN]
 
 
-def test_end_of_sequence_stops_without_naming_a_token() -> None:
-    assert finish(EOS) == Finish(FinishReason.STOP)
-
-
-def test_a_stop_token_is_named() -> None:
-    assert finish(STOP_TOKEN) == AT_STOP_TOKEN
-
-
-def test_end_of_sequence_may_be_ignored_but_a_stop_token_not() -> None:
+def test_end_of_sequence_can_be_ignored_but_a_stop_token_cannot() -> None:
     ignoring = SamplingParams(max_tokens=10, stop_token_ids=(STOP_TOKEN, EOS), ignore_eos=True)
     assert finish(OTHER, ignoring) is None
     assert finish(EOS, ignoring) == Finish(FinishReason.STOP, EOS)
     assert finish(EOS, SamplingParams(max_tokens=10, ignore_eos=True)) is None
 
 
-def test_max_tokens_counts_what_is_written_and_the_models_length_the_prompt_too() -> None:
+def test_max_tokens_counts_written_tokens_and_the_models_length_also_the_prompt() -> None:
     assert [finish(OTHER, written=written) for written in (9, 10)] == [None, Finish(FinishReason.LENGTH)]
     assert [finish(OTHER, total=total) for total in (99, 100)] == [None, Finish(FinishReason.LENGTH)]
 
 
-def test_a_stop_on_the_last_token_allowed_is_a_stop() -> None:
+def test_a_stop_at_the_last_allowed_token_is_a_stop() -> None:
     assert finish(EOS, written=10) == Finish(FinishReason.STOP)
     assert finish(STOP_TOKEN, written=10) == AT_STOP_TOKEN

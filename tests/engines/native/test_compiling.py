@@ -1,4 +1,4 @@
-"""Grammars compiled beside the steps, held up where a test says so: who leaves meanwhile leaves nothing behind."""
+"""Grammars are compiled beside the steps. Tests hold the compiler up: a group that leaves meanwhile leaves nothing."""
 
 import select
 import threading
@@ -20,14 +20,14 @@ CURSED = Grammar(GrammarKind.REGEX, "cursed")
 
 
 class HeldGrammars(Grammars):
-    """Compiles nothing before it is let."""
+    """Grammars that compile only when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__(tiny_tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=EOS_IDS)
-        self.let = threading.Semaphore(0)
+        self.allowed = threading.Semaphore(0)
 
     def get(self, grammar: Grammar) -> CompiledGrammar:
-        self.let.acquire()
+        self.allowed.acquire()
         if grammar == CURSED:
             raise ArithmeticError("nobody expected this")
         return super().get(grammar)
@@ -44,7 +44,7 @@ def compiling(grammars: HeldGrammars) -> Iterator[Compiling]:
     made = Compiling(grammars)
     yield made
     made.close()
-    grammars.let.release(100)
+    grammars.allowed.release(100)
     for thread in threading.enumerate():
         if thread.name.startswith("grammar-"):
             thread.join(10)
@@ -56,7 +56,7 @@ def wanted(name: str, grammar: Grammar = PERSON, **fields: object) -> GenerateRe
 
 
 def taken(compiling: Compiling) -> list[tuple[GenerateRequest, Matchers]]:
-    """What comes first, as the loop would get it."""
+    """Waits for compiled groups, and returns them as the loop would get them."""
     ready, _, _ = select.select([compiling.fileno()], [], [], 10)
     assert ready, "the loop was not woken"
     return compiling.take()
@@ -67,7 +67,7 @@ def test_a_group_comes_back_with_a_matcher_for_each_choice(compiling: Compiling,
     compiling.submit(request)
     assert compiling.take() == []
     assert compiling.waiting == [request]
-    grammars.let.release()
+    grammars.allowed.release()
     ((compiled, matchers),) = taken(compiling)
     assert compiled == request
     assert isinstance(matchers, dict) and sorted(matchers) == [0, 1, 2]
@@ -75,11 +75,11 @@ def test_a_group_comes_back_with_a_matcher_for_each_choice(compiling: Compiling,
     assert compiling.waiting == []
 
 
-def test_what_was_written_is_read_beside_the_steps(compiling: Compiling, grammars: HeldGrammars) -> None:
+def test_written_tokens_are_checked_beside_the_steps(compiling: Compiling, grammars: HeldGrammars) -> None:
     starts = [ChoiceStart(0, 0, tuple(map(token_of, "123"))), ChoiceStart(1, 1, tuple(map(token_of, "12x")))]
     compiling.submit(wanted("good", NUMBER, starts=starts[:1]))
     compiling.submit(wanted("bad", NUMBER, starts=starts))
-    grammars.let.release(2)
+    grammars.allowed.release(2)
     results: dict[str, object] = {}
     while len(results) < 2:
         results |= {request.request_id: matchers for request, matchers in taken(compiling)}
@@ -87,13 +87,13 @@ def test_what_was_written_is_read_beside_the_steps(compiling: Compiling, grammar
     assert isinstance(results[RequestId("bad")], GrammarError)
 
 
-def test_an_aborted_group_comes_back_no_more_and_its_id_is_free(compiling: Compiling, grammars: HeldGrammars) -> None:
+def test_an_aborted_group_does_not_come_back_and_its_id_is_free(compiling: Compiling, grammars: HeldGrammars) -> None:
     first, second = wanted("g"), wanted("g", WORD)
     compiling.submit(first)
     assert compiling.abort(RequestId("g")) == first
     assert compiling.abort(RequestId("g")) is None
     compiling.submit(second)
-    grammars.let.release(2)
+    grammars.allowed.release(2)
     compiled: list[tuple[GenerateRequest, Matchers]] = []
     while not compiled:
         compiled = taken(compiling)
@@ -105,7 +105,7 @@ def test_a_choice_stopped_meanwhile_is_not_submitted(compiling: Compiling, gramm
     compiling.submit(wanted("g", n=3))
     assert compiling.stop_choice(RequestId("g"), 1)
     assert compiling.stop_choice(RequestId("unknown"), 0)
-    grammars.let.release()
+    grammars.allowed.release()
     ((compiled, _),) = taken(compiling)
     assert [start.index for start in compiled.choices] == [0, 2]
     compiling.submit(wanted("h"))
@@ -118,29 +118,29 @@ def test_an_id_that_is_being_compiled_is_in_use(compiling: Compiling) -> None:
         compiling.submit(wanted("g", WORD))
 
 
-def test_what_cannot_be_compiled_ends_its_group_and_the_thread_goes_on(
+def test_a_grammar_that_cannot_be_compiled_ends_its_group_and_the_thread_goes_on(
     compiling: Compiling, grammars: HeldGrammars
 ) -> None:
     for request, error in ((wanted("a", BROKEN), GrammarError), (wanted("b", CURSED), EngineError)):
         for _ in range(3):
             compiling.submit(request)
-            grammars.let.release()
+            grammars.allowed.release()
             ((_, matchers),) = taken(compiling)
             assert isinstance(matchers, error)
 
 
-def test_one_that_takes_long_does_not_hold_up_the_next(compiling: Compiling, grammars: HeldGrammars) -> None:
+def test_a_slow_grammar_does_not_hold_up_the_next_one(compiling: Compiling, grammars: HeldGrammars) -> None:
     compiling.submit(wanted("slow"))
     compiling.submit(wanted("next", WORD))
-    grammars.let.release()
+    grammars.allowed.release()
     assert len(taken(compiling)) == 1
 
 
-def test_only_a_kept_grammar_of_fresh_choices_is_a_matter_of_copies(grammars: HeldGrammars) -> None:
+def test_only_a_known_grammar_of_fresh_choices_needs_no_compiling(grammars: HeldGrammars) -> None:
     resumed = wanted("r", NUMBER, starts=[ChoiceStart(0, 0, (token_of("1"),))])
     assert at_once(grammars, group("free", prompt_of(8)))
     assert not at_once(grammars, wanted("g", NUMBER))
-    grammars.let.release()
+    grammars.allowed.release()
     grammars.get(NUMBER)
     assert at_once(grammars, wanted("g", NUMBER))
     assert not at_once(grammars, resumed)

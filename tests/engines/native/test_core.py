@@ -1,4 +1,4 @@
-"""The core as its process uses it: refusals, ends from outside, broken logits, what is counted."""
+"""The core as its process uses it: refusals, aborts and stops, broken logits, counters."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.tiny_models import Reference
 Tiny = Callable[[str], Path]
 
 
-def test_a_group_that_can_never_run_is_refused_and_named(tiny: Tiny) -> None:
+def test_a_group_that_can_never_run_is_refused_with_the_reason(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), blocks=40, max_model_len=300, max_num_seqs=32)
     with pytest.raises(ContextLengthError, match="at most 299"):
         core.submit(group("long", prompt_of(300)))
@@ -38,14 +38,14 @@ def test_a_group_that_can_never_run_is_refused_and_named(tiny: Tiny) -> None:
     assert core.stats().groups_waiting == 1
 
 
-def test_a_choice_that_has_written_all_it_may_is_refused(tiny: Tiny) -> None:
+def test_a_choice_that_has_already_written_max_tokens_is_refused(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     with pytest.raises(RequestError, match="nothing to resume"):
         core.submit(group("done", prompt_of(5), starts=[ChoiceStart(0, 1, (7, 8, 9))], max_tokens=3))
     assert not core.busy
 
 
-def test_a_cache_too_small_for_one_sequence_is_said_with_what_would_fit(tiny: Tiny) -> None:
+def test_the_error_for_a_cache_too_small_for_one_sequence_says_what_would_fit(tiny: Tiny) -> None:
     with pytest.raises(KVMemoryError, match=r"needs 65 .* --max-model-len to 312 or less"):
         make_core(tiny("llama"), blocks=40, max_model_len=512)
     assert make_core(tiny("llama"), blocks=40, max_model_len=312).info.num_blocks == 40
@@ -63,7 +63,7 @@ def test_impossible_settings_name_their_flag(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 12], ids=["queued", "prefilling", "first tokens", "decoding"])
-def test_an_aborted_group_is_gone_within_a_step_and_its_neighbour_unharmed(steps: int, device: str, tiny: Tiny) -> None:
+def test_an_aborted_group_is_gone_at_once_and_its_neighbour_unchanged(steps: int, device: str, tiny: Tiny) -> None:
     expected = run(make_core(tiny("llama"), device=device), [group("b", prompt_of(30, 2), n=3, seed=9)])["b"].tokens
     core = make_core(tiny("llama"), device=device, budget=64)
     outcomes = {"a": Outcome(), "b": Outcome()}
@@ -74,10 +74,10 @@ def test_an_aborted_group_is_gone_within_a_step_and_its_neighbour_unharmed(steps
     core.abort(RequestId("a"))
     core.check()
     core.abort(RequestId("a"))
-    told = len(outcomes["a"].tokens)
+    before = len(outcomes["a"].tokens)
     while core.busy:
         take_step(core, outcomes)
-    assert len(outcomes["a"].tokens) == told, "nothing comes after an abort"
+    assert len(outcomes["a"].tokens) == before, "nothing comes after an abort"
     assert outcomes["b"].tokens == expected
     assert core.stats().blocks_used == 0
 
@@ -123,7 +123,7 @@ def test_a_stopped_choice_of_a_greedy_group_leaves_its_siblings(device: str, tin
 
 
 class NonFiniteRunner(WrappedRunner):
-    """Spoils the logits of one group at its third token, as overflowing weights would."""
+    """A runner that spoils the logits of one group at its third token, as overflowing weights would."""
 
     def __init__(self, runner: ModelRunner, victim: str) -> None:
         super().__init__(runner)
@@ -161,7 +161,7 @@ def test_preempted_choices_count_as_waiting(device: str, tiny: Tiny) -> None:
     assert (12, 0) in seen and any(waiting for _, waiting in seen)
 
 
-def test_choices_end_by_end_of_sequence_stop_token_length_and_model_length(device: str, tiny: Tiny) -> None:
+def test_choices_end_at_end_of_sequence_stop_token_max_tokens_and_the_models_length(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device, max_model_len=40)
     answer = run(core, [group("look", prompt_of(20), max_tokens=15, temperature=0.0)])["look"].tokens[0]
     stop = next(token for i, token in enumerate(answer) if i >= 3 and token not in answer[:i])
@@ -183,7 +183,7 @@ def test_choices_end_by_end_of_sequence_stop_token_length_and_model_length(devic
     assert (len(ends["model"].tokens[0]), ends["model"].finish[0].reason) == (20, FinishReason.LENGTH)
 
 
-def test_prompt_logprobs_are_the_references_and_do_not_depend_on_chunks(
+def test_prompt_logprobs_equal_the_references_and_do_not_depend_on_chunks(
     device: str, tiny: Tiny, reference: Callable[[str], Reference]
 ) -> None:
     prompt = prompt_of(70)
@@ -193,7 +193,7 @@ def test_prompt_logprobs_are_the_references_and_do_not_depend_on_chunks(
         run(core, [group("warm", prompt, max_tokens=1)])
         report = run(core, [group("g", prompt, n=2, max_tokens=2, prompt_logprobs=2)])["g"].prompt
         assert report is not None and report.logprobs is not None
-        assert report.cached_tokens == 0, "what was not computed has no logits"
+        assert report.cached_tokens == 0, "cached tokens would have no logits"
         assert len(report.logprobs) == 70 and report.logprobs[0] is None
         for position, found in enumerate(report.logprobs[1:], start=1):
             assert found is not None and found.token_id == prompt[position]

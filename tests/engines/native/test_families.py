@@ -1,6 +1,6 @@
-"""Greedy output in float32 equals `transformers.generate`, token for token, for every family, however it is computed.
+"""For every family, greedy output in float32 equals `transformers.generate`, token for token, however it is computed.
 
-`top_k=1` makes each choice a sequence of its own that must still be greedy; at temperature 0 a group is computed once.
+With `top_k=1` each choice is its own sequence that must still be greedy; at temperature 0 a group is computed once.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,7 @@ SOME_LONG = [
     family if family in ("llama", "gemma2", "gemma3") else pytest.param(family, marks=pytest.mark.long)
     for family in FAMILIES
 ]
-"""What changes nothing is tried with the families whose attention differs most, and with whole prompts;
-`make test-long` tries all."""
+"""The families whose attention differs most; `make test-long` tries all."""
 
 
 def assert_equal(reference: Reference, length: int, ours: list[int], theirs: list[int]) -> None:
@@ -33,7 +32,7 @@ def assert_equal(reference: Reference, length: int, ours: list[int], theirs: lis
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tiny_models_say_many_things(family: str, reference: References) -> None:
+def test_the_tiny_models_write_varied_tokens(family: str, reference: References) -> None:
     assert_lively(reference(family).greedy(prompt_of(40, 1), 200), 40)
 
 
@@ -70,7 +69,7 @@ def test_a_prefix_hit_changes_nothing(
     assert first.prompt is not None and other.prompt is not None and again.prompt is not None
     assert (first.prompt.cached_tokens, other.prompt.cached_tokens, again.prompt.cached_tokens) == (0, 64, 128)
     if device == "cpu":
-        assert first.tokens == again.tokens, "on a GPU the two may part where the model is undecided"
+        assert first.tokens == again.tokens, "on a GPU they may differ where two tokens are about equally likely"
     assert_equal(reference(family), 130, again.tokens[0], expected(family, 130))
 
 

@@ -1,4 +1,4 @@
-"""The probe of this machine's operators: it says yes where rows are padded, and can say no."""
+"""The fingerprint: operators are probed for equal results, and other weights have another fingerprint."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(1536, 576, bias=False), torch.nn.Lin
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_padded_rows_agree_here_and_the_fingerprint_says_so(dtype: torch.dtype) -> None:
+def test_padded_rows_agree_and_the_fingerprint_says_so(dtype: torch.dtype) -> None:
     model = MODEL.to(dtype)
     assert linears_agree(model, dtype) and prompts_agree(64, dtype) and trunks_agree(64, dtype)
     cpu = torch.device("cpu")
@@ -28,17 +28,15 @@ def test_padded_rows_agree_here_and_the_fingerprint_says_so(dtype: torch.dtype) 
     assert "_model-0123456789abcdef_torch-2_" in text
 
 
-def test_the_probe_sees_rows_that_are_not_padded() -> None:
+def test_the_probe_finds_that_rows_without_padding_differ() -> None:
     counts = (1, 2, 3, 5, 6, 7)
-    assert not linears_agree(MODEL.to(torch.float32), torch.float32, counts=counts), (
-        "then padding would cost for nothing"
-    )
+    assert not linears_agree(MODEL.to(torch.float32), torch.float32, counts=counts), "then padding would not be needed"
 
 
-def test_engines_with_other_weights_or_another_configuration_have_other_fingerprints_and_refuse_each_others_kv(
+def test_engines_with_other_weights_or_configurations_have_other_fingerprints_and_refuse_each_others_kv(
     tiny: Tiny, tmp_path: Path
 ) -> None:
-    """Two servers with other weights had equal fingerprints, and a group went on from one to the other."""
+    """The bug: two servers with different weights had equal fingerprints, so a group moved from one to the other."""
     ours = build_parts(engine_config(tiny("llama")))
     copied = shutil.copytree(tiny("llama"), tmp_path / "copied")
     copy = build_parts(engine_config(copied))

@@ -1,7 +1,6 @@
-"""One prefill, one ticket, one transfer: what a group costs, that it changes nothing, and what is held meanwhile.
+"""One prefill, one ticket, one transfer: what a group costs, what is held meanwhile, and that its answers are the same.
 
-The transfers are scripted, the cores and their memory real. What a choice says is compared with one core that did all
-of it by itself.
+The transfers are scripted, but the cores and their memory are real. Answers are compared with those of a single core.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ FAMILIES = ("llama", "mistral", "gemma2")
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_choices_after_a_transfer_are_those_of_one_engine(family: str, dtype: str, tiny: Tiny) -> None:
+def test_choices_after_a_transfer_equal_those_of_a_single_engine(family: str, dtype: str, tiny: Tiny) -> None:
     folder = tiny(family)
     requests = [
         group(f"n={n} length={length}", prompt_of(length, seed=n), n=n, seed=100 * n, logprobs=2)
@@ -50,7 +49,7 @@ def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_
     assert sum(d.transfer_seconds) == 1
 
 
-def test_memory_is_at_rest_before_others_read_it_and_before_it_is_written_from_outside(pair: Pair) -> None:
+def test_the_device_is_waited_for_before_others_read_or_write_its_memory(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
     assert pair.runners["P"].settled == 1
@@ -98,11 +97,11 @@ def test_a_prompt_cached_on_prefill_is_not_computed_again(pair: Pair) -> None:
     pair.finish()
     outcome = pair.outcomes["a"]
     assert outcome.prompt is not None
-    assert outcome.prompt.cached_tokens == 64, "what nobody computed for this request"
+    assert outcome.prompt.cached_tokens == 64, "tokens that nobody computed for this request"
 
 
 @pytest.mark.parametrize("kind", [FailureKind.STALE, FailureKind.PEER_LOST])
-def test_a_pull_that_fails_is_computed_instead(kind: FailureKind, pair: Pair) -> None:
+def test_the_prompt_of_a_failed_pull_is_computed_instead(kind: FailureKind, pair: Pair) -> None:
     request = group("g", prompt_of(100), n=5, seed=3)
     ticket = pair.hand_over(request)
     pair.step_d()
@@ -127,13 +126,13 @@ def test_a_late_write_of_a_pull_that_timed_out_harms_nobody(make_pair: MakePair)
         pair.step_d()
     stats = pair.d.stats()
     assert (stats.pulls_open, stats.blocks_pulling) == (1, 13)
-    pair.d_transfers.settle(0)  # the bytes land now, in blocks that nobody else may have had meanwhile
+    pair.d_transfers.settle(0)  # the bytes land now, in blocks that no other group may have had meanwhile
     pair.finish()
     pair.check_same(request, *others)
     pair.p.release(ticket)
 
 
-def test_an_aborted_group_leaves_its_blocks_to_the_pull_until_nothing_writes_any_more(make_pair: MakePair) -> None:
+def test_the_blocks_of_an_aborted_group_stay_with_its_pull_until_that_has_settled(make_pair: MakePair) -> None:
     pair = make_pair(decode_blocks=70)
     request = group("g", prompt_of(100), n=2)
     other = group("o", prompt_of(200, 8), n=2, seed=4)
@@ -175,7 +174,7 @@ def test_a_group_that_ends_while_it_waits_for_room_gives_its_lease_back(make_pai
     pair.finish()
 
 
-def test_a_pulling_group_that_is_preempted_for_an_older_one_comes_out_the_same(make_pair: MakePair) -> None:
+def test_a_group_that_is_preempted_while_it_pulls_gets_the_same_answers(make_pair: MakePair) -> None:
     pair = make_pair(decode_blocks=66)
     old = group("old", prompt_of(200, 5), n=4, seed=50, max_tokens=100)
     young = group("young", prompt_of(100), n=2, seed=3)
@@ -190,7 +189,7 @@ def test_a_pulling_group_that_is_preempted_for_an_older_one_comes_out_the_same(m
     pair.check_same(old, young)
 
 
-def test_a_lease_is_held_for_every_reader(pair: Pair) -> None:
+def test_a_lease_is_held_until_its_last_reader_is_done(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request, readers=2)
     assert pair.p_transfers.leases_told == 1
@@ -203,7 +202,7 @@ def test_a_lease_is_held_for_every_reader(pair: Pair) -> None:
     pair.finish()
 
 
-def test_a_lease_nobody_asks_for_expires_and_its_slot_and_blocks_are_used_again(make_pair: MakePair) -> None:
+def test_a_lease_that_nobody_reads_expires_and_its_slot_and_blocks_are_used_again(make_pair: MakePair) -> None:
     pair = make_pair(prefill_blocks=66)
     ticket = pair.prefill(group("g", prompt_of(400)))
     after = group("h", prompt_of(400, 1))
@@ -217,7 +216,7 @@ def test_a_lease_nobody_asks_for_expires_and_its_slot_and_blocks_are_used_again(
     assert reused
     before = dict(zip(ticket.remote_block_ids, ticket.generations, strict=True))
     now = dict(zip(later.remote_block_ids, later.generations, strict=True))
-    assert all(now[block] > before[block] for block in reused), "a reader with the old ticket can tell"
+    assert all(now[block] > before[block] for block in reused), "a reader with the old ticket notices"
     pair.p.release(later)
 
 
@@ -229,7 +228,7 @@ def test_aborting_a_prefill_ends_its_group_or_its_lease(pair: Pair) -> None:
     pair.p.abort(RequestId("done"))
 
 
-def test_a_worker_that_is_given_its_own_ticket_uses_its_prefix_cache(pair: Pair) -> None:
+def test_a_worker_that_gets_its_own_ticket_uses_its_prefix_cache(pair: Pair) -> None:
     request = group("g", prompt_of(97), n=2, seed=4)
     ticket = pair.prefill(request)
     outcomes = run(pair.p, [with_ticket(request, ticket)])
@@ -237,7 +236,7 @@ def test_a_worker_that_is_given_its_own_ticket_uses_its_prefix_cache(pair: Pair)
     assert pair.p.stats().cached_tokens == 96
 
 
-def test_logprobs_of_the_prompt_come_from_computing_it(pair: Pair) -> None:
+def test_a_group_that_wants_prompt_logprobs_computes_its_prompt(pair: Pair) -> None:
     request = group("g", prompt_of(50), n=2, prompt_logprobs=1)
     pair.hand_over(request)
     pair.finish()

@@ -1,4 +1,4 @@
-"""What an engine refuses to prefill or to take over, that the leases of what it refuses end, and what it logs."""
+"""An engine refuses to prefill or to take over some groups, and gives their tickets back. It logs each transfer."""
 
 import logging
 
@@ -31,7 +31,7 @@ def test_a_group_that_can_never_run_here_gives_its_ticket_back(pair: Pair) -> No
     assert pair.d_transfers.released == [ticket]
 
 
-def test_a_ticket_that_nobody_here_can_give_back_does_no_harm(pair: Pair) -> None:
+def test_an_engine_without_transfers_ignores_a_ticket_to_give_back(pair: Pair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     make_core(pair.folder).release(ticket)
     pair.p.release(ticket)
@@ -50,7 +50,7 @@ def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(pai
     pair.p.release(ticket)
 
 
-def test_a_ticket_without_the_cluster_s_seal_is_not_used_and_nobody_is_asked(pair: Pair) -> None:
+def test_a_ticket_without_the_clusters_seal_is_not_used_and_its_worker_is_not_asked(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
     pair.d_transfers.key = ClusterKey("ours")
@@ -63,7 +63,7 @@ def test_a_ticket_without_the_cluster_s_seal_is_not_used_and_nobody_is_asked(pai
     pair.p.release(ticket)
 
 
-def test_both_workers_name_the_client_s_request(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_both_workers_log_the_clients_name_of_a_request(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     request = msgspec.structs.replace(group("g", prompt_of(100)), trace="from-the-client")
     pair.hand_over(request)
@@ -72,14 +72,14 @@ def test_both_workers_name_the_client_s_request(pair: Pair, caplog: pytest.LogCa
     assert any(message.startswith("fetched g (from-the-client): ") for message in caplog.messages)
 
 
-def test_ten_seconds_after_a_transfer_there_is_one_line_of_figures(
+def test_ten_seconds_after_a_transfer_one_line_of_figures_is_logged(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     request = group("g", prompt_of(100))
     pair.hand_over(request)
     pair.finish()
-    assert pair.d.wake_s == pair.now_s + 10, "it comes also when there is nothing else to do"
+    assert pair.d.wake_s == pair.now_s + 10, "it comes even if there is nothing else to do"
     for _ in range(3):
         pair.now_s += 10
         pair.step_d()

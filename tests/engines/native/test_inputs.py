@@ -1,4 +1,4 @@
-"""The flat batch of a step, literally; blocks hold four tokens."""
+"""The flat batch of a step, with literal values; blocks hold four tokens."""
 
 from motet.engines.native.attention.plan import PromptRead, TailRead, TrunkRead
 from motet.engines.native.step.inputs import ROW_MULTIPLE, StepInputs, build_inputs
@@ -9,7 +9,7 @@ from tests.engines.native.paper import group_of, request
 
 
 def prompt_group(prompt: range, trunk: list[int], *, prompt_logprobs: int | None = None) -> Group:
-    """A group of two whose prompt is to be run."""
+    """Returns a group of two choices whose prompt is to be run."""
     sampling = SamplingParams(max_tokens=8, prompt_logprobs=prompt_logprobs)
     group = group_of(request("p", prompt, n=2, sampling=sampling))
     group.blocks = trunk
@@ -17,7 +17,7 @@ def prompt_group(prompt: range, trunk: list[int], *, prompt_logprobs: int | None
 
 
 def decoding_group(prompt: range, trunk: list[int], *tails: tuple[list[int], list[int]]) -> Group:
-    """A group whose choices have written something: (written, blocks) each."""
+    """Returns a group whose choices have written something: (written, blocks) each."""
     starts = [ChoiceStart(i, i, tuple(written)) for i, (written, _) in enumerate(tails)]
     group = group_of(request("d", prompt, starts=starts))
     group.blocks, group.computed = trunk, len(prompt)
@@ -27,7 +27,7 @@ def decoding_group(prompt: range, trunk: list[int], *tails: tuple[list[int], lis
 
 
 def tails(group: Group) -> tuple[TailChunk, ...]:
-    """All that is pending."""
+    """Returns chunks of everything that is pending."""
     return tuple(TailChunk(s, s.computed, len(s.written)) for s in group.sequences)
 
 
@@ -44,11 +44,11 @@ def tail_fields(read: TailRead) -> tuple[object, ...]:
 
 
 def draws(inputs: StepInputs) -> list[tuple[int, int, int]]:
-    """(choice, row of the batch, position)."""
+    """Returns (choice, row of the batch, position) of each draw."""
     return [(d.sequence.indices[0], inputs.logit_rows[d.row], d.position) for d in inputs.draws]
 
 
-def test_one_token_of_every_choice_and_one_read_of_their_trunk() -> None:
+def test_a_decode_step_has_one_token_of_every_choice_and_one_read_of_their_trunk() -> None:
     group = decoding_group(range(10), [7, 8, 9], ([50], [1]), ([60, 61, 62, 63, 64], [2, 4]))
     inputs = build_inputs(StepPlan(tails(group), ()), 4)
     assert inputs.token_ids == [50, 64, 0, 0]
@@ -79,7 +79,7 @@ def test_a_chunk_that_does_not_end_the_prompt_draws_nothing() -> None:
     assert (inputs.logit_rows, inputs.draws) == ([], [])
 
 
-def test_tails_stand_before_prompts_and_rows_are_padded_once() -> None:
+def test_tails_come_before_prompts_and_rows_are_padded_once() -> None:
     decoding = decoding_group(range(3), [0], ([50], [1]))
     reading = prompt_group(range(20, 24), [2])
     inputs = build_inputs(StepPlan(tails(decoding), (TrunkChunk(reading, 0, 4),)), 4)
@@ -90,7 +90,7 @@ def test_tails_stand_before_prompts_and_rows_are_padded_once() -> None:
     assert inputs.logit_rows == [0, 4, 0, 0]
 
 
-def test_a_replay_draws_only_at_the_end_of_what_is_written() -> None:
+def test_a_replay_draws_only_after_the_last_written_token() -> None:
     group = decoding_group(range(3), [0], ([50, 51, 52, 53, 54, 55], [1, 4]))
     (sequence,) = group.sequences
     part = build_inputs(StepPlan((TailChunk(sequence, 0, 4),), ()), 4)
@@ -113,23 +113,23 @@ def test_a_long_replay_is_cut_where_the_padded_keys_change() -> None:
     ]
 
 
-def test_a_prompt_chunk_is_cut_there_too() -> None:
+def test_a_prompt_chunk_is_cut_where_the_padded_keys_change() -> None:
     group = prompt_group(range(300), list(range(75)))
     inputs = build_inputs(StepPlan((), (TrunkChunk(group, 50, 250),)), 4)
     reads = [prompt_fields(read)[:4] for read in inputs.attention.prompts]
     assert reads == [(0, 14, 50, 64), (14, 78, 64, 128), (78, 142, 128, 192), (142, 200, 192, 512)]
 
 
-def test_prompt_logprobs_want_the_logits_of_every_row_of_the_chunk() -> None:
+def test_prompt_logprobs_need_the_logits_of_every_row_of_the_chunk() -> None:
     decoding = decoding_group(range(3), [0], ([50], [1]))
     reading = prompt_group(range(20, 26), [2, 3], prompt_logprobs=0)
     inputs = build_inputs(StepPlan(tails(decoding), (TrunkChunk(reading, 2, 6),)), 4)
-    assert inputs.logit_rows == [0, 1, 2, 3, 4, 4, 0, 0]  # the last one twice: as the prompt's, and to draw from
+    assert inputs.logit_rows == [0, 1, 2, 3, 4, 4, 0, 0]  # the last one twice: for the prompt, and to draw from
     assert [(r.group, r.begin, r.end, r.position) for r in inputs.prompt_rows] == [(reading, 1, 5, 2)]
     assert draws(inputs) == [(0, 0, 4), (0, 4, 6), (1, 4, 6)]
 
 
-def test_prompt_logprobs_that_the_client_has_are_not_made_again() -> None:
+def test_prompt_logprobs_that_were_reported_are_not_computed_again() -> None:
     """A group that lost its trunk reads its prompt twice."""
     group = prompt_group(range(20, 24), [2], prompt_logprobs=0)
     group.reported = True

@@ -1,4 +1,4 @@
-"""The loop of an engine process, in a thread of this one: what an order that raises costs, and what a step does."""
+"""The loop of an engine process, run in a thread: an order that raises costs one group, a step that raises ends it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ Tiny = Callable[[str], Path]
 
 
 class Wired:
-    """A loop over the decode core of a pair, as the API process sees it."""
+    """The API process's side of a loop over the decode core of a pair."""
 
     def __init__(self, pair: Pair, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.pair = pair
@@ -60,7 +60,7 @@ class Wired:
         return self._decoder.decode(self._events.recv())
 
     def tokens_of(self, name: str) -> list[int]:
-        """What choice 0 of a group says."""
+        """Returns the tokens of choice 0 of a group."""
         tokens: list[int] = []
         while True:
             event = self.next_event()
@@ -75,7 +75,7 @@ class Wired:
         assert not self._thread.is_alive()
 
     def close(self) -> None:
-        if self._thread.is_alive():  # else nobody would take it, and the socket would wait for somebody
+        if self._thread.is_alive():  # otherwise nobody would receive it, and the socket would wait
             self.send(Close())
         self.join()
         self._commands.close(linger=0)
@@ -102,8 +102,8 @@ def wired(pair: Pair) -> Iterator[Wired]:
             made.close()
 
 
-def hostile(_: Ticket) -> NoReturn:
-    """Asked whether it believes a ticket."""
+def raising(_: Ticket) -> NoReturn:
+    """Raises instead of saying if it believes a ticket."""
     raise ZeroDivisionError("a bug")
 
 
@@ -113,7 +113,7 @@ def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
     pair = Pair(tiny("llama"))
     bad = group("bad", prompt_of(100))
     ticket = pair.prefill(bad)
-    monkeypatch.setattr(pair.d_transfers.key, "believes", hostile)
+    monkeypatch.setattr(pair.d_transfers.key, "believes", raising)
     with wired(pair) as engine:
         engine.send(Submit(with_ticket(bad, ticket)))
         refused = engine.next_event()
@@ -131,7 +131,7 @@ def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
     assert len([record for record in caplog.records if record.exc_info]) == 2, "the submit and the release"
 
 
-def test_an_engine_without_transfers_says_that_it_meets_nobody(tiny: Tiny) -> None:
+def test_an_engine_without_transfers_answers_that_it_cannot_connect(tiny: Tiny) -> None:
     pair = Pair(tiny("llama"))
     pair.d.transfers = None
     with wired(pair) as engine:
@@ -152,16 +152,16 @@ def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.Monkey
     assert isinstance(engine.crash, ZeroDivisionError)
 
 
-def test_the_loop_ends_while_a_grammar_is_being_compiled_and_its_thread_keeps_no_process(tiny: Tiny) -> None:
+def test_the_loop_ends_while_a_grammar_is_compiled_and_the_compiling_thread_is_a_daemon(tiny: Tiny) -> None:
     pair, grammars = Pair(tiny("llama")), HeldGrammars()
     pair.d.grammars = grammars
     try:
         with wired(pair) as engine:
             engine.send(Submit(group("g", prompt_of(20), grammar=PERSON)), AskStats(1))
-            told = engine.next_event()
-            assert isinstance(told, Stats) and told.stats.groups_waiting == 1
+            stats = engine.next_event()
+            assert isinstance(stats, Stats) and stats.stats.groups_waiting == 1
         assert engine.crash is None
         compiling = [thread for thread in threading.enumerate() if thread.name.startswith("grammar-")]
         assert compiling and all(thread.daemon for thread in compiling)
     finally:
-        grammars.let.release(100)
+        grammars.allowed.release(100)

@@ -1,4 +1,4 @@
-"""A matcher that fails in mid-answer, as one does at its limit of work: its group ends, and no other."""
+"""A matcher that fails in mid-answer, as it does at its limit of work, ends its group and no other."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,18 +10,13 @@ from motet.errors import GrammarError
 from motet.grammar.compiled import Matcher
 from motet.types import Finish, FinishReason, GenerateRequest
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
-from tests.engines.native.grammars import PERSON, person, speaking_model, tiny_grammars
+from tests.engines.native.grammars import PERSON, person, tiny_grammars
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("speaking"))
-
-
 class Failing(Matcher):
-    """Comes to its limit after a few tokens."""
+    """A matcher that reaches its limit after a few tokens."""
 
     def __init__(self, matcher: Matcher, patience: int) -> None:
         super().__init__(matcher.inner)
@@ -51,14 +46,14 @@ def test_a_matcher_that_fails_ends_its_own_group_and_names_the_choice(model: Pat
         core.submit(request)
     while core.busy:
         take_step(core, outcomes)
-    assert isinstance(outcomes["bad"].error, GrammarError)  # the client's fault, and no failure of the engine
+    assert isinstance(outcomes["bad"].error, GrammarError)  # the client's fault, not the engine's
     assert outcomes["bad"].error.message == "choice 1: too much work"
     assert len(outcomes["bad"].tokens[1]) == 7
     assert {name: outcomes[name].tokens for name in alone} == {name: alone[name].tokens for name in alone}
     assert core.stats().blocks_used == 0
 
 
-def test_a_matcher_that_fails_with_the_last_token_of_its_choice_harms_nobody(model: Path) -> None:
+def test_a_matcher_may_fail_at_the_last_token_of_its_choice(model: Path) -> None:
     request = person("g", prompt_of(25), max_tokens=7)
     core = make_core(model)
     submitted(core, request, {0: 7})

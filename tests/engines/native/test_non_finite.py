@@ -1,4 +1,4 @@
-"""A model that overflows on one token: who uses it gets an error, at once and every time, and nobody else notices."""
+"""A model that overflows on one token: a group with that token always fails at once, and no other group notices."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +49,7 @@ BROKEN = {
 def test_a_group_with_numbers_that_are_not_finite_fails_and_its_neighbours_do_not(
     folder: Path, device: str, broken: GenerateRequest
 ) -> None:
-    """It used to get an answer made from zeroed KV, with all signs of success."""
+    """The bug: the group got an answer made from zeroed KV, without any error."""
     alone = run(make_core(folder, device=device), [WELL])["well"]
     outcomes = run(make_core(folder, budget=64, device=device), [WELL, broken])
     assert isinstance(outcomes["broken"].error, EngineError)
@@ -58,7 +58,7 @@ def test_a_group_with_numbers_that_are_not_finite_fails_and_its_neighbours_do_no
 
 
 def test_a_failed_group_leaves_nothing_in_the_prefix_cache(folder: Path) -> None:
-    """A longer prompt found its blocks there, and was answered."""
+    """The bug: a longer prompt found its blocks there, and was answered."""
     core = make_core(folder)
     short, long = with_broken_token(21)[:24], with_broken_token(21)
     for prompt in (short, short, long):

@@ -1,4 +1,4 @@
-"""Who gives up blocks, in which order, and how they come back."""
+"""Choices give up their blocks in a certain order, and come back."""
 
 from motet.engines.native.step.scheduler import youngest_holder
 from motet.engines.native.step.sequence import Group
@@ -9,7 +9,7 @@ PROMPT = tuple(range(10))
 
 
 def running(name: str, arrival: int, *, n: int, priority: int = 0) -> Group:
-    """A group with a trunk of one block and one block a tail; which ones does not matter here."""
+    """Returns a group whose trunk and tails have one block each."""
     group = group_of(request(name, [1, 2, 3], n=n, priority=priority), arrival)
     group.blocks = [100 * arrival]
     for sequence in group.sequences:
@@ -18,7 +18,7 @@ def running(name: str, arrival: int, *, n: int, priority: int = 0) -> Group:
 
 
 def victims(groups: list[Group], asking: Group, choice: int) -> list[str]:
-    """All that would be taken for the sake of one choice, in order, until its own tail goes; oldest group first."""
+    """Returns what would be taken for one choice, in order, until its own tail goes; `groups` has the oldest first."""
     order, running = [], list(groups)
     while True:
         victim = youngest_holder(running[-1])
@@ -31,7 +31,7 @@ def victims(groups: list[Group], asking: Group, choice: int) -> list[str]:
             return order
 
 
-def test_the_youngest_group_goes_first_tails_youngest_first_and_its_trunk_last() -> None:
+def test_the_youngest_group_gives_first_its_youngest_tails_first_and_its_trunk_last() -> None:
     a, b, c = running("a", 0, n=2), running("b", 1, n=2), running("c", 2, n=1)
     assert victims([a, b, c], a, 0) == ["c0", "trunk of c", "b1", "b0", "trunk of b", "a1", "a0"]
 
@@ -67,7 +67,7 @@ def test_the_youngest_choice_gives_up_its_tail_and_replays_what_it_wrote() -> No
     assert (engine.counters.preemptions, engine.counters.replayed_tokens) == (1, 4)
 
 
-def test_a_group_that_came_later_takes_blocks_first_if_its_priority_says_so() -> None:
+def test_a_later_group_with_a_better_priority_takes_blocks_first() -> None:
     engine = PaperEngine(blocks=5)
     late = engine.submit(request("a", PROMPT[:4], priority=1))  # 1 + 1 blocks
     engine.step()
@@ -91,7 +91,7 @@ def test_a_preempted_choice_comes_back_only_when_the_others_can_go_on() -> None:
     assert states(group) == ["running", "running"]
 
 
-def test_a_preempted_choice_waits_when_it_would_be_preempted_again_at_once() -> None:
+def test_a_preempted_choice_waits_if_it_would_be_preempted_again_at_once() -> None:
     engine = PaperEngine(blocks=6)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
     engine.steps(6)
@@ -101,7 +101,7 @@ def test_a_preempted_choice_waits_when_it_would_be_preempted_again_at_once() -> 
     assert states(group) == ["running", "running", "waiting"]
 
 
-def test_nobody_is_admitted_while_a_preempted_choice_waits() -> None:
+def test_no_group_is_admitted_while_a_preempted_choice_waits() -> None:
     engine = PaperEngine(blocks=6)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
     engine.steps(6)
@@ -139,7 +139,7 @@ def test_a_group_that_lost_its_trunk_waits_in_its_old_place_and_comes_back() -> 
 
 
 def test_a_group_that_wrote_more_than_all_blocks_hold_comes_back_in_parts() -> None:
-    """It was never admitted again: all its tails at once were more than the engine has."""
+    """The bug: it was never admitted again, as all its tails at once needed more blocks than the engine has."""
     engine = PaperEngine(blocks=17, budget=32)
     engine.submit(request("a", PROMPT, max_tokens=54))  # up to 3 + 14 blocks
     group = engine.submit(request("b", range(50, 54), n=6, max_tokens=60))

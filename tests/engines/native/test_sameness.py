@@ -1,7 +1,7 @@
 """A choice is the same alone, in a group, among strangers, in chunks, after a prefix hit, a preemption or a resume.
 
-Tokens are compared with tokens and, stronger, every row of logits a token was drawn from with the same row bit for bit:
-two runs can draw equal tokens from logits that are only nearly equal, and part a thousand tokens later.
+Tokens are compared and, which is stronger, every row of logits from which a token was drawn, bit for bit: two runs can
+draw equal tokens from logits that are only nearly equal, and differ a thousand tokens later.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,12 +23,12 @@ from tests.tiny_engine import engine_config
 Tiny = Callable[[str], Path]
 
 LENGTH, NEW_TOKENS = 83, 72
-"""Attention reads 64 keys of a tail at a time: answers go well beyond."""
+"""Attention reads 64 keys of a tail at a time, and answers are longer."""
 FIRST_SEED = 2**64 - 2
 RESUMED_AFTER = tuple(enumerate((1, 4, 0, 17, 20, 0, 64, 67, 0, 65, 68, 0)))
-"""Seeds, and how many tokens each has written."""
+"""Seeds, and the number of tokens that each has written."""
 COMPARED = (0, 1, 2, 3, 6, 16, 31)
-"""Choices of a group, however many it has."""
+"""The choices of a group that are compared."""
 SLOW, KERNELS, LONG = pytest.mark.slow, pytest.mark.kernels, pytest.mark.long
 NUMBERS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -56,8 +56,8 @@ WITH = {
     "gemma2": ["bfloat16"],
     "gemma3": ["bfloat16", "bfloat16 by torch"],
 }
-"""Numbers that a family is tried with in `make test`: all families with those of the kernels, all numbers with two
-families. The others are marked `long`: torch's operators compute every family as `test_families` has it."""
+"""Numbers with which `make test` tries a family: every family with bfloat16, and every kind of numbers with some
+families. The others are marked `long`: `test_families` proves that torch's operators compute every family."""
 BY_FAMILY_AND_NUMBERS = pytest.mark.parametrize(
     ("family", "numbers"),
     [
@@ -77,13 +77,13 @@ BY_FAMILY_AND_NUMBERS = pytest.mark.parametrize(
 
 
 def parts_of(folder: Path, numbers: dict[str, Any], **changes: Any) -> Parts:
-    """With as many blocks as the test needs: all of them are checked after each step."""
+    """Builds parts with only as many blocks as the test needs, as all of them are checked after each step."""
     room = gb_of(512, 4 if numbers["dtype"] == "float32" else 2)
     return build_parts(engine_config(folder, **{"kv_cache_gb": room, **numbers, **changes}))
 
 
 def one(seed: int, way: str = "plain", *, name: str = "one") -> GenerateRequest:
-    """The n=1 request with `seed`."""
+    """Returns the request for one choice with `seed`."""
     return group(name, prompt_of(LENGTH), seed=seed, max_tokens=NEW_TOKENS, **WAYS[way])
 
 
@@ -93,14 +93,14 @@ def seed_of(choice: int) -> int:
 
 @dataclass(frozen=True)
 class Singles:
-    """What requests with n=1 are answered, side by side and each from its prompt on; computed once, whatever groups are
-    compared with it."""
+    """The answers to requests with n = 1, without a prefix cache; computed once for all groups that are compared with
+    them."""
 
     folder: Path
     _answers: dict[tuple[object, ...], dict[int, list[int]]] = field(default_factory=dict)
 
     def tokens(self, numbers: dict[str, Any], way: str) -> dict[int, list[int]]:
-        """By the choice of a group that each is."""
+        """Returns the tokens by the number of the choice that a single request stands for."""
         key = (*numbers.items(), way)
         if key not in self._answers:
             requests = [one(seed_of(choice), way, name=str(choice)) for choice in COMPARED]
@@ -115,7 +115,7 @@ def singles(tiny: Tiny) -> Singles:
 
 
 def strangers() -> list[GenerateRequest]:
-    """Groups of other shapes and sampling, with other seeds."""
+    """Returns groups of other shapes, with other sampling and other seeds."""
     return [
         group("s1", prompt_of(150, 9), n=3, seed=10_000, max_tokens=40, top_p=0.8),
         group("s2", prompt_of(7, 8), n=1, seed=20_000, max_tokens=50, temperature=0.0),
@@ -126,7 +126,7 @@ def strangers() -> list[GenerateRequest]:
 def assert_same_rows(
     rows: dict[RowKey, torch.Tensor], reference: dict[RowKey, torch.Tensor], seeds: Iterable[int]
 ) -> None:
-    """Bit for bit, every row of the seeds."""
+    """Checks that all rows of these seeds are equal bit for bit."""
     for seed in seeds:
         keys = [key for key in reference if key[0] == seed]
         assert len(keys) >= NEW_TOKENS
@@ -160,7 +160,7 @@ def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[st
 
 @BY_FAMILY_AND_NUMBERS
 def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
-    """Three of each group, one of them from its beginning; all groups and strangers side by side."""
+    """Each group has three choices, one of them from its beginning; all groups and strangers run at once."""
     parts = parts_of(tiny(family), numbers)
     core, whole = recorded_over(parts)
     undisturbed = run(core, [group("g", prompt_of(LENGTH), n=12, max_tokens=NEW_TOKENS)])["g"].tokens
@@ -193,7 +193,7 @@ def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(
     outcome = run(core, [group("g", prompt_of(LENGTH), n=n, seed=FIRST_SEED, max_tokens=NEW_TOKENS, **WAYS[way])])["g"]
     for i, tokens in singles.tokens(numbers, way).items():
         assert i >= n or tokens == outcome.tokens[i], f"choice {i} of {n}"
-    assert len({tuple(tokens) for tokens in outcome.tokens.values()}) == n, "seeds that differ give answers that differ"
+    assert len({tuple(tokens) for tokens in outcome.tokens.values()}) == n, "different seeds give different answers"
 
 
 @BY_NUMBERS
@@ -201,7 +201,7 @@ def test_a_prefix_hit_gives_the_same_bits(numbers: dict[str, Any], tiny: Tiny) -
     cold, cold_rows = recorded_over(parts_of(tiny("llama"), numbers, prefix_cache=False))
     expected = run(cold, [one(77)])["one"]
     warm, warm_rows = recorded_over(parts_of(tiny("llama"), numbers, max_num_batched_tokens=64))
-    # Three ways to have met the prefix: a shorter prompt, a longer one with another end, and an answer in between.
+    # The prefix is met in a shorter prompt, in a longer one with another end, and in an answer.
     run(warm, [group("short", prompt_of(LENGTH)[:41], max_tokens=30), *strangers()])
     run(warm, [group("long", prompt_of(LENGTH)[:60] + prompt_of(90, 4), n=2, max_tokens=3)])
     outcome = run(warm, [one(77)])["one"]

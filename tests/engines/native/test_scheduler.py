@@ -1,4 +1,4 @@
-"""What is scheduled and admitted when, with literal block ids (blocks hold four tokens), and the order of queues."""
+"""When groups and choices are scheduled and admitted, with literal block ids (blocks hold four tokens), and queues."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_a_prompt_is_run_once_and_every_choice_draws_from_its_last_row() -> None
     assert chunks(engine.step()) == ([("a", 0, 0, 1), ("a", 1, 0, 1), ("a", 2, 0, 1)], [])
 
 
-def test_choices_being_written_come_before_prompts_and_share_the_budget() -> None:
+def test_decoding_choices_come_before_prompts_and_share_the_budget() -> None:
     engine = PaperEngine(blocks=40, budget=8)
     engine.submit(request("a", PROMPT, n=3))
     assert chunks(engine.step()) == ([], [("a", 0, 8)])
@@ -56,7 +56,7 @@ def test_choices_being_written_come_before_prompts_and_share_the_budget() -> Non
     engine.assert_wrote("b", tuple(range(50, 63)), n=2, tokens=8)
 
 
-def test_choices_being_written_come_before_an_older_choice_that_replays() -> None:
+def test_decoding_choices_come_before_an_older_choice_that_replays() -> None:
     engine = PaperEngine(blocks=40, budget=10)
     engine.submit(request("young", [50], n=2))
     engine.step()
@@ -74,7 +74,7 @@ def test_the_older_prompt_is_finished_before_the_younger_one_is_begun() -> None:
     assert chunks(engine.step()) == ([], [("a", 0, 10), ("b", 0, 2)])
 
 
-def test_what_a_resumed_choice_has_written_is_replayed_in_chunks_and_not_drawn_again() -> None:
+def test_the_written_tokens_of_a_resumed_choice_are_replayed_in_chunks_and_not_drawn_again() -> None:
     engine = PaperEngine(blocks=40, budget=12)
     written = answer(PROMPT, 7, 20)
     starts = [ChoiceStart(3, 7, tuple(written[:15]))]
@@ -114,7 +114,7 @@ def test_a_prefix_hit_shares_full_blocks_and_runs_the_rest() -> None:
     engine.assert_wrote("b", (*PROMPT[:8], 50, 51, 52), n=1, tokens=8)
 
 
-def test_the_last_prompt_token_is_run_though_all_its_blocks_are_known() -> None:
+def test_the_last_prompt_token_is_computed_even_if_all_blocks_are_cached() -> None:
     engine = PaperEngine(blocks=20)
     engine.serve(request("a", PROMPT[:8]))
     again = engine.submit(request("b", PROMPT[:8]))
@@ -152,7 +152,7 @@ def test_blocks_of_another_salt_are_not_shared() -> None:
     assert (other.cached_tokens, same.cached_tokens) == (0, 8)
 
 
-def test_a_group_that_wants_prompt_logprobs_skips_hits_and_runs_all_of_its_prompt() -> None:
+def test_a_group_that_wants_prompt_logprobs_ignores_hits_and_computes_its_whole_prompt() -> None:
     engine = PaperEngine(blocks=20)
     engine.serve(request("a", PROMPT))
     sampling = SamplingParams(max_tokens=2, prompt_logprobs=0)
@@ -161,7 +161,7 @@ def test_a_group_that_wants_prompt_logprobs_skips_hits_and_runs_all_of_its_promp
     assert group.cached_tokens == 0
 
 
-def test_a_hit_on_idle_blocks_counts_against_the_room_there_is() -> None:
+def test_a_hit_on_idle_blocks_takes_them_from_the_free_room() -> None:
     engine = PaperEngine(blocks=7)
     engine.serve(request("a", PROMPT, max_tokens=1))  # 0 and 1 idle: 7 free
     engine.submit(request("b", range(50, 58), max_tokens=9))  # 2 + 1 blocks: 4 free
@@ -174,7 +174,7 @@ def test_a_hit_on_idle_blocks_counts_against_the_room_there_is() -> None:
     engine.assert_wrote("c", PROMPT, n=2, tokens=8)
 
 
-def test_a_trunk_goes_on_right_behind_its_hit_though_another_run_fits_better() -> None:
+def test_a_trunk_goes_on_right_after_its_hit_even_if_another_run_fits_better() -> None:
     engine = PaperEngine(blocks=40)
     engine.submit(request("a", PROMPT[:8], n=3, max_tokens=1))  # 0, 1 and 2, 3, 4
     engine.submit(request("stays", [50]))  # 5 and 6
@@ -186,7 +186,7 @@ def test_a_trunk_goes_on_right_behind_its_hit_though_another_run_fits_better() -
     assert tables(group) == ([0, 1, 2, 3], [[4]])
 
 
-def test_a_trunk_that_does_not_fit_behind_its_hit_lies_in_one_run_elsewhere() -> None:
+def test_a_trunk_that_does_not_fit_after_its_hit_gets_one_run_elsewhere() -> None:
     engine = PaperEngine(blocks=40)
     engine.submit(request("a", PROMPT[:8], max_tokens=1))
     engine.serve(request("x", range(50, 58), max_tokens=1))  # idle: 0, 1 of a and 3, 4 of x; free: 2 and 5..39
@@ -203,7 +203,7 @@ def test_a_tail_takes_the_smallest_hole_and_leaves_long_runs_to_trunks() -> None
     assert tables(group) == ([2], [[3, 0]])  # not 4, which follows 3
 
 
-def test_the_last_sibling_takes_the_trunk_with_it() -> None:
+def test_the_last_sibling_frees_the_trunk() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=2))
     engine.step()
@@ -216,7 +216,7 @@ def test_the_last_sibling_takes_the_trunk_with_it() -> None:
 
 
 @pytest.mark.parametrize("steps", range(5))
-def test_an_aborted_group_leaves_nothing_behind_at_any_time(steps: int) -> None:
+def test_an_aborted_group_leaves_nothing_whenever_it_is_aborted(steps: int) -> None:
     engine = PaperEngine(blocks=20, budget=6)
     engine.submit(request("a", PROMPT, n=2))
     engine.steps(steps)
@@ -226,7 +226,7 @@ def test_an_aborted_group_leaves_nothing_behind_at_any_time(steps: int) -> None:
     assert not engine.scheduler.plan()
 
 
-def test_states_are_those_of_the_tables() -> None:
+def test_a_sequence_waits_runs_and_finishes_as_its_blocks_come_and_go() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=2))
     sequences = list(group.sequences)
@@ -253,15 +253,12 @@ def names(queue: ByAge[Group]) -> list[str]:
     return [str(group.request.request_id) for group in queue]
 
 
-def test_equal_priorities_stand_in_order_of_arrival() -> None:
-    assert names(queue_of(groups(0, 0, 0)[::-1])) == ["g0", "g1", "g2"]
+def test_groups_are_queued_by_priority_number_and_then_by_arrival() -> None:
+    for queued in (groups(5, 0, -1, 5, 0), groups(5, 0, -1, 5, 0)[::-1]):
+        assert names(queue_of(queued)) == ["g2", "g1", "g4", "g0", "g3"]
 
 
-def test_lower_priority_numbers_go_first() -> None:
-    assert names(queue_of(groups(5, 0, -1, 5, 0))) == ["g2", "g1", "g4", "g0", "g3"]
-
-
-def test_a_group_that_comes_back_stands_where_it_stood() -> None:
+def test_a_group_that_comes_back_gets_its_old_place_in_the_queue() -> None:
     one, two, three = groups(0, 0, 0)
     queue = queue_of([one, two, three])
     queue.remove(two)
@@ -270,7 +267,7 @@ def test_a_group_that_comes_back_stands_where_it_stood() -> None:
     assert names(queue) == ["g0", "g1", "g2"]
 
 
-def test_choices_stand_by_their_groups_and_then_by_their_rank() -> None:
+def test_choices_are_queued_by_group_and_then_by_rank() -> None:
     one, two = (group_of(request(name, [1], n=2), arrival) for arrival, name in enumerate("ab"))
     queue = ByAge[Sequence]()
     for sequence in (*two.sequences, *one.sequences):
@@ -278,7 +275,7 @@ def test_choices_stand_by_their_groups_and_then_by_their_rank() -> None:
     assert list(queue) == [*one.sequences, *two.sequences]
 
 
-def test_who_is_not_there_cannot_be_removed() -> None:
+def test_a_group_that_is_not_in_the_queue_cannot_be_removed() -> None:
     one, two, three = groups(0, 0, 0)
     queue = queue_of([one, three])
     for absent in (two, groups(0)[0]):  # the second has the age of one that is there
@@ -287,7 +284,7 @@ def test_who_is_not_there_cannot_be_removed() -> None:
     assert names(queue) == ["g0", "g2"]
 
 
-def test_oldest_and_youngest_stand_at_the_ends() -> None:
+def test_the_oldest_and_youngest_are_at_the_ends_of_the_queue() -> None:
     queue = ByAge[Group]()
     assert (queue.oldest(), queue.youngest(), len(queue)) == (None, None, 0)
     one, two = groups(0, 0)
@@ -320,7 +317,7 @@ def test_a_group_is_admitted_with_all_its_choices_or_not_at_all() -> None:
     assert states(large) == ["running"] * 3
 
 
-def test_choices_that_run_at_once_are_limited_over_all_groups() -> None:
+def test_the_number_of_running_choices_is_limited_over_all_groups() -> None:
     engine = PaperEngine(blocks=40, max_num_seqs=4)
     first = engine.submit(request("a", PROMPT, n=3))
     second = engine.submit(request("b", PROMPT, n=2))
@@ -331,7 +328,7 @@ def test_choices_that_run_at_once_are_limited_over_all_groups() -> None:
     assert list(engine.scheduler.running) == [first, second]
 
 
-def test_a_large_group_is_not_overtaken_by_a_small_one_behind_it() -> None:
+def test_a_small_group_does_not_overtake_a_large_one() -> None:
     engine = PaperEngine(blocks=8)
     engine.submit(request("a", PROMPT))  # 4 blocks, 4 are left
     engine.submit(request("b", PROMPT[::-1], n=3))  # needs 6
@@ -355,7 +352,7 @@ def test_a_group_that_found_no_room_is_admitted_once_it_has_fewer_choices() -> N
 def test_a_group_that_found_no_room_is_admitted_once_its_prefix_is_known() -> None:
     engine = PaperEngine(blocks=6)
     engine.submit(request("a", PROMPT[:8]))  # 3 blocks, 3 are left
-    late = engine.submit(request("b", (*PROMPT[:8], 50)))  # needs 4, or 2 behind what a has computed
+    late = engine.submit(request("b", (*PROMPT[:8], 50)))  # needs 4, or 2 after what a has computed
     engine.step()
     assert late in engine.scheduler.waiting
     engine.step()

@@ -1,4 +1,4 @@
-"""Engine processes that hang, and some that only seem to: real processes, real signals, a tiny model."""
+"""Engine processes that hang, and some that only seem to, with real processes, real signals and a tiny model."""
 
 import asyncio
 import logging
@@ -31,11 +31,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SILENCE_S = 1.0
 LONG_PROMPT = 16_000
-"""Tokens; one step of it takes seconds."""
+"""Number of tokens of a prompt whose step takes seconds."""
 
 
 def stop(native: NativeEngine) -> None:
-    """Returns when the process stands still."""
+    """Stops the engine's process, and returns once it has stopped."""
     assert native.info.pid is not None
     os.kill(native.info.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, native.info.pid, os.WSTOPPED)
@@ -43,7 +43,7 @@ def stop(native: NativeEngine) -> None:
 
 @pytest.fixture(scope="session")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that takes long prompts."""
+    """A tiny model for long prompts."""
     folder = save_tiny_model("llama", tmp_path_factory.mktemp("long"))
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"max_position_embeddings": 1024', '"max_position_embeddings": 16384'))
@@ -52,7 +52,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def in_one_step(folder: Path, spawn: Spawn, **changes: object) -> AsyncIterator[NativeEngine]:
-    """An engine that runs a long prompt in a single step."""
+    """Starts an engine that runs a long prompt in a single step."""
     async with engine(
         folder,
         spawn=spawn,
@@ -66,7 +66,7 @@ async def in_one_step(folder: Path, spawn: Spawn, **changes: object) -> AsyncIte
         yield native
 
 
-async def test_a_stopped_engine_ends_its_groups_and_questions_and_is_killed(
+async def test_groups_and_questions_of_a_stopped_engine_end_and_it_is_killed(
     tiny: Tiny, forking: ForkingProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=SILENCE_S, role=Role.PREFILL) as native:
@@ -92,7 +92,7 @@ async def test_a_stopped_engine_ends_its_groups_and_questions_and_is_killed(
         assert str(native.info.pid) in record.getMessage()
 
 
-async def test_an_engine_that_goes_on_in_time_lives(tiny: Tiny, forking: ForkingProcess) -> None:
+async def test_an_engine_that_goes_on_in_time_is_not_killed(tiny: Tiny, forking: ForkingProcess) -> None:
     async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=60.0) as native:
         answer = asyncio.ensure_future(tokens_of(native, group("g", prompt_of(20), n=2, max_tokens=400)))
         stop(native)
@@ -108,7 +108,7 @@ async def test_a_stopped_engine_can_be_closed(tiny: Tiny, forking: ForkingProces
         assert not native.died.is_set()
 
 
-async def test_an_engine_in_a_long_step_lives(long_model: Path, forking: ForkingProcess) -> None:
+async def test_an_engine_in_a_long_step_is_not_killed(long_model: Path, forking: ForkingProcess) -> None:
     async with in_one_step(long_model, forking.spawn) as native:
         begun_s = time.monotonic()
         tokens = await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
@@ -123,7 +123,7 @@ async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path, for
         await asyncio.wait_for(native.died.wait(), PATIENCE_S)
 
 
-async def test_a_parent_that_was_busy_or_stopped_kills_nobody(tiny: Tiny) -> None:
+async def test_a_parent_that_was_busy_or_stopped_does_not_kill_its_engine(tiny: Tiny) -> None:
     program = (
         "import asyncio, sys, time, msgspec\n"
         "from motet.config import EngineConfig\n"

@@ -1,4 +1,4 @@
-"""Choices that follow a grammar: each is what it would be alone, however it was run, and none disturbs another."""
+"""Choices with a grammar are the same as alone, however they are run, and none disturbs another."""
 
 from pathlib import Path
 
@@ -29,13 +29,8 @@ WAYS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("speaking"))
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_choice_i_of_a_group_is_the_single_with_its_seed(model: Path, way: str) -> None:
+def test_choice_i_of_a_group_is_the_single_request_with_its_seed(model: Path, way: str) -> None:
     fields = {**WAYS[way], "grammar": PERSON, "max_tokens": 120, "ignore_eos": False}
     prompt = prompt_of(30)
     together = run(make_core(model), [group("g", prompt, n=4, seed=11, **fields)])["g"]  # type: ignore[arg-type]
@@ -56,7 +51,7 @@ def test_a_prompt_in_chunks_changes_nothing(model: Path) -> None:
     assert run(make_core(model, budget=7, max_num_seqs=4), requests)["g"].tokens == whole.tokens
 
 
-def test_a_preempted_choice_goes_on_where_its_grammar_was(model: Path) -> None:
+def test_a_preempted_choice_goes_on_where_it_was_in_its_grammar(model: Path) -> None:
     requests = [person("a", prompt_of(40), n=4, seed=2), person("b", prompt_of(33, 1), n=4, seed=9)]
     whole = run(make_core(model), requests)
     small = make_core(model, blocks=66, max_model_len=256)
@@ -67,7 +62,7 @@ def test_a_preempted_choice_goes_on_where_its_grammar_was(model: Path) -> None:
         assert disturbed[name].tokens == whole[name].tokens
 
 
-def test_a_choice_resumed_after_any_token_writes_what_it_would_have_written(model: Path) -> None:
+def test_a_choice_resumed_after_any_token_writes_the_same_rest(model: Path) -> None:
     prompt = prompt_of(20)
     whole = run(make_core(model), [person("g", prompt, n=2, seed=6)])["g"]
     resumed = [
@@ -80,7 +75,7 @@ def test_a_choice_resumed_after_any_token_writes_what_it_would_have_written(mode
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_choice_that_thinks_first_goes_on_in_its_thoughts_and_behind_them(model: Path, opened: bool) -> None:
+def test_a_choice_that_thinks_first_is_resumed_in_and_after_its_thoughts(model: Path, opened: bool) -> None:
     thinking = Thinking("[", "]", opened=opened)
     fields: dict[str, object] = {
         "grammar": Grammar(WORD.kind, WORD.source, thinking),
@@ -102,7 +97,7 @@ def test_a_choice_that_thinks_first_goes_on_in_its_thoughts_and_behind_them(mode
     assert {text.rpartition("]")[2].strip() for text in ended} <= {"yes", "no", "hello"}
 
 
-def test_grammars_and_free_choices_share_steps_and_none_disturbs_another(model: Path) -> None:
+def test_choices_with_and_without_grammars_share_steps_and_none_disturbs_another(model: Path) -> None:
     requests = [
         person("person", prompt_of(25), n=3, seed=1),
         group("free", prompt_of(31, 1), n=3, seed=2, max_tokens=40),
@@ -120,7 +115,7 @@ def test_grammars_and_free_choices_share_steps_and_none_disturbs_another(model: 
     assert {text_of(tokens) for tokens in together["word"].tokens.values()} <= {"yes", "no", "hello"}
 
 
-def test_choices_after_a_transfer_are_those_of_one_engine(model: Path) -> None:
+def test_choices_after_a_transfer_equal_those_of_a_single_engine(model: Path) -> None:
     request = person("g", prompt_of(50), n=3, seed=8)
     pair = Pair(model)
     pair.submit(with_ticket(request, pair.prefill(request)))
@@ -148,7 +143,7 @@ def test_a_greedy_group_is_computed_once_and_its_grammar_with_it(model: Path) ->
     assert core.stats().greedy_choices_shared == 4
 
 
-def test_log_probabilities_are_those_of_the_model_not_of_the_grammar(model: Path) -> None:
+def test_log_probabilities_are_computed_without_the_grammar(model: Path) -> None:
     fields: dict[str, object] = {"seed": 3, "logprobs": 5, "max_tokens": 4}
     free = run(make_core(model), [group("g", prompt_of(30), **fields)])["g"]  # type: ignore[arg-type]
     bound = run(make_core(model), [group("g", prompt_of(30), **fields, grammar=NUMBER)])["g"]  # type: ignore[arg-type]
@@ -159,17 +154,15 @@ def test_log_probabilities_are_those_of_the_model_not_of_the_grammar(model: Path
 @pytest.mark.parametrize(
     "fields", [{"ignore_eos": True}, {"min_tokens": 15, "ignore_eos": False}, {"min_tokens": 15}], ids=str
 )
-def test_where_only_the_end_may_follow_a_choice_ends_whatever_else_was_asked(
-    model: Path, fields: dict[str, object]
-) -> None:
+def test_a_choice_ends_where_its_grammar_ends_whatever_the_request_says(model: Path, fields: dict[str, object]) -> None:
     outcome = run(make_core(model), [group("g", prompt_of(20), n=6, grammar=WORD, **fields)])["g"]  # type: ignore[arg-type]
     assert {text_of(tokens) for tokens in outcome.tokens.values()} <= {"yes", "no", "hello"}
     assert set(outcome.finish.values()) == {STOP}
 
 
 @pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"min_tokens": 12, "ignore_eos": False}], ids=str)
-def test_an_end_that_may_come_later_does_not_come_too_early(model: Path, fields: dict[str, object]) -> None:
-    """At most twelve digits are allowed, at least four."""
+def test_a_choice_does_not_end_before_it_must_if_the_request_forbids_it(model: Path, fields: dict[str, object]) -> None:
+    """The grammar allows four to twelve digits."""
     free = run(make_core(model), [group("g", prompt_of(20), n=6, grammar=NUMBER, ignore_eos=False)])["g"]
     held = run(make_core(model), [group("g", prompt_of(20), n=6, grammar=NUMBER, **fields)])["g"]  # type: ignore[arg-type]
     assert min(len(tokens) for tokens in free.tokens.values()) < 13
@@ -213,7 +206,7 @@ def test_a_cut_answer_ends_with_length(model: Path) -> None:
     assert outcome.finish[0] == Finish(FinishReason.LENGTH)
 
 
-def test_what_cannot_be_constrained_is_refused_and_the_next_group_runs(model: Path, tmp_path: Path) -> None:
+def test_a_group_whose_grammar_cannot_be_followed_is_refused_and_the_next_one_runs(model: Path) -> None:
     core = make_core(model)
     for request in (
         person("bad", prompt_of(20), starts=[ChoiceStart(0, 0), ChoiceStart(1, 1, tuple(prompt_of(4)))]),

@@ -1,29 +1,27 @@
-"""Grammars in a real engine process: compiled beside the steps, refused there, and taken up after a death."""
+"""Grammars in a real engine process: they are compiled beside the steps, refused, and resumed after a death."""
 
 import asyncio
 import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from motet.engines.native.client import NativeEngine
-from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError, GrammarError
 from motet.ids import RequestId
 from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind
 from tests.engines.native.drive import group, make_core, prompt_of, run
-from tests.engines.native.grammars import NUMBER, PERSON, speaking_model
+from tests.engines.native.grammars import NUMBER, PERSON
+from tests.engines.native.test_process import engine, idle, tokens_of
 from tests.forked import ForkingProcess
-from tests.tiny_engine import engine_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SLOW = Grammar(GrammarKind.JSON, json.dumps({"anyOf": [{"const": f"{i:06d}" * 9} for i in range(3000)]}))
-"""Takes a while to be compiled."""
+"""A grammar that takes a while to compile."""
 
 
 @pytest.fixture(scope="module")
@@ -32,43 +30,16 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("speaking"))
-
-
-@asynccontextmanager
-async def engine(folder: Path, spawn: Spawn) -> AsyncIterator[NativeEngine]:
-    started = await NativeEngine.start(engine_config(folder), spawn=spawn)
-    try:
-        yield started
-    finally:
-        await started.close()
-
-
-@pytest.fixture(scope="module")
 async def native(model: Path, forking: ForkingProcess) -> AsyncIterator[NativeEngine]:
     async with engine(model, forking.spawn) as started:
         yield started
-
-
-async def tokens_of(native: NativeEngine, request: GenerateRequest) -> dict[int, list[int]]:
-    tokens: dict[int, list[int]] = {start.index: [] for start in request.choices}
-    async for delta in native.generate(request):
-        for choice in delta.choices:
-            tokens[choice.index] += choice.token_ids
-    return tokens
-
-
-async def idle(native: NativeEngine) -> bool:
-    stats = await native.stats(check=True)
-    return stats.blocks_used == stats.groups_running == stats.groups_waiting == stats.choices_waiting == 0
 
 
 def person(name: str, **changes: object) -> GenerateRequest:
     return group(name, prompt_of(30), grammar=PERSON, max_tokens=120, **changes)  # type: ignore[arg-type]
 
 
-async def test_groups_with_and_without_grammars_are_those_of_the_core(native: NativeEngine, model: Path) -> None:
+async def test_groups_with_and_without_grammars_equal_those_of_the_core(native: NativeEngine, model: Path) -> None:
     requests = [
         person("a", n=3, seed=1),
         group("b", prompt_of(25, 1), n=2, seed=2),
@@ -81,7 +52,7 @@ async def test_groups_with_and_without_grammars_are_those_of_the_core(native: Na
     assert await idle(native)
 
 
-async def test_a_grammar_that_is_none_is_refused_and_the_others_go_on(native: NativeEngine) -> None:
+async def test_an_invalid_grammar_is_refused_and_other_groups_go_on(native: NativeEngine) -> None:
     free = native.generate(group("free", prompt_of(20), max_tokens=60))
     with pytest.raises(GrammarError) as refused:
         await tokens_of(native, group("bad", prompt_of(20), grammar=Grammar(GrammarKind.REGEX, "(((")))
@@ -90,7 +61,7 @@ async def test_a_grammar_that_is_none_is_refused_and_the_others_go_on(native: Na
     assert await idle(native)
 
 
-async def test_who_leaves_while_a_grammar_is_compiled_leaves_nothing_behind(native: NativeEngine) -> None:
+async def test_a_group_that_ends_while_its_grammar_is_compiled_leaves_nothing(native: NativeEngine) -> None:
     for i in range(6):
         slow = Grammar(SLOW.kind, SLOW.source.replace("000001", f"99999{i}"))
         stream = native.generate(group(f"left {i}", prompt_of(20), n=2, grammar=slow))
@@ -102,10 +73,10 @@ async def test_who_leaves_while_a_grammar_is_compiled_leaves_nothing_behind(nati
     assert (await tokens_of(native, person("next")))[0]
 
 
-async def test_choices_go_on_in_another_engine_after_a_kill_as_if_nothing_had_been(
+async def test_choices_of_a_killed_engine_go_on_in_another_one_as_if_undisturbed(
     native: NativeEngine, model: Path, forking: ForkingProcess
 ) -> None:
-    """The whole of them is what an undisturbed engine writes, at whatever token each was lost."""
+    """Written tokens and the rest are together what an undisturbed engine writes."""
     request = person("g", n=4, seed=21)
     expected = run(make_core(model), [request])["g"].tokens
     written: dict[int, list[int]] = {i: [] for i in range(4)}

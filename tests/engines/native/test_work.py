@@ -1,5 +1,5 @@
-"""A step of the engine costs its Python constant work a scheduled token, whatever n, the groups, what is known of them
-and who waits; the model runs on a runner that does nothing, the sampler over a vocabulary of 16."""
+"""A step of the engine takes constant work in Python for each scheduled token, whatever n, the groups, their lengths
+and the queues are. The runner computes nothing, and the sampler has a vocabulary of 16."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.slow
 BLOCK_SIZE = 16
 VOCAB_SIZE = 16
 MOST = 1000
-"""Bytecodes a token in a step of 32 tokens, unwatched. It takes 870; CPython 3.11 runs some 250 in a microsecond."""
+"""Most bytecodes a token in a step of 32 tokens, unwatched. It takes 870; CPython 3.11 runs 250 in a microsecond."""
 
 
 class BlankRunner:
-    """Every token is as likely as any other."""
+    """A runner for which every token is equally likely."""
 
     device = torch.device("cpu")
 
@@ -43,7 +43,7 @@ class BlankRunner:
 
 
 class Engine:
-    """A core whose steps are counted."""
+    """A core whose bytecodes are counted."""
 
     def __init__(self, *, blocks: int = 20_000, max_num_seqs: int = 512, budget: int = 1024) -> None:
         info = EngineInfo(
@@ -66,7 +66,7 @@ class Engine:
     def submit(
         self, name: str, *, n: int = 1, prompt: int = 64, max_tokens: int = 10_000, repetition_penalty: float = 1.0
     ) -> None:
-        """Prompts of different names begin differently."""
+        """Submits a group; prompts of groups with different names begin differently."""
         tokens = WatchedTuple((*name.encode(), *range(prompt - len(name))))
         sampling = SamplingParams(max_tokens=max_tokens, repetition_penalty=repetition_penalty)
         starts = choice_starts(n, seed=0)
@@ -77,20 +77,20 @@ class Engine:
             self.core.step()
 
     def cost(self, *, watched: bool = True) -> int:
-        """Bytecodes of a step."""
+        """Takes a step, and returns its number of bytecodes."""
         if watched:
             watch(self.core)
         return bytecodes(self.core.step)
 
     def decode_cost(self, *, watched: bool = True) -> float:
-        """Bytecodes of a token, over steps in which every tail takes one block."""
+        """Takes steps in which every tail takes one block, and returns the mean number of bytecodes of a token."""
         before = self.core.counters.generated_tokens
         cost = sum(self.cost(watched=watched) for _ in range(BLOCK_SIZE))
         return cost / (self.core.counters.generated_tokens - before)
 
 
 def decoding(n: int = 4, *, groups: int = 1, prompt: int = 64, written: int = 20) -> Engine:
-    """Groups in the middle of their answers."""
+    """Returns an engine with groups in the middle of their answers."""
     engine = Engine()
     for i in range(groups):
         engine.submit(f"g{i}", n=n, prompt=prompt)
@@ -100,30 +100,30 @@ def decoding(n: int = 4, *, groups: int = 1, prompt: int = 64, written: int = 20
     return engine
 
 
-def test_a_token_costs_the_less_the_larger_its_group() -> None:
+def test_the_larger_its_group_the_less_a_token_costs() -> None:
     costs = [decoding(n).decode_cost() for n in (1, 4, 16, 64, 256)]
     assert costs == sorted(costs, reverse=True)
 
 
-def test_a_token_costs_the_less_the_more_groups_there_are() -> None:
+def test_the_more_groups_there_are_the_less_a_token_costs() -> None:
     costs = [decoding(8, groups=groups).decode_cost() for groups in (1, 8, 32)]
     assert costs == sorted(costs, reverse=True)
 
 
-def test_a_token_costs_little() -> None:
+def test_a_token_costs_no_more_than_a_thousand_bytecodes() -> None:
     assert decoding(32).decode_cost(watched=False) <= MOST
     assert decoding(8, groups=4).decode_cost(watched=False) <= MOST
 
 
-def test_a_token_costs_the_same_behind_any_prompt() -> None:
+def test_a_token_costs_the_same_after_any_prompt() -> None:
     assert decoding(prompt=16_000).decode_cost() == pytest.approx(decoding(prompt=64).decode_cost(), rel=0.01)
 
 
-def test_a_token_costs_the_same_after_any_number_of_others() -> None:
+def test_a_token_costs_the_same_after_any_number_of_written_tokens() -> None:
     assert decoding(written=1500).decode_cost() == pytest.approx(decoding(written=20).decode_cost(), rel=0.01)
 
 
-def test_a_prompt_token_costs_the_same_at_any_place() -> None:
+def test_a_prompt_token_costs_the_same_at_any_position() -> None:
     engine = Engine(budget=512)
     engine.submit("long", prompt=16_000)
     engine.steps(1)
@@ -133,7 +133,7 @@ def test_a_prompt_token_costs_the_same_at_any_place() -> None:
 
 
 @pytest.mark.parametrize("scarce", ["choices", "blocks"])
-def test_a_token_costs_the_same_whoever_waits(scarce: str) -> None:
+def test_a_token_costs_the_same_however_many_groups_wait(scarce: str) -> None:
     def cost(waiting: int, prompt: int) -> float:
         n, blocks = (4, 2000) if scarce == "choices" else (1, 30)
         engine = Engine(blocks=blocks, max_num_seqs=4)
@@ -148,7 +148,7 @@ def test_a_token_costs_the_same_whoever_waits(scarce: str) -> None:
 
 
 @pytest.mark.parametrize("repetition_penalty", [1.0, 1.1])
-def test_another_choice_of_a_request_costs_the_same_behind_any_prompt(repetition_penalty: float) -> None:
+def test_another_choice_of_a_request_costs_the_same_after_any_prompt(repetition_penalty: float) -> None:
     def cost(prompt: int) -> int:
         one, many = (
             bytecodes(partial(Engine().submit, "g", n=n, prompt=prompt, repetition_penalty=repetition_penalty))
@@ -195,7 +195,7 @@ def test_choices_that_take_blocks_from_each_other_cost_the_same_each() -> None:
     assert cost(256) <= 1.1 * cost(32)  # the youngest sibling that holds a block is found by halving
 
 
-def test_a_step_costs_the_same_whoever_holds_leases() -> None:
+def test_a_step_costs_the_same_however_many_leases_are_held() -> None:
     def cost(leases: int) -> int:
         proof = Proof(10)
         table = LeaseTable(proof, seconds=60.0)
@@ -228,7 +228,7 @@ PASSES: dict[str, Callable[[WatchedList], object]] = {
 
 
 @pytest.mark.parametrize("what", PASSES)
-def test_a_pass_over_a_watched_list_is_counted_though_c_makes_it(what: str) -> None:
+def test_a_pass_over_a_watched_list_is_counted_even_if_c_makes_it(what: str) -> None:
     short, long = WatchedList(range(1000 - 10, 1000)), WatchedList(range(1000))
     extra = bytecodes(lambda: PASSES[what](long)) - bytecodes(lambda: PASSES[what](short))
     assert extra >= 990 * 5

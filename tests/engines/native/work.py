@@ -1,8 +1,8 @@
-"""Counts the work of a piece of Python: in bytecodes run, not in time.
+"""Counts the work of Python code in bytecodes, not in time.
 
-What C does is not seen: `tuple(table)` is a handful of bytecodes, however long the table. So `watch` puts sequences in
-the place of those that an object keeps which pass over themselves in Python, where it is counted: a loop, a copy, a
-slice, a search, a comparison. What stays unseen is what a list moves up behind an insertion, eight bytes an element.
+The work of C is not seen: `tuple(table)` is a handful of bytecodes, however long the table is. So `watch` replaces the
+lists that an object keeps by ones that loop, copy, slice, search and compare in Python, where it is counted. Only the
+elements that a list moves up after an insertion stay unseen, eight bytes each.
 """
 
 import gc
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def bytecodes(work: Callable[[], object]) -> int:
-    """Without the garbage collector, which runs the finalizers of other tests' leftovers wherever it likes."""
+    """Counts bytecodes, without the garbage collector: it would run finalizers of other tests' leftovers."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> "TraceFunction":
@@ -38,7 +38,7 @@ def bytecodes(work: Callable[[], object]) -> int:
 
 
 class _InPython:
-    """Mixed in before `list` or `tuple`. Elements are whatever they are: nothing here looks at them."""
+    """Comes before `list` or `tuple` among the base classes, and does their loops in Python."""
 
     def __len__(self) -> int:
         return super().__len__()  # type: ignore[misc,no-any-return]

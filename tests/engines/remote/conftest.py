@@ -1,4 +1,4 @@
-"""Servers that are workers: our own API over a scripted engine, on real sockets."""
+"""Workers that are servers: our own API over a scripted engine, on real sockets."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -17,7 +17,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
-    """Starts servers; afterwards every one must be empty."""
+    """Starts servers, and checks at the end that each of them is empty."""
     async with AsyncExitStack() as stack:
         yield Serving(tokenizer, stack)
 

@@ -1,4 +1,4 @@
-"""A server as an engine: what comes through the wire is what the engine behind it gives; nothing is left behind."""
+"""A server as an engine: the wire brings what the engine behind it gives, and nothing is left behind."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ from tests.engines.remote.worker import SAMPLING, TellingEngine, counting, delta
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_report_says_what_the_worker_is_and_how_it_does(served: Served) -> None:
+async def test_the_report_has_the_workers_state_info_and_figures(served: Served) -> None:
     async with engine_at(served.url) as engine:
         report = await engine.report()
         assert (report.state, report.info, report.block_events) == (WorkerState.READY, served.engine.info, None)
@@ -35,7 +35,7 @@ async def test_the_report_says_what_the_worker_is_and_how_it_does(served: Served
         assert engine.info == served.engine.info
 
 
-async def test_each_start_of_a_server_has_an_id_of_its_own(serve: Serving) -> None:
+async def test_each_start_of_a_server_has_its_own_id(serve: Serving) -> None:
     one, other = await serve(), await serve()
     async with engine_at(one.url) as first, engine_at(other.url) as second:
         assert first.engine_id == (await first.report()).engine_id != second.engine_id
@@ -56,7 +56,7 @@ GRAMMAR = Grammar(GrammarKind.JSON, '{"type": "object"}', Thinking("<think>", "<
     ],
     ids=["plain", "logprobs", "stop tokens", "length", "grammar"],
 )
-async def test_what_comes_through_is_what_the_engine_gives(serve: Serving, n: int, sampling: SamplingParams) -> None:
+async def test_deltas_arrive_as_the_engine_gives_them(serve: Serving, n: int, sampling: SamplingParams) -> None:
     served = await serve(counting)
     request = group(n=n, sampling=sampling)
     async with engine_at(served.url) as engine:
@@ -75,7 +75,7 @@ async def test_resumed_choices_go_on_where_they_were(serve: Serving) -> None:
     assert served.engine.requests == [request]
 
 
-async def test_many_groups_at_once_do_not_mix(serve: Serving) -> None:
+async def test_many_groups_at_once_are_kept_apart(serve: Serving) -> None:
     served = await serve(counting)
     requests = [group(f"g{i}", n=1 + i % 4) for i in range(40)]
     async with engine_at(served.url) as engine:
@@ -108,7 +108,7 @@ async def test_a_group_is_submitted_before_anybody_reads_it(serve: Serving) -> N
     ],
 )
 @pytest.mark.parametrize("step", [0, 2])
-async def test_an_error_of_the_engine_comes_behind_what_it_had_given(
+async def test_an_error_of_the_engine_comes_after_the_deltas_before_it(
     serve: Serving, error: MotetError, seen: type[MotetError], step: int
 ) -> None:
     served = await serve(engine=WatchedEngine(counting, fail_after={step: error}))
@@ -125,7 +125,7 @@ async def test_an_error_of_the_engine_comes_behind_what_it_had_given(
     await served.until_empty()
 
 
-async def test_a_choice_that_is_stopped_ends_there_and_the_others_go_on(serve: Serving) -> None:
+async def test_a_stopped_choice_ends_on_the_server_and_the_others_go_on(serve: Serving) -> None:
     far = TellingEngine(gated=True)
     served = await serve(engine=far)
     async with engine_at(served.url) as engine:
@@ -153,7 +153,7 @@ async def test_stopping_the_last_choice_ends_the_group(serve: Serving) -> None:
         await served.until_empty()
 
 
-async def test_stopping_what_is_not_there_does_nothing(served: Served) -> None:
+async def test_stopping_a_choice_of_an_unknown_group_does_nothing(served: Served) -> None:
     async with engine_at(served.url) as engine:
         await engine.stop_choice(group().request_id, 0)
         assert len(await deltas_of(engine, group())) > 1
@@ -184,7 +184,7 @@ async def test_closing_a_stream_before_it_was_sent_opens_nothing(served: Served)
     assert [request.request_id for request in served.engine.requests] == ["other"]
 
 
-async def test_a_reader_that_is_cancelled_may_go_on(serve: Serving) -> None:
+async def test_a_reader_that_was_cancelled_can_read_on(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(counting, gated=True))
     async with engine_at(served.url) as engine:
         stream = engine.generate(group())
@@ -198,8 +198,8 @@ async def test_a_reader_that_is_cancelled_may_go_on(serve: Serving) -> None:
         assert [delta async for delta in stream] == await deltas_of(FakeEngine(counting), group())
 
 
-async def test_a_slow_reader_holds_up_nobody_else_and_fills_no_memory(serve: Serving) -> None:
-    """The server may send so much ahead as its outbox and the sockets hold, of an answer of 10,000 steps."""
+async def test_a_slow_reader_does_not_hold_up_others_or_fill_memory(serve: Serving) -> None:
+    """The server may send only as much ahead as its outbox and the sockets hold."""
     sampling = SamplingParams(max_tokens=3000, logprobs=20)
     served = await serve(endless)
     async with engine_at(served.url) as engine:
@@ -213,7 +213,7 @@ async def test_a_slow_reader_holds_up_nobody_else_and_fills_no_memory(serve: Ser
 
 
 class LateEnd(FakeGroup):
-    """Does not say that nothing more will come."""
+    """A group whose stream does not end after its last delta."""
 
     async def __anext__(self) -> GroupDelta:
         if self.step and not self.unfinished:
@@ -228,8 +228,8 @@ class EndsLate(WatchedEngine):
         return late
 
 
-async def test_a_group_that_was_read_to_its_end_counts_as_sent_though_the_reader_leaves_first(serve: Serving) -> None:
-    """Who has every choice's end does not wait for the end of the body."""
+async def test_a_group_counts_as_sent_once_every_choice_has_ended(serve: Serving) -> None:
+    """A reader that has the end of every choice does not wait for the end of the body."""
     served = await serve(engine=EndsLate(counting))
     async with engine_at(served.url) as engine:
         assert await deltas_of(engine, group()) == await deltas_of(FakeEngine(counting), group())

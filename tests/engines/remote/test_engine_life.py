@@ -1,4 +1,4 @@
-"""A server as an engine, around its groups: ended from here, draining, full, prefilling, and who else it meets."""
+"""A server as an engine, apart from its groups: lost, closed, draining, full, prefilling, and meeting others."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def cancel_prefill(engine: RemoteEngine, begun: asyncio.Event) -> None:
-    """Gives a prefill up as soon as the server has begun it."""
+    """Cancels a prefill as soon as the server has begun it."""
     prefilling = asyncio.ensure_future(engine.prefill(group()))
     await begun.wait()
     prefilling.cancel()
@@ -46,7 +46,7 @@ async def cancel_prefill(engine: RemoteEngine, begun: asyncio.Event) -> None:
         await prefilling
 
 
-async def test_lost_ends_groups_prefills_and_questions_with_its_error(serve: Serving) -> None:
+async def test_lost_ends_groups_and_prefills_with_its_error(serve: Serving) -> None:
     hold = Hold()
     served = await serve(engine=WatchedEngine(endless, role=Role.PREFILL, gated=True, during_prefill=hold))
     async with engine_at(served.url) as engine:
@@ -65,14 +65,14 @@ async def test_lost_ends_groups_prefills_and_questions_with_its_error(serve: Ser
         assert (await engine.report()).state is WorkerState.READY
 
 
-async def test_a_group_that_begins_after_lost_is_asked_as_ever(serve: Serving) -> None:
+async def test_a_group_that_begins_after_lost_is_sent_as_usual(serve: Serving) -> None:
     served = await serve(counting)
     async with engine_at(served.url) as engine:
         engine.lost(EngineSilentError("it hangs"))
         assert await deltas_of(engine, group()) == await deltas_of(FakeEngine(counting), group())
 
 
-async def test_close_ends_all_and_nothing_is_asked_any_more(serve: Serving) -> None:
+async def test_close_ends_everything_and_sends_nothing_more(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(endless, gated=True))
     async with engine_at(served.url) as engine:
         stream = engine.generate(group())
@@ -89,7 +89,7 @@ async def test_close_ends_all_and_nothing_is_asked_any_more(serve: Serving) -> N
         await served.until_empty()
 
 
-async def test_a_draining_server_takes_no_group_and_says_so(serve: Serving) -> None:
+async def test_a_draining_server_refuses_groups_and_says_why(serve: Serving) -> None:
     served = await serve()
     async with engine_at(served.url) as engine:
         served.service.start_drain()
@@ -98,7 +98,7 @@ async def test_a_draining_server_takes_no_group_and_says_so(serve: Serving) -> N
         assert (await engine.report()).state is WorkerState.DRAINING
 
 
-async def test_a_full_server_is_no_dead_one(serve: Serving) -> None:
+async def test_a_full_server_is_overloaded_and_not_dead(serve: Serving) -> None:
     config = ServerConfig(served_model_name=MODEL, max_waiting_groups=1)
     served = await serve(engine=WatchedEngine(endless, gated=True), config=config)
     async with engine_at(served.url) as engine:
@@ -111,14 +111,14 @@ async def test_a_full_server_is_no_dead_one(serve: Serving) -> None:
         await served.until_empty()
 
 
-async def test_what_the_server_refuses_is_quoted(served: Served) -> None:
+async def test_a_refusal_has_the_servers_words(served: Served) -> None:
     async with engine_at(served.url) as engine:
         with pytest.raises(EngineError, match="answered 400: prompt holds token id 99999") as caught:
             await deltas_of(engine, group(prompt=(5, 99999)))
         assert not caught.value.may_retry
 
 
-async def test_the_key_goes_along(serve: Serving) -> None:
+async def test_the_key_is_sent(serve: Serving) -> None:
     served = await serve(config=ServerConfig(served_model_name=MODEL, api_keys=("k1",)))
     async with engine_at(served.url, api_key="k1") as engine:
         assert len(await deltas_of(engine, group())) > 1
@@ -127,7 +127,7 @@ async def test_the_key_goes_along(serve: Serving) -> None:
             pass
 
 
-async def test_a_prefill_brings_a_ticket_and_release_ends_its_lease(serve: Serving) -> None:
+async def test_a_prefill_gives_a_ticket_and_release_ends_its_lease(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(role=Role.PREFILL))
     async with engine_at(served.url) as engine:
         ticket = await engine.prefill(group(n=8), readers=3)
@@ -138,7 +138,7 @@ async def test_a_prefill_brings_a_ticket_and_release_ends_its_lease(serve: Servi
         assert served.engine.requests == []
 
 
-async def test_a_prefill_that_is_cancelled_is_freed(serve: Serving) -> None:
+async def test_a_cancelled_prefill_is_freed(serve: Serving) -> None:
     hold = Hold()
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=hold))
     async with engine_at(served.url) as engine:
@@ -147,7 +147,7 @@ async def test_a_prefill_that_is_cancelled_is_freed(serve: Serving) -> None:
 
 
 async def test_a_ticket_that_is_on_its_way_when_its_prefill_is_cancelled_is_given_back() -> None:
-    """Its lease was left to expire. The calls carry the client's request id."""
+    """The bug: its lease was left to expire. The calls have the client's request id."""
     traced: list[bool] = []
     begun, stopped, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
     ticket = FakeLeases().grant(group(), NOWHERE, readers=1, block_size=16)
@@ -170,7 +170,7 @@ async def test_a_ticket_that_is_on_its_way_when_its_prefill_is_cancelled_is_give
     assert traced == [True, True]
 
 
-async def test_a_prefill_of_a_server_that_cannot_be_told_so_ends_with_its_connection() -> None:
+async def test_a_cancelled_prefill_ends_with_its_connection_if_the_server_does_not_answer() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,8 +184,8 @@ async def test_a_prefill_of_a_server_that_cannot_be_told_so_ends_with_its_connec
         await ended.wait()
 
 
-async def test_the_ticket_of_a_group_that_was_withdrawn_is_given_back(serve: Serving) -> None:
-    """Nobody knows whether the worker had read that the ticket is its to end."""
+async def test_the_ticket_of_a_group_that_was_closed_at_once_is_given_back(serve: Serving) -> None:
+    """It is not known whether the worker has read the request, and so would end the ticket itself."""
     far = TellingEngine(role=Role.DECODE)
     served = await serve(engine=far)
     ticket = far.leases.grant(group(), NOWHERE, readers=1, block_size=16)
@@ -196,7 +196,7 @@ async def test_the_ticket_of_a_group_that_was_withdrawn_is_given_back(serve: Ser
     assert (far.released, far.requests) == ([ticket], [])
 
 
-async def test_the_ticket_of_a_group_goes_along(serve: Serving) -> None:
+async def test_the_ticket_of_a_group_is_sent(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(role=Role.DECODE))
     ticket = served.engine.leases.grant(group(), NOWHERE, readers=1, block_size=16)
     async with engine_at(served.url) as engine:
@@ -204,7 +204,7 @@ async def test_the_ticket_of_a_group_goes_along(serve: Serving) -> None:
     assert (served.engine.pulls, served.engine.released) == (1, [])
 
 
-async def test_a_worker_is_told_whom_to_meet(serve: Serving) -> None:
+async def test_a_worker_can_be_told_to_connect_to_another_one(serve: Serving) -> None:
     served = await serve()
     async with engine_at(served.url) as engine:
         with pytest.raises(EngineError, match=r"answered 404: .*connects to no other"):

@@ -1,4 +1,4 @@
-"""A gateway's side of a worker: engines over real sockets, and servers that answer by a script."""
+"""The gateway's side of a worker: engines over real sockets, and servers that answer by a script."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -41,7 +41,7 @@ async def deltas_of(engine: Engine, request: GenerateRequest) -> list[GroupDelta
 
 @asynccontextmanager
 async def engine_at(url: str, *, api_key: str | None = None) -> AsyncIterator[RemoteEngine]:
-    """Of a server that answers."""
+    """Makes the engine of a server that answers."""
     async with server_client() as client:
         server = EngineServer(url, client, api_key=api_key)
         engine = RemoteEngine(server, await server.report())
@@ -52,7 +52,7 @@ async def engine_at(url: str, *, api_key: str | None = None) -> AsyncIterator[Re
 
 
 def counting(_: GenerateRequest, start: ChoiceStart) -> list[int]:
-    """Choice i ends after 3 + i % 5 tokens."""
+    """Returns the tokens of choice i, which ends after 3 + i % 5 of them."""
     return [*range(10 + start.index % 7, 13 + start.index % 7 + start.index % 5), 0]
 
 
@@ -61,7 +61,7 @@ def endless(_: GenerateRequest, start: ChoiceStart) -> list[int]:
 
 
 class TellingEngine(WatchedEngine):
-    """Says when it was told to stop a choice, and when a ticket was given back."""
+    """An engine with events for a stopped choice and for a ticket that was given back."""
 
     def __init__(self, *, role: Role = Role.BOTH, gated: bool = False) -> None:
         super().__init__(endless, role=role, gated=gated)
@@ -84,7 +84,7 @@ Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[
 
 @asynccontextmanager
 async def scripted(conversation: Conversation) -> AsyncIterator[RemoteEngine]:
-    """An engine of a server that has this conversation over each connection, and then closes it."""
+    """Makes the engine of a server that holds this conversation over each connection, and then closes it."""
     over: list[asyncio.Event] = []
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +109,7 @@ async def scripted(conversation: Conversation) -> AsyncIterator[RemoteEngine]:
 
 
 def response(status: str, *parts: bytes, headers: Sequence[str] = ()) -> bytes:
-    """All of a response that is sent in chunks, but for its end."""
+    """Returns a response in chunks without its last chunk."""
     head = "\r\n".join((f"HTTP/1.1 {status}", "transfer-encoding: chunked", *headers, "", ""))
     return head.encode() + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
 
@@ -118,7 +118,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 async def asked(reader: asyncio.StreamReader) -> bytes:
-    """The head of a request; its body is read and left."""
+    """Reads a request, and returns its head."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
     await reader.readexactly(int(length.partition(b":")[2]))

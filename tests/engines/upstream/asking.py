@@ -1,4 +1,4 @@
-"""Asks played servers for groups, and puts together what came of each choice."""
+"""Asks played servers for groups, and collects what came of each choice."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -54,8 +54,8 @@ def raw(value: object) -> msgspec.Raw:
 
 
 @dataclass
-class Brought:
-    """All that came of one choice."""
+class Received:
+    """Everything that came of one choice."""
 
     text: str = ""
     finish: str | None = None
@@ -66,16 +66,16 @@ class Brought:
 
 @dataclass
 class Whole:
-    """All that came of a group."""
+    """Everything that came of a group."""
 
-    choices: dict[int, Brought] = field(default_factory=dict)
+    choices: dict[int, Received] = field(default_factory=dict)
     usage: Usage | None = None
 
     def take(self, step: TextStep) -> None:
         for piece in step.pieces:
-            brought = self.choices.setdefault(piece.index, Brought())
-            brought.pieces_after_finish += brought.finish is not None
-            _add(brought, piece)
+            received = self.choices.setdefault(piece.index, Received())
+            received.pieces_after_finish += received.finish is not None
+            _add(received, piece)
 
     @property
     def texts(self) -> list[str]:
@@ -83,13 +83,13 @@ class Whole:
         return [self.choices[number].text for number in sorted(self.choices)]
 
 
-def _add(brought: Brought, piece: TextPiece) -> None:
+def _add(received: Received, piece: TextPiece) -> None:
     fields = {name: msgspec.json.decode(value) for name, value in piece.fields.items()}
     said = fields.get("delta") or fields.get("message") or {"content": fields.get("text")}
-    brought.text += said.get("content") or ""
-    brought.roles += "role" in said
-    brought.logprobs += len((fields.get("logprobs") or {}).get("content", ()))
-    brought.finish = piece.finish or brought.finish
+    received.text += said.get("content") or ""
+    received.roles += "role" in said
+    received.logprobs += len((fields.get("logprobs") or {}).get("content", ()))
+    received.finish = piece.finish or received.finish
 
 
 async def read_all(group: TextGroupStream) -> Whole:
@@ -106,7 +106,7 @@ async def read_all(group: TextGroupStream) -> Whole:
 
 @dataclass
 class Playing:
-    """A played server, and what asks it."""
+    """A played server, and the upstream that asks it."""
 
     peer: FakeOpenAI
     upstream: TextUpstream
@@ -119,7 +119,7 @@ class Playing:
 async def playing(
     manners: Manners | None = None, *, options: UpstreamOptions | None = None, gated: bool = False, learn: bool = True
 ) -> AsyncIterator[Playing]:
-    """`learn`: whether what the server can is asked for first."""
+    """Plays a server. `learn`: the upstream first finds out what the server can do."""
     async with AsyncExitStack() as stack:
         peer = await stack.enter_async_context(FakeOpenAI(manners))
         client = await stack.enter_async_context(server_client())

@@ -1,4 +1,4 @@
-"""Chunks are read by what they say."""
+"""Chunks and bodies of text upstreams are read, whatever form they have."""
 
 import pytest
 
@@ -18,7 +18,7 @@ NO_CHUNKS = (
 
 
 @pytest.mark.parametrize("data", NO_CHUNKS)
-def test_chunks_that_are_none_are_errors_of_the_server(data: bytes) -> None:
+def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
     with pytest.raises(EngineError, match="cannot read"):
         Merge(0, 1, chat=True).chunk(data)
 
@@ -37,13 +37,13 @@ def test_chunks_that_are_none_are_errors_of_the_server(data: bytes) -> None:
         (b'{"choices": [{"index": -1, "text": "x"}]}', EngineError, "with the number -1"),
     ],
 )
-def test_errors_in_a_stream_are_told_by_their_kind(data: bytes, kind: type[Exception], said: str) -> None:
+def test_errors_in_a_stream_are_raised_by_their_kind(data: bytes, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         Merge(0, 1, chat=False).chunk(data)
 
 
 @pytest.mark.parametrize("usage", [b"null", b"{}", b"5", b'{"prompt_tokens": null, "completion_tokens": 3}'])
-def test_usage_that_says_nothing_counts_as_not_told(usage: bytes) -> None:
+def test_usage_without_numbers_counts_as_missing(usage: bytes) -> None:
     merge = Merge(0, 1, chat=False)
     merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
     merge.close()
@@ -59,11 +59,11 @@ def test_an_empty_finish_reason_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"), [(b"null", b'"stop_sequence"'), (b'"###"', b'"###"'), (b"151645", b"151645")]
+    ("sent", "shown"), [(b"null", b'"stop_sequence"'), (b'"###"', b'"###"'), (b"151645", b"151645")]
 )
-def test_a_stop_reason_that_the_server_tells_is_kept(told: bytes, shown: bytes) -> None:
+def test_a_stop_reason_that_the_server_sends_is_kept(sent: bytes, shown: bytes) -> None:
     step = Merge(0, 1, chat=False).chunk(
-        b'{"choices": [{"text": "x", "finish_reason": "stop_sequence", "stop_reason": %b}]}' % told
+        b'{"choices": [{"text": "x", "finish_reason": "stop_sequence", "stop_reason": %b}]}' % sent
     )
     assert step is not None
     assert [(piece.finish, bytes(piece.fields["stop_reason"])) for piece in step.pieces] == [("stop", shown)]

@@ -1,4 +1,4 @@
-"""A group on a text upstream equals the same group on an honest one, whatever manners the server has."""
+"""A group on a text upstream equals the same group on a correct server, however the server behaves."""
 
 import asyncio
 from dataclasses import replace
@@ -26,7 +26,7 @@ MANNERS = {
     "n refused": Manners(refuses=frozenset({"n"})),
     "stream_options refused": Manners(refuses=frozenset({"stream_options"})),
     "all end together": Manners(finishes_at_end=True),
-    "ends told twice": Manners(finish_twice=True),
+    "ends sent twice": Manners(finish_twice=True),
     "ignores n, all end together": Manners(ignores_n=True, finishes_at_end=True),
     "no [DONE]": Manners(no_done=True),
     "CRLF": Manners(line_end=b"\r\n"),
@@ -44,7 +44,7 @@ async def honest(route: TextRoute, *, n: int, prompts: tuple[str, ...], stream: 
 
 
 @pytest.mark.parametrize(("name", "route", "stream"), pairwise(list(MANNERS), ROUTES, [False, True]))
-async def test_a_group_is_the_same_whatever_manners_the_server_has(name: str, route: TextRoute, stream: bool) -> None:
+async def test_a_group_is_the_same_however_the_server_behaves(name: str, route: TextRoute, stream: bool) -> None:
     prompts = ("hi",) if route is TextRoute.CHAT else ("hi", "you")
     expected = await honest(route, n=4, prompts=prompts)
     async with playing(replace(MANNERS[name])) as played:
@@ -62,16 +62,16 @@ async def test_a_group_is_the_same_whatever_manners_the_server_has(name: str, ro
 
 
 WORDS = {5: " w0", 6: " w0 w1", 7: " w0 w1", 8: ""}
-"""What follows each seed, with 4 tokens at most: seed 7 would say three words."""
+"""The words for each seed with 4 tokens at most; seed 7 would give three words."""
 
 
-async def test_an_honest_server_is_asked_once_for_all_choices() -> None:
+async def test_a_correct_server_is_asked_once_for_all_choices() -> None:
     async with playing() as played:
         await played.ask(request_for(n=4))
         assert [(asked.body["n"], asked.body["seed"]) for asked in played.peer.asked] == [(4, 5)]
 
 
-async def test_fields_that_are_not_ours_reach_the_server_as_they_were_written() -> None:
+async def test_unknown_fields_reach_the_server_as_they_were_written() -> None:
     fields: dict[str, Any] = {
         "tools": [{"type": "function"}],
         "x_strange": {"a": 1.50},
@@ -95,7 +95,7 @@ async def test_fields_that_are_not_ours_reach_the_server_as_they_were_written() 
         (None, [None] * 3),
     ],
 )
-async def test_a_server_that_ignores_n_is_asked_once_a_choice_with_a_signed_seed_of_64_bits_each(
+async def test_a_server_that_ignores_n_gets_one_request_a_choice_each_with_a_signed_64_bit_seed(
     route: TextRoute, seed: int | None, sent: list[int | None]
 ) -> None:
     async with playing(Manners(ignores_n=True)) as played:
@@ -105,14 +105,14 @@ async def test_a_server_that_ignores_n_is_asked_once_a_choice_with_a_signed_seed
     assert all("n" not in body and "session_id" not in body for body in bodies)
 
 
-async def test_no_more_single_requests_run_at_once_than_may() -> None:
+async def test_the_number_of_single_requests_at_once_is_limited() -> None:
     async with playing(Manners(ignores_n=True), options=UpstreamOptions(max_singles=3)) as played:
         whole = await played.ask(request_for(n=10))
         assert len(whole.texts) == 10
         assert played.peer.most_running == 3
 
 
-async def test_single_streams_come_as_they_are_written_and_not_one_after_the_other() -> None:
+async def test_single_requests_stream_side_by_side_and_not_one_after_the_other() -> None:
     async with playing(Manners(ignores_n=True), gated=True) as played:
         group = played.upstream.generate(request_for(n=2))
         reading = asyncio.create_task(group.read())
@@ -130,7 +130,7 @@ async def test_single_streams_come_as_they_are_written_and_not_one_after_the_oth
 
 
 @streamed_or_not
-async def test_usage_that_one_choice_does_not_tell_is_not_guessed(stream: bool) -> None:
+async def test_usage_is_not_guessed_if_a_choice_lacks_it(stream: bool) -> None:
     async with playing(Manners(ignores_n=True, usage=Usage.NONE)) as played:
         assert (await played.ask(request_for(n=2, stream=stream))).usage is None
 
@@ -138,26 +138,26 @@ async def test_usage_that_one_choice_does_not_tell_is_not_guessed(stream: bool) 
 async def test_usage_counts_each_prompt_once_and_sums_the_choices() -> None:
     async with playing(Manners(ignores_n=True)) as played:
         whole = await played.ask(request_for(TextRoute.COMPLETIONS, n=3, prompts=("abc", "defgh"), seed=4))
-    # of each prompt: seed 4 writes 2 words, 5 writes 3, 6 writes 4
+    # For each prompt seed 4 writes 2 words, 5 writes 3, 6 writes 4.
     assert whole.usage == types.Usage(prompt_tokens=8, completion_tokens=18, cached_tokens=2, reasoning_tokens=None)
 
 
-async def test_several_prompts_of_one_choice_each_are_split_where_numbers_cannot_be_trusted() -> None:
+async def test_several_prompts_are_sent_one_by_one_if_the_servers_indices_cannot_be_trusted() -> None:
     async with playing(Manners(index=Index.ZERO)) as played:
         whole = await played.ask(request_for(TextRoute.COMPLETIONS, prompts=("a", "b"), seed=4))
         assert whole.texts == ["a 4", "b 4"]
         assert [asked.body["prompt"] for asked in played.peer.asked] == ["a", "b"]
 
 
-async def test_a_group_that_is_too_large_for_the_server_is_asked_for_in_singles() -> None:
+async def test_a_group_that_is_too_large_for_the_server_is_sent_as_single_requests() -> None:
     async with playing() as played:
-        played.peer.manners.refuses = frozenset({"n"})  # it honours it, and not so many
+        played.peer.manners.refuses = frozenset({"n"})  # it honours n, but not one so large
         whole = await played.ask(request_for(n=3))
         assert len(whole.texts) == 3
         assert len(played.peer.asked) == 4
 
 
-async def test_a_refusal_of_what_singles_cannot_give_stays_the_servers_own() -> None:
+async def test_a_refusal_is_passed_on_if_single_requests_cannot_help() -> None:
     async with playing() as played:
         played.peer.manners.refuses = frozenset({"best_of"})
         with pytest.raises(UpstreamRefusalError, match="no best_of here"):
@@ -192,21 +192,21 @@ async def test_a_stream_that_breaks_ends_the_group_and_names_the_server(how: Bre
 
 
 @streamed_or_not
-async def test_an_answer_without_finish_reason_counts_as_cut_off(stream: bool) -> None:
+async def test_an_answer_without_a_finish_reason_counts_as_broken_off(stream: bool) -> None:
     async with playing(Manners(ignores_n=True)) as played:
         played.peer.manners.never_finishes = True
         with pytest.raises(EngineDiedError, match="finish_reason of choice 0"):
             await played.ask(request_for(stream=stream))
 
 
-async def test_choices_that_a_server_swallows_are_missed() -> None:
+async def test_choices_that_a_server_leaves_out_are_noticed() -> None:
     async with playing() as played:
         played.peer.manners.ignores_n = True  # it was started again as another one
         with pytest.raises(EngineDiedError, match="finish_reason of choices 1 to 2"):
             await played.ask(request_for(n=3, stream=False))
 
 
-async def test_a_single_that_finds_the_server_busy_is_asked_again_once_others_run() -> None:
+async def test_a_single_request_that_a_busy_server_refuses_is_sent_again() -> None:
     async with playing(Manners(ignores_n=True), options=UpstreamOptions(max_singles=1)) as played:
         group = played.upstream.generate(request_for(n=3))
         first = await group.read()
@@ -220,7 +220,7 @@ async def test_a_single_that_finds_the_server_busy_is_asked_again_once_others_ru
         assert len(played.peer.asked) == 4
 
 
-async def test_a_refusal_after_others_have_begun_names_its_choice() -> None:
+async def test_a_refusal_after_other_choices_have_begun_names_its_choice() -> None:
     async with playing(Manners(ignores_n=True), options=UpstreamOptions(max_singles=1)) as played:
         group = played.upstream.generate(request_for(n=2))
         await group.read()
@@ -230,7 +230,7 @@ async def test_a_refusal_after_others_have_begun_names_its_choice() -> None:
         assert (caught.value.status, caught.value.code) == (400, "c")
 
 
-async def test_a_group_that_has_brought_nothing_is_left_to_whoever_routes() -> None:
+async def test_a_group_that_a_busy_server_refuses_at_once_is_left_to_routing() -> None:
     async with playing(Manners(not_ok=[]), learn=False) as played:
         played.peer.manners.not_ok.append(Refused(503, b"busy", (("retry-after", "7"),)))
         with pytest.raises(MotetError) as caught:
@@ -250,7 +250,7 @@ async def test_leaving_closes_every_connection_at_once() -> None:
         await played.peer.until_idle()
 
 
-async def test_losing_the_server_ends_its_groups_for_whoever_waits() -> None:
+async def test_losing_the_server_ends_its_groups_for_their_readers() -> None:
     async with playing(gated=True) as played:
         group = played.upstream.generate(request_for())
         reading = asyncio.create_task(group.read())
@@ -261,7 +261,7 @@ async def test_losing_the_server_ends_its_groups_for_whoever_waits() -> None:
         await group.aclose()
 
 
-async def test_a_group_that_was_closed_is_over_for_whoever_reads_it() -> None:
+async def test_a_reader_of_a_closed_group_gets_an_error() -> None:
     async with playing(gated=True) as played:
         group = played.upstream.generate(request_for())
         reading = asyncio.create_task(group.read())
@@ -272,14 +272,14 @@ async def test_a_group_that_was_closed_is_over_for_whoever_reads_it() -> None:
                 await late
 
 
-async def test_best_of_is_refused_where_choices_are_asked_for_one_by_one() -> None:
+async def test_best_of_is_refused_where_choices_are_single_requests() -> None:
     async with playing(Manners(ignores_n=True)) as played:
         with pytest.raises(RequestError) as caught:
             played.upstream.generate(request_for(TextRoute.COMPLETIONS, n=2, best_of=3))
         assert caught.value.param == "best_of"
 
 
-async def test_a_route_that_the_server_has_not_is_refused_without_asking_it() -> None:
+async def test_a_route_that_the_server_lacks_is_refused_without_asking_it() -> None:
     async with playing(Manners(no_routes=frozenset({COMPLETIONS}))) as played:
         with pytest.raises(RequestError, match="no such route"):
             played.upstream.generate(request_for(TextRoute.COMPLETIONS))

@@ -1,4 +1,4 @@
-"""How a text upstream is reached: keys, time-outs, certificates, refusals of all kinds; and how it reports."""
+"""A text upstream is asked and reports: keys, time-outs, certificates and all kinds of refusals."""
 
 import asyncio
 import ssl
@@ -50,7 +50,7 @@ REFUSALS: dict[str, tuple[Refused, type[MotetError], int, str]] = {
 
 
 @pytest.mark.parametrize("name", list(REFUSALS))
-async def test_refusals_become_errors_of_ours(name: str) -> None:
+async def test_each_refusal_becomes_one_of_our_errors(name: str) -> None:
     refused, kind, status, said = REFUSALS[name]
     async with playing() as played:
         played.peer.manners.not_ok.append(refused)
@@ -62,7 +62,7 @@ async def test_refusals_become_errors_of_ours(name: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_is_no_answer_is_an_error(stream: bool) -> None:
+async def test_an_html_page_as_an_answer_is_an_error(stream: bool) -> None:
     async with playing() as played:
         played.peer.manners.not_ok.append(Refused(200, b"<html></html>", (("content-type", "text/html"),)))
         with pytest.raises(EngineError, match="Choice 0"):
@@ -77,7 +77,7 @@ async def test_the_configured_key_is_sent_and_never_the_clients() -> None:
         assert {asked.headers["authorization"] for asked in played.peer.asked} == {"Bearer theirs"}
 
 
-async def test_the_clients_key_goes_on_only_where_that_is_allowed() -> None:
+async def test_the_clients_key_is_passed_on_only_where_that_is_allowed() -> None:
     for allowed in (True, False):
         async with playing(options=UpstreamOptions(pass_key=allowed)) as played:
             reply = await played.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer client"})
@@ -85,7 +85,7 @@ async def test_the_clients_key_goes_on_only_where_that_is_allowed() -> None:
             assert played.peer.asked[-1].headers.get("authorization") == ("Bearer client" if allowed else None)
 
 
-async def test_a_refused_key_of_the_gateway_is_not_the_clients_fault() -> None:
+async def test_a_refused_key_of_the_gateway_is_a_server_error() -> None:
     async with playing(options=UpstreamOptions(api_key="old")) as played:
         played.peer.manners.key = "new"
         with pytest.raises(EngineError, match="the key of this gateway") as caught:
@@ -93,7 +93,7 @@ async def test_a_refused_key_of_the_gateway_is_not_the_clients_fault() -> None:
     assert caught.value.status == 500
 
 
-async def test_a_refused_key_of_the_client_is() -> None:
+async def test_a_refused_key_of_the_client_is_the_clients_error() -> None:
     async with playing(options=UpstreamOptions(pass_key=True)) as played:
         played.peer.manners.key = "another"
         with pytest.raises(UpstreamRefusalError) as caught:
@@ -127,7 +127,7 @@ async def test_a_server_that_is_not_there_is_dead() -> None:
             await UpstreamServer(url, client).report()
 
 
-async def test_a_url_that_is_none_is_named_with_what_is_expected() -> None:
+async def test_the_error_for_an_invalid_url_says_what_is_expected() -> None:
     expected = r"upstream htp://x is not valid: 'htp://x'\. Expected http://HOST:PORT"
     async with server_client() as client:
         with pytest.raises(EngineError, match=expected):
@@ -144,12 +144,12 @@ async def test_a_certificate_is_refused_unless_it_is_trusted(tmp_path: Path) -> 
             assert (await UpstreamServer(peer.url, client).report()).info.model == "m"
 
 
-async def test_certificates_that_cannot_be_read_are_a_wrong_setting(tmp_path: Path) -> None:
+async def test_a_file_of_certificates_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no certificates can be read"):
         server_client(ca_file=str(tmp_path / "none.pem"))
 
 
-async def test_a_report_tells_models_their_lengths_and_parents() -> None:
+async def test_a_report_has_models_with_their_lengths_and_parents() -> None:
     cards = ({"id": "adapter", "parent": "base"}, {"id": "base", "max_model_len": 99, "root": "org/base"})
     async with playing(Manners(models=cards), learn=False) as played:
         report = await played.upstream.server.report()

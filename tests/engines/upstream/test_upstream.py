@@ -1,4 +1,4 @@
-"""What a server can is found out from what it answers, in few requests, and not again and again."""
+"""An upstream finds out what its server can do, with few requests, and does not ask again and again."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def on_routes(chat: Ability, completions: Ability) -> Mapping[TextRoute, Ability
 
 
 FOUND = {
-    "honest": (Manners(), on_routes(ALL, ALL)),
+    "correct": (Manners(), on_routes(ALL, ALL)),
     "n ignored": (Manners(ignores_n=True), on_routes(SINGLES, SINGLES)),
     "all numbered 0": (Manners(index=Index.ZERO), on_routes(SINGLES, SINGLES)),
     "no numbers": (Manners(index=Index.ABSENT), on_routes(SINGLES, SINGLES)),
@@ -36,7 +36,7 @@ FOUND = {
     ),
     "max_completion_tokens": (
         Manners(refuses=frozenset({"max_tokens"})),
-        on_routes(ALL, Ability()),  # completions have no other word for it
+        on_routes(ALL, Ability()),  # completions have no other name for it
     ),
     "no completions": (Manners(no_routes=frozenset({COMPLETIONS})), on_routes(ALL, Ability(there=False))),
     "nothing there": (Manners(no_routes=frozenset({CHAT, COMPLETIONS})), None),
@@ -48,7 +48,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", list(FOUND))
-async def test_what_a_server_can_is_found_out(name: str) -> None:
+async def test_a_probe_finds_out_what_a_server_can_do(name: str) -> None:
     manners, expected = FOUND[name]
     async with playing(learn=False) as played:
         played.peer.manners = manners
@@ -59,18 +59,18 @@ async def test_what_a_server_can_is_found_out(name: str) -> None:
         )
 
 
-async def test_a_server_that_does_not_answer_in_time_leaves_it_unknown() -> None:
+async def test_a_probe_that_is_not_answered_in_time_finds_nothing() -> None:
     async with playing(gated=True) as played:
         assert await probe(played.upstream.server, "m", headers={}, limit_s=0.01) is None
 
 
-async def test_a_server_of_several_models_is_asked_when_one_is_first_wanted_for_several_choices() -> None:
+async def test_a_server_of_several_models_is_probed_when_one_is_first_asked_for_several_choices() -> None:
     manners = Manners(models=({"id": "m"}, {"id": "other"}, {"id": "adapter", "parent": "m"}))
     async with playing(manners) as played:
         await played.ask(request_for(n=1))
-        assert [asked.body["model"] for asked in played.peer.asked] == ["m"]  # so far nobody was asked
+        assert [asked.body["model"] for asked in played.peer.asked] == ["m"]  # so far there was no probe
         asked: list[Asked] = []
-        while [request.body.get("n") for request in asked] != [2]:  # in singles until the probe has ended
+        while [request.body.get("n") for request in asked] != [2]:  # single requests until the probe has ended
             played.peer.asked.clear()
             await played.ask(request_for(n=2))
             asked = [request for request in played.peer.asked if "max_tokens" not in request.body]
@@ -80,7 +80,7 @@ async def test_a_server_of_several_models_is_asked_when_one_is_first_wanted_for_
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_what_could_not_be_found_out_is_asked_again_after_a_while(route: TextRoute) -> None:
+async def test_a_failed_probe_is_repeated_after_a_while(route: TextRoute) -> None:
     now_s = 1000.0
     async with playing(Manners(ignores_n=True), learn=False) as played:
         upstream = TextUpstream(played.upstream.server, await played.upstream.server.report(), clock=lambda: now_s)
@@ -95,7 +95,7 @@ async def test_what_could_not_be_found_out_is_asked_again_after_a_while(route: T
         await upstream.close()
 
 
-async def test_reports_do_not_ask_for_choices() -> None:
+async def test_reports_ask_for_no_answers() -> None:
     async with playing(learn=False) as played:
         for _ in range(3):
             await played.upstream.server.report()
@@ -103,8 +103,8 @@ async def test_reports_do_not_ask_for_choices() -> None:
         assert played.peer.listed == 4
 
 
-async def test_a_probe_that_ends_with_its_server_says_nothing_of_the_one_that_comes() -> None:
-    """It failed, and the next server was asked in singles for a minute."""
+async def test_a_probe_that_ends_with_its_server_says_nothing_about_the_next_server() -> None:
+    """The bug: the next server got single requests for a minute."""
     async with playing(gated=True, learn=False) as played:
         learning = asyncio.create_task(played.upstream.learn())
         await played.peer.arrived.acquire()

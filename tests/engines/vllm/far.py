@@ -1,4 +1,4 @@
-"""vLLM servers that a test plays, groups for them, and tickets of theirs."""
+"""vLLM servers that a test plays, groups for them, and their tickets."""
 
 import asyncio
 from collections import deque
@@ -78,19 +78,19 @@ LENGTH = Finish(FinishReason.LENGTH)
 
 
 class Call(VLLMAnswer):
-    """One request, and the answer to it: what is said lies ready until it is read."""
+    """One request, and the answer to it, which waits until it is read."""
 
     def __init__(self, ask: VLLMAsk) -> None:
         self.ask = ask
         self.opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.taken = False
-        """Whether who asked knows that it was taken."""
+        """True once the engine knows that the server has taken the request."""
         self.closed = False
-        """By who asked."""
+        """True once the engine has closed it."""
         self.over = False
-        """Ended from here."""
+        """True once the test has ended it."""
         self.reads = 0
-        """That brought something."""
+        """Number of reads that brought something."""
         self._items: deque[VLLMPiece | VLLMUsage] = deque()
         self._error: MotetError | None = None
         self._news = asyncio.Event()
@@ -132,19 +132,19 @@ class Call(VLLMAnswer):
 
 
 class FarServer(VLLMServer):
-    """A `VLLMServer` without a connection, as engines and groups ask it."""
+    """A `VLLMServer` without a connection, for engines and groups to ask."""
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.name = "the vLLM server http://far.test"
         self.accepting = accepting
-        """Whether it takes requests at once; else `Call.accept` does."""
+        """True if the server takes requests at once; otherwise `Call.accept` does."""
         self.calls: list[Call] = []
         self.prefills: list[VLLMAsk] = []
         self.prefilled: asyncio.Future[list[KVParams]] | None = None
         self.rejected: list[Mapping[str, object]] = []
         self.reject_names: list[str] = []
         self.rejects = True
-        """Whether it can still tell prefill that a ticket is not used."""
+        """True if it can tell the prefill server that a ticket is not used."""
         self.rejecting: asyncio.Future[None] | None = None
         self.known_prompt: asyncio.Future[tuple[TokenLogprob | None, ...]] | None = None
         self.answer_report = REPORT
@@ -183,8 +183,8 @@ class FarServer(VLLMServer):
         return self.rejects
 
 
-class Lateness:
-    """The wait for a leader's first token, which ends when a test says so."""
+class LeaderWait:
+    """The wait for a leader's first token, which the test ends."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
@@ -193,20 +193,21 @@ class Lateness:
         self._waiting.append(asyncio.get_running_loop().create_future())
         await self._waiting[-1]
 
-    def pass_(self) -> None:
+    def time_out(self) -> None:
+        """Ends the wait, as if the leader were late."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
 
 
 class Scene:
-    """An engine of such a server."""
+    """The engine of a played server."""
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.server = FarServer(accepting=accepting)
         self.figures = TicketBook()
-        self.late = Lateness()
-        self.engine = VLLMEngine(self.server, REPORT, tickets=self.figures, leader_timeout_s=10.0, wait=self.late)
+        self.leader_wait = wait = LeaderWait()
+        self.engine = VLLMEngine(self.server, REPORT, tickets=self.figures, leader_timeout_s=10.0, wait=wait)
 
     @property
     def calls(self) -> list[Call]:
@@ -220,7 +221,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(*, accepting: bool = True) -> AsyncIterator[Scene]:
-    """Afterwards nothing is under way."""
+    """Makes a scene, and checks at the end that nothing is under way."""
     before = asyncio.all_tasks()
     made = Scene(accepting=accepting)
     try:
@@ -238,7 +239,7 @@ async def scene(*, accepting: bool = True) -> AsyncIterator[Scene]:
 async def asked(
     request: GenerateRequest, *, accepting: bool = True, leaves: bool = False
 ) -> AsyncIterator[tuple[Scene, GroupStream]]:
-    """A scene in which a group has been asked for. `leaves`: its reader leaves at the end."""
+    """Makes a scene in which a group has been sent. `leaves`: its reader leaves at the end."""
     async with scene(accepting=accepting) as there:
         stream = there.engine.generate(request)
         await settle()
@@ -248,7 +249,7 @@ async def asked(
 
 
 async def settle() -> None:
-    """Lets everything that can run do so."""
+    """Lets every task run that can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -259,12 +260,12 @@ def piece(child: int, *token_ids: int, finish: Finish | None = None) -> VLLMPiec
 
 @dataclass
 class Canned:
-    """`answers`: status and body of each path; 404 for the others."""
+    """A server with fixed answers. `answers`: status and body of each path; other paths give 404."""
 
     answers: dict[str, tuple[int, bytes]]
     url: str = ""
     asked: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
-    """Path, headers and body of each question."""
+    """Path, headers and body of each request."""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append((request.path, request.headers.copy(), await request.read()))
@@ -290,6 +291,6 @@ async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[Canned]
 
 @asynccontextmanager
 async def asking(url: str, *, api_key: str | None = None) -> AsyncIterator[VLLMServer]:
-    """The side of a gateway."""
+    """Gives a gateway's client of a vLLM server."""
     async with server_client() as client:
         yield VLLMServer(url, client, api_key=api_key)

@@ -1,4 +1,4 @@
-"""What a vLLM server generates, over a real socket: streams, prefills, and what becomes of them when it fails."""
+"""Streams and prefills of a vLLM server over a real socket, and what happens to them when it fails."""
 
 from dataclasses import replace
 
@@ -42,28 +42,28 @@ async def read_all(answer: VLLMAnswer) -> list[VLLMPiece | VLLMUsage]:
 
 
 def choices(items: list[VLLMPiece | VLLMUsage]) -> dict[int, list[TokenLogprob]]:
-    """What each child wrote, of items that end as they should."""
+    """Returns what each child wrote, and checks that the items end with usage."""
     *pieces, usage = items
     assert usage == VLLMUsage()
-    told: dict[int, list[TokenLogprob]] = {}
+    written: dict[int, list[TokenLogprob]] = {}
     for piece in pieces:
         assert isinstance(piece, VLLMPiece)
         assert piece.logprobs is not None
-        told.setdefault(piece.index, []).extend(piece.logprobs)
+        written.setdefault(piece.index, []).extend(piece.logprobs)
         assert [entry.token_id for entry in piece.logprobs] == list(piece.token_ids)
-    return told
+    return written
 
 
-async def test_both_routes_tell_the_same() -> None:
-    told = []
+async def test_both_routes_give_the_same_answer() -> None:
+    answers = []
     for scale_out in (False, True):
         async with FakeVLLM(switches=Switches(scale_out=scale_out)) as fake, asking(fake.url) as server:
             await server.report()
             assert server.dialect is (Dialect.GENERATE if scale_out else Dialect.COMPLETIONS)
-            told.append(choices(await read_all(await server.open(ASK))))
+            answers.append(choices(await read_all(await server.open(ASK))))
             fake.check()
-    assert told[0] == told[1]
-    assert {index: len(tokens) for index, tokens in told[0].items()} == {0: 6, 1: 6, 2: 6}
+    assert answers[0] == answers[1]
+    assert {index: len(tokens) for index, tokens in answers[0].items()} == {0: 6, 1: 6, 2: 6}
 
 
 async def test_a_server_that_is_killed_in_mid_answer_has_died() -> None:
@@ -78,17 +78,17 @@ async def test_a_server_that_is_killed_in_mid_answer_has_died() -> None:
             await server.open(ASK)
 
 
-async def test_an_answer_that_ends_before_the_servers_last_word_has_broken_off() -> None:
+async def test_an_answer_that_ends_without_done_has_broken_off() -> None:
     async with canned({"/v1/completions": (200, b'data: {"choices":[]}\n\n')}) as far, asking(far.url) as server:
         with pytest.raises(EngineDiedError, match="broke off in the middle of its answer"):
             await read_all(await server.open(ASK))
 
 
 @pytest.mark.parametrize(("healthy", "kind"), [(True, EngineError), (False, EngineDiedError)])
-async def test_whether_a_request_failed_or_the_engine_is_asked_of_its_health(
+async def test_the_servers_health_tells_a_failed_request_from_a_dead_engine(
     healthy: bool, kind: type[MotetError]
 ) -> None:
-    """vLLM says the same of both, as a response and in mid-stream."""
+    """vLLM sends the same error for both, as a response and in mid-stream."""
     said = b'{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}'
     stream = b"data: " + said + b"\n\ndata: [DONE]\n\n"
     async with canned({"/health": (200 if healthy else 503, b"")}) as far, asking(far.url) as server:
@@ -105,8 +105,8 @@ async def test_whether_a_request_failed_or_the_engine_is_asked_of_its_health(
     assert {type(caught.value) for caught in (in_stream, as_response, of_prefill)} == {kind}
 
 
-async def test_an_engine_has_died_too_if_its_server_is_back_before_its_health_is_asked() -> None:
-    """Its groups were told that they had failed, since the new engine is well."""
+async def test_an_engine_has_died_even_if_its_server_is_back_before_its_health_is_checked() -> None:
+    """The bug: its groups ended as failed requests, since the new engine is healthy."""
     said = b'{"error":{"message":"Internal server error","type":"InternalServerError","code":500}}'
     stream = b"data: " + said + b"\n\ndata: [DONE]\n\n"
     async with canned(dict(OK)) as far, asking(far.url) as server:
@@ -130,8 +130,8 @@ async def test_an_engine_has_died_too_if_its_server_is_back_before_its_health_is
         answer.close()
 
 
-async def test_a_server_that_failed_and_does_not_say_how_it_is_is_silent() -> None:
-    """Whoever waits for the group may have it from another one."""
+async def test_a_server_that_failed_and_does_not_report_its_health_is_silent() -> None:
+    """Its groups may then go on elsewhere."""
     async with FakeVLLM() as fake, server_client() as client:
         server = VLLMServer(fake.url, client, verdict_timeout_s=0.05)
         fake.stop()
@@ -140,7 +140,7 @@ async def test_a_server_that_failed_and_does_not_say_how_it_is_is_silent() -> No
         fake.go_on()
 
 
-async def test_what_a_server_refuses_is_told_in_its_words() -> None:
+async def test_a_refusal_has_the_servers_words() -> None:
     async with FakeVLLM() as fake, asking(fake.url) as server:
         with pytest.raises(OverloadedError, match="has the model no more: The model `other` does not exist"):
             await server.open(replace(ASK, model="other"))
@@ -153,20 +153,20 @@ async def test_what_a_server_refuses_is_told_in_its_words() -> None:
         fake.check()
 
 
-async def test_a_ticket_in_a_list_is_read_too() -> None:
+async def test_a_ticket_in_a_list_is_read() -> None:
     async with FakeVLLM(switches=Switches(ticket_in_list=True)) as fake, asking(fake.url) as server:
         (params,) = await server.prefill(ASK)
         assert fake.network.pinned == [params["remote_request_id"]]
 
 
-async def test_a_server_without_a_connector_is_told_how_to_be_started() -> None:
+async def test_a_prefill_without_a_ticket_is_an_error() -> None:
     async with FakeVLLM(switches=Switches(connector=False)) as fake, asking(fake.url) as server:
         with pytest.raises(EngineError, match=rf"{fake.url} computed the prompt, but made no ticket"):
             await server.prefill(ASK)
 
 
 @pytest.mark.parametrize("answer", [(200, b"{}"), (404, b""), (500, b""), (503, b"")])
-async def test_giving_back_says_whether_it_worked_and_never_fails(answer: tuple[int, bytes]) -> None:
+async def test_giving_a_ticket_back_returns_false_if_it_fails_and_never_raises(answer: tuple[int, bytes]) -> None:
     async with canned({"/v1/completions": answer}) as far, asking(far.url) as server:
         assert not await server.reject({"remote_port": 1}, "m", trace="trace")
     (_, headers, body) = far.asked[0]
@@ -175,7 +175,7 @@ async def test_giving_back_says_whether_it_worked_and_never_fails(answer: tuple[
     assert (sent["prompt"], sent["max_tokens"], sent["kv_transfer_params"]) == ([1], 10**9, {"remote_port": 1})
 
 
-async def test_the_log_probabilities_of_a_prompt_are_asked_for_by_themselves() -> None:
+async def test_the_log_probabilities_of_a_prompt_need_a_request_of_their_own() -> None:
     body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":2},"2":{"logprob":-0.1,"rank":1}}]}]}'
     async with canned({"/v1/completions": (200, body)}) as far, asking(far.url) as server:
         ask = replace(ASK, prompt=(5, 6), sampling=SamplingParams(max_tokens=50, prompt_logprobs=1))
@@ -189,7 +189,7 @@ async def test_the_log_probabilities_of_a_prompt_are_asked_for_by_themselves() -
     ("trace", "session", "request_id", "session_id"),
     [("client-1", "s-1", "client-1-r-1", "s-1"), ("", "", "r-1", None), ("line\nbreak", "sn\u00f6w", "r-1", None)],
 )
-async def test_a_request_is_named_by_the_client_and_by_itself_in_what_a_header_may_hold(
+async def test_the_id_of_a_request_has_the_clients_name_if_a_header_may_hold_it(
     trace: str, session: str, request_id: str, session_id: str | None, prefill: bool
 ) -> None:
     async with canned(OK) as far, asking(far.url) as server:

@@ -1,4 +1,4 @@
-"""A vLLM server as an engine, around its groups: tickets made and given back, lost, closed, and how it is."""
+"""A vLLM server as an engine, apart from its groups: tickets made and given back, lost, closed, and figures."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from motet.errors import EngineClosedError, EngineDiedError, EngineError, Engine
 from motet.ids import ModelName
 from motet.metrics.routing import TicketBook, TicketEnd
 from motet.types import ChoiceStart, EngineStats
-from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, Scene, asked, group, piece, scene, settle, ticket
+from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, asked, group, piece, scene, settle, ticket
 
 pytestmark = pytest.mark.anyio
 
@@ -18,7 +18,7 @@ RELEASED = {"released": 1, "left": 0}
 LEFT = {"released": 0, "left": 1}
 
 
-async def test_a_prefill_asks_for_the_plain_prompt_once_and_brings_a_ticket() -> None:
+async def test_a_prefill_sends_the_plain_prompt_once_and_gives_a_ticket() -> None:
     async with scene() as there:
         prefilling = asyncio.ensure_future(there.engine.prefill(group(n=8)))
         await settle()
@@ -31,7 +31,7 @@ async def test_a_prefill_asks_for_the_plain_prompt_once_and_brings_a_ticket() ->
         assert await prefilling == ticket_from(PARAMS, engine_id="far-2", prompt=PROMPT)
 
 
-async def test_of_several_tickets_the_first_is_used_and_the_others_are_given_back() -> None:
+async def test_the_first_of_several_tickets_is_used_and_the_others_are_given_back() -> None:
     several = [{**PARAMS, "remote_request_id": f"cmpl-{number}"} for number in range(3)]
     async with scene() as there:
         prefilling = asyncio.ensure_future(there.engine.prefill(group()))
@@ -52,12 +52,12 @@ async def test_a_ticket_has_one_reader() -> None:
         assert there.server.prefills == []
 
 
-async def test_a_server_without_a_model_named_is_told_its_own() -> None:
+async def test_a_request_without_a_model_gets_the_servers_own() -> None:
     async with asked(msgspec.structs.replace(group(), model=ModelName("")), leaves=True) as (there, _):
         assert there.calls[0].ask.model == REPORT.info.model
 
 
-async def test_a_ticket_is_given_back_once_whoever_says_so() -> None:
+async def test_a_ticket_is_given_back_once_even_if_it_is_released_twice() -> None:
     async with scene() as there:
         for _ in range(2):
             await there.engine.release(ticket())
@@ -71,8 +71,8 @@ async def test_a_ticket_that_is_not_vllms_is_left_to_its_lease(foreign: str) -> 
         assert (there.server.rejected, there.figures.tickets_unused) == ([], LEFT)
 
 
-async def test_a_ticket_that_two_give_back_at_once_costs_one_call_with_the_clients_id() -> None:
-    """So it is when a server refuses a group: the group gives its ticket back, and so does routing."""
+async def test_two_releases_of_a_ticket_at_once_make_one_call_with_the_clients_id() -> None:
+    """When a server refuses a group, both the group and routing give its ticket back."""
     async with scene() as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         releases = [asyncio.ensure_future(there.engine.release(ticket(), trace="trace-1")) for _ in range(2)]
@@ -82,7 +82,7 @@ async def test_a_ticket_that_two_give_back_at_once_costs_one_call_with_the_clien
         assert (there.server.reject_names, there.figures.tickets_unused) == (["trace-1"], RELEASED)
 
 
-async def test_what_one_server_could_not_give_back_another_may() -> None:
+async def test_a_ticket_that_could_not_be_given_back_can_be_released_again() -> None:
     async with scene() as there:
         there.server.rejects = False
         for _ in range(2):
@@ -94,7 +94,7 @@ async def test_what_one_server_could_not_give_back_another_may() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineError("broken"), EngineDiedError("gone"), RequestError("refused")])
-async def test_giving_back_never_raises(error: MotetError) -> None:
+async def test_giving_a_ticket_back_never_raises(error: MotetError) -> None:
     async with scene() as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         there.server.rejecting.set_exception(error)
@@ -102,7 +102,7 @@ async def test_giving_back_never_raises(error: MotetError) -> None:
         assert there.figures.tickets_unused == LEFT
 
 
-async def test_lost_ends_groups_prefills_and_questions_with_its_error() -> None:
+async def test_lost_ends_groups_prefills_and_releases() -> None:
     async with scene() as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         unread, read = there.engine.generate(group("unread")), there.engine.generate(group("read"))
@@ -119,7 +119,7 @@ async def test_lost_ends_groups_prefills_and_questions_with_its_error() -> None:
         assert (there.open, there.figures.tickets_unused) == ([], LEFT)
 
 
-async def test_a_group_that_begins_after_lost_is_asked_as_ever() -> None:
+async def test_a_group_that_begins_after_lost_is_sent_as_usual() -> None:
     async with scene() as there:
         there.engine.lost(EngineSilentError("it hangs"))
         stream = there.engine.generate(group(n=1))
@@ -129,7 +129,7 @@ async def test_a_group_that_begins_after_lost_is_asked_as_ever() -> None:
         await stream.aclose()
 
 
-async def test_close_ends_all_and_nothing_is_asked_any_more() -> None:
+async def test_close_ends_everything_and_sends_nothing_more() -> None:
     async with asked(group()) as (there, stream):
         for _ in range(2):
             await there.engine.close()
@@ -144,7 +144,7 @@ async def test_close_ends_all_and_nothing_is_asked_any_more() -> None:
         assert (len(there.calls), there.server.prefills) == (1, [])
 
 
-async def test_tickets_that_are_left_when_it_closes_are_counted() -> None:
+async def test_tickets_that_are_left_when_the_engine_closes_are_counted() -> None:
     async with asked(group(ticket=ticket()), accepting=False) as (there, stream):
         await there.engine.close()
         await stream.aclose()
@@ -152,7 +152,7 @@ async def test_tickets_that_are_left_when_it_closes_are_counted() -> None:
         assert (there.server.rejected, there.figures.tickets_unused) == ([], LEFT)
 
 
-async def test_a_group_under_a_name_that_is_used_again_takes_nothing_from_the_other() -> None:
+async def test_two_groups_with_one_name_are_kept_apart() -> None:
     async with scene() as there:
         first = there.engine.generate(group())
         second = there.engine.generate(group())
@@ -174,7 +174,7 @@ async def test_stops_of_unknown_groups_and_choices_are_ignored() -> None:
         await stream.aclose()
 
 
-async def test_figures_are_those_of_the_report() -> None:
+async def test_figures_come_from_the_report() -> None:
     async with scene() as there:
         with pytest.raises(EngineSilentError, match="gives no sign of life"):
             await there.engine.stats()
@@ -182,10 +182,6 @@ async def test_figures_are_those_of_the_report() -> None:
         there.server.answer_report = msgspec.structs.replace(REPORT, stats=stats)
         assert await there.engine.stats() == stats
         assert (there.engine.engine_id, there.engine.info) == ("far-2", REPORT.info)
-
-
-def unused(there: Scene) -> dict[str, int]:
-    return dict(there.figures.tickets_unused)
 
 
 @pytest.mark.parametrize("sent", [True, False])
@@ -196,12 +192,12 @@ async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_give
             await settle()
         await stream.aclose()
         await settle()
-        assert (len(there.calls), there.server.rejected, unused(there)) == (sent, [PARAMS], {"released": 1, "left": 0})
+        assert (len(there.calls), there.server.rejected, there.figures.tickets_unused) == (sent, [PARAMS], RELEASED)
 
 
-async def test_one_that_is_late_before_the_server_took_it_gives_its_ticket_back() -> None:
+async def test_a_leader_that_is_late_before_the_server_took_it_gives_its_ticket_back() -> None:
     async with asked(group(ticket=ticket()), accepting=False, leaves=True) as (there, _):
-        there.late.pass_()
+        there.leader_wait.time_out()
         await settle()
         assert (there.open, there.server.rejected) == ([1], [PARAMS])
 
@@ -211,7 +207,7 @@ async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> No
         there.server.rejecting = asyncio.get_running_loop().create_future()
         stream = there.engine.generate(group(ticket=ticket()))
         await settle()
-        there.late.pass_()
+        there.leader_wait.time_out()
         await settle()
         await stream.aclose()
         await settle()
@@ -219,20 +215,20 @@ async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> No
         there.server.rejecting.set_result(None)
 
 
-async def test_a_ticket_that_the_server_took_is_its_own_to_end() -> None:
+async def test_a_ticket_that_the_server_took_is_not_given_back() -> None:
     async with asked(group(ticket=ticket())) as (there, stream):
         await stream.aclose()
-        await there.engine.release(ticket())  # routing, which cannot know that it was taken
-        assert (there.server.rejected, unused(there)) == ([], {"released": 0, "left": 0})
+        await there.engine.release(ticket())  # routing does this, as it cannot know that it was taken
+        assert (there.server.rejected, there.figures.tickets_unused) == ([], {"released": 0, "left": 0})
 
 
-async def test_the_ticket_that_a_lost_server_took_can_be_given_back_through_another() -> None:
+async def test_the_ticket_that_a_lost_server_took_can_be_given_back() -> None:
     async with asked(group(ticket=ticket())) as (there, stream):
         there.engine.lost(EngineDiedError("gone"))
         with pytest.raises(EngineDiedError):
             await anext(stream)
         await there.engine.release(ticket())
-        assert (there.server.rejected, unused(there)) == ([PARAMS], {"released": 1, "left": 0})
+        assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], RELEASED)
 
 
 async def test_the_ticket_of_a_group_that_cannot_be_planned_is_given_back() -> None:
@@ -244,7 +240,7 @@ async def test_the_ticket_of_a_group_that_cannot_be_planned_is_given_back() -> N
         assert (there.calls, there.server.rejected) == ([], [PARAMS])
 
 
-async def test_a_ticket_that_nobody_was_there_to_give_back_is_counted_once_unless_it_was_taken() -> None:
+async def test_a_ticket_that_was_left_is_counted_once_and_only_if_it_was_not_taken() -> None:
     figures, lost, taken = TicketBook(), ticket(), msgspec.structs.replace(ticket(), remote_request_id="taken")
     figures.ended(taken, TicketEnd.TAKEN)
     for one in (lost, lost, taken):

@@ -1,4 +1,4 @@
-"""A group without a ticket: its requests go out at once, and what comes back is one stream."""
+"""A group without a ticket: its requests are sent at once, and their answers become one stream."""
 
 import asyncio
 
@@ -17,13 +17,13 @@ def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDel
     return GroupDelta(group().request_id, choices, prompt)
 
 
-async def test_requests_go_out_before_anybody_reads_with_trace_and_session() -> None:
+async def test_requests_are_sent_before_anybody_reads_with_trace_and_session() -> None:
     async with asked(group(), leaves=True) as (there, _):
         (call,) = there.calls
         assert (call.ask.n, call.ask.model, call.ask.trace, call.ask.session_id) == (3, "m", "trace-g", "session-1")
 
 
-async def test_all_that_lies_ready_is_one_delta_and_the_first_tells_of_the_prompt() -> None:
+async def test_everything_that_is_ready_is_one_delta_and_the_first_has_the_prompt_report() -> None:
     async with asked(group(stops=True), leaves=True) as (there, stream):
         for number, call in enumerate(there.calls):
             call.say(piece(0, 10 + number), piece(0, 20 + number))
@@ -58,13 +58,13 @@ async def test_logprobs_stay_with_their_tokens() -> None:
         assert (await anext(stream)).choices == (ChoiceDelta(0, (10, 11), logprobs, LENGTH),)
 
 
-async def test_cached_tokens_are_told_if_the_answer_is_all_there() -> None:
+async def test_cached_tokens_are_known_if_the_whole_answer_is_there() -> None:
     async with asked(group(n=1)) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH), VLLMUsage(3))
         assert (await anext(stream)).prompt == PromptReport(cached_tokens=3)
 
 
-async def test_greedy_choices_are_copies_and_a_stopped_copy_is_only_muted() -> None:
+async def test_greedy_choices_are_copies_and_stopping_one_leaves_the_others() -> None:
     async with asked(group(sampling=GREEDY)) as (there, stream):
         (call,) = there.calls
         call.say(piece(0, 10))
@@ -77,7 +77,7 @@ async def test_greedy_choices_are_copies_and_a_stopped_copy_is_only_muted() -> N
         )
 
 
-async def test_what_lay_ready_of_a_stopped_choice_is_dropped() -> None:
+async def test_tokens_that_are_ready_for_a_stopped_choice_are_dropped() -> None:
     async with asked(group(), leaves=True) as (there, stream):
         there.calls[0].say(piece(0, 10), piece(1, 11), piece(2, 12))
         await settle()
@@ -85,7 +85,7 @@ async def test_what_lay_ready_of_a_stopped_choice_is_dropped() -> None:
         assert [choice.index for choice in (await anext(stream)).choices] == [0, 2]
 
 
-async def test_a_request_of_several_ends_when_none_of_them_is_read_any_more() -> None:
+async def test_a_request_of_several_choices_is_closed_when_none_of_them_is_wanted_any_more() -> None:
     async with asked(group()) as (there, stream):
         (call,) = there.calls
         call.say(piece(2, 12, finish=LENGTH))
@@ -101,7 +101,7 @@ async def test_a_request_of_several_ends_when_none_of_them_is_read_any_more() ->
         assert call.closed
 
 
-async def test_a_muted_child_alone_keeps_no_request_open_when_the_others_have_finished() -> None:
+async def test_a_request_is_closed_when_only_stopped_choices_are_left() -> None:
     async with asked(group(choices=(ChoiceStart(0, 1), ChoiceStart(1, 2), ChoiceStart(2, 9, (5,)))), leaves=True) as (
         there,
         stream,
@@ -124,7 +124,7 @@ async def test_the_rest_of_an_answer_is_read_so_that_its_connection_can_be_used_
         first.end()
 
 
-async def test_an_answer_that_breaks_behind_the_end_of_its_choices_is_no_error_of_the_group() -> None:
+async def test_an_answer_may_break_after_the_end_of_its_choices() -> None:
     async with asked(group(n=2, stops=True)) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH))
         await anext(stream)
@@ -134,7 +134,7 @@ async def test_an_answer_that_breaks_behind_the_end_of_its_choices_is_no_error_o
         assert (await anext(stream)).choices == (ChoiceDelta(1, (11,), None, LENGTH),)
 
 
-async def test_a_slow_reader_holds_its_connections_back() -> None:
+async def test_no_connection_is_read_while_the_reader_is_slow() -> None:
     async with asked(group(n=1), leaves=True) as (there, stream):
         (call,) = there.calls
         for token_id in range(10, 14):
@@ -146,7 +146,7 @@ async def test_a_slow_reader_holds_its_connections_back() -> None:
 
 
 @pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), EngineError("broken")])
-async def test_an_error_of_one_request_ends_the_group_behind_what_has_come(error: EngineError) -> None:
+async def test_an_error_of_one_request_ends_the_group_after_what_has_come(error: EngineError) -> None:
     async with asked(group(stops=True)) as (there, stream):
         there.calls[0].say(piece(0, 10))
         there.calls[1].end(error)
@@ -158,7 +158,7 @@ async def test_an_error_of_one_request_ends_the_group_behind_what_has_come(error
         assert there.open == []
 
 
-async def test_a_refusal_ends_the_group_and_what_was_asked_beside_it() -> None:
+async def test_a_refusal_ends_the_group_and_its_other_requests() -> None:
     async with asked(group(stops=True), accepting=False) as (there, stream):
         there.calls[2].refuse(RequestError("too long"))
         with pytest.raises(RequestError, match="too long"):
@@ -167,7 +167,7 @@ async def test_a_refusal_ends_the_group_and_what_was_asked_beside_it() -> None:
         assert there.open == []
 
 
-async def test_an_answer_that_breaks_off_is_a_server_that_died() -> None:
+async def test_an_answer_that_breaks_off_means_a_dead_server() -> None:
     async with asked(group()) as (there, stream):
         there.calls[0].say(piece(1, 10, finish=LENGTH))
         there.calls[0].end()
@@ -176,7 +176,7 @@ async def test_an_answer_that_breaks_off_is_a_server_that_died() -> None:
             await anext(stream)
 
 
-async def test_what_is_wrong_with_the_code_reaches_the_reader() -> None:
+async def test_an_unexpected_exception_reaches_the_reader() -> None:
     async with asked(group(), accepting=False) as (there, stream):
         there.calls[0].opening.set_exception(ZeroDivisionError("a defect"))
         with pytest.raises(ZeroDivisionError):
@@ -184,7 +184,7 @@ async def test_what_is_wrong_with_the_code_reaches_the_reader() -> None:
 
 
 @pytest.mark.parametrize("accepting", [True, False])
-async def test_closing_ends_every_request_also_those_not_taken_yet(accepting: bool) -> None:
+async def test_closing_ends_every_request_even_if_it_was_not_taken_yet(accepting: bool) -> None:
     async with scene(accepting=accepting) as there:
         stream = there.engine.generate(group(stops=True))
         waiting = asyncio.ensure_future(anext(stream))
@@ -202,7 +202,7 @@ async def test_closing_before_anything_was_sent_sends_nothing() -> None:
         assert there.calls == []
 
 
-async def test_a_reader_that_is_cancelled_may_read_again() -> None:
+async def test_a_reader_that_was_cancelled_can_read_on() -> None:
     async with scene() as there:
         stream = there.engine.generate(group(n=1))
         waiting = asyncio.ensure_future(anext(stream))
@@ -226,7 +226,7 @@ async def test_the_first_delta_waits_for_the_logprobs_of_the_prompt() -> None:
         assert await waiting == delta(ChoiceDelta(0, (10,), None, LENGTH), prompt=PromptReport(0, logprobs))
 
 
-async def test_no_logprobs_of_the_prompt_no_group() -> None:
+async def test_a_group_fails_if_the_logprobs_of_its_prompt_fail() -> None:
     async with asked(group(sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))) as (there, stream):
         there.calls[0].say(piece(0, 10))
         assert there.server.known_prompt is not None

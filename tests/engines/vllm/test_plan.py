@@ -1,4 +1,4 @@
-"""Which requests make up a group, and the JSON of each: every sampling parameter of ours, by vLLM's names."""
+"""The requests that make up a group, and the JSON of each, with all our sampling parameters by vLLM's names."""
 
 from dataclasses import replace
 from typing import cast
@@ -50,7 +50,7 @@ ALONE = VLLMAsk(
 
 
 def shape(plan: GroupAsks) -> list[tuple[int, int | None, tuple[tuple[int, ...], ...]]]:
-    """n, seed and choices of each request, the leader first."""
+    """Returns n, seed and choices of each request, the leader first."""
     planned = [*([plan.leader] if plan.leader else []), *plan.rest]
     return [(one.n, one.seed, one.choices) for one in planned]
 
@@ -67,13 +67,13 @@ SHAPES = {
         group(choices=choice_starts(2, seed=2**64 - 1), seeded=True),
         [(1, 2**64 - 1, ((0,),)), (1, 0, ((1,),))],
     ),
-    "single ones may end": (group(seeded=True, stops=True), [(1, 7, ((0,),)), (1, 8, ((1,),)), (1, 9, ((2,),))]),
+    "with stop strings": (group(seeded=True, stops=True), [(1, 7, ((0,),)), (1, 8, ((1,),)), (1, 9, ((2,),))]),
     "greedy": (group(sampling=GREEDY, seeded=True, stops=True), [(1, None, ((0, 1, 2),))]),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_choices_are_one_request_as_far_as_vllm_counts_their_seeds_and_nobody_ends_them_alone(name: str) -> None:
+def test_choices_with_seeds_in_a_row_are_one_request_unless_stop_strings_may_end_one(name: str) -> None:
     request, asked = SHAPES[name]
     assert shape(plan_asks(request)) == asked
 
@@ -84,7 +84,7 @@ def test_greedy_choices_that_have_written_different_things_are_different_request
     assert [(one.prompt, one.choices) for one in planned] == [((*PROMPT, 9), ((0, 2),)), (PROMPT, ((1,),))]
 
 
-def test_a_resumed_choice_goes_on_behind_what_it_wrote_with_another_seed() -> None:
+def test_a_resumed_choice_goes_on_after_its_written_tokens_with_another_seed() -> None:
     sampling = SamplingParams(max_tokens=10, temperature=0.5, min_tokens=4)
     (planned,) = plan_asks(group(choices=(ChoiceStart(1, 8, (20, 21, 22)),), sampling=sampling, seeded=True)).rest
     assert planned == replace(
@@ -103,7 +103,7 @@ def test_a_resumed_choice_has_its_own_seed_at_every_length() -> None:
 
 RESUMED = {
     "min_tokens are written": (SamplingParams(max_tokens=10, min_tokens=2), (20, 21, 22), SamplingParams(max_tokens=7)),
-    "penalties go along as biases": (
+    "penalties of written tokens become biases": (
         SamplingParams(max_tokens=10, frequency_penalty=0.5, presence_penalty=0.25, logit_bias={20: 1.0, 30: -2.0}),
         (20, 21, 20),
         SamplingParams(
@@ -113,12 +113,12 @@ RESUMED = {
             logit_bias={20: 1.0 - 2 * 0.5 - 0.25, 21: -0.75, 30: -2.0},
         ),
     ),
-    "biases stay within what vLLM takes": (
+    "biases stay within vLLM's limits": (
         SamplingParams(max_tokens=200, frequency_penalty=2.0),
         (20,) * 99,
         SamplingParams(max_tokens=101, frequency_penalty=2.0, logit_bias={20: -100.0}),
     ),
-    "no such penalty, no bias": (
+    "other penalties make no bias": (
         SamplingParams(max_tokens=10, repetition_penalty=1.5, logit_bias={30: -2.0}),
         (20,),
         SamplingParams(max_tokens=9, repetition_penalty=1.5, logit_bias={30: -2.0}),
@@ -127,19 +127,19 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_what_is_left_of_a_resumed_choice_is_asked_for_as_it_would_have_been_written(name: str) -> None:
+def test_the_sampling_of_a_resumed_choice_takes_its_written_tokens_into_account(name: str) -> None:
     sampling, written, left = RESUMED[name]
     (planned,) = plan_asks(group(choices=(ChoiceStart(0, 7, written),), sampling=sampling)).rest
     assert planned.sampling == left
 
 
-def test_a_choice_that_has_written_all_there_is_cannot_be_resumed() -> None:
+def test_a_choice_that_has_already_written_max_tokens_cannot_be_resumed() -> None:
     choices = (ChoiceStart(0, 7, (20, 21)),)
     with pytest.raises(EngineError, match=r"choice 0 of group g has written 2 of 2 tokens already"):
         plan_asks(group(choices=choices, sampling=SamplingParams(max_tokens=2)))
 
 
-def test_a_choice_with_a_grammar_is_begun_here_and_never_taken_up_in_mid_answer() -> None:
+def test_a_choice_with_a_grammar_can_begin_on_vllm_but_not_be_resumed() -> None:
     bound = msgspec.structs.replace(SAMPLING, grammar=Grammar(GrammarKind.REGEX, "a+"))
     (planned,) = plan_asks(group(n=3, sampling=bound)).rest
     assert planned.sampling.grammar == bound.grammar
@@ -161,7 +161,7 @@ def test_a_resumed_choice_leaves_the_ticket_to_a_fresh_one() -> None:
     assert shape(plan) == [(1, 8, ((1,),)), (1, resumed_seed(7, 1), ((0,),)), (1, 9, ((2,),))]
 
 
-def test_where_all_are_resumed_a_scout_fetches_the_prompt() -> None:
+def test_if_all_choices_are_resumed_a_scout_fetches_the_prompt() -> None:
     choices = (ChoiceStart(0, 7, (20,)), ChoiceStart(1, 8, (21,)))
     plan = plan_asks(group(choices=choices, ticket=ticket()))
     scouting = SamplingParams(max_tokens=1, temperature=0.0)
@@ -169,12 +169,12 @@ def test_where_all_are_resumed_a_scout_fetches_the_prompt() -> None:
     assert [one.choices for one in plan.rest] == [((0,),), ((1,),)]
 
 
-def test_a_greedy_group_is_its_leader() -> None:
+def test_a_greedy_group_is_only_its_leader() -> None:
     plan = plan_asks(group(sampling=GREEDY, ticket=ticket()))
     assert (shape(plan), plan.rest) == ([(1, None, ((0, 1, 2),))], ())
 
 
-def test_the_prompt_is_asked_for_by_itself_if_its_logprobs_are_wanted() -> None:
+def test_prompt_logprobs_are_asked_for_in_a_request_of_their_own() -> None:
     sampling = msgspec.structs.replace(SAMPLING, prompt_logprobs=2)
     plan = plan_asks(group(choices=(ChoiceStart(0, 7, (20,)),), sampling=sampling))
     assert plan.prompt is not None
@@ -182,7 +182,7 @@ def test_the_prompt_is_asked_for_by_itself_if_its_logprobs_are_wanted() -> None:
     assert plan.prompt.prompt == PROMPT
 
 
-def test_a_group_without_its_ticket_is_asked_for_by_another_name() -> None:
+def test_a_group_that_goes_on_without_its_ticket_gets_another_name() -> None:
     request = group(ticket=ticket())
     plain = without_ticket(request, [0, 2], name="again")
     assert plain == msgspec.structs.replace(
@@ -212,7 +212,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
 
 
 @given(requests())
-def test_every_choice_is_asked_for_once_with_its_prompt_and_seed_and_one_request_has_the_ticket(
+def test_every_choice_is_planned_once_with_its_prompt_and_seed_and_one_request_has_the_ticket(
     request: GenerateRequest,
 ) -> None:
     plan = plan_asks(request)
@@ -235,7 +235,7 @@ def test_every_choice_is_asked_for_once_with_its_prompt_and_seed_and_one_request
 
 
 def check_seed(ask: VLLMAsk, child: int, start: ChoiceStart, request: GenerateRequest) -> None:
-    """What vLLM draws with is what it would draw with if the choice were alone."""
+    """Checks that vLLM gives the child the same seed as if the choice were alone."""
     if not request.seeded or request.sampling.greedy:
         assert ask.seed is None
         return
@@ -286,12 +286,12 @@ def body(dialect: Dialect, ask: VLLMAsk) -> dict[str, object]:
 
 
 def drawing(dialect: Dialect, ask: VLLMAsk) -> dict[str, object]:
-    """Where the sampling parameters stand."""
+    """Returns the object that has the sampling parameters."""
     sent = body(dialect, ask)
     return cast("dict[str, object]", sent["sampling_params"]) if dialect is Dialect.GENERATE else sent
 
 
-def test_completions_are_asked_for_token_ids_and_with_every_default_said() -> None:
+def test_a_completions_body_asks_for_token_ids_and_states_every_default() -> None:
     assert body(Dialect.COMPLETIONS, ASK) == {
         "model": "m",
         "request_id": "r-1",
@@ -305,7 +305,7 @@ def test_completions_are_asked_for_token_ids_and_with_every_default_said() -> No
     }
 
 
-def test_generate_takes_the_same_in_sampling_params_and_writes_no_text() -> None:
+def test_a_generate_body_has_the_same_in_sampling_params_and_asks_for_no_text() -> None:
     assert body(Dialect.GENERATE, ASK) == {
         "model": "m",
         "request_id": "r-1",
@@ -317,7 +317,7 @@ def test_generate_takes_the_same_in_sampling_params_and_writes_no_text() -> None
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_every_parameter_arrives(dialect: Dialect) -> None:
+def test_every_parameter_is_sent(dialect: Dialect) -> None:
     sent = drawing(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
     expected = msgspec.to_builtins(UNUSUAL) | {"n": 3, "seed": 2**32, "logit_bias": {"7": -100.0}}
     expected["stop_token_ids"] = [2, 9]
@@ -338,7 +338,7 @@ GRAMMARS = (
 
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize(("grammar", "sent"), GRAMMARS)
-def test_a_grammar_goes_along_by_vllms_name_and_wins_over_what_would_write_on(
+def test_a_grammar_is_sent_by_vllms_name_and_wins_over_min_tokens_and_ignore_eos(
     dialect: Dialect, grammar: Grammar, sent: dict[str, object]
 ) -> None:
     drawn = drawing(dialect, replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=grammar)))
@@ -348,7 +348,7 @@ def test_a_grammar_goes_along_by_vllms_name_and_wins_over_what_would_write_on(
     assert "structured_outputs" not in without and without["min_tokens"] == 4
 
 
-def test_what_is_asked_beside_the_choices_has_no_grammar() -> None:
+def test_prefills_and_requests_for_prompt_logprobs_have_no_grammar() -> None:
     ask = replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=GRAMMARS[0][0]))
     for beside in (prefill_ask(ask), prompt_ask(ask)):
         assert "structured_outputs" not in drawing(Dialect.COMPLETIONS, beside)
@@ -356,12 +356,12 @@ def test_what_is_asked_beside_the_choices_has_no_grammar() -> None:
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_a_stream_does_not_ask_for_the_log_probabilities_of_the_prompt(dialect: Dialect) -> None:
-    """vLLM refuses them there."""
+    """vLLM refuses them in a stream."""
     assert drawing(dialect, replace(ASK, sampling=UNUSUAL))["prompt_logprobs"] is None
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_what_surrounds_a_request_is_sent_only_if_it_is_there(dialect: Dialect) -> None:
+def test_priority_salt_and_ticket_are_sent_only_if_they_are_set(dialect: Dialect) -> None:
     assert {"priority", "cache_salt", "kv_transfer_params"}.isdisjoint(body(dialect, ASK))
     around = {"priority": -2, "cache_salt": "s", "kv_transfer_params": {"opaque": [1]}}
     sent = body(dialect, replace(ASK, priority=-2, cache_salt="s", kv_params={"opaque": [1]}))
@@ -369,10 +369,8 @@ def test_what_surrounds_a_request_is_sent_only_if_it_is_there(dialect: Dialect) 
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, None), (0, 0), (1, 2), (5, 6), (19, 20), (20, 20), (25, 25)])
-def test_generate_is_asked_for_one_log_probability_more_as_far_as_servers_allow(
-    asked: int | None, sent: int | None
-) -> None:
-    """It counts the drawn token among the k."""
+def test_generate_is_asked_for_one_log_probability_more_within_vllms_limit(asked: int | None, sent: int | None) -> None:
+    """It counts the drawn token as one of the k."""
     ask = replace(ASK, sampling=SamplingParams(max_tokens=9, logprobs=asked))
     assert drawing(Dialect.GENERATE, ask)["logprobs"] == sent
     assert drawing(Dialect.COMPLETIONS, ask)["logprobs"] == asked
@@ -397,11 +395,11 @@ def test_the_log_probabilities_of_a_prompt_are_asked_for_with_one_token_and_with
     assert (ask.stream, ask.kv_params, ask.prompt) == (False, None, ASK.prompt)
 
 
-def test_the_seeds_that_clients_send_stay_as_they_are() -> None:
+def test_usual_seeds_stay_as_they_are() -> None:
     assert [signed_seed(seed) for seed in (0, 1, 42, 2**53, 2**63 - 2**32 - 1)] == [0, 1, 42, 2**53, 2**63 - 2**32 - 1]
 
 
-def test_seeds_a_certain_distance_apart_are_one_to_vllm() -> None:
+def test_seeds_at_a_certain_distance_become_the_same_seed() -> None:
     assert signed_seed(5 + 2**63 - 2**32) == signed_seed(5)
 
 
@@ -412,7 +410,7 @@ def test_no_child_is_unseeded_or_beyond_64_signed_bits(seed: int, n: int) -> Non
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 200))
-def test_a_child_has_the_seed_of_a_single_request_but_where_the_count_begins_anew(seed: int, child: int) -> None:
+def test_a_child_has_the_seed_of_a_single_request_unless_the_seeds_wrap_around(seed: int, child: int) -> None:
     single = signed_seed((seed + child) % 2**64)
     counted = signed_seed(seed) + child
     assert single in (counted, counted - (2**63 - 2**32)) or seed + child >= 2**64

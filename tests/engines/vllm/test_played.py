@@ -1,4 +1,4 @@
-"""Groups on played vLLM servers over real sockets, by both routes: equality is the oracle."""
+"""Groups on played vLLM servers over real sockets, by both routes. Equality is the oracle."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,7 +51,7 @@ async def tokens_of(engine: Engine, request: GenerateRequest) -> dict[int, list[
 
 
 def seeded(n: int) -> dict[int, list[int]]:
-    """What choices with the seeds 7, 8, ... write."""
+    """Returns what choices with the seeds 7, 8, ... write."""
     return {index: written(PROMPT, 12, Kind(seed=7 + index)) for index in range(n)}
 
 
@@ -76,7 +76,7 @@ class Pair:
 
 @asynccontextmanager
 async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: bool = False) -> AsyncIterator[Pair]:
-    """Afterwards nothing is open, pinned or wrong."""
+    """Plays two servers, and checks at the end that nothing is open, pinned or wrong."""
     network, figures = Network(), TicketBook()
     switches = [Switches(scale_out=scale_out) for _ in range(2)]
     async with (
@@ -101,7 +101,7 @@ async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: b
 
 
 @pytest.mark.parametrize("stops", [False, True])
-async def test_a_group_of_n_is_n_groups_of_one(scale_out: bool, stops: bool) -> None:
+async def test_a_group_of_n_equals_n_groups_of_one(scale_out: bool, stops: bool) -> None:
     async with pair(scale_out=scale_out) as there:
         whole = await tokens_of(there.decode, group(stops=stops))
         assert whole == seeded(4)
@@ -109,13 +109,13 @@ async def test_a_group_of_n_is_n_groups_of_one(scale_out: bool, stops: bool) -> 
             assert await tokens_of(there.decode, group(choices=(start,))) == {start.index: whole[start.index]}
 
 
-async def test_greedy_choices_are_one_answer(scale_out: bool) -> None:
+async def test_greedy_choices_are_one_request(scale_out: bool) -> None:
     async with pair(scale_out=scale_out) as there:
         assert await tokens_of(there.decode, group(sampling=GREEDY)) == dict.fromkeys(range(4), written(PROMPT, 12))
-        assert there.decode_server.books.finished == 1 + (not scale_out)  # one is asked to find out what it is
+        assert there.decode_server.books.finished == 1 + (not scale_out)  # the report needs one to learn the kind
 
 
-async def test_greedy_choices_that_are_resumed_go_on_as_undisturbed(scale_out: bool) -> None:
+async def test_resumed_greedy_choices_go_on_like_undisturbed_ones(scale_out: bool) -> None:
     whole = written(PROMPT, 12)
     choices = tuple(ChoiceStart(index, 7, tuple(whole[: 3 * index])) for index in range(4))
     async with pair(scale_out=scale_out) as there:
@@ -151,7 +151,7 @@ async def test_a_resumed_group_fetches_its_prompt_by_a_scout(scale_out: bool) ->
         assert (there.network.transfers, there.held) == (1, [Held.READ])
 
 
-async def test_a_pull_that_fails_shows_nowhere_but_in_the_figures(scale_out: bool) -> None:
+async def test_a_failed_pull_changes_only_the_figures(scale_out: bool) -> None:
     async with pair(scale_out=scale_out) as there:
         there.decode_server.switches.pull_fails = True
         request = await there.request_with_ticket(group())
@@ -160,7 +160,7 @@ async def test_a_pull_that_fails_shows_nowhere_but_in_the_figures(scale_out: boo
         there.network.expire()
 
 
-async def test_a_pull_that_hangs_is_given_up_in_time(scale_out: bool) -> None:
+async def test_a_pull_that_hangs_is_given_up_after_the_time_out(scale_out: bool) -> None:
     async with pair(scale_out=scale_out, leader_timeout_s=0.05) as there:
         there.decode_server.switches.pull_hangs = True
         request = await there.request_with_ticket(group())
@@ -168,7 +168,7 @@ async def test_a_pull_that_hangs_is_given_up_in_time(scale_out: bool) -> None:
         assert there.figures.pull_fallbacks == {"late": 1, "failed": 0}
 
 
-async def test_a_ticket_that_is_given_back_frees_prefill_at_once(scale_out: bool) -> None:
+async def test_a_ticket_that_is_given_back_frees_the_prefill_servers_blocks(scale_out: bool) -> None:
     async with pair(scale_out=scale_out) as there:
         request = await there.request_with_ticket(group())
         assert request.ticket is not None
@@ -177,7 +177,7 @@ async def test_a_ticket_that_is_given_back_frees_prefill_at_once(scale_out: bool
         assert there.figures.tickets_unused == {"released": 1, "left": 0}
 
 
-async def test_a_stopped_choice_ends_there_and_the_others_go_on(scale_out: bool) -> None:
+async def test_a_stopped_choice_ends_on_the_server_and_the_others_go_on(scale_out: bool) -> None:
     async with pair(scale_out=scale_out, stepped=True) as there:
         stream = there.decode.generate(group(stops=True))
         await there.decode_server.until(lambda: there.decode_server.open == 4)
@@ -190,7 +190,7 @@ async def test_a_stopped_choice_ends_there_and_the_others_go_on(scale_out: bool)
         assert finished == {0, 1, 3}
 
 
-async def test_a_reader_that_leaves_ends_all_there(scale_out: bool) -> None:
+async def test_a_reader_that_leaves_ends_all_requests_on_the_server(scale_out: bool) -> None:
     async with pair(scale_out=scale_out, stepped=True) as there:
         stream = there.decode.generate(group(stops=True))
         await there.decode_server.until(lambda: there.decode_server.open == 4)
@@ -199,7 +199,7 @@ async def test_a_reader_that_leaves_ends_all_there(scale_out: bool) -> None:
         assert there.decode_server.books.aborted == 4
 
 
-async def test_a_prefill_that_is_cancelled_ends_there(scale_out: bool) -> None:
+async def test_a_cancelled_prefill_ends_on_the_server(scale_out: bool) -> None:
     async with pair(scale_out=scale_out, stepped=True) as there:
         prefilling = asyncio.ensure_future(there.decode.prefill(group()))
         await there.decode_server.until(lambda: there.decode_server.open == 1)
@@ -209,7 +209,7 @@ async def test_a_prefill_that_is_cancelled_ends_there(scale_out: bool) -> None:
         await there.decode_server.until(lambda: there.decode_server.open == 0)
 
 
-async def test_a_server_that_dies_in_mid_answer_is_told_from_one_that_ends(scale_out: bool) -> None:
+async def test_a_server_that_dies_in_mid_answer_ends_the_group_with_an_error(scale_out: bool) -> None:
     async with pair(scale_out=scale_out, stepped=True) as there:
         stream = there.decode.generate(group())
         await there.decode_server.until(lambda: there.decode_server.open == 1)

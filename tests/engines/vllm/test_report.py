@@ -1,4 +1,4 @@
-"""The metrics of a vLLM 0.32, in the lines it writes, and what a gateway takes the server to be."""
+"""The metrics of vLLM 0.32 as it writes them, and the report that a gateway makes of a server."""
 
 from dataclasses import replace
 
@@ -82,7 +82,7 @@ def lines_with(text: bytes, *words: bytes) -> bytes:
     return b"".join(line for line in text.splitlines(keepends=True) if any(word in line for word in words))
 
 
-def test_what_is_wanted_is_read_and_nothing_else() -> None:
+def test_the_needed_metrics_are_read() -> None:
     assert scrape_of(TEXT) == SCRAPE
 
 
@@ -97,19 +97,19 @@ def test_the_ranks_of_a_data_parallel_server_are_added_up() -> None:
     assert (stats.transfers, stats.transfer_seconds_sum, stats.leases_expired) == (8, 1.0, 12)
 
 
-def test_one_that_does_not_tell_sources_has_computed_what_was_not_cached() -> None:
+def test_without_sources_prefill_tokens_are_the_prompt_tokens_that_were_not_cached() -> None:
     text = b"".join(line for line in TEXT.splitlines(keepends=True) if b"by_source" not in line)
     stats = scrape_of(text).stats
     assert (stats.prompt_tokens, stats.cached_tokens, stats.prefill_tokens) == (1_500_000, 999, 1_499_001)
 
 
-def test_without_a_connector_and_with_several_processes_there_is_less() -> None:
+def test_metrics_may_lack_the_connector_and_the_time_of_start() -> None:
     scrape = scrape_of(CONFIG % 0)
     assert (scrape.start_s, scrape.block_size, scrape.cache_dtype) == (None, 16, "auto")
     assert scrape.stats == EngineStats(blocks_total=100)
 
 
-def test_blocks_that_are_not_counted_yet_are_none() -> None:
+def test_a_number_of_blocks_that_is_not_known_yet_is_zero() -> None:
     assert scrape_of(b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n').stats.blocks_total == 0
 
 
@@ -124,7 +124,7 @@ def test_blocks_that_are_not_counted_yet_are_none() -> None:
         (CONFIG % 0 + b'vllm:prompt_tokens_total{engine="0"} +Inf\n', "cannot be read"),
     ],
 )
-def test_figures_of_another_server_are_told_apart(text: bytes, message: str) -> None:
+def test_metrics_of_another_kind_of_server_are_recognised(text: bytes, message: str) -> None:
     with pytest.raises(OtherServerError, match=message):
         scrape_of(text)
 
@@ -135,7 +135,7 @@ EVENTS = EventSource(endpoint="tcp://*:5557", replay_endpoint="tcp://0.0.0.0:555
 START = Start(engine_id="http://p-1:8000@7", version="0.32.0", events=EVENTS)
 
 
-def test_a_report_says_what_is_known_and_that_the_rest_is_not() -> None:
+def test_a_report_has_what_is_known_and_marks_the_rest_as_unknown() -> None:
     assert report_of("http://p-1:8000", START, scrape=SCRAPE, cards=(OWN, ADAPTER), role=Role.PREFILL) == EngineReport(
         version="0.32.0",
         engine_id="http://p-1:8000@7",
@@ -171,7 +171,7 @@ def reported(
     return report_of(url, start, scrape=scrape, cards=(OWN,), role=role)
 
 
-def test_without_a_role_it_does_all() -> None:
+def test_without_a_role_a_server_does_both() -> None:
     assert reported().info.role is Role.BOTH
 
 
@@ -179,16 +179,16 @@ def test_without_a_role_it_does_all() -> None:
     ("url", "host", "port"),
     [("http://p-1", "p-1", 80), ("https://p-1", "p-1", 443), ("http://[::1]:8000", "::1", 8000)],
 )
-def test_its_address_is_that_of_its_url(url: str, host: str, port: int) -> None:
+def test_the_address_of_a_server_comes_from_its_url(url: str, host: str, port: int) -> None:
     assert reported(url).info.transfer == TransferAddress(START.engine_id, host, port)
 
 
-def test_nobody_follows_the_blocks_of_several_ranks_or_of_a_server_that_tells_nothing() -> None:
+def test_blocks_of_several_ranks_or_of_a_server_without_events_are_not_followed() -> None:
     for report in (reported(scrape=replace(SCRAPE, ranks=2)), reported(start=replace(START, events=None))):
         assert (report.block_events, report.block_replay) == (None, None)
 
 
-def test_a_publisher_without_a_replay_is_followed_all_the_same() -> None:
+def test_a_publisher_without_a_replay_is_followed() -> None:
     report = reported(start=replace(START, events=EventSource(endpoint="tcp://127.0.0.1:5557")))
     assert (report.block_events, report.block_replay) == ("tcp://127.0.0.1:5557", None)
 
@@ -210,7 +210,7 @@ def test_an_address_that_is_bound_everywhere_is_reached_at_the_host_of_the_serve
     assert reachable(endpoint, host) == address
 
 
-def test_the_first_card_is_a_model_of_its_own() -> None:
+def test_the_servers_own_model_comes_before_its_adapters() -> None:
     body = (
         b'{"object":"list","data":[{"id":"sql","object":"model","owned_by":"vllm","root":"/adapters/sql",'
         b'"parent":"smollm2","max_model_len":null},{"id":"smollm2","owned_by":"vllm","root":"/models/smollm2",'
@@ -222,7 +222,7 @@ def test_the_first_card_is_a_model_of_its_own() -> None:
 @pytest.mark.parametrize(
     "body", [b"no", b'{"data":[]}', b'{"data":[{"id":"x"}]}', b'{"data":[{"id":"x","parent":"y","max_model_len":9}]}']
 )
-def test_a_list_without_a_model_of_its_own_is_that_of_another_server(body: bytes) -> None:
+def test_a_list_without_a_base_model_means_another_kind_of_server(body: bytes) -> None:
     with pytest.raises(OtherServerError):
         cards_in(body)
 
@@ -236,7 +236,7 @@ def test_event_sources_are_taken_from_the_only_rank() -> None:
         event_source_in(b"[]")
 
 
-def test_the_version_is_what_it_says() -> None:
+def test_the_version_is_read() -> None:
     assert version_in(b'{"version":"0.32.0"}') == "0.32.0"
     with pytest.raises(OtherServerError):
         version_in(b"<html>")
@@ -246,7 +246,7 @@ def test_the_version_is_what_it_says() -> None:
     ("role", "connector", "fetches"),
     [(None, True, True), (None, False, False), (Role.DECODE, False, True), (Role.PREFILL, False, True)],
 )
-def test_who_has_no_connector_that_shows_has_to_be_named_for_a_role(
+def test_a_server_without_a_visible_connector_transfers_only_if_it_has_a_role(
     role: Role | None, connector: bool, fetches: bool
 ) -> None:
     assert (reported(scrape=replace(SCRAPE, connector=connector), role=role).info.transfer is not None) is fetches

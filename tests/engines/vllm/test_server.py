@@ -1,4 +1,4 @@
-"""A vLLM server asked over a real socket: how it is, and by which route it is asked."""
+"""A vLLM server over a real socket: how it reports, and the route by which it is asked."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -26,7 +26,7 @@ OK = {
     "/version": (200, b'{"version":"0.9.0"}'),
     "/inference/v1/generate": (400, b"{}"),
 }
-"""Of a server without block events, as older ones are."""
+"""The answers of a server without block events, as older ones are."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def fake() -> AsyncIterator[FakeVLLM]:
         fake.check()
 
 
-async def test_a_server_reports_as_our_own_do(fake: FakeVLLM) -> None:
+async def test_a_server_reports_like_our_own_servers(fake: FakeVLLM) -> None:
     async with asking(f"{fake.url}/v1/") as server:
         report = await server.report()
     info = report.info
@@ -49,7 +49,7 @@ async def test_a_server_reports_as_our_own_do(fake: FakeVLLM) -> None:
     assert (server.url, server.root) == (fake.url, "/models/smollm2")
 
 
-async def test_a_server_that_was_started_again_is_another(fake: FakeVLLM) -> None:
+async def test_a_server_that_was_started_again_has_another_id(fake: FakeVLLM) -> None:
     async with asking(fake.url) as server:
         first = await server.report()
         assert (await server.report()).engine_id == first.engine_id
@@ -62,7 +62,7 @@ async def test_a_server_that_was_started_again_is_another(fake: FakeVLLM) -> Non
         assert (await server.report()).engine_id == second.engine_id
 
 
-async def test_a_server_that_does_not_tell_its_start_is_another_after_it_was_lost() -> None:
+async def test_a_server_without_a_time_of_start_has_another_id_after_it_was_lost() -> None:
     timeless = TEXT.replace(b"process_start_time_seconds 1", b"other 1")
     async with canned({**OK, "/metrics": (200, timeless)}) as far, asking(far.url) as server:
         first = await server.report()
@@ -74,7 +74,7 @@ async def test_a_server_that_does_not_tell_its_start_is_another_after_it_was_los
         assert (await server.report()).engine_id != first.engine_id
 
 
-async def test_adapters_that_are_loaded_later_are_told(fake: FakeVLLM) -> None:
+async def test_adapters_that_are_loaded_later_are_reported(fake: FakeVLLM) -> None:
     async with asking(fake.url) as server:
         assert (await server.report()).models == ()
         fake.adapters = ("sql",)
@@ -90,7 +90,7 @@ async def test_a_server_is_asked_by_the_route_that_it_has(scale_out: bool, diale
         assert server.dialect is dialect
 
 
-async def test_what_a_server_has_is_found_out_once_for_each_start(fake: FakeVLLM) -> None:
+async def test_a_server_is_probed_once_after_each_start(fake: FakeVLLM) -> None:
     async with asking(fake.url) as server:
         await server.report()
         await server.report()
@@ -122,13 +122,13 @@ async def test_a_server_that_sends_no_token_ids_is_of_another_kind() -> None:
         ("/version", (404, b"")),
     ],
 )
-async def test_a_server_that_lacks_what_vllm_has_is_of_another_kind(path: str, answer: tuple[int, bytes]) -> None:
+async def test_a_server_that_lacks_a_route_of_vllm_is_of_another_kind(path: str, answer: tuple[int, bytes]) -> None:
     async with canned({**OK, path: answer}) as far, asking(far.url) as server:
         with pytest.raises(OtherServerError, match=far.url):
             await server.report()
 
 
-async def test_an_older_server_tells_no_event_sources() -> None:
+async def test_an_older_server_reports_no_event_sources() -> None:
     async with canned(OK) as far, asking(far.url) as server:
         report = await server.report()
     assert (report.version, report.block_events) == ("0.9.0", None)
@@ -141,7 +141,7 @@ async def test_block_events_are_followed_at_the_host_of_the_server() -> None:
     assert (report.block_events, report.block_replay) == ("tcp://127.0.0.1:9191", "tcp://127.0.0.1:9192")
 
 
-async def test_a_key_that_the_server_does_not_know_is_told_with_what_to_do() -> None:
+async def test_the_error_for_an_unknown_key_says_what_to_do() -> None:
     async with FakeVLLM(switches=Switches(api_key="right")) as fake:
         async with asking(fake.url, api_key="right") as server:
             await server.report()
@@ -152,13 +152,13 @@ async def test_a_key_that_the_server_does_not_know_is_told_with_what_to_do() -> 
                 assert type(caught.value) is EngineError
 
 
-async def test_a_key_that_only_generate_does_not_know_is_told_too() -> None:
+async def test_a_key_that_only_generate_refuses_is_an_error() -> None:
     async with canned({**OK, "/inference/v1/generate": (401, b"")}) as far, asking(far.url) as server:
         with pytest.raises(EngineError, match=r"answered 401\. Give the gateway a key"):
             await server.report()
 
 
-async def test_a_server_whose_engine_is_dead_is_dead(fake: FakeVLLM) -> None:
+async def test_a_server_that_is_not_healthy_is_dead(fake: FakeVLLM) -> None:
     fake.switches.healthy = False
     async with asking(fake.url) as server:
         with pytest.raises(EngineDiedError) as caught:
@@ -177,13 +177,13 @@ async def test_a_server_that_hangs_or_is_too_busy_to_answer_is_silent(fake: Fake
             await server.report()
 
 
-async def test_a_url_that_is_none_is_said_to_be_none() -> None:
+async def test_an_invalid_url_is_an_error() -> None:
     async with asking("no url") as server:
         with pytest.raises(EngineError, match="The URL of the vLLM server no url is not valid"):
             await server.report()
 
 
-async def test_keys_go_with_every_question() -> None:
+async def test_every_request_has_the_key() -> None:
     async with AsyncExitStack() as stack:
         far = await stack.enter_async_context(canned(OK))
         server: VLLMServer = await stack.enter_async_context(asking(far.url, api_key="k"))

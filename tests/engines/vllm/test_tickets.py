@@ -1,4 +1,4 @@
-"""vLLM's tickets travel inside ours and come out as they went in."""
+"""vLLM's tickets travel inside ours and come out unchanged."""
 
 import msgspec
 import pytest
@@ -24,22 +24,22 @@ PARAMS: dict[str, object] = {
 JSON = b'{"id":"cmpl-1","choices":[{"index":0,"token_ids":[5]}],"kv_transfer_params":%b}'
 
 
-def test_the_ticket_of_a_prefill_is_what_stands_in_its_answer() -> None:
+def test_the_ticket_of_a_prefill_is_read_from_its_answer() -> None:
     assert kv_params_in(JSON % b'{"remote_port":5600}') == [{"remote_port": 5600}]
 
 
-def test_a_server_that_makes_one_a_child_tells_them_in_a_list() -> None:
+def test_the_tickets_of_several_children_come_in_a_list() -> None:
     assert kv_params_in(JSON % b'[{"a":1},{"a":2}]') == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize("params", [b"null", b"[]", b"{}"])
-def test_a_server_that_makes_none_is_told_how_it_would(params: bytes) -> None:
+def test_the_error_for_a_missing_ticket_says_how_to_start_the_server(params: bytes) -> None:
     with pytest.raises(EngineError, match=r"p-1 computed .* --kv-transfer-config '\{"):
         kv_params_in(JSON % params, "p-1")
 
 
 @pytest.mark.parametrize("answer", [b"no", JSON % b'"text"', JSON % b"[1]"])
-def test_what_is_no_answer_to_a_prefill_is_said_to_be_none(answer: bytes) -> None:
+def test_an_invalid_answer_to_a_prefill_is_an_error(answer: bytes) -> None:
     with pytest.raises(EngineError, match="answer of vLLM to a prefill cannot be read"):
         kv_params_in(answer)
 
@@ -71,17 +71,17 @@ def test_a_ticket_says_who_made_it_and_for_which_prompt() -> None:
         min_size=1,
     )
 )
-def test_whatever_a_connector_writes_comes_out_as_it_went_in(params: dict[str, object]) -> None:
+def test_whatever_a_connector_writes_comes_out_unchanged(params: dict[str, object]) -> None:
     assert params_from(ticket_from(params, engine_id="e", prompt=(1,))) == params
 
 
 @pytest.mark.parametrize("port", [None, 0, 70000, "5600"])
-def test_a_port_that_is_none_is_not_taken(port: object) -> None:
+def test_an_invalid_port_is_replaced_by_1(port: object) -> None:
     assert ticket_from(PARAMS | {"remote_port": port}, engine_id="e", prompt=(1,)).remote_port == 1
 
 
 @pytest.mark.parametrize("foreign", ["", "[]", "no"])
-def test_a_ticket_of_another_kind_is_not_for_vllm(foreign: str) -> None:
+def test_a_ticket_of_another_kind_is_refused(foreign: str) -> None:
     ours = ticket_from(PARAMS, engine_id="e", prompt=(1,))
     with pytest.raises(EngineError, match="the ticket of e is not one of vLLM's"):
         params_from(msgspec.structs.replace(ours, foreign=foreign))

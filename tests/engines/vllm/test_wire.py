@@ -1,4 +1,4 @@
-"""What vLLM 0.32 answers, in the bytes it writes, however they are cut: streams, log-probabilities, refusals."""
+"""The answers of vLLM 0.32 in the bytes that it writes, however they are cut: streams, log-probabilities, refusals."""
 
 from itertools import pairwise
 
@@ -94,13 +94,13 @@ def test_a_stream_of_completions_is_read_as_pieces_and_usage() -> None:
     assert read(COMPLETIONS) == PIECES
 
 
-def test_a_stream_of_generate_is_read_with_ranks_and_the_best_of_each_token() -> None:
+def test_a_stream_of_generate_is_read_with_ranks_and_the_top_tokens() -> None:
     assert read(GENERATE, sampling=LISTED) == GENERATED
 
 
 @pytest.mark.parametrize("lines", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
 @given(cuts=st.lists(st.integers(0, 2000), max_size=40))
-def test_wherever_a_stream_is_cut_it_holds_the_same(lines: bytes, cuts: list[int]) -> None:
+def test_a_stream_is_read_the_same_wherever_it_is_cut(lines: bytes, cuts: list[int]) -> None:
     for stream, sampling, pieces in ((COMPLETIONS, PLAIN, PIECES), (GENERATE, LISTED, GENERATED)):
         data = stream.replace(b"\n", lines)
         ends = [0, *sorted(cuts), len(data)]
@@ -108,7 +108,7 @@ def test_wherever_a_stream_is_cut_it_holds_the_same(lines: bytes, cuts: list[int
         assert read(*parts, sampling=sampling) == pieces
 
 
-def test_it_is_done_at_the_servers_word_and_not_before() -> None:
+def test_a_stream_has_ended_at_done_and_not_before() -> None:
     stream = reader()
     stream.feed(COMPLETIONS.removesuffix(b"\n"))
     with pytest.raises(EngineDiedError, match="the server broke off in the middle of its answer"):
@@ -123,12 +123,12 @@ def test_several_choices_may_come_in_one_event() -> None:
 
 
 def test_a_stop_token_that_was_not_asked_for_is_an_end_of_sequence() -> None:
-    """vLLM tells the further ends of sequence of a model as stop tokens."""
+    """vLLM reports a model's other ends of sequence as stop tokens."""
     (piece,) = reader().feed(event(b'"index":0,"token_ids":[99],"finish_reason":"stop","stop_reason":99'))
     assert piece == VLLMPiece(0, (99,), None, Finish(STOP, None))
 
 
-def test_the_rank_of_a_completion_is_counted_from_what_is_listed() -> None:
+def test_the_rank_of_a_completions_token_is_counted_among_the_listed_ones() -> None:
     choice = (
         b'"index":0,"token_ids":[7,4],"logprobs":{"text_offset":[0,2],"token_logprobs":[-2.5,-1.0],"tokens":'
         b'["token_id:7","token_id:4"],"top_logprobs":[{"token_id:7":-2.5,"token_id:3":-0.5,"token_id:4":-1.0},'
@@ -145,7 +145,7 @@ def test_a_piece_without_tokens_has_no_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("lists", [b"null", b'{"token_logprobs":[],"top_logprobs":[]}'])
-def test_log_probabilities_that_are_missing_are_an_error(lists: bytes) -> None:
+def test_missing_log_probabilities_are_an_error(lists: bytes) -> None:
     error = error_of(event(b'"index":0,"token_ids":[5],"logprobs":' + lists), LISTED)
     assert (type(error), error.message) == (EngineError, "the server sent 0 log-probabilities of 1 tokens")
 
@@ -178,7 +178,9 @@ def test_log_probabilities_of_texts_are_an_error() -> None:
     ],
     ids=["500", "503", "400"],
 )
-def test_an_error_in_mid_stream_is_ours_in_its_words(fault: bytes, kind: type[MotetError], message: str) -> None:
+def test_an_error_in_mid_stream_has_our_class_and_vllms_words(
+    fault: bytes, kind: type[MotetError], message: str
+) -> None:
     error = error_of(b'data: {"error":' + fault + b"}\n\n")
     assert (type(error), error.message) == (kind, message)
 
@@ -186,7 +188,7 @@ def test_an_error_in_mid_stream_is_ours_in_its_words(fault: bytes, kind: type[Mo
 @pytest.mark.parametrize(
     ("reason", "kind"), [(b"abort", WorkerLeavingError), (b"error", EngineError), (b"repetition", EngineError)]
 )
-def test_an_end_that_is_no_end_of_a_choice_is_an_error_that_quotes_it(reason: bytes, kind: type[MotetError]) -> None:
+def test_an_unusual_finish_reason_is_an_error_that_quotes_it(reason: bytes, kind: type[MotetError]) -> None:
     error = error_of(event(b'"index":0,"token_ids":[],"finish_reason":"' + reason + b'"'))
     assert type(error) is kind
     assert f"finish_reason {reason.decode()!r}" in error.message
@@ -203,7 +205,7 @@ def test_an_end_that_is_no_end_of_a_choice_is_an_error_that_quotes_it(reason: by
     ],
     ids=["no JSON", "other JSON", "wrong type", "no UTF-8", "no token ids"],
 )
-def test_nonsense_is_said_to_be_nonsense(data: bytes, message: str) -> None:
+def test_an_event_that_cannot_be_read_is_an_error(data: bytes, message: str) -> None:
     error = error_of(data)
     assert type(error) is EngineError
     assert message in error.message
@@ -225,11 +227,11 @@ TOLD = (None, TokenLogprob(6, -3.0, 12, ((2, -0.1), (3, -0.7))), TokenLogprob(3,
     ],
     ids=["completions", "generate"],
 )
-def test_the_log_probabilities_of_a_prompt_are_told_a_token_best_first(body: bytes) -> None:
+def test_the_log_probabilities_of_a_prompt_are_read_with_the_best_first(body: bytes) -> None:
     assert prompt_logprobs_in(body, (5, 6, 3), k=2) == TOLD
 
 
-def test_without_the_best_only_the_prompts_own_is_told() -> None:
+def test_without_top_tokens_only_the_prompts_own_tokens_are_read() -> None:
     body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":12}}]}]}'
     assert prompt_logprobs_in(body, (5, 6), k=0) == (None, TokenLogprob(6, -3.0, 12, ()))
 
@@ -243,7 +245,7 @@ def test_without_the_best_only_the_prompts_own_is_told() -> None:
         (b"no", "cannot be read"),
     ],
 )
-def test_what_does_not_fit_the_prompt_is_an_error(body: bytes, message: str) -> None:
+def test_log_probabilities_that_do_not_fit_the_prompt_are_an_error(body: bytes, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         prompt_logprobs_in(body, (5, 6), k=1)
 
@@ -257,14 +259,14 @@ def body(message: str, kind: str = "BadRequestError", *, param: str | None = Non
     return f'{{"error":{{"message":"{message}","type":"{kind}","param":{quoted},"code":{code}}}}}'
 
 
-@pytest.mark.parametrize(("told", "ours"), [("top_p", "top_p"), ("body.prompt", "prompt"), (None, None)])
-def test_a_request_that_is_refused_is_the_clients(told: str | None, ours: str | None) -> None:
-    error = refusal_of(400, body("no", param=told))
+@pytest.mark.parametrize(("theirs", "ours"), [("top_p", "top_p"), ("body.prompt", "prompt"), (None, None)])
+def test_a_refused_request_is_the_clients_error(theirs: str | None, ours: str | None) -> None:
+    error = refusal_of(400, body("no", param=theirs))
     assert isinstance(error, RequestError)
     assert (type(error), error.message, error.param) == (RequestError, "The engine refused the request: no", ours)
 
 
-def test_a_prompt_that_is_too_long_is_told_as_such() -> None:
+def test_a_prompt_that_is_too_long_has_its_own_error() -> None:
     error = refusal_of(400, body("maximum context length is 10", param="input_tokens"))
     assert (type(error), error.code) == (ContextLengthError, "context_length_exceeded")
 
@@ -290,11 +292,11 @@ def test_a_prompt_that_is_too_long_is_told_as_such() -> None:
         (400, "<html>", EngineError),
     ],
 )
-def test_each_refusal_has_its_error(status: int, text: str, kind: type[MotetError]) -> None:
+def test_each_refusal_becomes_one_of_our_errors(status: int, text: str, kind: type[MotetError]) -> None:
     assert type(refusal_of(status, text)) is kind
 
 
-def test_a_refusal_is_quoted_with_who_said_it_and_what_to_do() -> None:
+def test_the_message_of_a_refusal_names_the_server_and_what_to_do() -> None:
     assert refusal_of(401, '{"error":"Unauthorized"}').message == (
         "the server answered 401: Unauthorized. Give the gateway a key that this server knows."
     )

@@ -1,4 +1,4 @@
-"""Arrays: of what, how many, and in which places."""
+"""Arrays: types of items, their number and their places."""
 
 from tests.structured.schemas.case import SchemaCase, closed, of_value, text
 

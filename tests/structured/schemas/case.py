@@ -1,4 +1,4 @@
-"""What the suite holds of a JSON Schema: the schema, and texts of which it is known whether they follow it."""
+"""A case of the suite: a JSON Schema, texts that follow it and texts that do not."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,22 @@ Schema = dict[str, object]
 
 @dataclass(frozen=True)
 class SchemaCase:
-    """One schema."""
+    """A schema with texts."""
 
     name: str
     schema: Schema
     good: tuple[str, ...]
     """Texts that follow it."""
     bad: tuple[str, ...]
-    """Texts that do not, each by what the case is about."""
+    """Texts that do not follow it, each because of what the case is about."""
     ask: str = "Give me an example."
-    """What a model is asked for it."""
+    """The question that a model is asked with this schema."""
     few: bool = False
-    """There are only a few answers, so several choices may well agree."""
+    """True if there are so few answers that several choices may well agree."""
 
 
 def closed(**properties: object) -> Schema:
-    """An object with exactly these properties, as OpenAI's strict mode wants it."""
+    """Returns the schema of an object with exactly these properties, as OpenAI's strict mode wants it."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
@@ -35,11 +35,11 @@ def of_value(
     ask: str = SchemaCase.ask,
     few: bool = False,
 ) -> SchemaCase:
-    """An object with one value in it, `v`; `good` and `bad` are texts of the value."""
+    """Returns the case of an object with one value, `v`; `good` and `bad` are texts of that value."""
     texts, others = (tuple(f'{{"v":{value}}}' for value in values) for values in (good, bad))
     return SchemaCase(name, closed(v=schema), texts, others, ask, few)
 
 
 def text(max_length: int = 20) -> Schema:
-    """A string that ends before it has used up a small model's tokens."""
+    """Returns the schema of a string so short that a small model does not run out of tokens."""
     return {"type": "string", "maxLength": max_length}

@@ -1,4 +1,4 @@
-"""Schemas of schemas: anyOf, oneOf, allOf, lists of types, and deep ones."""
+"""Schemas of schemas: anyOf, oneOf, allOf, lists of types, and deep nesting."""
 
 from functools import reduce
 

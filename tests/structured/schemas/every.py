@@ -1,4 +1,4 @@
-"""All schemas of the suite."""
+"""All cases of the suite."""
 
 from tests.structured.schemas import (
     arrays,

@@ -1,4 +1,4 @@
-"""Objects: which properties there must, may and must not be."""
+"""Objects: properties that are required, optional or forbidden."""
 
 from tests.structured.schemas.case import SchemaCase, closed, text
 
@@ -34,7 +34,7 @@ CASES = (
         few=True,
     ),
     SchemaCase(
-        "other_properties_where_nothing_is_said_of_them",
+        "other_properties_by_default",
         {"type": "object", "properties": {"id": INTEGER}, "required": ["id"], "maxProperties": 2},
         good=('{"id":1}', '{"id":1,"more":["x"]}'),
         bad=('{"more":1}', '{"id":"1"}'),

@@ -12,14 +12,14 @@ Short = Annotated[str, StringConstraints(max_length=16)]
 
 
 class Level(Enum):
-    """A class of its own in `$defs`."""
+    """Pydantic gives an enum its own entry in `$defs`."""
 
     LOW = "low"
     HIGH = "high"
 
 
 class Address(BaseModel):
-    """Part of a person."""
+    """A model that is part of another one."""
 
     street: Short
     city: Short
@@ -37,14 +37,14 @@ class Person(BaseModel):
 
 
 class Email(BaseModel):
-    """One of two kinds."""
+    """One of two kinds of action."""
 
     kind: Literal["email"]
     to: Short
 
 
 class Call(BaseModel):
-    """The other."""
+    """The other kind of action."""
 
     kind: Literal["call"]
     minutes: Annotated[int, Field(ge=1, le=60)]
@@ -70,7 +70,7 @@ class Measured(BaseModel):
 
 
 class Folder(BaseModel):
-    """Contains itself."""
+    """A model that contains itself."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class Invoice(BaseModel):
     """A list of models."""
 
     class Line(BaseModel):
-        """One line."""
+        """A model inside a model."""
 
         model_config = ConfigDict(extra="forbid")
 

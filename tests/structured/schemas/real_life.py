@@ -1,4 +1,4 @@
-"""Schemas as they are sent: those of OpenAI's documentation, and arguments of tools."""
+"""Schemas that people send: from OpenAI's documentation, and for arguments of tools."""
 
 from tests.structured.schemas.case import Schema, SchemaCase, closed, text
 

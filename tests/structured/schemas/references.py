@@ -1,4 +1,4 @@
-"""`$ref` into the schema itself, recursive ones too."""
+"""`$ref` into the schema itself, also recursive."""
 
 from tests.structured.schemas.case import Schema, SchemaCase, closed, text
 

@@ -28,7 +28,7 @@ CASES = (
         closed(v={"type": "string", "pattern": "cat", "maxLength": 24}),
         good=('{"v":"cat"}', '{"v":"a cat sat"}'),
         bad=('{"v":"dog"}', '{"v":"ca t"}'),
-        ask="Tell me of a cat.",
+        ask="Tell me about a cat.",
     ),
     SchemaCase(
         "pattern_anchored_at_its_end_only",

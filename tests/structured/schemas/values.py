@@ -1,4 +1,4 @@
-"""Values that are told one by one: `enum`, `const`, booleans and null."""
+"""Values that a schema lists one by one: `enum`, `const`, booleans and null."""
 
 from tests.structured.schemas.case import SchemaCase, closed, of_value
 

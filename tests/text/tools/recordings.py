@@ -1,7 +1,7 @@
-"""Answers that models wrote, or were seen to write by others: the files in `recorded/`, one for each format.
+"""Answers that models wrote for us or for others: the files in `recorded/`, one for each format.
 
-text       the answer              content    what of it is no call; absent: nothing
-calls      [name, arguments]...    begun      the last call was told before it proved to be none
+text       the answer              content    its text outside calls; absent if there is none
+calls      [name, arguments]...    begun      true if the last call was sent before it proved not to be one
 source     who published it; "made up" if nobody did
 """
 
@@ -34,7 +34,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def recorded() -> list[tuple[str, Recorded]]:
-    """(name of the format, answer)"""
+    """Returns (name of the format, answer) for every recorded answer."""
     files = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))}
     return [(name, one) for name, file in files.items() for one in msgspec.convert(file, _File).output]
 
@@ -79,8 +79,8 @@ TOOLS = (
 )
 
 
-def told(form: ToolFormat, pieces: Iterable[str], tools: tuple[Tool, ...] = TOOLS) -> tuple[str, list[tuple[str, str]]]:
-    """Content, and (name, arguments) of each call."""
+def read(form: ToolFormat, pieces: Iterable[str], tools: tuple[Tool, ...] = TOOLS) -> tuple[str, list[tuple[str, str]]]:
+    """Returns the content, and (name, arguments) of each call."""
     parser = tagged_format(None, CallRules(form, tools)).parser()
     parts: list[Part] = [part for piece in pieces for part in parser.feed(piece, [])]
     parts += parser.close(cut=False)

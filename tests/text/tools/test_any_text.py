@@ -1,4 +1,4 @@
-"""Whatever stands in a region, a format reads it without failing, and takes nothing back that it told of a call."""
+"""A format reads any text in a region without failing, and takes back nothing of a call that it has sent."""
 
 from functools import cache
 
@@ -22,7 +22,7 @@ WORDS = st.sampled_from(
 
 
 def pieces_of(name: str) -> list[str]:
-    """Of what models wrote in a format: whole, and cut at their tags and brackets."""
+    """Returns the answers that models wrote in a format, whole and cut at their tags and brackets."""
     form = FORMATS[name]
     texts = [answer.text for known, answer in recorded() if known == name]
     for mark in (*form.begins, *form.inner, *form.ends, "\n", "}", "{", ")", ">"):
@@ -38,7 +38,7 @@ def texts(name: str) -> st.SearchStrategy[str]:
 
 @cache
 def broken(name: str) -> st.SearchStrategy[str]:
-    """What a model wrote, with something put in the place of a part of it."""
+    """Draws answers of models in which a part is replaced."""
     answers = st.sampled_from([answer.text for known, answer in recorded() if known == name])
     places = st.tuples(st.integers(0, 200), st.integers(0, 6))
     form = FORMATS[name]
@@ -56,13 +56,13 @@ def broken(name: str) -> st.SearchStrategy[str]:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @examples(40)
 @given(st.data())
-def test_any_text_is_read(form: ToolFormat, data: st.DataObject) -> None:
+def test_any_text_can_be_read(form: ToolFormat, data: st.DataObject) -> None:
     check_growth(form, data.draw(texts(form.name) | broken(form.name)))
 
 
 @pytest.mark.parametrize("quotes", ["'''", '"""'])
-def test_a_string_behind_a_word_is_wrong_from_its_first_quote_on(quotes: str) -> None:
-    """Two quotes were refused, and three could yet have become a string."""
+def test_a_string_after_a_word_is_wrong_from_its_first_quote_on(quotes: str) -> None:
+    """The bug: two quotes were refused, but three were taken for the beginning of a string."""
     check_growth(FORMATS["olmo3"], f"get_time(null{quotes}")
 
 
@@ -77,7 +77,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from(["", " ", ",", "}", "]x", "</tool_call>"]))
-def test_a_value_of_json_ends_where_it_ends(text: str, behind: str) -> None:
+def test_the_end_of_a_json_value_is_found_whatever_follows(text: str, behind: str) -> None:
     span = Cursor(text + behind).value()
     if span.whole:
         assert span.end == len(text)
@@ -93,7 +93,7 @@ def test_a_beginning_of_json_is_never_wrong(text: str, cut: int) -> None:
 
 
 @given(st.lists(st.one_of(LETTERS, WORDS, JSON), max_size=6).map("".join))
-def test_what_is_whole_is_json_and_what_is_wrong_is_not(text: str) -> None:
+def test_a_whole_value_is_json_and_a_wrong_one_is_not(text: str) -> None:
     try:
         span = Cursor(text).value()
     except NotACall:
@@ -117,7 +117,7 @@ WRONG = ('"\\q', '"\\u12g', '"\\\n', '{"a" 1', '{"a": 1 x', '{"a": "x"y', '{"a":
 
 
 @pytest.mark.parametrize("text", [*WRONG_WORDS.split(), *WRONG])
-def test_what_json_never_has_is_seen_at_once(text: str) -> None:
+def test_text_that_is_never_json_is_refused_at_once(text: str) -> None:
     for behind in (" ", '"', "}"):
         with pytest.raises(NotACall):
             Cursor(text + behind).value()

@@ -1,4 +1,4 @@
-"""What a format's grammar allows is what its reader takes for calls, and nothing else."""
+"""A format's grammar allows exactly the calls that its reader understands."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from motet.errors import GrammarError
 from motet.text.formats import FORMATS
 from motet.text.tools.base import Tool, ToolFormat, ToolMode, ToolRules
 from motet.text.tools.cursor import Cursor
-from tests.text.tools.recordings import told
+from tests.text.tools.recordings import read
 from tests.text.tools.walks import Walker
 
 UNIT = {"type": "string", "enum": ["celsius", "fahrenheit"]}
@@ -43,11 +43,11 @@ CALLS = {
     "olmo3": ("<function_calls>", "get_time()", "</function_calls>"),
     "minimax_m2": ("<minimax:tool_call>\n", '<invoke name="get_time">\n</invoke>\n', "</minimax:tool_call>"),
 }
-"""What stands before calls, one call, and what stands behind them."""
+"""The text before calls, one call, and the text after them."""
 
 
 def tags_of(form: ToolFormat) -> list[str]:
-    """Those with a name in angle or square brackets alone; `<function=` is never a token."""
+    """Returns the tags that end with a bracket; `<function=` is never a token."""
     return [tag for tag in (*form.begins, *form.inner, *form.ends) if tag[-1] in ">]"]
 
 
@@ -57,8 +57,8 @@ def walker(form: ToolFormat, mode: ToolMode, *, parallel: bool, special: bool, t
     return Walker(form.grammar(rules, {tag: 257 + i for i, tag in enumerate(tags)}), tags)
 
 
-def read(form: ToolFormat, text: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
-    content, calls = told(form, [text], TOOLS)
+def parsed(form: ToolFormat, text: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
+    content, calls = read(form, [text], TOOLS)
     return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -72,15 +72,15 @@ def check(calls: Sequence[tuple[str, dict[str, object]]]) -> None:
 @FORMAT
 @SPECIAL
 @pytest.mark.parametrize("parallel", [False, True], ids=["one", "many"])
-def test_whatever_is_drawn_where_calls_are_required_is_calls(form: ToolFormat, special: bool, parallel: bool) -> None:
+def test_where_calls_are_required_only_calls_can_be_written(form: ToolFormat, special: bool, parallel: bool) -> None:
     rng, drawn = random.Random(1), 0
     allowed = walker(form, ToolMode.REQUIRED, parallel=parallel, special=special)
     for _ in range(8):
         text = allowed.walk(rng, wishes=WISHES)
         if text is not None:
             drawn += 1
-            content, calls = read(form, text)
-            assert (content, len(calls) == 1) == ("", True) if not parallel else content == "" and calls
+            content, calls = parsed(form, text)
+            assert content == "" and (len(calls) >= 1 if parallel else len(calls) == 1)
             check(calls)
     assert drawn >= 4
 
@@ -102,23 +102,22 @@ def test_a_text_without_a_tag_is_free_where_the_model_decides(form: ToolFormat, 
     allowed = walker(form, ToolMode.AUTO, parallel=True, special=special)
     for text in ("", "It is late.", "Is 3 < 4?\n\n{x} [y] 🙂", "  \n later"):
         assert allowed.allows(text)
-        assert read(form, text) == (text, [])
+        assert parsed(form, text) == (text, [])
 
 
 @pytest.mark.slow
 @FORMAT
 @SPECIAL
 @pytest.mark.parametrize("parallel", [False, True], ids=["one", "many"])
-def test_behind_a_tag_only_a_call_may_come(form: ToolFormat, special: bool, parallel: bool) -> None:
+def test_after_a_tag_only_a_call_may_come(form: ToolFormat, special: bool, parallel: bool) -> None:
     rng = random.Random(3)
     allowed = walker(form, ToolMode.AUTO, parallel=parallel, special=special)
     begin = form.bare or f"Let me see.{form.begins[0]}"
     drawn = [text for _ in range(8) if (text := allowed.walk(rng, begin=begin, wishes=WISHES)) is not None]
     assert len(drawn) >= 3
     for text in drawn:
-        content, calls = read(form, text)
-        assert calls
-        assert parallel or len(calls) == 1
+        content, calls = parsed(form, text)
+        assert len(calls) >= 1 if parallel else len(calls) == 1
         assert content.startswith("" if form.bare else "Let me see.")
         check(calls)
     for wrong in ("", "and so on", "get_date"):
@@ -153,12 +152,12 @@ def test_a_named_tool_is_the_only_one_that_may_be_called(form: ToolFormat) -> No
     rules = ToolRules(callable=(TIME,), mode=ToolMode.REQUIRED, parallel=False)
     text = Walker(form.grammar(rules, {})).walk(rng, wishes=WISHES)
     assert text is not None
-    assert [name for name, _ in read(form, text)[1]] == ["get_time"]
+    assert [name for name, _ in parsed(form, text)[1]] == ["get_time"]
 
 
 @pytest.mark.parametrize("form", [FORMATS["qwen3_coder"], FORMATS["glm45"], FORMATS["pythonic"]])
-def test_what_arguments_share_is_repeated_for_those_that_refer_to_it_and_not_for_ever(form: ToolFormat) -> None:
-    """A body of a hundred kilobytes once became a grammar of hundreds of megabytes."""
+def test_a_shared_schema_is_repeated_only_for_arguments_that_refer_to_it_and_not_too_often(form: ToolFormat) -> None:
+    """The bug: a request of a hundred kilobytes became a grammar of hundreds of megabytes."""
 
     def grammar(referring: int) -> str:
         plain = {f"p{i}": {"type": "integer"} for i in range(1000)}
@@ -173,7 +172,7 @@ def test_what_arguments_share_is_repeated_for_those_that_refer_to_it_and_not_for
 
 
 @FORMAT
-def test_names_and_keys_may_be_of_any_letters(form: ToolFormat) -> None:
+def test_names_and_keys_may_have_any_letters(form: ToolFormat) -> None:
     parameters = {"type": "object", "properties": {"größe": {"type": "integer"}}, "required": ["größe"]}
     odd = Tool(name="mäße-2", parameters=parameters, strict=True)
     allowed = walker(form, ToolMode.REQUIRED, parallel=False, special=False, tools=[odd])

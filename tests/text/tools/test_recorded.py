@@ -1,4 +1,4 @@
-"""What models wrote is read the same however it is cut, and what is told of a call only grows."""
+"""Recorded answers are read the same however they are cut, and the known part of a call only grows."""
 
 import dataclasses
 import json
@@ -8,27 +8,26 @@ import pytest
 
 from motet.text.formats import FORMATS
 from motet.text.tools.base import ParsedCall, ParsedRegion, Tool, ToolFormat
-from motet.text.tools.cursor import Cursor
-from tests.text.tools.recordings import TOOLS, Recorded, recorded, told
+from tests.text.tools.recordings import TOOLS, Recorded, read, recorded
 
 ANSWERS = [pytest.param(FORMATS[name], answer, id=f"{name}: {answer.name}") for name, answer in recorded()]
 
 
 def regions(form: ToolFormat, answer: Recorded) -> list[str]:
-    """The texts that the format was given to read: whole regions only."""
+    """Returns the whole regions that the format was given to read."""
     seen: list[str] = []
 
-    def read(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
-        seen.append(cursor.text)
-        return form.read(cursor, tools)
+    def remember(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
+        seen.append(text)
+        return form.read(text, final, tools)
 
-    told(dataclasses.replace(form, read=read), [answer.text])
+    read(dataclasses.replace(form, read=remember), [answer.text])
     return [text for text in dict.fromkeys(seen) if not any(other != text and other.startswith(text) for other in seen)]
 
 
 @pytest.mark.parametrize(("form", "answer"), ANSWERS)
 def test_an_answer_is_read_as_it_was_meant(form: ToolFormat, answer: Recorded) -> None:
-    content, calls = told(form, [answer.text])
+    content, calls = read(form, [answer.text])
     assert content == answer.content
     if answer.begun:
         *whole, (name, begun) = calls
@@ -42,20 +41,20 @@ def test_an_answer_is_read_as_it_was_meant(form: ToolFormat, answer: Recorded) -
 
 
 @pytest.mark.parametrize(("form", "answer"), ANSWERS)
-def test_it_is_read_the_same_letter_by_letter(form: ToolFormat, answer: Recorded) -> None:
-    assert told(form, answer.text) == told(form, [answer.text])
+def test_an_answer_is_read_the_same_letter_by_letter(form: ToolFormat, answer: Recorded) -> None:
+    assert read(form, answer.text) == read(form, [answer.text])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "answer"), ANSWERS)
-def test_it_is_read_the_same_cut_anywhere(form: ToolFormat, answer: Recorded) -> None:
-    whole = told(form, [answer.text])
+def test_an_answer_is_read_the_same_wherever_it_is_cut(form: ToolFormat, answer: Recorded) -> None:
+    whole = read(form, [answer.text])
     for cut in range(1, len(answer.text)):
-        assert told(form, [answer.text[:cut], answer.text[cut:]]) == whole
+        assert read(form, [answer.text[:cut], answer.text[cut:]]) == whole
 
 
 @pytest.mark.parametrize(("form", "answer"), ANSWERS)
-def test_what_is_told_of_calls_only_grows(form: ToolFormat, answer: Recorded) -> None:
+def test_the_known_part_of_a_call_only_grows(form: ToolFormat, answer: Recorded) -> None:
     for region in regions(form, answer):
         check_growth(form, region)
 
@@ -63,16 +62,16 @@ def test_what_is_told_of_calls_only_grows(form: ToolFormat, answer: Recorded) ->
 def check_growth(form: ToolFormat, region: str) -> None:
     last: tuple[ParsedCall, ...] = ()
     for cut in range(len(region) + 1):
-        reading = form.read(Cursor(region[:cut]), TOOLS)
+        reading = form.read(region[:cut], False, TOOLS)
         if reading.malformed:
-            assert form.read(Cursor(region), TOOLS).malformed
-            assert form.read(Cursor(region, final=True), TOOLS).malformed
+            assert form.read(region, False, TOOLS).malformed
+            assert form.read(region, True, TOOLS).malformed
             check_beginning([call for call in last if call.whole], reading.calls)
             return
         check_beginning(last, reading.calls)
         last = reading.calls
-        check_beginning(last, form.read(Cursor(region[:cut], final=True), TOOLS).calls)
-    check_beginning(last, form.read(Cursor(region, final=True), TOOLS).calls)
+        check_beginning(last, form.read(region[:cut], True, TOOLS).calls)
+    check_beginning(last, form.read(region, True, TOOLS).calls)
 
 
 def check_beginning(before: Sequence[ParsedCall], after: Sequence[ParsedCall]) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from motet.text.formats import FORMATS
 from motet.text.tools.base import Tool
-from motet.text.tools.cursor import Cursor
 from motet.text.tools.typed import as_json, property_schema, types_of
 
 ROOT = {
@@ -44,7 +43,7 @@ ANY = {"string", "number", "integer", "boolean", "object", "array", "null"}
         ({"anyOf": 3, "type": {}}, ANY),
     ],
 )
-def test_a_schema_tells_the_types_of_a_value(schema: Mapping[str, object], types: set[str]) -> None:
+def test_a_schema_gives_the_types_of_a_value(schema: Mapping[str, object], types: set[str]) -> None:
     assert types_of(schema, ROOT) == types
 
 
@@ -79,21 +78,21 @@ def test_a_schema_tells_the_types_of_a_value(schema: Mapping[str, object], types
         ("['\\ud800']", {"array"}, "['\\ud800']"),
     ],
 )
-def test_a_text_becomes_the_value_that_its_types_allow(text: str, types: set[str], value: object) -> None:
+def test_a_text_becomes_a_value_of_an_allowed_type(text: str, types: set[str], value: object) -> None:
     written = as_json(text, frozenset(types))
     assert json.loads(written) == value
     assert type(json.loads(written)) is type(value)
 
 
-def test_references_that_go_in_circles_in_many_ways_are_followed_once_each() -> None:
-    """A step for each way took longer than anybody would wait, on the event loop."""
+def test_each_of_many_circular_references_is_followed_once() -> None:
+    """The bug: a step for each path through them blocked the event loop practically for ever."""
     names = [f"p{i}" for i in range(50)]
     parts = [{"$ref": f"#/$defs/{name}"} for name in names]
     root = {"$defs": {name: {"anyOf": [*parts, {"type": "null"}]} for name in names}}
     assert types_of(parts[0], root) == {"null"}
 
 
-def test_the_schema_of_an_argument_is_what_its_reference_points_to() -> None:
+def test_the_schema_of_an_argument_is_the_target_of_its_reference() -> None:
     tool = Tool(name="f", parameters=ROOT, strict=False)
     assert property_schema(tool, "unit") == {"enum": ["c", 1, None]}
     assert property_schema(tool, "lost") == {}
@@ -102,17 +101,17 @@ def test_the_schema_of_an_argument_is_what_its_reference_points_to() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"properties": []}, {"properties": {"a": 3}}, {"properties": {"a": True}}])
-def test_a_schema_without_sense_is_no_reason_to_fail(parameters: Mapping[str, object]) -> None:
+def test_calls_are_read_even_if_the_schema_makes_no_sense(parameters: Mapping[str, object]) -> None:
     tool = Tool(name="f", parameters=parameters, strict=False)
     region = "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"
-    [call] = FORMATS["qwen3_coder"].read(Cursor(region, final=True), [tool]).calls
+    [call] = FORMATS["qwen3_coder"].read(region, True, [tool]).calls
     assert call.arguments == '{"a": 1}'
 
 
-def test_a_string_is_told_as_it_comes_without_what_may_be_its_closing_tag() -> None:
+def test_a_string_is_sent_as_it_comes_without_a_possible_beginning_of_its_closing_tag() -> None:
     tool = Tool(name="f", parameters={"properties": {"a": {"type": "string"}}}, strict=False)
     head = "<function=f>\n<parameter=a>\n"
-    told = {
+    sent_of = {
         "x = 1": "x = 1",
         "x\n": "x",
         "x\n</para": "x",
@@ -120,6 +119,6 @@ def test_a_string_is_told_as_it_comes_without_what_may_be_its_closing_tag() -> N
         "x </pair": "x </pair",
         'say "é': 'say \\"é',
     }
-    for text, shown in told.items():
-        [call] = FORMATS["qwen3_coder"].read(Cursor(head + text), [tool]).calls
-        assert (call.arguments, call.whole) == (f'{{"a": "{shown}', False)
+    for text, sent in sent_of.items():
+        [call] = FORMATS["qwen3_coder"].read(head + text, False, [tool]).calls
+        assert (call.arguments, call.whole) == (f'{{"a": "{sent}', False)

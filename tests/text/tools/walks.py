@@ -1,4 +1,4 @@
-"""Texts that a grammar allows, found by walking its masks with a vocabulary of bytes and tags."""
+"""Finds texts that a grammar allows: walks its masks with a vocabulary of bytes and tags."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ EOS = 256
 
 
 class _Bytes:
-    """The 256 bytes, an end token, and the tags as special tokens."""
+    """A vocabulary of the 256 bytes, an end token, and the tags as special tokens."""
 
     bos_token_id = None
     eos_token_id = EOS
@@ -23,7 +23,7 @@ class _Bytes:
 
 
 class Walker:
-    """Of one grammar, and a model whose vocabulary has `tags` as special tokens."""
+    """Walks one grammar, for a model whose vocabulary has `tags` as special tokens."""
 
     def __init__(self, lark: str, tags: Sequence[str] = ()) -> None:
         self._tags = {tag: EOS + 1 + i for i, tag in enumerate(tags)}
@@ -34,12 +34,13 @@ class Walker:
             raise ValueError(self._start.get_error())
 
     def allows(self, text: str) -> bool:
-        """Whether `text` is all that a choice may write."""
+        """Returns True if a choice may write `text` and nothing else."""
         matcher, ids = self._start.deep_copy(), self._ids(text)
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     def walk(self, rng: random.Random, *, begin: str = "", wishes: Sequence[str] = (), most: int = 2000) -> str | None:
-        """`begin`, and what is drawn behind it; `wishes` are written where they may stand. None: it did not end."""
+        """Returns `begin` with a random continuation, in which `wishes` are written where they are allowed. Returns
+        None if there is no end within `most` tokens."""
         matcher, written = self._start.deep_copy(), self._ids(begin)
         if matcher.try_consume_tokens(written) != len(written):
             raise ValueError(f"{begin!r} is not allowed")
@@ -57,7 +58,7 @@ class Walker:
         return None
 
     def _allowed(self, matcher: LLMatcher) -> list[int]:
-        """Without bytes that begin or continue a character of several: those are drawn by wish."""
+        """Returns the allowed tokens without bytes of longer characters: only `wishes` write those."""
         mask = matcher.compute_bitmask()
         allowed = [token for token in range(self._num_tokens) if mask[token // 8] >> (token % 8) & 1]
         return [token for token in allowed if token < 128 or token >= EOS] or allowed

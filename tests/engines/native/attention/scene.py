@@ -1,7 +1,7 @@
-"""Groups in the middle of their lives with random queries, keys and values; one step of attention over them, and the
-plain definition of what it must give.
+"""Runs one step of attention over groups in mid-life, with random queries, keys and values, and compares it with the
+plain definition.
 
-Keys and values belong to an owner (a group's prompt, a choice's tail) and are written into whatever blocks its table
+Keys and values belong to an owner (a group's prompt, a choice's tail) and are written into the blocks that its table
 names. All other memory holds garbage.
 """
 
@@ -26,7 +26,7 @@ from tests.engines.native.paper import group_of, request
 
 BLOCK_SIZE = 8
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 5e-6}
-"""bf16 has 8 bits: a kernel rounds its weights to them, and the merge its parts."""
+"""The tolerance for bf16 is large, as it has 8 bits: kernels round their weights to it, and the merge its parts."""
 Owner = Group | Sequence
 Chunk = TailChunk | TrunkChunk
 
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a layer asks for."""
+    """The rule by which a layer computes attention."""
 
     window: int | None = None
     softcap: float | None = None
@@ -61,7 +61,7 @@ MakeStep = Callable[[StepInputs, KVStorage], LayerAttention]
 
 
 def torch_step(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
-    """What the CPU runs."""
+    """Makes the attention that the CPU runs."""
     return StepAttention(inputs.attention, torch.tensor(inputs.slots), storage=storage).attend
 
 
@@ -92,7 +92,7 @@ class Scene:
 
     @cached_property
     def _shuffled(self) -> Iterator[int]:
-        """The other half of the blocks, for those who want them in no order."""
+        """The second half of the blocks, shuffled, for tables that are fragmented."""
         blocks = list(range(self._blocks // 2, self._blocks))
         random.Random(self._seed).shuffle(blocks)
         return iter(blocks)
@@ -100,7 +100,7 @@ class Scene:
     def decoding(
         self, prompt_len: int, tails: SequenceOf[tuple[int, int]], *, fragmented: bool = False
     ) -> tuple[TailChunk, ...]:
-        """A group whose prompt is computed; tails as (begin, end) of what each choice runs in this step."""
+        """Makes a group whose prompt is computed; each choice runs its tail's positions [begin, end) in this step."""
         starts = [ChoiceStart(i, i, tuple(range(end))) for i, (_, end) in enumerate(tails)]
         group = self._group(prompt_len, starts, fragmented=fragmented)
         group.computed = prompt_len
@@ -112,18 +112,18 @@ class Scene:
         return tuple(chunks)
 
     def reading(self, prompt_len: int, begin: int, end: int, *, fragmented: bool = False) -> TrunkChunk:
-        """A group that runs positions [begin, end) of its prompt."""
+        """Makes a group that runs positions [begin, end) of its prompt."""
         return TrunkChunk(self._group(prompt_len, [ChoiceStart(0, 0)], fragmented=fragmented), begin, end)
 
     def attend(self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rule: Rule) -> list[torch.Tensor]:
-        """One step of one layer; the output [rows, num_heads, head_dim] of each chunk, in order."""
+        """Runs one step of one layer; returns the output [rows, num_heads, head_dim] of each chunk, in order."""
         (outputs,) = self.attend_layers(tails, trunks, [rule])
         return outputs
 
     def attend_layers(
         self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rules: SequenceOf[Rule]
     ) -> list[list[torch.Tensor]]:
-        """One step of several layers that differ in their rules alone."""
+        """Runs one step of several layers that differ only in their rules; returns the outputs of each layer."""
         chunks: list[Chunk] = [*tails, *trunks]
         inputs = build_inputs(StepPlan(tuple(tails), tuple(trunks)), BLOCK_SIZE)
         step = self._make_step(inputs, self._storage(chunks))
@@ -147,7 +147,7 @@ class Scene:
     def assert_step_right(
         self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rule: Rule | None = None
     ) -> list[torch.Tensor]:
-        """Every output of a step is as defined; returns them."""
+        """Checks every output of a step against the definition, and returns them."""
         rule = rule or Rule()
         outputs = self.attend(tails, trunks, rule)
         chunks: list[TailChunk | TrunkChunk] = [*tails, *trunks]
@@ -156,7 +156,7 @@ class Scene:
         return outputs
 
     def definition(self, chunk: Chunk, rule: Rule) -> torch.Tensor:
-        """The same by the textbook, in float64: each row against all it may see, softmax over that."""
+        """Computes the output by the textbook, in float64: each row against all keys that it may see."""
         owner = _owner(chunk)
         parts, first = [self.vectors[owner]], 0
         if isinstance(owner, Sequence):
@@ -198,18 +198,18 @@ class Scene:
         )
 
     def random(self, num_tokens: int, num_heads: int) -> torch.Tensor:
-        """[num_tokens, num_heads, head_dim]."""
+        """Returns random vectors [num_tokens, num_heads, head_dim]."""
         vectors = torch.randn(num_tokens, num_heads, self.shape.head_dim, generator=self._generator)
         return vectors.to(self.shape.dtype)
 
     def _batch(self, parts: list[torch.Tensor], rows: int) -> torch.Tensor:
-        """[1, heads, rows, head_dim]; what pads it must not matter."""
+        """Returns the parts as [1, heads, rows, head_dim], padded with random rows that must not matter."""
         flat = torch.cat(parts)
         padding = self.random(rows - flat.shape[0], flat.shape[1])
         return torch.cat([flat, padding]).transpose(0, 1).unsqueeze(0).to(self._device)
 
     def _storage(self, chunks: SequenceOf[Chunk]) -> KVStorage:
-        """Garbage everywhere but where KV was computed before this step."""
+        """Returns memory with the KV that was computed before this step, and garbage everywhere else."""
         shape, size = self.shape, BLOCK_SIZE
         layout = KVLayout(1, size, shape.num_kv_heads, shape.head_dim, shape.dtype)
         storage = KVStorage(layout, self._blocks, device=self._device)
@@ -232,7 +232,7 @@ class Scene:
 
 @st.composite
 def reading(draw: st.DrawFn, scene: Scene, lengths: st.SearchStrategy[int], *, at_least: int = 0) -> list[TrunkChunk]:
-    """Up to two prompts in the middle."""
+    """Draws up to two groups in the middle of their prompts."""
     trunks = []
     for _ in range(draw(st.integers(at_least, 2))):
         length = draw(lengths)

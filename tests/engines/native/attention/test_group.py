@@ -1,4 +1,4 @@
-"""One step's attention against the definition, and the bits of a row against the same row alone."""
+"""One step's attention equals the definition, and each row has the same bits as alone."""
 
 import itertools
 
@@ -25,7 +25,7 @@ SHAPES = [
 SHAPES_MOSTLY_SLOW = [
     shape if i in (0, 5) else pytest.param(shape, marks=pytest.mark.slow) for i, shape in enumerate(SHAPES)
 ]
-"""Two at once, all of them in the slow run."""
+"""Only two shapes are tried in the fast run."""
 RULES = [Rule(), Rule(window=5), Rule(window=40), Rule(softcap=2.0), Rule(window=24, softcap=2.0)]
 
 
@@ -40,7 +40,7 @@ pieces = st.tuples(st.integers(0, 30) | st.sampled_from([60, 63, 64, 127, 190, 1
 
 @st.composite
 def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[TrunkChunk]]:
-    """Up to three groups that decode or replay, and two that read their prompts."""
+    """Draws up to three groups that decode or replay, and two that read their prompts."""
     scene = Scene(shape, seed=draw(st.integers(0, 1000)))
     tails: list[TailChunk] = []
     for _ in range(draw(st.integers(0, 3))):
@@ -54,7 +54,7 @@ def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[T
 @pytest.mark.parametrize("shape", SHAPES_MOSTLY_SLOW, ids=str)
 @examples(25)
 @given(data=st.data())
-def test_mixed_batches_equal_the_definition_and_each_row_its_bits_alone(shape: Shape, data: st.DataObject) -> None:
+def test_mixed_batches_equal_the_definition_and_each_row_has_its_bits_alone(shape: Shape, data: st.DataObject) -> None:
     scene, tails, trunks = data.draw(steps(shape))
     rule = data.draw(st.sampled_from(RULES))
     outputs = scene.assert_step_right(tails, trunks, rule)
@@ -64,7 +64,7 @@ def test_mixed_batches_equal_the_definition_and_each_row_its_bits_alone(shape: S
 
 
 @pytest.mark.parametrize(("shape", "rule"), each_once(SHAPES[1:4], RULES))
-def test_many_siblings_over_a_long_trunk(shape: Shape, rule: Rule) -> None:
+def test_many_siblings_over_a_long_trunk_equal_the_definition(shape: Shape, rule: Rule) -> None:
     scene = Scene(shape, blocks=1024)
     tails = scene.decoding(523, [(i, i + 1) for i in range(33)])
     outputs = scene.attend(tails, [], rule)
@@ -74,14 +74,14 @@ def test_many_siblings_over_a_long_trunk(shape: Shape, rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 8, 20])
-def test_rows_whose_window_leaves_the_trunk_behind(window: int) -> None:
-    """The trunk's part is nothing then, and must have no weight; beside siblings that still see some of it."""
+def test_the_trunk_has_no_weight_for_rows_whose_window_has_left_it(window: int) -> None:
+    """Their siblings still see some of it."""
     scene = Scene(Shape())
     tails = scene.decoding(30, [(0, 1), (6, 7), (7, 8), (18, 19), (19, 22), (45, 46)])
     scene.assert_step_right(tails, [scene.reading(100, 70, 90)], Rule(window=window))
 
 
-def test_layers_of_one_step_may_have_other_windows() -> None:
+def test_layers_of_one_step_may_have_different_windows() -> None:
     scene = Scene(Shape())
     tails, trunk = scene.decoding(30, [(0, 1), (25, 27)]), scene.reading(50, 10, 50)
     rules = [Rule(window=8), PLAIN, Rule(window=20), Rule(window=8, softcap=2.0)]
@@ -92,7 +92,7 @@ def test_layers_of_one_step_may_have_other_windows() -> None:
 
 
 @pytest.mark.parametrize(("shape", "window"), each_once(SHAPES, [20, None]))
-def test_a_prompt_in_chunks_has_the_bits_of_the_whole(shape: Shape, window: int | None) -> None:
+def test_a_prompt_in_chunks_has_the_bits_of_the_whole_prompt(shape: Shape, window: int | None) -> None:
     scene, rule = Scene(shape), Rule(window=window)
     chunk = scene.reading(300, 0, 300)
     (whole,) = scene.attend([], [chunk], rule)
@@ -104,7 +104,7 @@ def test_a_prompt_in_chunks_has_the_bits_of_the_whole(shape: Shape, window: int 
 
 
 @pytest.mark.parametrize(("shape", "window"), each_once(SHAPES, [20, None]))
-def test_a_replay_has_the_bits_of_the_tokens_one_by_one(shape: Shape, window: int | None) -> None:
+def test_a_replay_has_the_bits_of_single_tokens(shape: Shape, window: int | None) -> None:
     scene, rule = Scene(shape), Rule(window=window)
     (chunk,) = scene.decoding(45, [(50, 140)])
     (replayed,) = scene.attend([chunk], [], rule)
@@ -125,10 +125,10 @@ def test_where_blocks_lie_does_not_matter(rule: Rule) -> None:
         assert torch.equal(one, other)
 
 
-def test_the_last_blocks_of_the_pool_may_be_read_past_their_end() -> None:
+def test_keys_may_be_read_beyond_the_last_block_of_the_pool() -> None:
     scene = Scene(Shape(), blocks=160)
     trunk = scene.reading(513, 500, 513)
-    trunk.group.blocks = list(range(160 - 65, 160))  # 1024 keys are read, 504 of them behind the pool
+    trunk.group.blocks = list(range(160 - 65, 160))  # 1024 keys are read, 504 of them beyond the pool
     scene.assert_step_right([], [trunk])
 
 
@@ -137,7 +137,7 @@ def test_the_last_blocks_of_the_pool_may_be_read_past_their_end() -> None:
     pairwise([SHAPES[1], SHAPES[4], SHAPES[6]], [PLAIN, Rule(window=12), Rule(softcap=2.0)], ["nan", "inf", "huge"]),
 )
 def test_a_broken_group_does_not_reach_its_neighbours(shape: Shape, rule: Rule, what: str) -> None:
-    """A prompt's read runs past the end of its table, here into the blocks of a group whose KV is broken."""
+    """The read of a prompt goes beyond its table, here into the blocks of a group whose KV is broken."""
     scene = Scene(shape)
     healthy, broken = scene.reading(20, 0, 20), scene.reading(40, 0, 40)
     assert broken.group.blocks[0] == healthy.group.blocks[-1] + 1
@@ -154,7 +154,7 @@ def test_a_broken_group_does_not_reach_its_neighbours(shape: Shape, rule: Rule, 
     assert not torch.equal(before[3], after[3])
 
 
-def test_garbage_of_any_finite_size_behind_a_table_does_not_matter() -> None:
+def test_garbage_of_any_finite_size_beyond_a_table_does_not_matter() -> None:
     shape = Shape(dtype=torch.bfloat16)
     small, large = Scene(shape, garbage=0.0), Scene(shape, garbage=1e38)
     outputs = []
@@ -169,7 +169,7 @@ def test_garbage_of_any_finite_size_behind_a_table_does_not_matter() -> None:
 
 
 def test_a_step_stores_its_own_keys_and_values_in_their_slots() -> None:
-    """Seen by the next step: a chunk, then the rest."""
+    """Later rows of the same step read them there."""
     scene = Scene(Shape())
     chunk = scene.reading(BLOCK_SIZE * 2 + 3, 0, BLOCK_SIZE * 2 + 3, fragmented=True)
     scene.assert_step_right([], [chunk])

@@ -1,4 +1,4 @@
-"""The operators agree with each other, and two parts merge into the whole."""
+"""The attention operators agree with each other, and two parts merge into the whole."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ MINUS_INFINITY = float("-inf")
 
 
 def vectors(rows: int, keys: int, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[2, 3, rows or keys, 16] float32."""
+    """Returns a query [2, 3, rows, 16], a key and a value [2, 3, keys, 16] in float32."""
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(2, 3, rows, 16, generator=generator)
     key, value = (torch.randn(2, 3, keys, 16, generator=generator) for _ in range(2))
@@ -18,7 +18,7 @@ def vectors(rows: int, keys: int, *, seed: int = 0) -> tuple[torch.Tensor, torch
 
 
 def mask_of(*seen: list[int], keys: int) -> torch.Tensor:
-    """[1, 1, rows, keys]: each row's seen keys."""
+    """Returns a mask [1, 1, rows, keys] in which each row sees the given keys."""
     mask = torch.full((1, 1, len(seen), keys), MINUS_INFINITY)
     for row, columns in enumerate(seen):
         mask[0, 0, row, columns] = 0.0
@@ -26,7 +26,7 @@ def mask_of(*seen: list[int], keys: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5])
-def test_flash_gives_what_the_definition_gives(rows: int) -> None:
+def test_flash_attention_equals_the_definition(rows: int) -> None:
     query, key, value = vectors(rows, 20)
     mask = mask_of(*[list(range(row + 1)) for row in range(rows)], keys=20)
     for one_mask in (mask, None):
@@ -39,7 +39,7 @@ def test_flash_gives_what_the_definition_gives(rows: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=["flash", "plain"])
-def test_a_row_that_sees_nothing_gives_zero_and_weighs_nothing(kernel: Kernel) -> None:
+def test_a_row_that_sees_nothing_is_zero_and_has_no_weight(kernel: Kernel) -> None:
     query, key, value = vectors(3, 20)
     output, lse = kernel(query, key, value, mask_of([0, 1], [], [2], keys=20), 0.25)
     assert torch.equal(output[:, :, 1], torch.zeros(2, 3, 16))
@@ -48,7 +48,7 @@ def test_a_row_that_sees_nothing_gives_zero_and_weighs_nothing(kernel: Kernel) -
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=["flash", "plain"])
-def test_a_mask_for_each_table_of_a_batch(kernel: Kernel) -> None:
+def test_each_table_of_a_batch_can_have_its_own_mask(kernel: Kernel) -> None:
     query, key, value = vectors(1, 8)
     masks = torch.cat([mask_of([0, 1], keys=8), mask_of([3], keys=8)])
     output, _ = kernel(query, key, value, masks, 0.25)
@@ -59,7 +59,7 @@ def test_a_mask_for_each_table_of_a_batch(kernel: Kernel) -> None:
     torch.testing.assert_close(output[1, :, 0], value[1, :, 3])
 
 
-def test_softcap_bends_scores_before_they_are_masked() -> None:
+def test_softcap_is_applied_before_the_mask() -> None:
     query, key, value = vectors(2, 8)
     mask = mask_of([0, 1, 2], [5], keys=8)
     output, lse = kernel_for(torch.device("cpu"), 1.5)(query, key, value, mask, 0.25)

@@ -1,11 +1,11 @@
-"""Lengths and cuts: the same for a position, whoever computes it."""
+"""A position has the same padded length and the same cuts, whoever computes it."""
 
 import pytest
 
 from motet.engines.native.attention.plan import TailReads, padded_keys, pieces
 
 
-def test_keys_are_padded_to_64_while_few_and_to_512_after() -> None:
+def test_few_keys_are_padded_to_multiples_of_64_and_more_to_multiples_of_512() -> None:
     lengths = (1, 64, 65, 128, 129, 192, 193, 512, 513, 1024, 1025)
     assert [padded_keys(n) for n in lengths] == [64, 64, 128, 128, 192, 192, 512, 512, 1024, 1024, 1536]
 
@@ -17,7 +17,7 @@ def test_a_stretch_is_cut_where_the_padded_length_changes() -> None:
 
 
 @pytest.mark.parametrize("begin", [0, 1, 63, 64, 191, 192, 511])
-def test_a_position_has_one_length_wherever_it_is_cut(begin: int) -> None:
+def test_a_position_has_the_same_padded_length_wherever_a_stretch_begins(begin: int) -> None:
     for end in (begin + 1, begin + 70, begin + 700):
         parts = list(pieces(begin, end))
         assert [position for first, last, _ in parts for position in range(first, last)] == list(range(begin, end))

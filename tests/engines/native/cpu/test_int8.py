@@ -1,4 +1,4 @@
-"""Products with int8 weights are exactly those of the rounded weights, in any company; engines with them say so."""
+"""Products with int8 weights are exactly those of the rounded weights, whatever else is computed with them."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.cpu import library as c
 from motet.engines.native.cpu.weights import MOST, Packer, Panels
 from motet.errors import ConfigError
-from motet.types import TokenLogprob
+from tests.engines.native.cpu.test_kernels import of_tokens
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.tiny_engine import engine_config
 from tests.tiny_models import config_of
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.kernels
 
 Tiny = Callable[[str], Path]
 SHAPES = [(96, 64), (330, 32), (64, 2080)]
-"""Columns, depth: with a panel over, with columns that fill none, and deeper than is summed at once."""
+"""(columns, depth): with one panel too many, with columns that fill no panel, and deeper than is summed at once."""
 LENGTH = 300
 
 
 class Products:
-    """Products by the compiled kernels on their own."""
+    """Computes products with the compiled kernels alone."""
 
     def __init__(self, kernels: ctypes.CDLL, num_threads: int) -> None:
         self._kernels = kernels
@@ -64,7 +64,7 @@ def packed(weight: torch.Tensor, *, int8: bool, beside: torch.Tensor | None = No
 
 
 def whole_numbers(columns: int, depth: int, seed: int = 0) -> torch.Tensor:
-    """A weight that int8 holds as it is: integers, of which every column has one of 127."""
+    """Returns a weight that int8 does not change: integers, with a 127 in every column."""
     weight = torch.randint(-MOST, MOST + 1, (columns, depth), generator=torch.Generator().manual_seed(seed))
     weight[:, 5] = MOST
     return weight.bfloat16()
@@ -75,21 +75,21 @@ def rows_of(count: int, depth: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
-def test_whole_numbers_have_the_bits_of_the_product_in_bf16(columns: int, depth: int, products: Products) -> None:
+def test_products_of_whole_numbers_have_the_bits_of_bf16(columns: int, depth: int, products: Products) -> None:
     weight, x = whole_numbers(columns, depth), rows_of(40, depth)
     expected = products.of(packed(weight, int8=False), x)
     assert torch.equal(products.of(packed(weight, int8=True), x), expected)
     assert torch.allclose(expected[:, :columns].double(), x.double() @ weight.double().T, rtol=1e-4, atol=0.05)
 
 
-def test_two_weights_in_turns_have_scales_in_turns(products: Products) -> None:
+def test_the_columns_of_two_interleaved_weights_keep_their_own_scales(products: Products) -> None:
     one, other, x = whole_numbers(48, 64), whole_numbers(48, 64, seed=2) * 4, rows_of(3, 64)
     expected = products.of(packed(one, int8=False, beside=other), x)
     assert torch.equal(products.of(packed(one, int8=True, beside=other), x), expected)
 
 
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
-def test_a_row_has_the_same_bits_among_any_number_of_rows(columns: int, depth: int, products: Products) -> None:
+def test_a_row_has_the_same_bits_in_a_batch_of_any_size(columns: int, depth: int, products: Products) -> None:
     panels = packed(torch.randn(columns, depth).bfloat16(), int8=True)
     x = rows_of(40, depth)
     whole = products.of(panels, x)
@@ -110,13 +110,13 @@ def test_rounding_is_to_the_nearest_of_255_steps_and_zeros_stay_zeros() -> None:
 
 
 def rounded(folder: Path) -> PreTrainedModel:
-    """transformers' float32 model over the weights that int8 stands for."""
+    """Returns transformers' float32 model with the weights rounded as int8 does."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     torch.nn.Module.to(model, torch.float32)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.Linear):
-                steps = (module.weight.abs().amax(1, keepdim=True) / MOST).clamp_min(1e-30)  # of the padding: zeros
+                steps = (module.weight.abs().amax(1, keepdim=True) / MOST).clamp_min(1e-30)  # padding is all zeros
                 module.weight.copy_((module.weight / steps).round() * steps)
     return model
 
@@ -138,11 +138,7 @@ def test_log_probabilities_are_those_of_the_rounded_weights(tied: bool, tmp_path
         assert report is not None and report.logprobs is not None
         return float((of_tokens(report.logprobs) - truth).abs().mean())
 
-    assert error("int8") < 0.5 * error("none"), "weights in bf16 are another model"
-
-
-def of_tokens(logprobs: tuple[TokenLogprob | None, ...]) -> torch.Tensor:
-    return torch.tensor([entry.logprob for entry in logprobs if entry is not None])
+    assert error("int8") < 0.5 * error("none"), "unrounded weights are another model"
 
 
 def test_an_engine_names_its_rounded_weights_in_fingerprint_and_kv_facts(tiny: Tiny) -> None:

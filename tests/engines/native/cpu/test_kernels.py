@@ -30,7 +30,7 @@ pytestmark = pytest.mark.kernels
 
 Made = Callable[[str], Path]
 FAMILY_MARKS = {"gemma3": [], "gemma2": [pytest.mark.slow], "qwen3": [pytest.mark.slow]}
-"""Those with norms, caps or windows of their own; the others have nothing that these, or the odd models, lack."""
+"""These families have their own norms, caps or windows; the others add nothing that these and the odd models lack."""
 SLOW_FAMILIES = [
     pytest.param(family, marks=FAMILY_MARKS.get(family, [pytest.mark.slow, pytest.mark.long])) for family in FAMILIES
 ]
@@ -39,12 +39,12 @@ ODD = [
 ]
 NAMES = (*SLOW_FAMILIES, *ODD)
 LENGTH = 600
-"""More than two of the stretches in which the kernels read keys."""
+"""Number of prompt tokens, more than two of the stretches in which the kernels read keys."""
 WRITTEN = 300
 
 
 def odd_configs() -> dict[str, PreTrainedConfig]:
-    """Models with what the families' tiny ones lack."""
+    """Returns models with features that the families' tiny models lack."""
     sizes = config_of("llama").to_dict()
     return {
         "tied": LlamaConfig(**{**sizes, "tie_word_embeddings": True}),
@@ -57,7 +57,7 @@ def odd_configs() -> dict[str, PreTrainedConfig]:
 
 @pytest.fixture(scope="session")
 def made(tiny: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Folder of a family's tiny model, or of an odd one."""
+    """Returns the folder of a family's tiny model, or of an odd model."""
     folders: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
@@ -85,7 +85,7 @@ def rounded(folder: Path) -> torch.nn.Module:
 
 
 def truth(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
-    """Log-probabilities [tokens, vocabulary] by transformers: weights rounded to bf16, computed in float32."""
+    """Returns log-probabilities [tokens, vocabulary] by transformers: weights rounded to bf16, computed in float32."""
     with torch.inference_mode():
         logits: torch.Tensor = rounded(folder)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return logits.log_softmax(-1)
@@ -96,7 +96,7 @@ def of_tokens(logprobs: Sequence[TokenLogprob | None]) -> torch.Tensor:
 
 
 def errors(folder: Path, kernels: str) -> tuple[float, float]:
-    """Mean distance to the truth of the log-probabilities of a long prompt, and of three answers that go on."""
+    """Returns the mean errors of the log-probabilities of a long prompt, and of three resumed answers."""
     prompt = prompt_of(LENGTH, 5)
     core = bf16_core(folder, kernels=kernels)
     report = run(core, [group("p", prompt, prompt_logprobs=0, max_tokens=1)])["p"].prompt
@@ -122,12 +122,12 @@ def bf16_core(folder: Path, **changes: Any) -> EngineCore:
 def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(name: str, made: Made) -> None:
     ours, theirs = errors(made(name), "compiled"), errors(made(name), "torch")
     assert ours[0] < theirs[0] and ours[1] < theirs[1]
-    assert max(ours) < 0.2, "and near in themselves"
+    assert max(ours) < 0.2, "the errors are small, not only smaller"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_of_every_kind_compute_the_model_where_the_processor_can_run_them(kind: str, tiny: Made) -> None:
-    """Engines take the first of them, and all other tests with it."""
+def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(kind: str, tiny: Made) -> None:
+    """Engines, and so all other tests, take the first kind."""
     kernels = kernels_of(kind)
     folder, cpu = tiny("gemma3"), torch.device("cpu")
     parts = build_parts(engine_config(folder, dtype="bfloat16", kernels="torch"))
@@ -144,7 +144,7 @@ def test_kernels_of_every_kind_compute_the_model_where_the_processor_can_run_the
     "name", ["gemma2", "one key head", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "deep"))]
 )
 def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> None:
-    """With more threads a trunk is read in other pieces, by several; with more threads than cores they take turns."""
+    """More threads read a trunk in other pieces; with more threads than cores they take turns."""
     request = group("g", prompt_of(LENGTH, 5), n=5, seed=9, max_tokens=12)
     rows = []
     for num_threads in (1, 2, 3, 8):
@@ -158,7 +158,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> N
         assert all(torch.equal(other[key], row) for key, row in rows[0].items())
 
 
-def test_what_the_kernels_cannot_run_is_said(tiny: Made) -> None:
+def test_the_obstacle_names_what_the_kernels_cannot_run(tiny: Made) -> None:
     cpu, model = torch.device("cpu"), AutoModelForCausalLM.from_config(config_of("gemma3"))  # type: ignore[no-untyped-call]
     found = library()
     assert obstacle(found, model, dtype=torch.bfloat16, device=cpu) is None
@@ -172,7 +172,7 @@ def test_what_the_kernels_cannot_run_is_said(tiny: Made) -> None:
     assert "(64, 100, 32)" in str(obstacle(found, model, dtype=torch.bfloat16, device=cpu))
 
 
-def test_compiled_kernels_can_be_insisted_on_and_refused(tiny: Made) -> None:
+def test_the_operator_can_demand_or_exclude_compiled_kernels(tiny: Made) -> None:
     with pytest.raises(ConfigError, match="--kernels compiled: they compute in bfloat16 on the CPU, not in float32"):
         build_parts(engine_config(tiny("llama"), kernels="compiled"))
     compiled = make_core(tiny("llama"), dtype="bfloat16", kernels="compiled").info.fingerprint

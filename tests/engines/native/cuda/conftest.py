@@ -1,4 +1,4 @@
-"""One thread: more would wait for each other longer than they work."""
+"""These tests use one thread: several would wait for each other longer than they compute."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""The GPU's runner on the CPU: all of it but the device. Kernels are plain torch, and a graph is work that is done
-again."""
+"""Runs the GPU's runner on the CPU, all of it but the device: kernels are plain torch, and a replayed graph does its
+work again."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,8 +20,8 @@ PLAIN = PlainOperators()
 HEADS, KV_HEADS, MULTIPROCESSORS = 4, 2, 3
 
 
-class Again:
-    """A recorder whose replays do the work again, on the memory it was recorded on; counts them."""
+class Repeating:
+    """A recorder that counts, and whose replays do the work again on the same memory."""
 
     def __init__(self) -> None:
         self.recorded = 0
@@ -39,9 +39,9 @@ class Again:
 
 
 def cuda_parts(
-    folder: Path, *, recorder: Again | None, operators: Operators = PLAIN, max_rows: int = 24, **changes: object
+    folder: Path, *, recorder: Repeating | None, operators: Operators = PLAIN, max_rows: int = 24, **changes: object
 ) -> Parts:
-    """Parts of a core over a tiny model whose runner is the GPU's."""
+    """Builds the parts of a core over a tiny model with the GPU's runner."""
     parts = build_parts(engine_config(folder, kernels="torch", **changes))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
     fuse(model, operators)

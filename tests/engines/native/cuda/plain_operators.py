@@ -1,7 +1,7 @@
-"""What the kernels do, in plain torch: reads the same items and tables, one after the other, in float32.
+"""The kernels' work in plain torch: it reads the same items and tables, one after the other, in float32.
 
-With it everything around the kernels (how work is cut, laid out, padded, replayed) is tested without a GPU; and it is
-what the kernels are held against.
+With it, everything around the kernels (how work is cut, laid out, padded, replayed) is tested without a GPU. The
+kernels themselves are compared with it.
 """
 
 import torch
@@ -64,7 +64,7 @@ class PlainOperators(Operators):
 
 
 def _turned(x: torch.Tensor, turns: Turns) -> torch.Tensor:
-    """x [rows, heads, head_dim] float32, each half of a head by the other."""
+    """Rotates x [rows, heads, head_dim] float32, each half of a head by the other."""
     one, other = x.chunk(2, dim=-1)
     cosines, sines = (angles.float().unsqueeze(1) for angles in turns)
     return x * cosines + torch.cat([-other, one], dim=-1) * sines
@@ -73,7 +73,7 @@ def _turned(x: torch.Tensor, turns: Turns) -> torch.Tensor:
 def _attend_item(
     layer: int, rows: torch.Tensor, item: list[int], step: CudaStep, scores: Scores
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [rows, heads, head_dim] float32 and log-sum-exp [rows, heads], base 2, of one item."""
+    """Returns the output [rows, heads, head_dim] float32 and log-sum-exp [rows, heads], base 2, of one item."""
     first_row, num_rows, shift, table, begin, end, *_ = item
     size, device = step.storage.block_size, rows.device
     places = torch.arange(begin, end, device=device)

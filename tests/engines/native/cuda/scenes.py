@@ -1,4 +1,4 @@
-"""Random steps in the middle of groups' lives, cut into work and laid out as the device gets them."""
+"""Random steps of groups in mid-life, cut into work and laid out as the device gets them."""
 
 import torch
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from motet.engines.native.step.run import LayerAttention
 from tests.engines.native.attention.scene import MakeStep, Rule, Scene, Shape
 
 LENGTHS = st.integers(1, 90) | st.sampled_from([300])
-"""Of prompts that are read."""
+"""Lengths of prompts that are read."""
 RULES = [Rule(), Rule(window=5), Rule(window=70), Rule(softcap=2.0), Rule(window=24, softcap=2.0)]
 
 
@@ -26,7 +26,7 @@ def steps_with(
     bucket: int | None = None,
     shared: bool = True,
 ) -> MakeStep:
-    """What makes a scene's attention run on `operators`; with `bucket`, over the room of a graph for so many rows."""
+    """Makes a scene's attention run on `operators`; with `bucket`, in the room of a graph for so many rows."""
     geometry = Geometry(shape.num_heads, shape.num_kv_heads, multiprocessors, widest, share_trunks=shared)
 
     def make(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
@@ -36,7 +36,7 @@ def steps_with(
         if bucket is not None:
             needed, lengths = lengths, bucket_lengths(bucket, geometry, tables=4 * lengths.tables)
             assert all(room >= length for room, length in zip(lengths, needed, strict=True))
-        memory = torch.full((places(lengths).tables.stop,), 2**30, dtype=torch.int32)  # what is not filled leads astray
+        memory = torch.full((places(lengths).tables.stop,), 2**30, dtype=torch.int32)  # no valid index, unless filled
         filled = torch.from_numpy(fill(work, lengths))
         memory[: len(filled)] = filled
         device = storage.keys.device
@@ -46,7 +46,7 @@ def steps_with(
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
         ) -> torch.Tensor:
-            """A scene's queries and keys are what they should be already: they are turned by nothing."""
+            """Turns queries and keys by nothing, as a scene's are already turned."""
             projected = torch.cat([x[0].transpose(0, 1) for x in (query, key, value)], dim=1).flatten(1)
             ones = torch.ones(*query.shape[2:], dtype=query.dtype, device=query.device)
             turned = operators.turn(layer, projected, turns=(ones, torch.zeros_like(ones)), norms=None, step=step)
@@ -59,7 +59,7 @@ def steps_with(
 
 @st.composite
 def decoding(draw: st.DrawFn, scene: Scene) -> list[TailChunk]:
-    """Up to three groups of up to forty choices, a few of which replay."""
+    """Draws up to three groups of up to forty choices, a few of which replay."""
     tails: list[TailChunk] = []
     for _ in range(draw(st.integers(1, 3))):
         count = draw(st.integers(1, 5) | st.sampled_from([17, 40]))

@@ -1,4 +1,4 @@
-"""Every shape of tile compiles for an H100 and fits it. Triton's compiler needs no GPU for that: `make triton`."""
+"""Every shape of tile compiles for an H100 and fits it. Triton's compiler needs no GPU: run `make triton`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +16,10 @@ pytestmark = [
 ]
 
 SHARED_BYTES = 227 * 1024
-"""That a multiprocessor of an H100 gives one program."""
+"""Shared memory that a multiprocessor of an H100 gives one program."""
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 BY_16 = ("query", "keys", "values", "output", "items", "tables", "slot_stride")
-"""Divisible by 16, which is what lets memory be read 16 bytes at a time."""
+"""Arguments divisible by 16, so that memory can be read 16 bytes at a time."""
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
@@ -36,7 +36,7 @@ def test_tiles_compile_and_fit(
     flags = {"WINDOWED": windowed, "CAPPED": capped, "FINAL": final}
     assembly, shared_bytes = compiled(dtype, block_m, head_dim, flags)
     assert shared_bytes <= SHARED_BYTES
-    assert "cp.async" in assembly, "keys are fetched while others are computed on"
+    assert "cp.async" in assembly, "keys are fetched while earlier ones are computed"
     assert ("wgmma" if block_m >= 64 else "mma.sync") in assembly, "products run on the matrix units"
 
 
@@ -45,7 +45,7 @@ def test_float32_tiles_compile_and_fit(head_dim: int) -> None:
     flags = {"WINDOWED": False, "CAPPED": False, "FINAL": False}
     assembly, shared_bytes = compiled(torch.float32, 16, head_dim, flags)
     assert shared_bytes <= SHARED_BYTES
-    assert "mma" not in assembly, "float32 is summed exactly, not in the matrix units' shorter form of it"
+    assert "mma" not in assembly, "float32 is summed exactly, not in the matrix units' shorter format"
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
@@ -69,7 +69,7 @@ def test_the_other_kernels_compile(name: str, normed: bool) -> None:
 
 
 def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, bool]) -> tuple[str, int]:
-    """A tile's PTX for an H100, and the bytes of shared memory."""
+    """Returns a tile's PTX for an H100, and its bytes of shared memory."""
     from motet.engines.native.cuda.kernels import attend_tiles
     from motet.engines.native.cuda.launch import padded_head_dim, tile_shape
 
@@ -90,7 +90,7 @@ def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, b
 
 
 def built(kernel: Any, constants: Mapping[str, int], types: Mapping[str, str], **options: int) -> tuple[str, int]:
-    """PTX and shared bytes; every argument that is neither a constant nor named in `types` is an int32."""
+    """Returns PTX and shared bytes; an argument that is neither a constant nor named in `types` is an int32."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

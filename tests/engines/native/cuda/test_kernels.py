@@ -1,5 +1,5 @@
-"""Triton's kernels against the definition and against plain torch: on a GPU, or on the CPU in Triton's interpreter
-(`make triton`), which knows no bfloat16 products."""
+"""Triton's kernels against the definition and plain torch, on a GPU or in Triton's interpreter on the CPU
+(`make triton`), which has no bfloat16 products."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import LayerAttention
 from tests.engines.native.attention.scene import BLOCK_SIZE, MakeStep, Rule, Scene, Shape, reading
-from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
+from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts
 from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.cuda.scenes import LENGTHS, RULES, decoding, steps_with
 from tests.engines.native.cuda.where import DEVICE, INTERPRETED, REASON, RUNS
@@ -39,7 +39,7 @@ SHAPES = [
     Shape(2, 2, 128, torch.float32),
 ]
 EXAMPLES = 3 if INTERPRETED else 40
-"""The interpreter takes a second for what a GPU does in a millisecond."""
+"""The interpreter takes a second where a GPU takes a millisecond."""
 
 
 def kernel_steps(shape: Shape, *, multiprocessors: int = 4, bucket: int | None = None) -> MakeStep:
@@ -59,7 +59,7 @@ def test_random_steps_equal_the_definition(shape: Shape, data: st.DataObject) ->
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[5]], ids=str)
-def test_a_group_over_a_long_trunk_in_several_spans(shape: Shape, rule: Rule) -> None:
+def test_a_group_whose_long_trunk_is_cut_into_spans_equals_the_definition(shape: Shape, rule: Rule) -> None:
     scene = Scene(shape, blocks=1024, make_step=kernel_steps(shape, multiprocessors=8), device=DEVICE)
     tails = scene.decoding(1100, [(i, i + 1) for i in range(19)])
     outputs = scene.attend(tails, [], rule)
@@ -68,7 +68,7 @@ def test_a_group_over_a_long_trunk_in_several_spans(shape: Shape, rule: Rule) ->
 
 
 @pytest.mark.parametrize("window", [1, 2, 8, 20])
-def test_rows_whose_window_leaves_the_trunk_behind(window: int) -> None:
+def test_the_trunk_has_no_weight_for_rows_whose_window_has_left_it(window: int) -> None:
     shape = Shape()
     scene = Scene(shape, make_step=kernel_steps(shape), device=DEVICE)
     tails = scene.decoding(30, [(0, 1), (6, 7), (7, 8), (18, 19), (19, 22), (45, 46)])
@@ -76,7 +76,7 @@ def test_rows_whose_window_leaves_the_trunk_behind(window: int) -> None:
 
 
 def padded(make: MakeStep, rows: int) -> MakeStep:
-    """Attention over a bucket's rows: those that pad it hold NaN."""
+    """Makes attention over a bucket's rows, in which padding rows hold NaN."""
 
     def made(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
         step = make(inputs, storage)
@@ -94,7 +94,7 @@ def padded(make: MakeStep, rows: int) -> MakeStep:
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(window=24, softcap=2.0)], ids=str)
-def test_what_pads_a_bucket_changes_nothing(rule: Rule) -> None:
+def test_the_padding_of_a_bucket_changes_nothing(rule: Rule) -> None:
     shape, outputs = Shape(), []
     for bucket in (None, 8, 24):
         make = padded(kernel_steps(shape, bucket=bucket), bucket or 8)
@@ -110,8 +110,8 @@ ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_heads_are_normed_turned_and_stored_as_by_definition(dtype: torch.dtype, normed: bool) -> None:
-    """Three heads to one key head of 24: no power of two, so that what pads a head must not count."""
+def test_heads_are_normed_turned_and_stored_as_plain_torch_does(dtype: torch.dtype, normed: bool) -> None:
+    """A head has 24 numbers, which is not a power of two, so the padding of a head must not count."""
     kv_heads, head_dim, rows = 2, 24, 5
     projected = random((rows, 10 * head_dim), dtype, seed=1)
     turns = (random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
@@ -125,23 +125,23 @@ def test_heads_are_normed_turned_and_stored_as_by_definition(dtype: torch.dtype,
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, atol=tolerance, rtol=tolerance)
     assert torch.equal(found[0][2], found[1][2]), "values are not touched"
-    assert int((found[0][1][0].abs().sum(-1) > 0).sum()) == 4 * kv_heads, "a row that pads is stored nowhere"
+    assert int((found[0][1][0].abs().sum(-1) > 0).sum()) == 4 * kv_heads, "the padding row is not stored"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_finite_is_mended_and_its_row_told(dtype: torch.dtype) -> None:
+def test_keys_and_values_that_are_not_finite_are_mended_and_their_rows_flagged(dtype: torch.dtype) -> None:
     head_dim, rows = 24, 6
     projected = random((rows, 9, head_dim), dtype, seed=1)
     projected[1, 5, 5], projected[2, 3, 0] = torch.nan, -torch.inf  # keys
-    projected[3, 7, 23], projected[4, 6, 1], projected[5] = torch.inf, torch.nan, torch.nan  # values; a row that pads
+    projected[3, 7, 23], projected[4, 6, 1], projected[5] = torch.inf, torch.nan, torch.nan  # values; a padding row
     turns = (random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
     stored = []
     for operators in (Operators(), PlainOperators()):
         step = storing([9, 0, 17, 3, 4, -1], heads=3, storage=storage_of(3, head_dim, dtype))
         operators.turn(0, projected.flatten(1), turns=turns, norms=None, step=step)
-        assert step.scratch.non_finite.tolist() == [0] * 6, "only the last layer tells"
+        assert step.scratch.non_finite.tolist() == [0] * 6, "only the last layer flags rows"
         operators.turn(1, projected.flatten(1), turns=turns, norms=None, step=step)
-        assert step.scratch.non_finite.tolist() == [0, 0, 0, 1, 1, 0], "and a row that pads is nobody's"
+        assert step.scratch.non_finite.tolist() == [0, 0, 0, 1, 1, 0], "the padding row is not flagged"
         stored.append(torch.stack([step.storage.keys, step.storage.values]))
     assert stored[0].isfinite().all()
     torch.testing.assert_close(stored[0], stored[1], atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
@@ -149,7 +149,7 @@ def test_what_is_not_finite_is_mended_and_its_row_told(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("width", [16, 24, 576, 4096])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_norms_and_gates_are_those_of_the_definition(dtype: torch.dtype, width: int) -> None:
+def test_norms_and_gates_equal_those_of_plain_torch(dtype: torch.dtype, width: int) -> None:
     x, weight = random((3, 2 * width), dtype, seed=1), random((2 * width,), seed=2)
     ours, plain, tolerance = Operators(), PlainOperators(), ROUNDING[dtype]
     for one, other in (
@@ -168,7 +168,7 @@ def storage_of(kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVStorage:
 
 
 def storing(slots: list[int], *, heads: int, storage: KVStorage) -> CudaStep:
-    """A step that has rows to store and nothing else."""
+    """Returns a step that only stores rows."""
     rows = len(slots)
     lengths = Sections(rows, rows, rows, 0, rows + 1, 0, 0, 0, 0)
     ints = views(torch.zeros(places(lengths).tables.stop, dtype=torch.int32, device=DEVICE), lengths)
@@ -183,7 +183,7 @@ def test_an_engine_writes_the_same_with_kernels_as_without(family: str, tiny: Ca
     requests = [group("a", prompt_of(33, 3), n=5, max_tokens=5), group("b", prompt_of(20, 4), max_tokens=5)]
     written = []
     for operators in (Operators(), PlainOperators()):
-        parts = cuda_parts(tiny(family), recorder=Again(), operators=operators, max_rows=8)
+        parts = cuda_parts(tiny(family), recorder=Repeating(), operators=operators, max_rows=8)
         outcomes = run(EngineCore(parts.info, parts.runner, options=parts.options), requests)
         written.append({name: outcome.tokens for name, outcome in outcomes.items()})
     assert written[0] == written[1]

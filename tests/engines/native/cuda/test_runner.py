@@ -1,5 +1,5 @@
-"""The GPU's runner, all but its device: what a step's layout, buckets, padding and replays bring equals what the CPU's
-runner brings, and `transformers.generate`."""
+"""The GPU's runner without its device: with layouts, buckets, padding and replays it gives the tokens of the CPU's
+runner and of `transformers.generate`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from motet.engines.native.cuda.runner import CudaRunner
 from motet.errors import EngineError
 from motet.types import GenerateRequest
 from tests.engines.native.conftest import Expected
-from tests.engines.native.cuda.cpu_runner import PLAIN, Again, cuda_parts
+from tests.engines.native.cuda.cpu_runner import PLAIN, Repeating, cuda_parts
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.slow
 
 Tiny = Callable[[str], Path]
 SIZES = {5: 1, 64: 5, 33: 2, 130: 3}
-"""Prompt length: choices."""
+"""Number of choices by prompt length."""
 NEW_TOKENS = 40
 INFINITE_TOKEN = 7
 SEVENTY_BLOCKS_GB = gb_of(70)
-"""Groups preempt each other."""
+"""Memory so small that groups preempt each other."""
 
 
-def core_over(folder: Path, recorder: Again | None, *, max_rows: int = 24, **changes: object) -> EngineCore:
+def core_over(folder: Path, recorder: Repeating | None, *, max_rows: int = 24, **changes: object) -> EngineCore:
     parts = cuda_parts(folder, recorder=recorder, operators=PLAIN, max_rows=max_rows, **changes)
     return EngineCore(parts.info, parts.runner, options=parts.options)
 
@@ -45,7 +45,7 @@ def requests(top_k: int = 0) -> list[GenerateRequest]:
 def test_ragged_groups_with_preemption_chunks_and_graphs_equal_generate(
     family: str, tiny: Tiny, reference: Callable[[str], Reference], expected: Expected
 ) -> None:
-    recorder = Again()
+    recorder = Repeating()
     core = core_over(
         tiny(family),
         recorder,
@@ -64,8 +64,8 @@ def test_ragged_groups_with_preemption_chunks_and_graphs_equal_generate(
             assert_greedy_equal(reference(family), prompt_of(length, length), tokens, whole)
 
 
-def test_a_replay_gives_what_the_launches_give(tiny: Tiny) -> None:
-    recorder = Again()
+def test_replayed_steps_give_the_tokens_of_launched_ones(tiny: Tiny) -> None:
+    recorder = Repeating()
     replayed = run(core_over(tiny("llama"), recorder), requests())
     launched = run(core_over(tiny("llama"), None), requests())
     assert recorder.replayed >= NEW_TOKENS - 1
@@ -73,16 +73,16 @@ def test_a_replay_gives_what_the_launches_give(tiny: Tiny) -> None:
 
 
 def test_a_step_wider_than_every_graph_is_launched(tiny: Tiny) -> None:
-    recorder = Again()
+    recorder = Repeating()
     core = core_over(tiny("llama"), recorder, max_rows=4)
-    assert recorder.recorded == 3, "for 1, 2 and 4 rows"
+    assert recorder.recorded == 3, "graphs for 1, 2 and 4 rows"
     outcome = run(core, [group("wide", prompt_of(20), n=9, max_tokens=5), group("one", prompt_of(9), max_tokens=30)])
     assert len(outcome["wide"].tokens) == 9
-    assert 20 <= recorder.replayed <= 25, "once the wide group has ended"
+    assert 20 <= recorder.replayed <= 25, "steps are replayed once the wide group has ended"
 
 
-@pytest.mark.parametrize("recorder", [Again(), None], ids=["graphs", "launches"])
-def test_rows_that_are_not_finite_fail_their_group_alone(recorder: Again | None, tiny: Tiny) -> None:
+@pytest.mark.parametrize("recorder", [Repeating(), None], ids=["graphs", "launches"])
+def test_rows_that_are_not_finite_fail_their_group_alone(recorder: Repeating | None, tiny: Tiny) -> None:
     parts = cuda_parts(tiny("llama"), recorder=recorder)
     assert isinstance(parts.runner, CudaRunner)
     embeddings = parts.runner.model.get_input_embeddings()

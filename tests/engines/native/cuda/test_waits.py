@@ -1,4 +1,4 @@
-"""Nothing between a step's inputs and its tokens asks the device for a value."""
+"""From a step's inputs to its tokens, the host never waits for a value of the device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from motet.engines.native.cuda.launch import CudaStep, Norms, Turns
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.step.inputs import StepInputs
 from motet.types import SamplingParams
-from tests.engines.native.cuda.cpu_runner import Again, cuda_parts
+from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts
 from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.cuda.waits import Waits
 from tests.engines.native.drive import group, prompt_of, run
@@ -24,7 +24,7 @@ from tests.tiny_models import FAMILIES
 pytestmark = pytest.mark.slow
 
 
-def test_what_would_wait_is_found() -> None:
+def test_operations_that_wait_for_the_device_are_found() -> None:
     x = torch.arange(4.0)
     with Waits() as waits:
         assert x[1] > 0
@@ -35,7 +35,7 @@ def test_what_would_wait_is_found() -> None:
 
 
 @pytest.mark.parametrize("params", WAYS.values(), ids=WAYS.keys())
-def test_sampling_asks_for_nothing_before_its_tokens(params: SamplingParams) -> None:
+def test_sampling_does_not_wait_for_the_device(params: SamplingParams) -> None:
     logits = 3 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
     rows = [Past(seed, prompt=range(100), written=(7, 7, 900)).sample_row(seed % 8, params) for seed in range(32)]
     with Waits() as waits:
@@ -43,8 +43,8 @@ def test_sampling_asks_for_nothing_before_its_tokens(params: SamplingParams) -> 
     assert waits.found == []
 
 
-class Unwaited(PlainOperators):
-    """Attention is no matter of this test: in plain torch it asks for much."""
+class WithoutAttention(PlainOperators):
+    """Operators that skip attention: in plain torch it waits, in kernels it does not."""
 
     def turn(
         self, layer: int, projected: torch.Tensor, *, turns: Turns, norms: Norms | None, step: CudaStep
@@ -56,10 +56,12 @@ class Unwaited(PlainOperators):
         return query
 
 
-@pytest.mark.parametrize("recorder", [Again(), None], ids=["graphs", "launches"])
+@pytest.mark.parametrize("recorder", [Repeating(), None], ids=["graphs", "launches"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_forward_pass_asks_for_nothing(family: str, recorder: Again | None, tiny: Callable[[str], Path]) -> None:
-    parts = cuda_parts(tiny(family), recorder=recorder, operators=Unwaited())
+def test_a_forward_pass_does_not_wait_for_the_device(
+    family: str, recorder: Repeating | None, tiny: Callable[[str], Path]
+) -> None:
+    parts = cuda_parts(tiny(family), recorder=recorder, operators=WithoutAttention())
     waits = Waits()
 
     class Watched(WrappedRunner):

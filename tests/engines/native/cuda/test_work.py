@@ -1,4 +1,4 @@
-"""How a step's attention is cut: every row sees every key it should exactly once, and the cut gives what is right."""
+"""A step's attention is cut into work for a device: every row sees each of its keys once, and the result is right."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @examples(30)
 @given(data=st.data())
-def test_work_cut_for_a_device_gives_what_the_definition_gives(shape: Shape, data: st.DataObject) -> None:
+def test_work_cut_for_a_device_equals_the_definition(shape: Shape, data: st.DataObject) -> None:
     multiprocessors = data.draw(st.sampled_from([1, 4, 60]))
     shared = data.draw(st.booleans())
     scene = Scene(
@@ -37,20 +37,20 @@ def test_work_cut_for_a_device_gives_what_the_definition_gives(shape: Shape, dat
     scene.assert_step_right(tails, trunks, data.draw(st.sampled_from(RULES)))
 
 
-def test_a_trunk_is_read_once_a_tile_and_not_once_a_choice() -> None:
+def test_a_trunk_is_read_once_for_each_tile_and_not_for_each_choice() -> None:
     tails = list(Scene(Shape(), blocks=4096).decoding(4096, [(5, 6)] * 32))
     work = work_of(tails, [])
     # 32 rows x 4 heads fill two tiles of 64; 33 items keep 132 multiprocessors busy with 8 key heads.
-    assert len(work.narrow) == 32, "each tail by itself"
+    assert len(work.narrow) == 32, "one item for each tail"
     assert len(work.wide) == 2 * 16
     assert {tuple(item[4:6]) for item in work.wide.tolist()} == {(b, b + 256) for b in range(0, 4096, 256)}
     alone = work_of(tails, [], Geometry(32, 8, 132, share_trunks=False))
     assert (len(alone.wide), len(alone.narrow)) == (0, 32 + 32)
 
 
-def test_a_lone_choice_over_a_long_trunk_is_cut_until_the_device_is_busy() -> None:
+def test_the_long_trunk_of_a_single_choice_is_cut_until_the_device_is_busy() -> None:
     work = work_of(list(Scene(Shape(), blocks=4096).decoding(8192, [(5, 6)])), [])
-    assert len(work.narrow) == 32 + 1, "of 256 keys each, and the tail"
+    assert len(work.narrow) == 32 + 1, "32 items of 256 keys, and the tail"
     assert work.first_part.tolist() == [0, 33]
     assert [item[6] for item in work.narrow.tolist()] == list(range(33)), "the trunk's parts, then the tail's"
 
@@ -71,7 +71,7 @@ def test_the_last_tokens_of_a_long_prompt_are_cut_too() -> None:
     assert (len(wide.wide), len(wide.whole)) == (25, 0)
 
 
-def test_tables_that_several_read_stand_there_once() -> None:
+def test_a_table_that_several_items_read_is_stored_once() -> None:
     tails = list(Scene(Shape(), blocks=512).decoding(800, [(5, 6)] * 20))
     assert len(work_of(tails, [], Geometry(32, 8, 132, share_trunks=False)).tables) == 100 + 20
 
@@ -90,9 +90,7 @@ GEOMETRIES = st.builds(
     GEOMETRIES,
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 2000), st.integers(0, 700)), min_size=1, max_size=8),
 )
-def test_every_step_of_one_token_a_choice_fits_its_bucket(
-    geometry: Geometry, groups: list[tuple[int, int, int]]
-) -> None:
+def test_every_decode_step_fits_its_bucket(geometry: Geometry, groups: list[tuple[int, int, int]]) -> None:
     scene = Scene(Shape(1, 1, 1), blocks=110_000)
     tails = [tail for n, prompt, written in groups for tail in scene.decoding(prompt, [(written, written + 1)] * n)]
     inputs = build_inputs(StepPlan(tuple(tails), ()), BLOCK_SIZE)
@@ -101,5 +99,5 @@ def test_every_step_of_one_token_a_choice_fits_its_bucket(
     assert all(most >= len(needed) for most, needed in zip(room, work, strict=True))
 
 
-def test_buckets_double_up_to_8_and_then_rise_by_8() -> None:
+def test_buckets_double_up_to_8_rows_and_then_grow_by_8() -> None:
     assert [buckets(most) for most in (1, 3, 9, 24)] == [[1], [1, 2, 4], [1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 24]]

@@ -1,6 +1,6 @@
-"""Finds the operations that make a host wait for a GPU, on the CPU: those whose result the host must know to go on.
+"""Finds, on the CPU, operations that make a host wait for a GPU because it needs their result to go on.
 
-Copies from ordinary memory wait as well, and are not found here: `tests/gpu` counts all waits on the device.
+Copies from ordinary memory wait too, but are not found here: `tests/gpu` counts all waits on the device.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _INDEX = {"aten.index.Tensor", "aten.index_put_.default", "aten.index_put.defaul
 
 
 class Waits(TorchDispatchMode):
-    """Notes them while it is entered."""
+    """Notes such operations while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

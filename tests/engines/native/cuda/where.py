@@ -1,4 +1,4 @@
-"""Where Triton's kernels can be run here."""
+"""The device on which Triton's kernels can run here."""
 
 from importlib.util import find_spec
 
@@ -7,7 +7,7 @@ import torch
 from motet.config import environment
 
 INTERPRETED = environment().get("TRITON_INTERPRET") == "1"
-"""Triton decides that as it is imported, so a test run has either the interpreter or the compiler."""
+"""Triton decides when it is imported, so a test run has either the interpreter or the compiler."""
 TRITON = find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda:0"
 RUNS = TRITON and (INTERPRETED or torch.cuda.is_available())

@@ -1,4 +1,4 @@
-"""Blocks, names and free runs, with literal ids; running counts in comments."""
+"""Blocks, names and free runs, with literal ids and running counts in comments."""
 
 import pytest
 
@@ -10,24 +10,24 @@ A, B, C, D = block_names(range(16), 4, salt="")
 
 
 def counts(pool: BlockPool) -> tuple[int, int, int]:
-    """Free, idle among them, held."""
+    """Returns the numbers of free blocks, idle ones among them, and held ones."""
     pool.check()
     return pool.num_free, pool.num_idle, pool.num_held
 
 
 def content(names: list[bytes]) -> Stored:
-    """Four tokens a block, the same ones whatever its name."""
+    """Returns blocks with these names, each with the same four tokens."""
     return Stored(tuple(names), None, (1, 2, 3, 4) * len(names))
 
 
 def idle(pool: BlockPool, *names: bytes) -> list[int]:
-    """Blocks with these names that nobody holds."""
+    """Makes blocks with these names that nobody holds."""
     pool.publish(blocks := pool.take(len(names)), content(list(names)))
     pool.release(blocks)
     return blocks
 
 
-def test_a_block_is_free_again_only_when_its_last_holder_lets_go() -> None:
+def test_a_block_is_free_again_only_when_its_last_holder_releases_it() -> None:
     pool = BlockPool(10)
     trunk = pool.take(3)
     assert trunk == [0, 1, 2]
@@ -47,7 +47,7 @@ def test_take_is_all_or_nothing() -> None:
     assert counts(pool) == (1, 0, 3)
 
 
-def test_a_named_block_is_idle_when_nobody_holds_it_and_a_nameless_one_free() -> None:
+def test_a_released_block_is_idle_if_it_has_a_name_and_free_otherwise() -> None:
     pool = BlockPool(4)
     blocks = pool.take(2)
     pool.publish([blocks[0]], content([A]))
@@ -149,7 +149,7 @@ def test_evicted_blocks_join_the_runs_beside_them() -> None:
     assert pool.take(6) == [2, 3, 4, 5, 6, 7]
 
 
-def test_a_taken_block_follows_the_one_before_it_where_it_can() -> None:
+def test_a_block_is_taken_right_after_the_last_one_if_that_is_free() -> None:
     pool = BlockPool(8)
     one, other = pool.take(2), pool.take(1)  # 0, 1 and 2
     pool.release(one)
@@ -168,7 +168,7 @@ def test_releasing_or_naming_a_block_that_nobody_holds_is_an_error() -> None:
     assert counts(pool) == (4, 0, 0)
 
 
-def test_a_block_that_is_evicted_and_stored_again_in_one_step_is_there_at_the_end() -> None:
+def test_followers_know_a_block_that_was_evicted_and_stored_again_in_one_step() -> None:
     pool = BlockPool(1)
     for _ in range(2):
         pool.publish(block := pool.take(1), content([A]))
@@ -179,7 +179,7 @@ def test_a_block_that_is_evicted_and_stored_again_in_one_step_is_there_at_the_en
     assert pool.take_changes() == []
 
 
-def test_blocks_that_are_known_are_not_told_of_again_and_the_others_come_behind_their_parents() -> None:
+def test_only_new_blocks_are_published_each_with_its_parent() -> None:
     pool = BlockPool(8)
     pool.publish(pool.take(1), content([A]))
     pool.publish(pool.take(1), content([C]))
@@ -189,7 +189,7 @@ def test_blocks_that_are_known_are_not_told_of_again_and_the_others_come_behind_
     assert pool.take_changes() == [Stored((B,), A, (4, 5, 6, 7)), Stored((D,), C, (12, 13, 14, 15))]
 
 
-def test_evictions_of_one_step_are_told_together() -> None:
+def test_evictions_of_one_step_are_published_together() -> None:
     pool = BlockPool(4)
     idle(pool, A, B, C, D)
     pool.take_changes()
@@ -199,7 +199,7 @@ def test_evictions_of_one_step_are_told_together() -> None:
 
 
 def free_runs(num_blocks: int, *free: int) -> FreeRuns:
-    """Only `free` are left of `num_blocks`."""
+    """Returns the free runs in which only `free` are left of `num_blocks`."""
     runs = FreeRuns(num_blocks)
     runs.take(num_blocks)
     for block in free:
@@ -243,7 +243,7 @@ def test_the_smallest_run_that_is_long_enough_is_cut() -> None:
     assert runs.take(4) == [10, 11, 12, 13]
 
 
-def test_without_a_run_long_enough_the_longest_ones_are_used_up_first() -> None:
+def test_if_no_run_is_long_enough_the_longest_ones_are_used_up_first() -> None:
     runs = free_runs(20, 0, 2, 3, 4, 10, 11, 12, 13)  # runs of 1, 3 and 4
     assert runs.take(6) == [10, 11, 12, 13, 2, 3]
     assert runs.runs() == [(0, 1), (4, 5)]
@@ -255,7 +255,7 @@ def test_blocks_that_follow_the_wanted_one_win_over_a_better_fit() -> None:
     assert runs.take(1, after=10) == [11]
 
 
-def test_a_run_behind_the_wanted_block_that_is_too_short_is_not_begun() -> None:
+def test_a_run_after_the_wanted_block_is_not_begun_if_it_is_too_short() -> None:
     runs = free_runs(20, 5, 10, 11, 12)
     assert runs.take(2, after=4) == [10, 11]
     assert runs.take(1, after=19) in ([5], [12])

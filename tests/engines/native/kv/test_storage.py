@@ -1,4 +1,4 @@
-"""The memory: where things go, and that nothing in it can break a score."""
+"""The KV memory: where keys and values go, and that nothing in it can break a score."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ CPU = torch.device("cpu")
 
 
 def storage(dtype: torch.dtype = torch.float32) -> KVStorage:
-    """Two layers, three blocks of four tokens, one head of two numbers."""
+    """Returns memory of two layers, three blocks of four tokens, and one head of two numbers."""
     return KVStorage(KVLayout(2, 4, 1, 2, dtype), 3, device=CPU)
 
 
 def numbers(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """[tokens, 1, 2]."""
+    """Returns keys or values [tokens, 1, 2]."""
     return torch.tensor([[[value, value]] for value in values], dtype=dtype)
 
 
@@ -35,7 +35,7 @@ def test_each_token_goes_to_its_slot_in_its_layer() -> None:
     assert not memory.values[0].any()
 
 
-def test_the_block_behind_the_last_is_zero() -> None:
+def test_the_padding_after_the_last_block_is_zero() -> None:
     memory = storage()
     memory.write(0, torch.arange(12), numbers(*range(1, 13)), numbers(*range(1, 13)))
     begin = memory.num_blocks * memory.block_size
@@ -55,7 +55,7 @@ def test_a_copy_takes_keys_and_values_of_all_layers() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_all_that_is_stored_is_finite_and_no_score_can_overflow(dtype: torch.dtype) -> None:
+def test_stored_keys_and_values_are_finite_and_no_score_can_overflow(dtype: torch.dtype) -> None:
     memory = storage(dtype)
     largest = torch.finfo(dtype).max
     broken = numbers(float("nan"), float("inf"), float("-inf"), largest, 1.5, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The sampler said once more, plainly and in float64: one choice at a time, whole vocabulary, full sort."""
+"""A plain reference of the sampler in float64: one choice at a time, the whole vocabulary, a full sort."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Row = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Past:
-    """What a choice has behind it."""
+    """The past of a choice: its prompt, its written tokens and its seed."""
 
     seed: int = 0
     prompt: Sequence[int] = (1,)
@@ -58,7 +58,7 @@ def edited(logits: Row, params: SamplingParams, past: Past) -> Row:
 
 
 def weights(logits: Row, params: SamplingParams, past: Past | None = None) -> Row:
-    """The probability of each token after bias, penalties, temperature and filters."""
+    """Returns the probability of each token after bias, penalties, temperature and filters."""
     x = edited(logits, params, past or Past())
     order = np.lexsort((np.arange(len(x)), -x))  # higher logit first, lower id among equals
     if params.greedy:
@@ -76,6 +76,6 @@ def weights(logits: Row, params: SamplingParams, past: Past | None = None) -> Ro
 
 
 def token_of(probabilities: Row, uniform: float) -> int:
-    """The inverse of the cumulative distribution in id order."""
+    """Returns the token at `uniform` in the cumulative distribution in id order."""
     cdf = np.cumsum(probabilities)
     return int(np.searchsorted(cdf, min(uniform * cdf[-1], np.nextafter(cdf[-1], 0)), side="right"))

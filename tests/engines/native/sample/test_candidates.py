@@ -1,4 +1,4 @@
-"""The best tokens of a row in their order, and the token that a uniform finds."""
+"""The best tokens of a row in order, and the token that a uniform number selects."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ def sorted_ids(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("width", [64, 256, 4096, 10_240])
 @pytest.mark.parametrize("spread", [3.0, 0.02])
-def test_leaders_are_the_front_of_the_full_order_for_every_k(width: int, spread: float) -> None:
-    """In bf16 with a small spread nearly every value is shared by many tokens."""
+def test_leaders_are_the_first_k_of_the_full_order(width: int, spread: float) -> None:
+    """In bf16 with a small spread, many tokens share nearly every value."""
     torch.manual_seed(width)
     x = (5 + spread * torch.randn(3, width)).bfloat16().float()
     expected = sorted_ids(x)
@@ -27,7 +27,7 @@ def test_leaders_are_the_front_of_the_full_order_for_every_k(width: int, spread:
 
 @pytest.mark.parametrize("spread", [3.0, 0.02])
 @pytest.mark.parametrize("k", [1, 64, 65, 700, 2000])
-def test_leaders_said_to_be_sure_are_the_front_of_the_full_order(k: int, spread: float) -> None:
+def test_leaders_that_are_sure_are_the_first_of_the_full_order(k: int, spread: float) -> None:
     torch.manual_seed(k)
     x = (5 + spread * torch.randn(20, 2048)).bfloat16().float()
     x[:, 2000:] = -torch.inf
@@ -43,7 +43,7 @@ def test_leaders_said_to_be_sure_are_the_front_of_the_full_order(k: int, spread:
         assert (x.gather(1, ids) > x.gather(1, ids[:, -1:])).sum(-1).tolist() == sure.squeeze(1).tolist()
 
 
-def test_equal_logits_go_by_lower_id() -> None:
+def test_equal_logits_are_ordered_by_id() -> None:
     assert leaders(torch.zeros(1, 512), 4).tolist() == [[0, 1, 2, 3]]
 
 
@@ -67,14 +67,14 @@ def test_the_order_of_a_row_does_not_depend_on_its_neighbours() -> None:
         assert torch.equal(leaders(x[row : row + 1], 64), together[row : row + 1])
 
 
-def test_no_leaders_asked_for_none_given() -> None:
+def test_zero_leaders_can_be_asked_for() -> None:
     assert leaders(torch.zeros(2, 256), 0).shape == (2, 0)
 
 
 BELOW_ONE = 1.0 - 2.0**-53
 
 
-def test_a_fraction_finds_the_step_it_falls_on_and_what_is_left_of_it() -> None:
+def test_a_fraction_finds_its_step_and_the_rest_within_that_step() -> None:
     weights = torch.tensor([[1.0, 0.0, 2.0, 1.0]], dtype=torch.float64).expand(6, -1)
     fraction = torch.tensor([0.0, 0.125, 0.25, 0.5, 0.75, BELOW_ONE], dtype=torch.float64)
     index, rest = invert(weights, fraction)
@@ -95,7 +95,7 @@ def test_weights_need_not_sum_to_one() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 255, 256, 700, 1023])
-def test_the_only_token_with_weight_is_drawn_by_every_uniform(place: int) -> None:
+def test_every_uniform_draws_the_only_token_with_weight(place: int) -> None:
     weights = torch.zeros(1, 4 * BLOCK)
     weights[0, place] = 1e-30
     uniform = torch.tensor([0.0, 1e-300, 0.5, BELOW_ONE], dtype=torch.float64)

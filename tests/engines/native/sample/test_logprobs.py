@@ -25,7 +25,7 @@ def check_against_float64(row: torch.Tensor, got: TokenLogprob, k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, 20, 100])
-def test_prompt_logprobs_are_those_of_the_float64_log_softmax(k: int) -> None:
+def test_prompt_logprobs_equal_the_float64_log_softmax(k: int) -> None:
     logits = logits_of(12)
     targets = [int(token_id) for token_id in torch.randint(0, VOCAB, (12,), generator=torch.Generator().manual_seed(1))]
     scored = prompt_logprobs(logits, targets, k=k)
@@ -34,7 +34,7 @@ def test_prompt_logprobs_are_those_of_the_float64_log_softmax(k: int) -> None:
         check_against_float64(row, score, k)
 
 
-def test_the_drawn_tokens_are_scored_by_the_raw_logits_whatever_changed_the_draw() -> None:
+def test_drawn_tokens_are_scored_by_the_raw_logits_whatever_changed_the_draw() -> None:
     logits = logits_of(4)
     params = SamplingParams(max_tokens=9, temperature=0.5, top_k=9, logit_bias={17: 90.0}, logprobs=5)
     rows = [Past(seed, written=(4,)).sample_row(seed % 4, params) for seed in range(8)]
@@ -45,7 +45,7 @@ def test_the_drawn_tokens_are_scored_by_the_raw_logits_whatever_changed_the_draw
         check_against_float64(logits[place % 4], sampled.logprob, 5)
 
 
-def test_each_choice_gets_as_many_as_it_asked_for() -> None:
+def test_each_choice_gets_as_many_top_tokens_as_it_asked_for() -> None:
     logits = logits_of(1)
     asked = [None, 0, 3, 20, None, 1]
     rows = [Past(7).sample_row(0, SamplingParams(max_tokens=9, logprobs=k)) for k in asked]
@@ -65,7 +65,7 @@ def test_equal_logits_share_a_rank_and_the_lower_id_comes_first() -> None:
     assert score.top == ()
 
 
-def test_no_more_than_the_vocabulary_is_given() -> None:
+def test_there_are_no_more_top_tokens_than_the_vocabulary_has() -> None:
     [score] = prompt_logprobs(torch.tensor([[0.0, 1.0, -torch.inf]]), [0], k=20)
     assert [token_id for token_id, _ in score.top] == [1, 0, 2]
     assert score.top[2][1] == -torch.inf
@@ -80,11 +80,11 @@ def test_many_rows_are_scored_piece_by_piece_with_the_same_bits() -> None:
         assert prompt_logprobs(logits[row : row + 1], [targets[row]], k=2) == [scored[row]]
 
 
-def test_no_rows_no_scores() -> None:
+def test_no_rows_give_no_scores() -> None:
     assert prompt_logprobs(logits_of(1)[:0], [], k=3) == []
 
 
-def test_the_padding_is_never_among_the_best() -> None:
+def test_padding_is_never_among_the_top_tokens() -> None:
     [score] = prompt_logprobs(torch.full((1, 10), -5.0), [9], k=10)
     assert [token_id for token_id, _ in score.top] == list(range(10))
     assert score.logprob == pytest.approx(-2.302585, abs=1e-6)

@@ -1,4 +1,4 @@
-"""What a grammar forbids is -inf before anything else is done to logits, whoever shares the batch."""
+"""Tokens that a grammar forbids are -inf before anything else is done to logits, whoever shares the batch."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from tests.tiny_models import VOCAB_SIZE
 
 CPU = torch.device("cpu")
 WIDTH = 512
-"""The vocabulary, padded to whole blocks."""
+"""Size of the vocabulary, padded to whole blocks."""
 
 
 def state_of(
@@ -38,7 +38,7 @@ def state_of(
 
 
 def allowed(grammar: Grammar, text: str = "") -> torch.Tensor:
-    """[vocabulary] bool, bit by bit."""
+    """Returns the mask [vocabulary] as bools, read bit by bit."""
     bits = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
     assert fill_masks([matcher_of(grammar, tiny_tokenizer().encode(text) if text else ())], bits) == {}
     return torch.tensor([bool(int(bits[0, t // 32]) >> t % 32 & 1) for t in range(VOCAB_SIZE)])
@@ -52,7 +52,7 @@ PLAIN = SamplingParams(max_tokens=20)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (1, 3, 4), (4, 2, 0), (0, 2)])
-def test_only_lanes_with_a_grammar_are_changed_and_only_where_it_forbids(order: Sequence[int], device: str) -> None:
+def test_only_forbidden_tokens_of_lanes_with_a_grammar_are_changed(order: Sequence[int], device: str) -> None:
     states = [
         state_of(PLAIN),
         state_of(PLAIN, PERSON),
@@ -75,7 +75,7 @@ def test_only_lanes_with_a_grammar_are_changed_and_only_where_it_forbids(order: 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("grammar", "text"), [(PERSON, "{"), (PERSON, '{"name": "an'), (NUMBER, "12345")])
-def test_a_choice_with_a_grammar_draws_as_a_free_one_from_logits_without_what_it_forbids(
+def test_a_choice_with_a_grammar_draws_like_a_free_one_whose_logits_lack_the_forbidden_tokens(
     way: str, grammar: Grammar, text: str
 ) -> None:
     params = msgspec.structs.replace(WAYS[way], min_tokens=0)
@@ -89,7 +89,7 @@ def test_a_choice_with_a_grammar_draws_as_a_free_one_from_logits_without_what_it
     assert len(set(drawn)) > 1
 
 
-def test_nan_is_still_found_behind_a_grammar() -> None:
+def test_nan_is_found_even_where_a_grammar_forbids_the_token() -> None:
     logits = logits_of(2)
     logits[0, ~allowed(NUMBER)] = torch.nan
     rows = [SampleRow(row, state_of(PLAIN, NUMBER), 3) for row in range(2)]
@@ -103,6 +103,6 @@ def test_fresh_siblings_share_a_lane_and_others_do_not() -> None:
     assert [lane.choices for lane in batch.lanes] == [[0, 1, 2, 3], [4], [5]]
 
 
-def test_a_sampler_that_never_met_a_grammar_does_nothing_about_them() -> None:
+def test_without_grammars_there_are_no_masks() -> None:
     masks = Masks(VOCAB_SIZE, CPU).fill([state_of(PLAIN), state_of(PLAIN)])
     assert masks.lanes == [] and masks.bits.size == 0

@@ -1,5 +1,5 @@
-"""Known answers from Random123's `kat_vectors`, and what the uniforms made of Philox's words are like. That a sampler
-draws what its uniform says is held by `test_sampler.py`."""
+"""Known answers from Random123's `kat_vectors`, and the statistics of the uniforms made from Philox's words.
+`test_sampler.py` proves that a sampler draws the token that its uniform selects."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_philox_gives_the_known_answers_of_random123(counter: str, key: str, out
     assert np.array_equal(philox4x32(words(counter), words(key)), words(output))
 
 
-def test_philox_is_vectorised_element_by_element() -> None:
+def test_philox_computes_each_element_of_arrays_alone() -> None:
     counters = np.stack([words(counter) for counter, _, _ in KNOWN_ANSWERS], axis=1)
     keys = np.stack([words(key) for _, key, _ in KNOWN_ANSWERS], axis=1)
     outputs = np.stack([words(output) for _, _, output in KNOWN_ANSWERS], axis=1)
@@ -46,7 +46,7 @@ ALL_ALIKE, ONE_BY_ONE = np.full(COUNT, 7, np.uint64), np.arange(COUNT, dtype=np.
 
 
 @pytest.mark.parametrize(("seeds", "positions"), [(ALL_ALIKE, ONE_BY_ONE), (ONE_BY_ONE, ALL_ALIKE)])
-def test_uniforms_lie_below_one_and_fill_the_interval_evenly(seeds: Words, positions: Words) -> None:
+def test_uniforms_are_below_one_and_fill_the_interval_evenly(seeds: Words, positions: Words) -> None:
     drawn = uniforms(seeds, positions)
     assert drawn.min() >= 0.0
     assert drawn.max() < 1.0
@@ -55,7 +55,7 @@ def test_uniforms_lie_below_one_and_fill_the_interval_evenly(seeds: Words, posit
     assert chi_square < 160.0  # 99 degrees of freedom: 1 in 10,000 lies above
 
 
-def test_neighbouring_seeds_and_positions_share_nothing() -> None:
+def test_uniforms_of_neighbouring_seeds_and_positions_are_not_correlated() -> None:
     seeds, positions = np.meshgrid(np.arange(300, dtype=np.uint64), np.arange(300, dtype=np.uint64))
     drawn = uniforms(seeds, positions)
     assert len(np.unique(drawn)) == drawn.size
@@ -63,5 +63,5 @@ def test_neighbouring_seeds_and_positions_share_nothing() -> None:
     assert abs(float(np.corrcoef(drawn[:, :-1].ravel(), drawn[:, 1:].ravel())[0, 1])) < 0.015
 
 
-def test_no_seeds_no_uniforms() -> None:
+def test_no_seeds_give_no_uniforms() -> None:
     assert uniforms(np.array([], np.uint64), np.array([], np.uint64)).shape == (0,)

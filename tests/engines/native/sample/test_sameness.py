@@ -1,5 +1,5 @@
-"""A token is a function of its row's bits, the parameters, the seed and the position: alone, in any batch, at any
-place, beside any neighbours, with 1 or 2 threads, and whichever path finds it. Compared bit for bit."""
+"""A token is a function of its row's bits, the parameters, the seed and the position. It is the same bit for bit alone,
+at any place of any batch, with 1 or 2 threads, and whichever path finds it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,7 +82,7 @@ def sample(logits: torch.Tensor, batch: list[Choice], sampler: Sampler | None = 
 
 @examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)), data=st.data())
-def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
+def test_a_token_does_not_depend_on_its_batch_or_the_number_of_threads(
     batch: list[Choice], kind: tuple[torch.dtype, float], data: st.DataObject
 ) -> None:
     logits = LOGITS[kind]
@@ -103,7 +103,7 @@ def test_a_token_does_not_depend_on_what_is_drawn_beside_it(
 
 @examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
-def test_a_token_does_not_depend_on_how_many_leaders_were_looked_at(
+def test_a_token_does_not_depend_on_the_number_of_leaders_that_are_tried(
     batch: list[Choice], kind: tuple[torch.dtype, float]
 ) -> None:
     logits = LOGITS[kind]

@@ -1,4 +1,4 @@
-"""Each rule by itself against the plain reference, and the edges of each."""
+"""Each rule of sampling against the plain reference, and its edge cases."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def float64(row: torch.Tensor) -> Row:
 
 
 def draws(logits: torch.Tensor, params: SamplingParams, pasts: list[Past]) -> list[int]:
-    """One token for each past, all from the first row."""
+    """Draws one token for each past, all from the first row."""
     rows = [past.sample_row(0, params) for past in pasts]
     return [sampled.token_id for sampled in Sampler(logits.shape[1], CPU).sample(logits, rows)]
 
@@ -35,20 +35,20 @@ def expected(logits: torch.Tensor, params: SamplingParams, pasts: list[Past]) ->
 
 
 @pytest.mark.parametrize("params", WAYS.values(), ids=WAYS.keys())
-def test_the_tokens_are_those_of_the_plain_reference(params: SamplingParams) -> None:
+def test_tokens_equal_those_of_the_plain_reference(params: SamplingParams) -> None:
     pasts = [Past(seed, prompt=range(100, 150), written=(120, 7, 7, 900)) for seed in range(100)]
     logits = logits_of(1)
     assert draws(logits, params, pasts) == expected(logits, params, pasts)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_any_float_type_gives_the_tokens_of_its_values(dtype: torch.dtype) -> None:
+def test_logits_may_have_any_float_type(dtype: torch.dtype) -> None:
     logits = logits_of(2).bfloat16().to(dtype)
     params, pasts = SamplingParams(max_tokens=9, top_k=30, top_p=0.8), [Past(seed) for seed in range(100)]
     assert draws(logits, params, pasts) == expected(logits, params, pasts)
 
 
-def test_the_logits_are_left_as_they_were() -> None:
+def test_sampling_does_not_change_the_logits() -> None:
     logits = logits_of(3, vocab=1024)
     before = logits.clone()
     for params in WAYS.values():
@@ -56,7 +56,7 @@ def test_the_logits_are_left_as_they_were() -> None:
     assert torch.equal(logits, before)
 
 
-def test_greedy_takes_the_lowest_id_among_equals_and_minds_no_filter() -> None:
+def test_greedy_takes_the_lowest_id_among_equals_and_ignores_filters() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [700, 300, 900]] = 4.0
     params = SamplingParams(max_tokens=9, temperature=0.0, top_k=1, top_p=0.01, min_p=1.0)
@@ -109,7 +109,7 @@ def test_min_p_keeps_all_equals() -> None:
     assert set(draws(logits, SamplingParams(max_tokens=9, min_p=0.37, top_k=900), pasts)) == {1}
 
 
-def test_no_ending_token_before_min_tokens() -> None:
+def test_no_ending_token_is_drawn_before_min_tokens() -> None:
     logits = logits_of(5)
     logits[0, [0, 8]] = 50.0
     params = SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(8,))
@@ -119,7 +119,7 @@ def test_no_ending_token_before_min_tokens() -> None:
     assert set(due) == {0, 8}
 
 
-def test_ids_the_model_has_no_logit_for_are_passed_over() -> None:
+def test_ids_without_a_logit_are_ignored() -> None:
     logits = logits_of(6)
     params = SamplingParams(max_tokens=9, min_tokens=2, logit_bias={VOCAB + 3: 9.0}, repetition_penalty=1.2)
     past = Past(4, prompt=(1, VOCAB + 7), eos_token_ids=(VOCAB, 2**31 - 1))
@@ -131,7 +131,7 @@ def test_ids_the_model_has_no_logit_for_are_passed_over() -> None:
     ("value", "params"),
     each_once([torch.nan, -torch.nan, torch.inf], [pytest.param(params, id=name) for name, params in WAYS.items()]),
 )
-def test_a_row_that_is_not_finite_is_flagged_and_its_neighbours_are_unharmed(
+def test_a_row_that_is_not_finite_is_flagged_and_its_neighbours_are_unchanged(
     value: float, params: SamplingParams
 ) -> None:
     params = SamplingParams(**{**{f: getattr(params, f) for f in params.__struct_fields__}, "logprobs": 2})
@@ -147,7 +147,7 @@ def test_a_row_that_is_not_finite_is_flagged_and_its_neighbours_are_unharmed(
     assert sampler.sample(good, rows) == before, "a bad step left something behind"
 
 
-def test_a_row_of_nothing_but_minus_infinity_is_not_finite_and_some_of_it_is() -> None:
+def test_a_row_of_only_minus_infinity_is_flagged_and_one_with_some_is_not() -> None:
     logits = torch.full((2, VOCAB), -torch.inf)
     logits[1, [4, 5]] = 0.0
     for params in (SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, top_p=0.9), WAYS["greedy"]):
@@ -157,20 +157,20 @@ def test_a_row_of_nothing_but_minus_infinity_is_not_finite_and_some_of_it_is() -
         assert some.token_id in {4, 5}
 
 
-def test_no_rows_no_tokens() -> None:
+def test_no_rows_give_no_tokens() -> None:
     assert Sampler(VOCAB, CPU).sample(logits_of(8), []) == []
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 63, 64, 65, 256, 257, 513])
-def test_small_and_odd_vocabularies(vocab: int) -> None:
+def test_small_and_odd_vocabularies_are_sampled_right(vocab: int) -> None:
     logits = logits_of(9, vocab=vocab)
     pasts = [Past(seed, prompt=(0,)) for seed in range(40)]
     for params in (WAYS["plain"], WAYS["all filters"], WAYS["greedy"], WAYS["min_p"]):
         assert draws(logits, params, pasts) == expected(logits, params, pasts)
 
 
-def test_more_choices_than_fit_the_scratch_memory_at_once() -> None:
-    """A vocabulary of 49,152 fits 42 times."""
+def test_more_choices_than_fit_the_scratch_memory_draw_the_same_tokens() -> None:
+    """The scratch memory holds 42 rows of this vocabulary."""
     logits = logits_of(10, rows=100, vocab=49_152, spread=3.0).bfloat16()
     kinds = [WAYS["plain"], WAYS["all filters"], WAYS["greedy"]]
     rows = [Past(row, prompt=(5,)).sample_row(row, kinds[row % 3]) for row in range(100)]
@@ -179,7 +179,7 @@ def test_more_choices_than_fit_the_scratch_memory_at_once() -> None:
         assert together[row] == Sampler(49_152, CPU).sample(logits, [rows[row]])[0]
 
 
-def test_a_choice_goes_on_token_by_token_as_if_resumed_at_each() -> None:
+def test_a_running_choice_draws_what_it_would_draw_if_it_were_resumed_at_each_token() -> None:
     params = SamplingParams(max_tokens=40, repetition_penalty=1.2, frequency_penalty=0.4, min_tokens=20, top_p=0.9)
     logits = logits_of(11, rows=40)
     state = Past(5, prompt=(4, 5)).sample_row(0, params).state
@@ -194,8 +194,8 @@ def test_a_choice_goes_on_token_by_token_as_if_resumed_at_each() -> None:
     assert len(set(written)) > 20
 
 
-def test_choices_of_one_row_draw_what_their_seeds_say() -> None:
-    """A fork: the first tokens of n choices, with seeds s + i, from one row."""
+def test_choices_that_fork_from_one_row_draw_what_each_seed_draws_alone() -> None:
+    """The n choices have the seeds s + i."""
     logits = logits_of(12)
     params = SamplingParams(max_tokens=9)
     fork = draws(logits, params, [Past(2**64 - 3 + i if i < 3 else i - 3) for i in range(32)])
@@ -204,7 +204,7 @@ def test_choices_of_one_row_draw_what_their_seeds_say() -> None:
     assert len(set(fork)) > 10
 
 
-def test_the_position_changes_the_draw_and_nothing_else_of_the_past_does() -> None:
+def test_only_the_position_of_a_past_changes_the_draw() -> None:
     logits = logits_of(13)
     params = SamplingParams(max_tokens=9)
     by_position = draws(logits, params, [Past(1, prompt=(1,) * length) for length in range(1, 60)])
@@ -213,8 +213,8 @@ def test_the_position_changes_the_draw_and_nothing_else_of_the_past_does() -> No
     assert np.array_equal(by_position, other_words)
 
 
-def test_a_sampler_draws_for_a_group_what_a_new_one_would_whoever_it_drew_for_before() -> None:
-    """It remembers the settings of the last group."""
+def test_a_used_sampler_draws_the_same_tokens_as_a_new_one() -> None:
+    """A sampler remembers the settings of the last group."""
     sampler, logits = Sampler(VOCAB, CPU), logits_of(13, rows=8)
     kinds = [WAYS["cold"], WAYS["hot"], WAYS["all filters"], WAYS["min_p"]]
     steps = [(kind, n) for n in (1, 8, 3) for kind in (*kinds, kinds[0], kinds[0])]

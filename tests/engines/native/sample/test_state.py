@@ -25,7 +25,7 @@ def test_counts_grow_beyond_their_first_room() -> None:
     assert counted(counts) == dict.fromkeys(range(500), 2)
 
 
-def test_choices_of_one_prompt_count_apart() -> None:
+def test_choices_of_one_prompt_have_separate_counts() -> None:
     prompt = PromptTokens((5, 6, 5))
     one, other = TokenCounts(prompt, written=(7, 5)), TokenCounts(prompt, written=(8,))
     other.add(6)

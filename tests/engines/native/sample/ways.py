@@ -1,4 +1,4 @@
-"""Every way of drawing a token: each rule by itself, and rules together."""
+"""Every way of drawing a token: each rule alone, and rules together."""
 
 from motet.types import SamplingParams
 

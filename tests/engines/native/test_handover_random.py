@@ -1,7 +1,7 @@
-"""Random courses: groups with and without tickets, pulls that land, fail, hang and settle late, aborts, full memory.
+"""Random runs: groups with and without tickets, pulls that land, fail, hang and settle late, aborts, full memory.
 
-Whatever happens, the books agree after every step, every choice that was not aborted says what it says alone, and
-nothing is held in the end.
+The books agree after every step, every choice that was not aborted writes what it writes alone, and nothing is held at
+the end.
 """
 
 import random
@@ -25,7 +25,7 @@ COMMON = prompt_of(24, 99)
 
 
 def requests() -> list[GenerateRequest]:
-    """Some share their beginning; together they want more blocks than there are."""
+    """Returns requests, some with the same beginning, that together need more blocks than there are."""
     shapes = [(40, 2), (90, 3), (17, 8), (150, 1), (64, 4), (33, 2), (120, 2), (9, 6)]
     return [
         group(f"g{i}", (COMMON if i % 2 else ()) + prompt_of(length, i), n=n, seed=50 * i, max_tokens=12 + 5 * i)
@@ -38,8 +38,8 @@ def answers(tiny: Tiny) -> Answers:
     return {name: outcome.tokens for name, outcome in run(make_core(tiny("llama")), requests()).items()}
 
 
-class Course:
-    """One random walk."""
+class RandomRun:
+    """One random run."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -99,11 +99,11 @@ class Course:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 24))])
-def test_whatever_happens_to_pulls_choices_say_what_they_say_alone(seed: int, tiny: Tiny, answers: Answers) -> None:
-    course = Course(tiny("llama"), seed)
-    course.run()
+def test_whatever_happens_to_pulls_choices_write_what_they_write_alone(seed: int, tiny: Tiny, answers: Answers) -> None:
+    walk = RandomRun(tiny("llama"), seed)
+    walk.run()
     for name, answer in answers.items():
-        if name not in course.aborted:
-            assert course.pair.outcomes[name].error is None
-            assert course.pair.outcomes[name].tokens == answer
-    course.pair.check_empty()
+        if name not in walk.aborted:
+            assert walk.pair.outcomes[name].error is None
+            assert walk.pair.outcomes[name].tokens == answer
+    walk.pair.check_empty()
