@@ -47,7 +47,7 @@ def desk() -> Iterator[Desk]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     clock, key = Clock(), ClusterKey("secret")
     transport = ScriptedTransport("p", Wires())
-    listening, _, port = side_channel.listen(context, "127.0.0.1", 0)
+    listening, _, port = side_channel.listen("127.0.0.1", 0, context=context)
     reader = context.socket(zmq.DEALER)
     reader.connect(side_channel.endpoint("127.0.0.1", port))
     news: list[orders.News] = []

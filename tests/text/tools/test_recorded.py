@@ -8,6 +8,7 @@ import pytest
 
 from motet.text.formats import FORMATS
 from motet.text.tools.base import ParsedCall, ParsedRegion, Tool, ToolFormat
+from motet.text.tools.cursor import Cursor
 from tests.text.tools.recordings import TOOLS, Recorded, read, recorded
 
 ANSWERS = [pytest.param(FORMATS[name], answer, id=f"{name}: {answer.name}") for name, answer in recorded()]
@@ -17,9 +18,9 @@ def regions(form: ToolFormat, answer: Recorded) -> list[str]:
     """Returns the whole regions that the format was given to read."""
     seen: list[str] = []
 
-    def remember(text: str, final: bool, tools: Sequence[Tool]) -> ParsedRegion:
-        seen.append(text)
-        return form.read(text, final, tools)
+    def remember(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
+        seen.append(cursor.text)
+        return form.read(cursor, tools)
 
     read(dataclasses.replace(form, read=remember), [answer.text])
     return [text for text in dict.fromkeys(seen) if not any(other != text and other.startswith(text) for other in seen)]
@@ -62,16 +63,16 @@ def test_the_known_part_of_a_call_only_grows(form: ToolFormat, answer: Recorded)
 def check_growth(form: ToolFormat, region: str) -> None:
     last: tuple[ParsedCall, ...] = ()
     for cut in range(len(region) + 1):
-        reading = form.read(region[:cut], False, TOOLS)
+        reading = form.read(Cursor(region[:cut]), TOOLS)
         if reading.malformed:
-            assert form.read(region, False, TOOLS).malformed
-            assert form.read(region, True, TOOLS).malformed
+            assert form.read(Cursor(region), TOOLS).malformed
+            assert form.read(Cursor(region, final=True), TOOLS).malformed
             check_beginning([call for call in last if call.whole], reading.calls)
             return
         check_beginning(last, reading.calls)
         last = reading.calls
-        check_beginning(last, form.read(region[:cut], True, TOOLS).calls)
-    check_beginning(last, form.read(region, True, TOOLS).calls)
+        check_beginning(last, form.read(Cursor(region[:cut], final=True), TOOLS).calls)
+    check_beginning(last, form.read(Cursor(region, final=True), TOOLS).calls)
 
 
 def check_beginning(before: Sequence[ParsedCall], after: Sequence[ParsedCall]) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from motet.text.formats import FORMATS
 from motet.text.tools.base import Tool
+from motet.text.tools.cursor import Cursor
 from motet.text.tools.typed import as_json, property_schema, types_of
 
 ROOT = {
@@ -104,7 +105,7 @@ def test_the_schema_of_an_argument_is_the_target_of_its_reference() -> None:
 def test_calls_are_read_even_if_the_schema_makes_no_sense(parameters: Mapping[str, object]) -> None:
     tool = Tool(name="f", parameters=parameters, strict=False)
     region = "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"
-    [call] = FORMATS["qwen3_coder"].read(region, True, [tool]).calls
+    [call] = FORMATS["qwen3_coder"].read(Cursor(region, final=True), [tool]).calls
     assert call.arguments == '{"a": 1}'
 
 
@@ -120,5 +121,5 @@ def test_a_string_is_sent_as_it_comes_without_a_possible_beginning_of_its_closin
         'say "é': 'say \\"é',
     }
     for text, sent in sent_of.items():
-        [call] = FORMATS["qwen3_coder"].read(head + text, False, [tool]).calls
+        [call] = FORMATS["qwen3_coder"].read(Cursor(head + text), [tool]).calls
         assert (call.arguments, call.whole) == (f'{{"a": "{sent}', False)
