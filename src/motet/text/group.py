@@ -56,7 +56,7 @@ class TextGroup:
         self._engine = engine
         self._cached_tokens = 0
         self.worker = ""
-        """Name of the worker that writes the choices, once the engine has said it; engines need not say it."""
+        """Name of the worker that wrote last, once the engine has said it; engines need not say it."""
         self.on_step: Callable[[Sequence[ChoiceEvent]], None] = lambda _: None
         """Called with the events of every step, before the step is read."""
         self._stream = engine.generate(request)
@@ -84,9 +84,9 @@ class TextGroup:
                 log.exception("an answer could not be read", extra={"fields": {"request_id": self._request.request_id}})
                 await self.aclose()  # nobody reads on, so the engine must not write on
                 raise
-            prompt = delta.prompt
+            prompt, self.worker = delta.prompt, delta.worker or self.worker
             if prompt is not None:
-                self._cached_tokens, self.worker = prompt.cached_tokens, prompt.worker
+                self._cached_tokens = prompt.cached_tokens
             if ended:
                 await self._end(ended, delta)
             if events or prompt is not None:
