@@ -19,7 +19,7 @@ from tests.fault.answers import Body
 from tests.fault.asked import TEXT
 from tests.forked import ForkingProcess
 from tests.hosts.network import Host
-from tests.hosts.servers import PATH, Server, Status, all_serving, eventually, serving
+from tests.hosts.servers import PATH, Server, all_serving, eventually, serving
 from tests.tiny_engine import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
@@ -187,16 +187,12 @@ def test_a_worker_is_cut_off_in_mid_answer_and_the_answer_goes_on_elsewhere(serv
     The link is cut for no longer than the move takes: the whole answer takes a minute on a busy machine. The gateway's
     host tells the worker of the end again and again, each time after twice the time; after 100 s it does no more."""
     gateway, body = servers.gateway, asked("gateway", prompt="the hand", max_tokens=400)
-
-    def busy(status: Status) -> Sequence[Server]:
-        return [worker for worker in servers.workers if status.worker(worker).groups_running]
-
     gateway.until(lambda status: all(status.worker(worker).state == "ready" for worker in servers.workers))
     expected = servers.alone.ask(body)
     before = gateway.status.totals
     with gateway.streaming(body) as answer:
         answer.read_some(choices=N)
-        (writing,) = busy(gateway.until(lambda status: len(busy(status)) == 1))
+        (writing,) = [worker for worker in servers.workers if answer.is_from(worker.url)]
         with stopped(writing):
             with writing.host.cut_off():
                 gateway.until(lambda status: status.worker(writing).state == "silent")
