@@ -101,8 +101,8 @@ async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
     app = create_app(Service(models, plan.server, Fleet()))
     with listen(plan.server.host, plan.server.port) as listener, StopSignals() as signals:
         signals.watch_stdin(sys.stdin)
-        server = HttpServer(Replay(app, engine.pulse), listener)
-        serving = asyncio.create_task(server.run_until_stopped())
+        server = HttpServer(Replay(app, engine.pulse))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         freeze_heap()
         print(url_of(listener), flush=True)
         await signals.drain.wait()

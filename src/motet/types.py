@@ -256,8 +256,6 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens whose KV was found in the prefix cache."""
     logprobs: tuple[TokenLogprob | None, ...] | None = None
     """If `prompt_logprobs` was requested, one for each prompt token, None for the first."""
-    worker: str = ""
-    """The worker that writes the choices, if the server has several."""
 
 
 class GroupDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -267,6 +265,8 @@ class GroupDelta(msgspec.Struct, frozen=True, array_like=True):
     choices: tuple[ChoiceDelta, ...]
     prompt: PromptReport | None = None
     """On the first delta of a group only."""
+    worker: str = ""
+    """The worker that writes from now on, on its first delta; empty where a server does not route."""
 
 
 class EngineKind(StrEnum):

@@ -14,17 +14,14 @@ pytestmark = pytest.mark.anyio
 
 
 class NamedGroup(FakeGroup):
-    """Tells on its first step who writes it."""
+    """Tells on its first step who writes it, and on the next one who does from then on, if it moves."""
 
-    def __init__(self, engine: FakeEngine, request: GenerateRequest, worker: str) -> None:
+    def __init__(self, engine: FakeEngine, request: GenerateRequest, workers: str) -> None:
         super().__init__(engine, request)
-        self._worker = worker
+        self._workers = iter(workers.split(" then "))
 
     async def __anext__(self) -> GroupDelta:
-        delta = await super().__anext__()
-        if delta.prompt is None:
-            return delta
-        return msgspec.structs.replace(delta, prompt=msgspec.structs.replace(delta.prompt, worker=self._worker))
+        return msgspec.structs.replace(await super().__anext__(), worker=next(self._workers, ""))
 
 
 class NamingEngine(WatchedEngine):
@@ -54,6 +51,18 @@ async def test_the_worker_is_the_one_that_the_first_step_names(
         assert (response.status_code, response.headers["x-motet-worker"]) == (200, worker)
     lines = group_lines(caplog)
     assert [line["worker"] for line in lines] == ["decode-1", "decode-0"]
+
+
+@pytest.mark.parametrize(("stream", "named"), [(True, "decode-1"), (False, "decode-0")])
+async def test_of_an_answer_that_moves_the_log_names_who_wrote_last(
+    serve: Serving, caplog: pytest.LogCaptureFixture, stream: bool, named: str
+) -> None:
+    """The line named the worker that was lost. The headers of a stream are gone when it moves."""
+    caplog.set_level("INFO", logger="motet.api")
+    served = await serve(engine=NamingEngine("decode-1 then decode-0"), workers=TWO)
+    response = await served.complete(stream=stream)
+    assert response.headers["x-motet-worker"] == named
+    assert [line["worker"] for line in group_lines(caplog)] == ["decode-0"]
 
 
 @every_route

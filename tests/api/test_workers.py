@@ -8,7 +8,7 @@ import pytest
 
 from motet.api.service import look
 from motet.engines.base import Worker, WorkerReport, WorkerState
-from motet.errors import EngineClosedError, EngineDiedError, EngineError
+from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError
 from motet.metrics.routing import RoutingFigures
 from motet.testing.engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
@@ -126,6 +126,14 @@ async def test_workers_are_asked_side_by_side() -> None:
     answers = await look(reports, patience_s=0.1)
     assert [answer.report.id for answer in answers] == ["0", "1", "2", "3"]
     assert [answer.state for answer in answers] == [WorkerState.READY] * 3 + [WorkerState.SILENT]
+
+
+@pytest.mark.parametrize(("local", "state"), [(False, WorkerState.SILENT), (True, WorkerState.DEAD)])
+async def test_an_engine_in_a_long_step_is_silent_elsewhere_and_killed_here(local: bool, state: WorkerState) -> None:
+    """A gateway showed it as dead, with zeros for figures."""
+    engine = TellingEngine(Role.BOTH, EngineSilentError("the engine of the worker gives no sign of life"))
+    (seen,) = await look([ready(Worker("engine-0", engine, "there", local=local))], patience_s=60)
+    assert seen.state is state
 
 
 async def test_figures_of_other_servers_are_theirs_to_publish(serve: Serving) -> None:

@@ -7,7 +7,7 @@ from itertools import repeat
 from motet.deploy.remote_keeper import RemoteKeeper
 from motet.engines.base import Worker, WorkerState
 from motet.engines.wire import EngineReport
-from motet.errors import EngineError, MotetError
+from motet.errors import MotetError
 from motet.kv_events.changes import BlockListener, Stored
 from motet.kv_events.follower import BlockSource
 from motet.routing.fleet import Fleet
@@ -70,8 +70,8 @@ class Kept:
         self.engines: list[KeptFake] = []
         self.welcomed: list[Worker] = []
         self.problem: str | None = None
-        self.unusable: EngineError | None = None
-        self.answers: Iterator[EngineReport | Exception] = iter(())
+        self.unusable: Exception | None = None
+        self.answers: Iterator[EngineReport | BaseException] = iter(())
         self.answer_takes_s: Iterator[float] = repeat(0.0)
         self.asked_s: list[float] = []
         self.follows = Follows()
@@ -114,7 +114,7 @@ class Kept:
         self.asked_s.append(self.now_s)
         self.now_s += next(self.answer_takes_s)
         answer = next(self.answers)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 

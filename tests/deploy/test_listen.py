@@ -43,8 +43,8 @@ def test_a_url_is_one_that_a_client_on_this_machine_can_ask() -> None:
 async def test_accepted_connections_send_small_writes_at_once() -> None:
     """Else the second of two steps that come together waits for the first to be acknowledged: up to 40 ms."""
     with listen("127.0.0.1", 0) as listener:
-        server = HttpServer(FastAPI(openapi_url=None), listener)
-        serving = asyncio.create_task(server.run_until_stopped())
+        server = HttpServer(FastAPI(openapi_url=None))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
         writer.write(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"

@@ -1,5 +1,6 @@
 """What a gateway believes of a worker elsewhere, from what the worker says or does not say."""
 
+import asyncio
 import logging
 
 import msgspec
@@ -19,8 +20,8 @@ UNHEARD = EngineSilentError("no answer in time")
 UNHEARD_LONG = [UNHEARD] * int(SILENCE_S)
 
 
-class EnoughError(Exception):
-    """Ends a keeper."""
+class DefectError(Exception):
+    """Stands for a mistake in our own code."""
 
 
 @pytest.fixture
@@ -171,13 +172,37 @@ async def test_one_that_is_dead_is_not_made_draining_by_an_operator(kept: Kept) 
 
 
 async def test_it_is_asked_once_a_heartbeat_however_long_an_answer_takes(kept: Kept) -> None:
-    kept.answers = iter([report(), report(), report(), EnoughError()])
+    kept.answers = iter([report(), report(), report(), asyncio.CancelledError()])
     kept.answer_takes_s = iter([0.0, 0.25, 2.5, 0.0])
-    with pytest.raises(EnoughError):
+    with pytest.raises(asyncio.CancelledError):
         await kept.keeper.keep()
     first_s = kept.asked_s[0]
     assert [asked_s - first_s for asked_s in kept.asked_s] == [0.0, HEARTBEAT_S, 2 * HEARTBEAT_S, 2 * HEARTBEAT_S + 2.5]
     assert kept.keeper.looked.is_set()
+
+
+@pytest.mark.parametrize("where", ["while it is asked", "while its report is taken"])
+async def test_a_defect_that_it_runs_into_makes_it_dead_and_it_is_asked_again(
+    kept: Kept, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The keeper ended with the error, and with it the tasks of all other workers: the gateway was gone."""
+    await kept.look(report())
+    answers: list[EngineReport | BaseException]
+    if where == "while it is asked":
+        answers = [DefectError("no such field"), asyncio.CancelledError()]
+    else:
+        kept.unusable, answers = DefectError("no such field"), [report("second"), asyncio.CancelledError()]
+    kept.answers = iter(answers)
+    with pytest.raises(asyncio.CancelledError):
+        await kept.keeper.keep()
+    assert kept.keeper.looked.is_set()
+    assert kept.state() is WorkerState.DEAD
+    assert kept.member.note == f"{URL}: its report could not be taken (DefectError: no such field): the log has more"
+    assert [type(error) for error in kept.engines[0].losses] == [EngineDiedError]
+    assert caplog.text.count("Traceback") == 1
+    kept.unusable = None
+    await kept.look(report())
+    assert kept.state() is WorkerState.READY
 
 
 async def test_the_blocks_it_tells_of_are_known_as_long_as_it_is_the_same(kept: Kept) -> None:
@@ -189,8 +214,8 @@ async def test_the_blocks_it_tells_of_are_known_as_long_as_it_is_the_same(kept: 
     assert kept.fleet.index.blocks(ID) == 0
     await kept.follows.begun.acquire()
     assert kept.follows.sources == [here, here]
-    kept.answers = iter([EnoughError()])
-    with pytest.raises(EnoughError):
+    kept.answers = iter([asyncio.CancelledError()])
+    with pytest.raises(asyncio.CancelledError):
         await kept.keeper.keep()
     assert kept.follows.open == 0
 

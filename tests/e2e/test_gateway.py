@@ -40,14 +40,7 @@ def child(forking: ForkingProcess, command: str, tmp_path: Path, *arguments: str
 def streaming(server: ChildServer) -> Iterator[Streaming]:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=60) as response:
         assert response.status_code == 200
-        yield Streaming(response.iter_lines())
-
-
-def writing(gateway: ChildServer, servers: list[ChildServer]) -> ChildServer:
-    """The server that has the only group."""
-    busy = [worker["address"] for worker in status(gateway)["workers"] if worker.get("groups_running")]
-    (server,) = [server for server in servers if server.url in busy]
-    return server
+        yield Streaming(response)
 
 
 def status(gateway: ChildServer) -> dict[str, list[dict[str, object]]]:
@@ -89,7 +82,7 @@ def test_a_text_is_the_same_when_a_server_stops_and_when_one_is_killed(
 
         with streaming(gateway) as answer:
             answer.read_some(choices=3)
-            stopped = writing(gateway, servers)
+            (stopped,) = [server for server in servers if answer.is_from(server.url)]
             os.kill(stopped.pid, signal.SIGSTOP)
             try:
                 assert answer.read_all() == expected
@@ -100,7 +93,7 @@ def test_a_text_is_the_same_when_a_server_stops_and_when_one_is_killed(
 
         with streaming(gateway) as answer:
             answer.read_some(choices=3)
-            killed = writing(gateway, servers)
+            (killed,) = [server for server in servers if answer.is_from(server.url)]
             os.kill(killed.pid, signal.SIGKILL)
             assert answer.read_all() == expected
         until_state(gateway, killed, "dead")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import httpx
@@ -66,7 +67,7 @@ class Server:
     def streaming(self, body: Body) -> Iterator["Streaming"]:
         with self.http.stream("POST", PATH, json={**body, "stream": True}) as response:
             assert response.status_code == httpx.codes.OK
-            yield Streaming(response.iter_lines())
+            yield Streaming(response)
 
     @property
     def status(self) -> Status:
@@ -90,8 +91,17 @@ class Server:
 class Streaming:
     """An answer that is being read."""
 
-    lines: Iterator[str]
+    response: httpx.Response
     reader: Reader = field(default_factory=Reader)
+
+    @cached_property
+    def lines(self) -> Iterator[str]:
+        return self.response.iter_lines()
+
+    def is_from(self, url: str) -> bool:
+        """Returns True if the server at that URL writes it, or did before it moved. A gateway tells it at once, and a
+        server whose engine is slow to answer tells no figures of its own."""
+        return url.removeprefix("http://") == self.response.headers["x-motet-worker"]
 
     def read_some(self, *, choices: int) -> None:
         """Until so many choices have begun."""

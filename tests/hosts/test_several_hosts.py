@@ -137,6 +137,7 @@ def test_without_the_prefill_host_decode_computes_prompts_and_fetches_them_again
 def test_prefill_host_is_cut_off_while_it_computes_and_holds_nothing_when_it_is_back(servers: Servers) -> None:
     prefill, decode, body = servers.prefill, servers.decode, asked("computing")
     expected = servers.alone.ask(body)
+    decode.until(lambda status: status.worker(prefill).state == "ready")  # else it would not ask it
     with ThreadPoolExecutor(1) as asking, stopped(prefill) as go_on:
         answer = asking.submit(decode.ask, body)
         eventually(lambda: prefill.metric("motet:groups_without_first_token"), lambda groups: groups == 1)
@@ -181,19 +182,23 @@ def test_prefill_host_is_cut_off_while_its_prompt_is_fetched(servers: Servers) -
 
 
 def test_a_worker_is_cut_off_in_mid_answer_and_the_answer_goes_on_elsewhere(servers: Servers) -> None:
-    """Its engine stands still meanwhile, so that it is not through with its group before it hears that nobody waits."""
+    """Its engine stands still meanwhile, so that it is not through with its group before it hears that nobody waits.
+
+    The link is cut for no longer than the move takes: the whole answer takes a minute on a busy machine. The gateway's
+    host tells the worker of the end again and again, each time after twice the time; after 100 s it does no more."""
     gateway, body = servers.gateway, asked("gateway", prompt="the hand", max_tokens=400)
     gateway.until(lambda status: all(status.worker(worker).state == "ready" for worker in servers.workers))
     expected = servers.alone.ask(body)
     before = gateway.status.totals
     with gateway.streaming(body) as answer:
         answer.read_some(choices=N)
-        (writing,) = [worker for worker in servers.workers if gateway.status.worker(worker).groups_running]
+        (writing,) = [worker for worker in servers.workers if answer.is_from(worker.url)]
         with stopped(writing):
             with writing.host.cut_off():
-                assert answer.read_all().choices == expected.choices
                 gateway.until(lambda status: status.worker(writing).state == "silent")
-            eventually(lambda: writing.metric("motet:groups_total", status="499"), lambda left: left == 1)
+                gateway.until(lambda status: (status.totals - before).choices_resumed >= N)
+            eventually(lambda: writing.metric("motet:groups_total", status="499"), lambda left: left >= 1)
+        assert answer.read_all().choices == expected.choices
     assert (gateway.status.totals - before).choices_resumed == N
     gateway.until(lambda status: status.worker(writing).state == "ready")
     following = [asked(f"gateway {number}") for number in range(2)]

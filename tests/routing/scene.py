@@ -217,7 +217,7 @@ class Heard:
     def take(self, delta: GroupDelta, request: GenerateRequest) -> None:
         assert delta.request_id == request.request_id
         if delta.prompt is not None:
-            self.prompts.append(msgspec.structs.replace(delta.prompt, worker=""))
+            self.prompts.append(delta.prompt)
         for choice in delta.choices:
             assert choice.index not in self.finished
             self.tokens.setdefault(choice.index, []).extend(choice.token_ids)

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from motet.engines.base import Worker, WorkerState
 from motet.errors import EngineSilentError
 from motet.transfer.ticket import TransferAddress
 from tests.routing.scene import Heard, Scene, group, length, settle, undisturbed
@@ -167,6 +168,22 @@ async def test_the_log_says_when_a_group_goes_on_where_the_text_may_differ(
     scene.engines[rest].info = msgspec.structs.replace(scene.engines[rest].info, fingerprint=other)
     scene.kill(writer)
     await heard.read(stream, request)
-    assert [record.__dict__["fields"]["fingerprint"] for record in caplog.records if "goes on" in record.message] == [
-        told
-    ]
+    (fields,) = [record.__dict__["fields"] for record in caplog.records if "goes on" in record.message]
+    assert [fields[name] for name in ("fingerprint", "from", "to")] == [told, writer, rest]
+
+
+async def test_each_worker_is_named_as_it_begins_and_those_behind_it_are_not() -> None:
+    """A worker may be a server with engines of its own, among which the group moves too."""
+    there, here, request = Scene("both-0", "both-1"), Scene(), group(n=N)
+    for name in ("server-0", "server-1"):
+        here.fleet.put(Worker(name, there.router.placed(), "10.0.0.1:8000", local=False))
+    stream = here.router.generate(request)
+    deltas = [await anext(stream)]
+    there.writer().die()
+    deltas.append(await anext(stream))
+    here.fleet.mark(first := deltas[0].worker, WorkerState.DRAINING)
+    await here.evict(first)
+    deltas += [delta async for delta in stream]
+    second = {"server-0": "server-1", "server-1": "server-0"}[first]
+    assert [delta.worker for delta in deltas] == [first, "", second, *[""] * (len(deltas) - 3)]
+    assert len(there.asked) == 3

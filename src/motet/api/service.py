@@ -19,7 +19,7 @@ from motet.api.admission import Admission, KeyLimits
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
 from motet.engines.base import ANSWERING, WorkerReport, Workers, WorkerState
-from motet.errors import EngineError, NoSingleModelError, RequestError
+from motet.errors import EngineError, EngineSilentError, NoSingleModelError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
 from motet.settings.named_worker import NamedWorker
@@ -183,9 +183,9 @@ async def look(
         try:
             async with asyncio.timeout(patience_s):
                 return Seen(report, state, await worker.engine.stats())
-        except TimeoutError:  # it is in a long step, or stopped
-            return Seen(report, WorkerState.SILENT)
-        except EngineError:
-            return Seen(report, WorkerState.DEAD)
+        except (TimeoutError, EngineError) as error:
+            # It is in a long step, or stopped, or its server says so; an engine of ours that is silent has been killed.
+            slow = isinstance(error, TimeoutError) or (isinstance(error, EngineSilentError) and not worker.local)
+            return Seen(report, WorkerState.SILENT if slow else WorkerState.DEAD)
 
     return await asyncio.gather(*map(seen, reports))

@@ -67,12 +67,12 @@ def url_at(host: str, port: int) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves one app on one listening socket until `stop`: uvicorn without its own handling of signals and logs.
+    """Serves one app from `serve` to `stop`: uvicorn without its own handling of signals and logs.
 
     It ends when there is nothing to wait for. Uvicorn's own loops look ten times a second, once for each thing.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]], listener: socket.socket) -> None:
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         """`app`: any ASGI application."""
         config = uvicorn.Config(
             app,
@@ -86,7 +86,6 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=LINGER_S,
         )
         super().__init__(config)
-        self._listener = listener
         self._told_to_stop = asyncio.Event()
 
     @contextlib.contextmanager
@@ -94,11 +93,8 @@ class HttpServer(uvicorn.Server):
         """Leaves signals to the deployment: the first one drains, which uvicorn would not do."""
         yield
 
-    async def run_until_stopped(self) -> None:
-        await self.serve(sockets=[self._listener])
-
     def stop(self, *, at_once: bool = False) -> None:
-        """Ends `run_until_stopped` when open answers are complete, or without waiting for them."""
+        """Ends `serve` when open answers are complete, or without waiting for them."""
         self.should_exit = True
         self.force_exit = at_once
         self._told_to_stop.set()

@@ -37,6 +37,8 @@ class ServerPlan:
     routing: RoutingConfig = field(default=RoutingConfig())
     kv_events: KVEventsConfig = field(default=KVEventsConfig())
     parsers: ParserNames = field(default=ParserNames())
+    worker_id: str = ""
+    """Id of its worker, if it is one engine; empty: its role with a number."""
     death_linger_s: float = 2.0
     """Seconds for which a server that has lost its engines still answers 503, to health checks and clients."""
     longest_backoff_s: float = 30.0
@@ -108,7 +110,7 @@ def engine_configs(plan: ServerPlan, *, cores: int) -> dict[str, EngineConfig]:
         port = engine.side_channel_port
         name = "engine" if engine.role is Role.BOTH else engine.role.value
         alone = replace(engine, side_channel_port=SIDE_CHANNEL_PORTS[engine.role] if port is None else port)
-        return {f"{name}-0": alone}
+        return {plan.worker_id or f"{name}-0": alone}
     shared = replace(
         engine,
         num_threads=engine.num_threads or max(1, cores // (cell.prefill + cell.decode)),

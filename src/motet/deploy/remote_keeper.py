@@ -6,12 +6,14 @@
     refused, broken, its engine lost:   │ │   another one is met and takes its place
     dead                                ▼ │
     another protocol, or another model under the same name: dead, and its note says why
+    a report that runs into a defect of ours: dead, with a traceback in the log; the other workers are not touched
 
 When a worker is taken out, all its groups end here, so that they go on elsewhere at once; the server itself is not
 touched.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -22,6 +24,8 @@ from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
 from motet.kv_events.follower import follow_blocks
 from motet.routing.fleet import Fleet
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 LONGEST_MISS = 2
@@ -97,21 +101,27 @@ class RemoteKeeper:
         try:
             while True:
                 begun_s = self._clock()
-                await self.look()
+                try:
+                    await self.look()
+                except Exception:  # raised, it would end the tasks of all workers
+                    logger.exception("%s: its report could not be taken", self.id)
                 self.looked.set()
                 await self._wait(max(0.0, begun_s + self._heartbeat_s - self._clock()))
         finally:
             await self._events.stop()
 
     async def look(self) -> None:
-        """Asks once, and reports to the fleet what the answer, or its absence, means."""
+        """Asks once, and reports to the fleet what the answer, or its absence, means. Raises only for a defect."""
         try:
             report = await self._report()
-        except MotetError as error:
-            self._not_understood(error)
-        else:
             self._listened_s, self._unheard_s = self._clock(), 0.0
             await self._take(report)
+        except MotetError as error:
+            self._no_use(error)
+        except Exception as error:
+            why = f"its report could not be taken ({type(error).__name__}: {error}): the log has more"
+            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url}: {why}"), heard=True)
+            raise
 
     def take_out(self) -> None:
         """Gives the worker no new groups any more."""
@@ -126,7 +136,7 @@ class RemoteKeeper:
         if self._engine is not None:
             await self._engine.close()
 
-    def _not_understood(self, error: MotetError) -> None:
+    def _no_use(self, error: MotetError) -> None:
         now_s = self._clock()
         passed_s, self._listened_s = now_s - self._listened_s, now_s
         match error:
@@ -150,31 +160,25 @@ class RemoteKeeper:
         return True
 
     async def _take(self, report: EngineReport) -> None:
+        """Raises EngineError if the worker cannot be used."""
         if (former := self._engine) is not None and former.engine_id != report.engine_id:
             self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} was started again"))
             self._engine = None  # nothing of the former start is left
             await former.close()
         if problem := self._problem(report):
-            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} cannot be used here: {problem}"), heard=True)
-        elif report.state is WorkerState.DEAD:
-            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} has lost its engine"), heard=True)
-        else:
-            if self._engine is None and not await self._adopt(report):
-                return
-            self._fleet.offer(self.id, report.models)
-            self._mark_present(report)  # first of all, since a worker that drains must get no groups
-            await self._events.follow(report)
-            if report.stats is not None and (member := self._fleet.get(self.id)):
-                member.reported(report.stats.choices_running + report.stats.choices_waiting)
-
-    async def _adopt(self, report: EngineReport) -> bool:
-        """Adds a start of the worker. Returns False if it cannot be used."""
-        try:
-            self._engine = await self._join(report)
-        except EngineError as error:
-            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} cannot be used here: {error.message}"), heard=True)
-            return False
-        return True
+            raise EngineError(f"{self.url} cannot be used here: {problem}")
+        if report.state is WorkerState.DEAD:
+            raise EngineError(f"{self.url} has lost its engine")
+        if self._engine is None:
+            try:
+                self._engine = await self._join(report)
+            except EngineError as error:
+                raise EngineError(f"{self.url} cannot be used here: {error.message}") from error
+        self._fleet.offer(self.id, report.models)
+        self._mark_present(report)  # first of all, since a worker that drains must get no groups
+        await self._events.follow(report)
+        if report.stats is not None and (member := self._fleet.get(self.id)):
+            member.reported(report.stats.choices_running + report.stats.choices_waiting)
 
     def _mark_present(self, report: EngineReport) -> None:
         """Marks the worker. It is ready even if its engine is silent in a long step: its own server ends a hang."""

@@ -199,10 +199,10 @@ async def serve(
 ) -> Outcome:
     """Serves with these workers until it is told to stop or no engine is left to decode; then closes them."""
     serving = Serving(url_of(listener), create_app(service), service, workforce)
-    http = HttpServer(serving.app, listener)
+    http = HttpServer(serving.app)
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(workforce.watch())
-        ended = tasks.create_task(http.run_until_stopped())
+        ended = tasks.create_task(http.serve(sockets=[listener]))
         on_ready(serving)
         await first_of(asyncio.wait([ended]), signals.drain.wait(), service.drain_asked.wait(), workforce.death())
         outcome = Outcome.STOPPED

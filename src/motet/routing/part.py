@@ -118,7 +118,7 @@ class Part:
                     self._dispatcher.failed(stay.member, stay.worker, error=error)
                 self._ended_there(stay, error)
             else:
-                shown = self._shown(stay, delta) if self._renames or not stay.begun else delta
+                shown = self._shown(stay, delta) if self._renames or not stay.begun or delta.worker else delta
                 stay.take(delta)
                 return shown
 
@@ -170,18 +170,18 @@ class Part:
         self._go(GroupState.WRITING)
 
     def _shown(self, stay: Stay, delta: GroupDelta) -> GroupDelta:
-        """Returns the reader's form of a worker's first delta, or of one with another group name."""
-        prompt = delta.prompt
+        """Returns the reader's form of a worker's first delta, or of one with another group or worker name."""
+        prompt, worker = delta.prompt, ""
         if not stay.begun:
+            worker = stay.member.id
             self._moves.resumed(self.unfinished)
             self._settle(read=True)
             self.unfinished.model_digest = self.unfinished.model_digest or stay.worker.engine.info.model_digest
             if prompt is not None:
-                told = self.unfinished.prompt_told
-                prompt = None if told else msgspec.structs.replace(prompt, worker=stay.member.id)
+                prompt = None if self.unfinished.prompt_told else prompt
                 self.unfinished.prompt_told = True
             self.unfinished.begun = True
-        return GroupDelta(self._reader_id, delta.choices, prompt)
+        return GroupDelta(self._reader_id, delta.choices, prompt, worker)
 
     def _ended_there(self, stay: Stay, error: MotetError | None) -> None:
         """Called when the stream of the part's worker has ended."""
@@ -284,6 +284,7 @@ class Part:
         if left is not None and stay is not None:
             fingerprints = {one.worker.engine.info.fingerprint for one in (left, stay)}
             fields["fingerprint"] = "equal" if len(fingerprints) == 1 else "other"
+            fields |= {"from": left.member.id, "to": stay.member.id}
         logger.warning("a group goes on elsewhere", extra={"fields": fields})
 
     def _interrupt(self, error: MotetError | None) -> None:

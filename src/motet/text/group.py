@@ -56,7 +56,7 @@ class TextGroup:
         self._engine = engine
         self._cached_tokens = 0
         self.worker = ""
-        """Name of the worker that writes the choices, once the engine has said it; engines need not say it."""
+        """Name of the worker that wrote last, once the engine has said it; engines need not say it."""
         self.on_step: Callable[[Sequence[ChoiceEvent], bool], None] = lambda _, ended: None
         """Called with the events of every step, before the step is read, and True if they may end a choice."""
         self._stream = engine.generate(request)
@@ -85,8 +85,8 @@ class TextGroup:
                 await self.aclose()  # nobody reads on, so the engine must not write on
                 raise
             prompt = delta.prompt
-            if prompt is not None:
-                self._cached_tokens, self.worker = prompt.cached_tokens, prompt.worker
+            if prompt is not None or delta.worker:
+                self._note(delta)
             if over := bool(ended):
                 await self._end(ended, delta)
             if events or prompt is not None:
@@ -114,6 +114,12 @@ class TextGroup:
     def num_tokens(self) -> dict[int, int]:
         """The number of output tokens of each choice so far."""
         return {index: choice.num_tokens for index, choice in self._choices.items()}
+
+    def _note(self, delta: GroupDelta) -> None:
+        """Notes what the first delta of a worker says."""
+        self.worker = delta.worker or self.worker
+        if delta.prompt is not None:
+            self._cached_tokens = delta.prompt.cached_tokens
 
     async def _end(self, indices: Sequence[int], delta: GroupDelta) -> None:
         """Ends choices, which `delta` has ended in the engine too, or which have ended only here."""

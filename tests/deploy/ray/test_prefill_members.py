@@ -34,10 +34,10 @@ class DirectCell:
     def prefill(self, id: str) -> RunningWorker:
         return RunningWorker(self._folder, self.directory, Role.PREFILL, id=id, starter=self._starter, api_keys=(KEY,))
 
-    def decode(self) -> RunningWorker:
-        prefill = GatewayConfig(worker_api_key=KEY)
+    def decode(self, id: str = "decode") -> RunningWorker:
+        prefill, keys = GatewayConfig(worker_api_key=KEY), ("client",)
         return RunningWorker(
-            self._folder, self.directory, Role.DECODE, starter=self._starter, prefill=prefill, api_keys=("client",)
+            self._folder, self.directory, Role.DECODE, id=id, starter=self._starter, prefill=prefill, api_keys=keys
         )
 
 
@@ -77,6 +77,18 @@ async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(f
             await until_member(decode, second.url, None)
             assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
     belongings.check()
+
+
+async def test_an_answer_names_the_replica_that_wrote_it(folder: Path) -> None:
+    """All replicas called themselves decode-0."""
+    cell = DirectCell(folder)
+    for id in ("decode-x4k2", "decode-9abc"):
+        async with cell.decode(id) as decode:
+            decode.engine.let_run()
+            async with httpx.AsyncClient(base_url=decode.url, headers=CLIENT, verify=False) as http:
+                answer = await http.post("/v1/chat/completions", json=BODY)
+                (worker,) = (await http.get("/status")).json()["workers"]
+            assert answer.headers["x-motet-worker"] == worker["id"] == id
 
 
 async def test_a_replica_that_follows_prefill_no_more_is_of_no_use(folder: Path) -> None:

@@ -54,9 +54,9 @@ def test_decode_replicas_do_it_all_where_there_are_none_for_prefill(model: Path)
 
 def test_a_worker_is_one_engine_and_a_server_on_its_node(model: Path) -> None:
     plan = plan_of(settings(model, prefill=2, decode=3, served_model_name="mine"), Role.DECODE)
-    assert plan.id == "decode-abc"
     assert plan.ports[0] == 22002
-    (engine,) = engine_configs(plan.server, cores=8).values()
+    ((id, engine),) = engine_configs(plan.server, cores=8).items()
+    assert id == "decode-abc"
     assert (engine.role, engine.model_path, engine.model_name) == (Role.DECODE, str(model), "mine")
     assert (engine.side_channel_host, engine.cluster_key) == ("10.0.0.7", "of the cell")
     server = plan.server.server

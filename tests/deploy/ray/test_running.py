@@ -20,7 +20,7 @@ SERVING = Serving("http://here", SimpleNamespace(), SimpleNamespace(), "workforc
 class Script:
     """A server that serves at once, if it is to, and ends when it is told to, or is told to fail."""
 
-    def __init__(self, *, serves: bool = True, fails: Exception | None = None, lasts: bool = True) -> None:
+    def __init__(self, *, serves: bool = True, fails: BaseException | None = None, lasts: bool = True) -> None:
         self.begun = asyncio.Event()
         self.over = asyncio.Event()
         self.ends = asyncio.Event()
@@ -96,4 +96,16 @@ async def test_one_that_ends_by_itself_is_of_no_use_any_more(caplog: pytest.LogC
     with pytest.raises(EngineDiedError):
         server.check()
     await server.close()
-    assert "a defect" in caplog.text
+    await server.close()
+    assert caplog.text.count("RuntimeError: a defect") == 1
+
+
+async def test_one_whose_task_was_cancelled_is_closed_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    """`close` raised CancelledError, as if its caller had been cancelled, and the rest of the replica did not end."""
+    server, script = RunningServer[str](), Script(fails=asyncio.CancelledError())
+    await server.start(script)
+    script.ends.set()
+    await server.close()
+    await server.close()
+    assert not server.serves
+    assert caplog.text == ""

@@ -47,11 +47,10 @@ class RunningWorker:
             chat_template=None,
             cell=CellConfig(bypass_tokens=0),
             routing=RoutingConfig(engine_restarts=restarts, migration_wait_s=0.0),
+            worker_id=self.id,
             death_linger_s=0.0,
         )
-        self.worker = RayWorker(
-            WorkerPlan(self.id, plan, ports, prefill), directory, start_engine=starter, limits=limits
-        )
+        self.worker = RayWorker(WorkerPlan(plan, ports, prefill), directory, start_engine=starter, limits=limits)
 
     async def __aenter__(self) -> "RunningWorker":
         await self.worker.start()

@@ -178,6 +178,21 @@ async def test_an_engine_whose_close_is_cancelled_is_killed(tiny: Tiny, forking:
         assert not psutil.pid_exists(native.info.pid)
 
 
+async def test_an_engine_whose_start_is_cancelled_before_it_reads_anything_is_ended(tiny: Tiny) -> None:
+    """It was waited for while it imported, with its launch too long for the pipe, and then belonged to nobody."""
+    long = "x" * 2**20
+    before = psutil.Process().children()
+    starting = asyncio.create_task(NativeEngine.start(engine_config(tiny("llama"), model_name=long)))
+    while not (begun := [child for child in psutil.Process().children() if child not in before]):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(10):  # the process is there: what is left of its start is to hand over the launch
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not any(child.is_running() for child in begun)
+
+
 async def test_an_engine_whose_pipes_cannot_be_made_leaves_nothing(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,9 +65,10 @@ def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ:
         server=replace(plan.server, host=place.address, port=0, api_keys=tuple(filter(None, keys))),
         cell=replace(plan.cell, prefill=0, decode=0, prefill_may_come=direct and bool(plan.cell.prefill)),
         kv_events=KVEventsConfig(kv_events_port=0 if followed else None, kv_events_host=place.address),
+        worker_id=place.id,
     )
     prefill = replace(settings.gateway, worker_api_key=engine_key(settings)) if direct and role is Role.DECODE else None
-    return WorkerPlan(place.id, plan, side_channel_ports(role, place.rank, ray=ray), prefill)
+    return WorkerPlan(plan, side_channel_ports(role, place.rank, ray=ray), prefill)
 
 
 def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Mapping[str, str]) -> GatewayPlan:

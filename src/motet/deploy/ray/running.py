@@ -98,7 +98,8 @@ class RunningServer(Generic[W]):
             self._signals.at_once.set()
         await self.ended()
         await self.companions.aclose()
-        if self._serving is not None and self._server is not None and (error := self._server.exception()):
+        server, self._server = self._server, None
+        if self._serving and server and not server.cancelled() and (error := server.exception()):
             logger.error("the server failed", exc_info=error)
 
 

@@ -38,9 +38,8 @@ TRIES = 64
 class WorkerPlan:
     """The parts of one prefill or decode replica."""
 
-    id: str
     server: ServerPlan
-    """The plan of its server, with its role, and the address of its node for HTTP and the side channel."""
+    """The plan of its server, with its id, its role, and the address of its node for HTTP and the side channel."""
     ports: range
     """Side-channel ports, in the order in which they are tried."""
     prefill: GatewayConfig | None = None
@@ -130,7 +129,7 @@ class RayWorker:
         if self._announced:
             with contextlib.suppress(DirectoryError, TimeoutError):
                 async with asyncio.timeout(self._limits.farewell_s):
-                    await self._directory.withdraw(self._plan.id)
+                    await self._directory.withdraw(self._plan.server.worker_id)
                     self._announced = False
 
     async def _start_server(self) -> None:
@@ -174,7 +173,7 @@ class RayWorker:
 
     def _announcement(self, stage: WorkerStage) -> Announcement:
         return Announcement(
-            id=self._plan.id,
+            id=self._plan.server.worker_id,
             url=self.serving.url,
             role=self._role,
             stage=stage,

@@ -1,7 +1,6 @@
 """Starts an engine process and waits until it can serve, or has said why it cannot."""
 
 import asyncio
-import contextlib
 import sys
 import time
 from asyncio.subprocess import Process
@@ -29,9 +28,8 @@ async def spawn(launch: Launch) -> Process:
     )
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")
+    # Not drained: a start that was cancelled while the process does not read yet would leave it to nobody.
     process.stdin.write(msgspec.json.encode(launch) + b"\n")
-    with contextlib.suppress(ConnectionError):  # it has ended already; its caller will notice
-        await process.stdin.drain()
     return process
 
 
