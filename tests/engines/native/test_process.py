@@ -13,10 +13,12 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import zmq
 
 from motet.engines.native.client import NativeEngine
-from motet.engines.native.protocol import Launch
+from motet.engines.native.protocol import Launch, Unable
 from motet.engines.native.spawn import Spawn
+from motet.engines.wire import CarriedError
 from motet.errors import (
     ContextLengthError,
     EngineClosedError,
@@ -257,3 +259,31 @@ async def test_what_cannot_start_says_why_and_leaves_nothing(
         with pytest.raises(error, match=words):
             await NativeEngine.start(engine_config(folder, **changes), spawn=forking.spawn)
     assert pipe_folders() <= before
+
+
+class EndsAsItSpeaks(asyncio.subprocess.Process):
+    """Its end is known before its last words are here."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    @property
+    def returncode(self) -> int:
+        return ModelLoadError.exit_code
+
+    async def wait(self) -> int:
+        unable = Unable(CarriedError.of(ModelLoadError("no such model")))
+        with zmq.Context() as context, context.socket(zmq.PUSH) as events:
+            events.connect(self._launch.address("events"))
+            events.send(msgspec.msgpack.encode(unable))
+        return self.returncode
+
+
+async def test_last_words_that_come_after_the_end_of_their_process_are_heard(tiny: Tiny) -> None:
+    """On a busy machine the server ended with another exit code, and did not say why."""
+
+    async def spawn(launch: Launch) -> EndsAsItSpeaks:
+        return EndsAsItSpeaks(launch)
+
+    with pytest.raises(ModelLoadError, match="no such model"):
+        await NativeEngine.start(engine_config(tiny("llama")), spawn=spawn)
