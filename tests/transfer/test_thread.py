@@ -197,7 +197,7 @@ def test_an_expected_ticket_meets_its_worker_early(p: Worker, d: Worker) -> None
 
 
 def test_meeting_tells_whether_a_worker_can_be_read_from(wires: Wires) -> None:
-    with worker("d", wires, pull_timeout_s=0.2) as d:
+    with worker("d", wires, pull_timeout_s=1.0) as d:
         with worker("p", wires) as p:
             d.thread.order(orders.MeetWorker(1, p.thread.address))
             assert d.news() == orders.Met(1, None)
@@ -225,5 +225,5 @@ def error_of(reader: Worker) -> TransferError:
 def test_an_idle_worker_attends_to_one_who_wants_to_meet_it(p: Worker, d: Worker) -> None:
     d.thread.order(orders.MeetWorker(1, p.thread.address))
     assert d.news() == orders.Met(1, None)
-    while p.transport.polls < 50:  # it does poll: this ends
+    while p.transport.polls < 10:  # it does poll: this ends
         time.sleep(0.001)

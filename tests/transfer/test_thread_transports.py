@@ -131,7 +131,7 @@ def test_a_stopped_owner_times_the_pull_out_and_what_lands_later_lands_before_it
     def join(name: str, memory: Memory) -> Transport:
         return network.join(name, memory)
 
-    pair = Pair(join, pull_timeout_s=0.3)
+    pair = Pair(join, pull_timeout_s=1.0)
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     pair.reader.thread.order(orders.MeetWorker(5, pair.owner.thread.address))
