@@ -104,11 +104,13 @@ class ForkingProcess:
 
     async def spawn(self, launch: Launch) -> "ForkedEngine":
         theirs, stdin = os.pipe()
+        os.write(stdin, msgspec.json.encode(launch) + b"\n")
+        forking = asyncio.create_task(asyncio.to_thread(self.fork, Order(dict(environment())), theirs))
         try:
-            os.write(stdin, msgspec.json.encode(launch) + b"\n")
-            pid = await asyncio.to_thread(self.fork, Order(dict(environment())), theirs)
+            pid = await asyncio.shield(forking)
         except BaseException:
             os.close(stdin)
+            await asyncio.wait((forking,))  # its thread goes on when this is cancelled, and sends what is closed here
             raise
         finally:
             os.close(theirs)

@@ -8,6 +8,7 @@ import pytest
 
 from bench.vllm import VLLMSetup, vllm_server
 from motet.errors import StartupError
+from tests.e2e.processes import wait_until_gone
 from tests.patience import PATIENCE_S
 
 HEALTHY = """\
@@ -70,5 +71,4 @@ def test_a_server_and_its_children_are_pinned_to_cores_and_none_is_left_at_the_e
         server.pin((core,))
         assert [os.sched_getaffinity(pid) for pid in family] == [{core}, {core}]
     assert server.process.returncode is not None
-    psutil.wait_procs([child], timeout=PATIENCE_S)
-    assert not child.is_running()
+    wait_until_gone(child.pid, PATIENCE_S)

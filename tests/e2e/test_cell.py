@@ -20,6 +20,7 @@ from motet.errors import StartupError
 from tests.e2e.long_answer import events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
 from tests.forked import ForkingProcess
+from tests.hosts.servers import eventually
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
 
@@ -150,23 +151,25 @@ def assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(cell: Ch
         "prefill-0": "dead",
         "decode-0": "ready",
     }
-    events = events_of_long_answer(cell, (decode, signal.SIGKILL))
+    with httpx.Client(base_url=cell.url) as http:  # made before: the server ends soon after its engine
+        events = events_of_long_answer(cell, (decode, signal.SIGKILL))
+        assert http.get("/health").status_code == 503
     assert '"engine_died"' in events[-2]
     assert events[-1] == "data: [DONE]"
-    assert httpx.get(f"{cell.url}/health").status_code == 503
     assert cell.wait() == 70
 
 
 def assert_one_prompt_was_prefilled_apart(cell: ChildServer) -> None:
-    """As its status tells."""
-    shown = workers(cell)
+    """As its status tells, once prefill has heard that decode has the prompt."""
+    shown = eventually(
+        lambda: workers(cell),
+        lambda seen: not any(worker["leases"] or worker["blocks_used"] for worker in seen.values()),
+    )
     assert {name: (worker["role"], worker["state"]) for name, worker in shown.items()} == {
         "prefill-0": ("prefill", "ready"),
         "decode-0": ("decode", "ready"),
     }
     assert len(set(pids(cell))) == 2
-    assert [worker["leases"] for worker in shown.values()] == [0, 0]
-    assert [worker["blocks_used"] for worker in shown.values()] == [0, 0]
     totals = httpx.get(f"{cell.url}/status").json()["totals"]
     assert (totals["prefills"], totals["transfers"], totals["recomputed_tokens"]) == (1, 1, 1)
     assert totals["bypasses"] == 0

@@ -68,7 +68,7 @@ class RunningCell:
             chat_template=None,
             cell=cell,
             routing=routing,
-            death_linger_s=0.2,
+            death_linger_s=SECONDS,
             longest_backoff_s=0.05,
         )
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -181,6 +181,15 @@ class RunningCell:
                     await changed
                 finally:
                     changed.cancel()
+
+    async def until_given(self, groups: int, *, queued: int = 0) -> None:
+        """The engines that decode have so many groups, and so many wait for room."""
+
+        async def given() -> bool:
+            await self.http.get("/v1/models")
+            return (sum(len(member.groups) for member in self.fleet.members), self.figures.queued) == (groups, queued)
+
+        await eventually(given, f"the engines do not get {groups} groups while {queued} wait")
 
     async def whole(self) -> None:
         """All engines are there, new ones where there were others, and of the others nothing. Those that are connected

@@ -7,7 +7,8 @@ engine wrote comes through any more, as if the process had not lived to send it:
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -169,6 +170,18 @@ async def start_struck(config: EngineConfig, strikes: Strikes, spawn: Spawn) -> 
     return engine
 
 
+@contextmanager
+def standing_still(*engines: StruckEngine) -> Iterator[None]:
+    """What they are given meanwhile waits for them: no engine is quicker than the clients whom a test waits for."""
+    for engine in engines:
+        engine.send(signal.SIGSTOP, deadly=False)
+    try:
+        yield
+    finally:
+        for engine in engines:
+            engine.send(signal.SIGCONT, deadly=False)
+
+
 def kill(engine: StruckEngine) -> None:
     engine.send(signal.SIGKILL)
 
@@ -208,6 +221,20 @@ def first_token(course: Course) -> bool:
 def written(tokens: int) -> Point:
     """So many of some choice."""
     return lambda course: max(course.written.values(), default=0) >= tokens
+
+
+class AllWritten:
+    """A point: so many groups have that many tokens of each choice."""
+
+    def __init__(self, groups: int, tokens: int) -> None:
+        self._groups = groups
+        self._tokens = tokens
+        self._there: set[str] = set()
+
+    def __call__(self, course: Course) -> bool:
+        if course.moment is Moment.WRITTEN and min(course.written.values()) >= self._tokens:
+            self._there.add(course.request.request_id)
+        return len(self._there) == self._groups
 
 
 def one_finished(course: Course) -> bool:

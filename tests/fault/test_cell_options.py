@@ -25,7 +25,7 @@ from tests.fault.asked import (
 )
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
-from tests.fault.striking import Course, Moment, kill, submitted, written
+from tests.fault.striking import AllWritten, kill, standing_still, submitted, written
 from tests.forked import ForkingProcess
 from tests.tiny_tokenizer import FIRST_BYTE_ID
 
@@ -57,27 +57,15 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
         yield cell
 
 
-class AllWritten:
-    """A point: so many groups have that many tokens of each choice."""
-
-    def __init__(self, groups: int, tokens: int) -> None:
-        self._groups = groups
-        self._tokens = tokens
-        self._there: set[str] = set()
-
-    def __call__(self, course: Course) -> bool:
-        if course.moment is Moment.WRITTEN and min(course.written.values()) >= self._tokens:
-            self._there.add(course.request.request_id)
-        return len(self._there) == self._groups
-
-
 async def test_every_option_holds_when_the_worker_of_all_is_killed(cell: RunningCell, undisturbed: Undisturbed) -> None:
     expected = [await undisturbed.answer(route, body) for route, body in EVERY_OPTION]
     moved = cell.moved
     groups = len(EVERY_OPTION) + 1  # one request has two prompts
     with cell.all_on("decode-0"):
         strike = cell.strikes.arm(AllWritten(groups, 12), kill)
-        asking = [asyncio.create_task(ask(cell.http, route, body)) for route, body in EVERY_OPTION]
+        with standing_still(cell.engine("decode-0")):
+            asking = [asyncio.create_task(ask(cell.http, route, body)) for route, body in EVERY_OPTION]
+            await cell.until_given(groups)
         await strike.fallen.wait()
     for (route, body), answer, wanted in zip(EVERY_OPTION, asking, expected, strict=True):
         assert await answer == wanted, (route, body)
@@ -89,7 +77,7 @@ async def test_answers_wait_for_an_engine_when_all_that_decode_are_killed(
 ) -> None:
     bodies = [(CHAT, chat("all", COUNTED, n=8)), (COMPLETIONS, completion("all", n=8, prompts=2, logprobs=1))]
     expected = [await undisturbed.answer(route, body) for route, body in bodies]
-    cell.strikes.arm(written(20), cell.on_all(kill))
+    cell.strikes.arm(AllWritten(3, 20), cell.on_all(kill))  # whoever comes while there is none is refused
     answers = await asyncio.gather(*(ask(cell.http, route, body) for route, body in bodies))
     assert answers == expected
 

@@ -38,14 +38,12 @@ def request(name: str, *, n: int = 4, max_tokens: int = 30) -> GenerateRequest:
 async def test_decode_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
     memory = gb_of(70)  # room for one of the prompts with all that is written of it
     async with cell(folder, forking.spawn, kv_cache_gb=memory) as (pair, engine):
-        pulled = engine.generate(request("pulled", n=2, max_tokens=120))
-        await anext(pulled)
         stop(pair.d)  # or it might have written the one before it hears of the other
+        pulled = engine.placed().generate(request("pulled", n=1, max_tokens=190))
         waiting = engine.placed().generate(request("waiting"))  # it is to wait on the worker, not here
         await until(pair.p, lambda stats: stats.prefills == 2)
         send(pair.d, signal.SIGCONT)
-        stats = await until(pair.d, lambda stats: stats.groups_waiting == 1)
-        assert (stats.groups_running, stats.transfers) == (1, 1)
+        await until(pair.d, lambda now: (now.groups_running, now.groups_waiting, now.transfers) == (1, 1, 1))
         await until(pair.p, lambda stats: stats.leases == 1)
         await kill(pair.d)
         for stream in (pulled, waiting):

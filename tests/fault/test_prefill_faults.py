@@ -159,7 +159,7 @@ async def test_prefill_stopped_during_a_pull_whose_client_leaves_and_going_on_la
 
 @pytest.mark.usefixtures("over_tcp")
 async def test_a_pull_from_a_stopped_prefill_is_given_up_in_time(folder: Path, forking: ForkingProcess) -> None:
-    async with worker_pair(folder, forking.spawn, decode={"pull_timeout_s": 0.5}) as pair:
+    async with worker_pair(folder, forking.spawn, decode={"pull_timeout_s": 2.0}) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
         stop(pair.p)

@@ -101,7 +101,7 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
 
 def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_its_late_bytes_have_landed() -> None:
     network = LocalNetwork()
-    pair = Pair(network.join, pull_timeout_s=0.3)
+    pair = Pair(network.join, pull_timeout_s=1.0)
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     pair.reader.thread.order(orders.MeetWorker(5, pair.owner.thread.address))

@@ -72,8 +72,8 @@ async def test_groups_and_questions_of_a_stopped_engine_end_and_it_is_killed(
     async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=SILENCE_S, role=Role.PREFILL) as native:
         stream = native.generate(group("g", prompt_of(20), n=3, max_tokens=450))
         await anext(stream)
-        stop(native)
         stopped_s = time.monotonic()
+        stop(native)
         questions = [
             asyncio.ensure_future(native.stats()),
             asyncio.ensure_future(native.prefill(group("p", prompt_of(40)))),

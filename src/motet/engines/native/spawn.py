@@ -13,6 +13,8 @@ from motet.engines.native.protocol import Beat, Event, Launch, Pipes, Ready, Una
 from motet.errors import StartupError
 from motet.types import EngineInfo
 
+LAST_WORDS_S = 1.0
+"""Seconds from the end of a process that has said nothing until it is given up."""
 Spawn = Callable[[Launch], Awaitable[Process]]
 """Starts a process that reads `launch` from its standard input, which stays open as long as the process may live."""
 
@@ -45,10 +47,12 @@ def with_short_waits(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
-    """Waits for Ready; whichever comes first of an event and the process's end decides."""
+    """Waits for Ready. If the process ends first, its last words may still be on their way through ZeroMQ's thread."""
     event, end = asyncio.ensure_future(_first_but_beats(pipes)), asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait((event, end), return_when=asyncio.FIRST_COMPLETED)
+        if not event.done():
+            await asyncio.wait((event,), timeout=LAST_WORDS_S)
         if not event.done():
             raise StartupError(f"the engine process ended with exit code {end.result()} before it was ready")
         match event.result():
