@@ -18,6 +18,7 @@ from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.stop import StopSignals
 from motet.types import Role
 from tests.deploy.dying import ANSWER, DyingEngine, Starter
+from tests.patience import PATIENCE_S
 
 CELL = CellConfig(prefill=1, decode=1, bypass_tokens=0)
 
@@ -37,7 +38,7 @@ class InLoop(Generic[W]):
         self.ended = asyncio.ensure_future(self._run())
         await asyncio.wait((self.ended, self._ready), return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
-            self.http = httpx.AsyncClient(base_url=self.serving.url)
+            self.http = httpx.AsyncClient(base_url=self.serving.url, timeout=PATIENCE_S)
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:

@@ -19,6 +19,7 @@ from motet.types import EngineStats, Role
 from tests.deploy.dying import DEAD, DyingEngine, Starter
 from tests.deploy.ray.directories import AWAY, FakeDirectory, ended, worker
 from tests.deploy.ray.workers import QUICK, Belongings, RunningWorker
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -189,7 +190,7 @@ async def test_a_directory_that_is_away_at_first_and_at_the_end_holds_up_nothing
 async def test_a_worker_whose_engine_is_lost_for_good_says_so_and_is_listed_no_more(folder: Path) -> None:
     directory = FakeDirectory()
     async with RunningWorker(folder, directory, Role.BOTH, starter=Starter()) as both:
-        async with httpx.AsyncClient(base_url=both.url, verify=False) as http:
+        async with httpx.AsyncClient(base_url=both.url, verify=False, timeout=PATIENCE_S) as http:
             assert (await http.get("/health")).status_code == 200
         both.worker.check()
         both.engine.die()
