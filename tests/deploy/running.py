@@ -16,11 +16,15 @@ from motet.deploy.gateway import Gateway
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.stop import StopSignals
+from motet.engines.base import WorkerState
+from motet.routing.fleet import Fleet
 from motet.types import Role
 from tests.deploy.dying import ANSWER, DyingEngine, Starter
 from tests.patience import PATIENCE_S
 
 CELL = CellConfig(prefill=1, decode=1, bypass_tokens=0)
+NOBODY = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+"""Where no server listens."""
 
 
 W = TypeVar("W", Cell, Gateway)
@@ -39,6 +43,7 @@ class InLoop(Generic[W]):
         await asyncio.wait((self.ended, self._ready), return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             self.http = httpx.AsyncClient(base_url=self.serving.url, timeout=PATIENCE_S)
+            await until_heard(self.serving.workforce.router.fleet)
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
@@ -62,6 +67,13 @@ class InLoop(Generic[W]):
 
     def _on_ready(self, serving: Serving[W]) -> None:
         self._ready.set_result(serving)
+
+
+async def until_heard(fleet: Fleet) -> None:
+    """Returns once every worker that can answer has: on a machine that stands still for a second, the first question to
+    it gets no answer in time."""
+    while any(one.state is WorkerState.STARTING and one.address not in NOBODY for one in fleet.members):
+        await fleet.changed()
 
 
 class Running(InLoop[Cell]):

@@ -52,6 +52,7 @@ async def until_member(decode: RunningWorker, url: str, state: WorkerState | Non
 async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(folder: Path) -> None:
     belongings, cell = Belongings(), DirectCell(folder)
     async with cell.prefill("first") as first, cell.decode() as decode:
+        await until_member(decode, first.url, WorkerState.READY)
         decode.engine.let_run()
         async with httpx.AsyncClient(base_url=decode.url, headers=CLIENT, verify=False, timeout=PATIENCE_S) as http:
             session = {"x-session-id": "talk"}
