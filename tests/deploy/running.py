@@ -87,6 +87,7 @@ class Running(InLoop[Cell]):
         cell: CellConfig | None = None,
         role: Role = Role.BOTH,
         restarts: int = 0,
+        linger_s: float = 0.2,
         **server: object,
     ) -> None:
         self.starter = starter or Starter()
@@ -98,7 +99,7 @@ class Running(InLoop[Cell]):
             chat_template=None,
             cell=cell or CellConfig(),
             routing=RoutingConfig(engine_restarts=restarts),
-            death_linger_s=0.2,
+            death_linger_s=linger_s,
             longest_backoff_s=0.02,
         )
         super().__init__(partial(run_server, plan, start_engine=self.starter))
@@ -117,6 +118,7 @@ class Running(InLoop[Cell]):
 
     async def submitted_chat(self) -> "asyncio.Future[httpx.Response]":
         """A chat that waits for its first token."""
+        self.engine.submitted.clear()  # another one may have been before it
         response = asyncio.ensure_future(self.chat())
         await self.engine.submitted.wait()
         return response

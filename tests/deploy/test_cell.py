@@ -122,12 +122,13 @@ async def test_one_decode_engine_is_enough(folder: Path) -> None:
 
 
 async def test_a_cell_ends_when_its_last_decode_engine_dies(folder: Path) -> None:
-    async with Running(folder, cell=TWO_BY_TWO) as server:
+    async with Running(folder, cell=TWO_BY_TWO, linger_s=PATIENCE_S) as server:
         first, second = server.starter.of(Role.DECODE)
         first.die()
         second.die()
         await asyncio.wait_for(server.cell.death(), timeout=PATIENCE_S)
         assert (await server.http.get("/health")).status_code == 503
+        server.signals.ask()
         assert await server.outcome() is Outcome.ENGINE_DIED
         assert all(engine.closed for engine in server.starter.engines)
 
