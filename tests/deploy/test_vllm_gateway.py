@@ -269,7 +269,7 @@ async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(fold
         gateway_of(folder, one, other) as gateway,
     ):
         one.asked.clear()
-        one.adapters = ()
+        one.switches.lost = ("poet",)
         answers = [await asked_of_poet(gateway) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert not one.asked
@@ -277,10 +277,11 @@ async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(fold
 
 async def test_an_adapter_that_nobody_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
     async with FakeVLLM(adapters=("poet",)) as server, gateway_of(folder, server) as gateway:
-        server.adapters = ()
+        server.switches.lost = ("poet",)
         refused = await asked_of_poet(gateway)
         assert refused.status_code == 503
         assert "has the model no more" in refused.json()["error"]["message"]
+        server.adapters = ()
         await until_listed(gateway, MODEL)
         assert (await asked_of_poet(gateway)).status_code == 404
 
