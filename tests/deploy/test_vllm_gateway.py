@@ -12,6 +12,7 @@ import pytest
 from motet.deploy.gateway_models import TokenizerRules
 from motet.engines.base import WorkerState
 from tests.deploy.gateways import RunningGateway, plan_of, why_none_answers
+from tests.patience import PATIENCE_S
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_tickets import Network
 from tests.peers.vllm_tokens import Kind, written
@@ -147,13 +148,16 @@ async def until_asked(server: FakeVLLM) -> None:
     await server.until(lambda: server.open > 0)
 
 
-@pytest.mark.parametrize("failure", ["pull_fails", "pull_hangs"])
-async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(folder: Path, failure: str) -> None:
-    async with pair_of(folder, leader_timeout_s=0.5) as (_, _, decode, gateway):
+@pytest.mark.parametrize(
+    ("failure", "reason", "timeout_s"), [("pull_fails", "failed", PATIENCE_S), ("pull_hangs", "late", 0.5)]
+)
+async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(
+    folder: Path, failure: str, reason: str, timeout_s: float
+) -> None:
+    async with pair_of(folder, leader_timeout_s=timeout_s) as (_, _, decode, gateway):
         setattr(decode.switches, failure, True)
         assert await generated(gateway, 3, seed=5) == seeded(3, 5)
         metrics = (await gateway.http.get("/metrics")).text
-        reason = "failed" if failure == "pull_fails" else "late"
         assert f'motet:pull_fallbacks_total{{model_name="{MODEL}",reason="{reason}"}} 1.0' in metrics
 
 
