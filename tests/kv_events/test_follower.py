@@ -51,7 +51,7 @@ class Script(Subscription):
             await asyncio.Event().wait()
         return self._heard.pop(0)
 
-    async def replay(self, start: int, *, patience_s: float) -> Replayed:
+    async def replay(self, start: int, *, patience_s: float, quiet_s: float = 0.0) -> Replayed:
         self.asked.append(start)
         if self._kept is None:
             raise ReplayError("it does not replay")

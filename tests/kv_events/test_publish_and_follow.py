@@ -26,6 +26,7 @@ from motet.kv_events.follower import (
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions, StoredNow
 from motet.kv_events.schema import port_of, replay_endpoint
 from tests.kv_events.names import apply_to
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -129,7 +130,7 @@ async def test_what_is_not_kept_is_replayed_as_one_message_that_clears_and_store
     async with publisher(messages_kept=1) as published:
         Worker(published.publish, 5).steps(300)
         subscription = Subscription(BlockSource.ours(published.endpoint))
-        replay = await subscription.replay(7, patience_s=5.0)
+        replay = await subscription.replay(7, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
         subscription.close()
     (message,) = replay.messages
     assert replay.whole and message.number == 300
@@ -261,8 +262,8 @@ async def test_those_who_share_a_context_have_no_threads_of_their_own_and_leave_
         others = [Subscription(BlockSource.ours(published.endpoint), shared) for _ in range(20)]
         assert process.num_threads() <= with_one
         others[0].close()
-        assert await others[1].hear(5.0) is Heard.JOINED, "the others are not closed with it"
-        replay = await first.replay(0, patience_s=5.0)
+        assert await others[1].hear(PATIENCE_S) is Heard.JOINED, "the others are not closed with it"
+        replay = await first.replay(0, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
         assert replay.whole
         for subscription in (first, *others[1:]):
             subscription.close()
@@ -279,7 +280,7 @@ async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() 
         published.publish([Stored(plain, None, tokens), Stored(salted, None, tokens, salted=True)])
         published.publish([Removed((*plain, *salted)), Stored(plain[:1], None, tokens[:4])])
         subscription = Subscription(BlockSource.ours(published.endpoint))
-        replay = await subscription.replay(1, patience_s=5.0)
+        replay = await subscription.replay(1, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
         subscription.close()
     told: list[int | bytes] = []
     for event in (event for message in replay.messages for event in schema.events_in(message.payload)):

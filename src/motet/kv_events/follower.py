@@ -261,8 +261,9 @@ class Subscription:
             return _message(await self._events.recv_multipart()) or Heard.GARBLED
         return Heard.SILENCE
 
-    async def replay(self, start: int, *, patience_s: float) -> Replayed:
-        """Asks for the messages from number `start` on. Raises ReplayError, also after `patience_s` of silence."""
+    async def replay(self, start: int, *, patience_s: float, quiet_s: float = QUIET_S) -> Replayed:
+        """Asks for the messages from number `start` on. Raises ReplayError, also after `patience_s` of silence; after
+        `quiet_s` without a further message the rest is missing."""
         if self._source.replay is None:
             raise ReplayError("it does not replay")
         socket = self._context.socket(zmq.DEALER)
@@ -273,7 +274,7 @@ class Subscription:
             await socket.send_multipart([b"", schema.number_bytes(start)])
             while True:
                 # Not wait_for, which before Python 3.12 swallows a cancellation that comes with the answer.
-                async with asyncio.timeout(QUIET_S if messages else patience_s):
+                async with asyncio.timeout(quiet_s if messages else patience_s):
                     frames = await socket.recv_multipart()
                 if schema.END in frames[-2:-1]:
                     return Replayed(messages, whole=True)
