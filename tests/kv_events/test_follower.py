@@ -129,6 +129,24 @@ async def test_who_hears_nothing_asks_whether_there_was_something() -> None:
     assert script.asked == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("late", "names", "asked"), [(1, {A, B, C}, [0, 0, 3]), (9, {C}, [0, 0, 0])])
+async def test_who_was_not_told_of_everything_asks_again_when_it_hears_nothing(
+    late: int, names: set[bytes], asked: list[int]
+) -> None:
+    """A worker that stood still when it was joined was never known, until it had stored every block anew. What is known
+    meanwhile stays."""
+
+    def coming_late(asked: int, messages: list[NumberedMessage]) -> Replayed:
+        if asked <= late:
+            raise ReplayError("its replay did not come in 5 s")
+        return Replayed(messages, whole=True)
+
+    kept = [stored(0, A), stored(1, B), stored(2, C)]
+    script = Script([Heard.JOINED, kept[2], Heard.SILENCE, Heard.SILENCE], kept, coming_late)
+    assert await known(script) == names
+    assert script.asked == asked
+
+
 @pytest.mark.parametrize("strange", [b"nonsense", schema.payload([], 0.0)[:4]])
 async def test_a_message_that_is_not_understood_ends_what_is_known_and_nothing_else(
     strange: bytes, caplog: pytest.LogCaptureFixture

@@ -117,6 +117,8 @@ class Follower:
         self._reader = schema.EventReader()
         self._next: int | None = None
         """Number of the message that should come next; None if it may be any."""
+        self._whole = True
+        """False if messages from the first one on were requested and did not come: they are requested again."""
         self._published: int | None = None
         """Number of the last message that was published, not replayed."""
         self._said: set[str] = set()
@@ -158,6 +160,7 @@ class Follower:
         """Begins again from the first message that is still available."""
         changes: list[BlockChange] = [self._forgotten()]
         messages = await self._replay(0)
+        self._whole = messages is not None
         if messages is None:
             self._next = None
         else:
@@ -167,10 +170,11 @@ class Follower:
 
     async def _catch_up(self) -> None:
         """Takes the messages since the last one, as far as they are available."""
-        if self._next is None or not (messages := await self._replay(self._next)):
+        start = self._next if self._whole else 0
+        if start is None or not (messages := await self._replay(start)):
             return
         changes: list[BlockChange] = [] if messages[0].number == self._next else [self._forgotten()]
-        self._next = messages[-1].number + 1
+        self._next, self._whole = messages[-1].number + 1, True
         self._tell(changes + self._changes_in(messages))
 
     async def _replay(self, start: int) -> list[NumberedMessage] | None:
