@@ -252,8 +252,8 @@ class Subscription:
             self._connect(self._events, source.endpoint)
             self._closing = undo.pop_all()
         self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._events, zmq.POLLIN)  # first: a connection is heard of before its messages
         self._poller.register(self._connections, zmq.POLLIN)
-        self._poller.register(self._events, zmq.POLLIN)
 
     async def hear(self, patience_s: float) -> NumberedMessage | Heard:
         """Returns the next message or event; the event of a new connection comes before the messages through it."""
