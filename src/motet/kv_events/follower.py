@@ -266,8 +266,7 @@ class Subscription:
         return Heard.SILENCE
 
     async def replay(self, start: int, *, patience_s: float, quiet_s: float = QUIET_S) -> Replayed:
-        """Asks for the messages from number `start` on. Raises ReplayError, also after `patience_s` of silence; after
-        `quiet_s` without a further message the rest is missing."""
+        """Asks for the messages from number `start` on. Raises ReplayError, also after `patience_s` of silence."""
         if self._source.replay is None:
             raise ReplayError("it does not replay")
         socket = self._context.socket(zmq.DEALER)
