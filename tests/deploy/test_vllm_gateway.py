@@ -60,6 +60,11 @@ async def pair_of(folder: Path, **gateway: Any) -> AsyncIterator[tuple[Network, 
         yield network, prefill, decode, running
 
 
+async def until_met(network: Network, decode: FakeVLLM) -> None:
+    """They meet by one transfer, which ends after the start of a gateway whose first question got no answer in time."""
+    await decode.until(lambda: network.transfers == 1 and decode.open == 0)
+
+
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
 async def test_a_group_is_what_its_choices_are_on_their_own(folder: Path, scale_out: bool) -> None:
     async with FakeVLLM() as server:
@@ -76,7 +81,7 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         async with gateway_of(folder, f"{prefill.url},prefill", decode, role_of=(f"{decode.url}=decode",)) as gateway:
-            assert network.transfers == 1  # by which they have met
+            await until_met(network, decode)
             for transfers, n in enumerate((1, 3, 8), start=2):
                 assert await generated(gateway, n, seed=5) == seeded(n, 5)
                 assert network.transfers == transfers
@@ -86,7 +91,8 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
 
 async def test_both_servers_hear_what_the_client_calls_its_request_and_its_session(folder: Path) -> None:
     names = {"x-request-id": "client-1", "x-session-id": "talk"}
-    async with pair_of(folder) as (_, prefill, decode, gateway):
+    async with pair_of(folder) as (network, prefill, decode, gateway):
+        await until_met(network, decode)
         for server in (prefill, decode):
             server.named.clear()
         await gateway.http.post("/inference/v1/generate", json=body(1), headers=names)
@@ -98,6 +104,7 @@ async def test_both_servers_hear_what_the_client_calls_its_request_and_its_sessi
 
 async def test_a_ticket_that_is_not_used_is_given_back_in_the_clients_name(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
+        await until_met(network, decode)
         decode.switches.too_busy = 1  # it takes the ticket's request not at once, and gives the ticket back
         decode.named.clear()
         answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
@@ -111,6 +118,7 @@ async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_ano
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as other:
         async with gateway_of(folder, f"{prefill.url},prefill", other) as gateway:
+            await until_met(network, other)
             assert await generated(gateway, 3, seed=5) == seeded(3, 5)
         assert network.transfers == 2
 
@@ -163,6 +171,7 @@ async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(
 
 async def test_a_client_that_leaves_before_decode_has_its_ticket_frees_the_prompt_at_once(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
+        await until_met(network, decode)
         decode.switches.pull_hangs = True
         decode.hold()
         asked = asyncio.ensure_future(gateway.http.post("/inference/v1/generate", json=body(8)))
