@@ -47,6 +47,16 @@ async def check(checks: GrammarChecks, grammar: Grammar) -> None:
     await checks.check(grammar, called="'it'", param="it")
 
 
+async def refused(checks: GrammarChecks, grammar: Grammar) -> GrammarError:
+    """Asks until the grammar has taken too long in a thread: on a busy machine no thread may have it in so short a
+    time."""
+    while True:
+        with suppress(OverloadedError):
+            with pytest.raises(GrammarError) as caught:
+                await check(checks, grammar)
+            return caught.value
+
+
 async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
     with slow_compiler() as compiler:
         checking = asyncio.ensure_future(check(GrammarChecks(compiler), regex("a")))
@@ -76,9 +86,9 @@ async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
 
 async def test_a_grammar_that_takes_too_long_is_the_clients_fault() -> None:
     with slow_compiler() as compiler:
-        with pytest.raises(GrammarError, match=r"Invalid 'it': compiling it takes more than 0\.05 s") as refused:
-            await check(GrammarChecks(compiler, timeout_s=0.05), regex("a"))
-        assert (refused.value.param, refused.value.status) == ("it", 400)
+        error = await refused(GrammarChecks(compiler, timeout_s=0.05), regex("a"))
+        assert error.message == "Invalid 'it': compiling it takes more than 0.05 s."
+        assert (error.param, error.status) == ("it", 400)
 
 
 async def test_a_grammar_that_waits_for_threads_is_not() -> None:
@@ -109,8 +119,7 @@ async def test_after_a_time_out_the_same_compiling_is_waited_for() -> None:
     with slow_compiler() as compiler:
         checks = GrammarChecks(compiler, timeout_s=0.05)
         for _ in range(2):
-            with pytest.raises(GrammarError):
-                await check(checks, regex("a"))
+            await refused(checks, regex("a"))
         assert compiler.asked == [regex("a")]
 
 
@@ -118,12 +127,11 @@ async def test_what_took_too_long_is_not_kept_when_it_comes_after_all() -> None:
     """It was refused, and what was compiled for it stayed."""
     with slow_compiler() as compiler:
         checks = GrammarChecks(compiler, timeout_s=0.05)
-        with pytest.raises(GrammarError):
-            await check(checks, regex("a"))
+        await refused(checks, regex("a"))
         compiler.go.set()
         async with asyncio.timeout(PATIENCE_S):
             while len(compiler.asked) == 1:  # until the first thread has come to its end
-                with suppress(GrammarError):
+                with suppress(GrammarError, OverloadedError):
                     await check(checks, regex("a"))
         assert compiler.asked == [regex("a")] * 2
 

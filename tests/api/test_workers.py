@@ -14,6 +14,7 @@ from motet.testing.engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineStats, Role
 from tests.api.serving import MODEL, ListedWorkers, NobodyUp, Served, Serving, WatchedEngine, hello, later, ready
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -121,11 +122,12 @@ async def test_workers_are_asked_side_by_side() -> None:
             await meeting.wait()
             return EngineStats()
 
-    workers = [Worker(str(i), MeetingEngine(hello), "nowhere") for i in range(3)]
-    reports = [ready(worker) for worker in [*workers, Worker("3", SilentEngine(), "nowhere")]]
-    answers = await look(reports, patience_s=0.1)
-    assert [answer.report.id for answer in answers] == ["0", "1", "2", "3"]
-    assert [answer.state for answer in answers] == [WorkerState.READY] * 3 + [WorkerState.SILENT]
+    reports = [ready(Worker(str(i), MeetingEngine(hello), "nowhere")) for i in range(3)]
+    answers = await look(reports, patience_s=PATIENCE_S)
+    assert [answer.report.id for answer in answers] == ["0", "1", "2"]
+    assert [answer.state for answer in answers] == [WorkerState.READY] * 3
+    (silent,) = await look([ready(Worker("3", SilentEngine(), "nowhere"))], patience_s=0.01)
+    assert silent.state is WorkerState.SILENT
 
 
 @pytest.mark.parametrize(("local", "state"), [(False, WorkerState.SILENT), (True, WorkerState.DEAD)])

@@ -2,18 +2,22 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from motet.api.service import Service
 from motet.config import CellConfig, GatewayConfig, RoutingConfig, ServerConfig
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.plan import GatewayPlan
-from motet.deploy.server import run_gateway
+from motet.deploy.server import first_models, make_gateway, run_gateway
 from motet.engines.base import WorkerState
-from tests.deploy.running import InLoop, Running
+from motet.engines.http import server_client
+from motet.errors import StartupError
+from tests.deploy.running import InLoop, Running, until_heard
 
 HEARTBEAT_S = 0.02
 ADMIN = {"authorization": "Bearer admin"}
@@ -28,27 +32,43 @@ def id_of(server: Running) -> str:
     return f"127.0.0.1:{server.http.base_url.port}"
 
 
+def plan_of(
+    *workers: Running | str,
+    file: Path | None = None,
+    gateway: dict[str, object] | None = None,
+    routing: RoutingConfig | None = None,
+    tokenizers: TokenizerRules | None = None,
+    **server: object,
+) -> GatewayPlan:
+    settings = {"served_model_name": "", "port": 0, "admin_key": "admin"} | server
+    named = {"workers": [worker if isinstance(worker, str) else address(worker) for worker in workers]}
+    return GatewayPlan(
+        msgspec.convert({**named, "workers_file": file and str(file), **(gateway or {})}, GatewayConfig),
+        msgspec.convert(settings, ServerConfig),
+        tokenizers=tokenizers or TokenizerRules({}),
+        routing=routing or RoutingConfig(migration_wait_s=0.0),
+        cell=CellConfig(bypass_tokens=0),
+        heartbeat_s=HEARTBEAT_S,
+    )
+
+
+async def why_none_answers(plan: GatewayPlan) -> str:
+    """Returns what a gateway says that found no worker in time. Its time begins when all have been asked: this machine
+    may be too busy for that within any short time."""
+    async with server_client() as client:
+        gateway, models = make_gateway(plan, client)
+        async with gateway.watched():
+            await until_heard(gateway.router.fleet)
+        with pytest.raises(StartupError) as caught:
+            await first_models(gateway, models, timeout_s=0.0)
+        await gateway.close()
+    return caught.value.message
+
+
 class RunningGateway(InLoop[Gateway]):
-    def __init__(
-        self,
-        *workers: Running | str,
-        file: Path | None = None,
-        gateway: dict[str, object] | None = None,
-        routing: RoutingConfig | None = None,
-        tokenizers: TokenizerRules | None = None,
-        **server: object,
-    ) -> None:
-        settings = {"served_model_name": "", "port": 0, "admin_key": "admin"} | server
-        named = {"workers": [worker if isinstance(worker, str) else address(worker) for worker in workers]}
-        plan = GatewayPlan(
-            msgspec.convert({**named, "workers_file": file and str(file), **(gateway or {})}, GatewayConfig),
-            msgspec.convert(settings, ServerConfig),
-            tokenizers=tokenizers or TokenizerRules({}),
-            routing=routing or RoutingConfig(migration_wait_s=0.0),
-            cell=CellConfig(bypass_tokens=0),
-            heartbeat_s=HEARTBEAT_S,
-        )
-        super().__init__(partial(run_gateway, plan))
+    def __init__(self, *workers: Running | str, **settings: Any) -> None:
+        """`settings`: those of `plan_of`."""
+        super().__init__(partial(run_gateway, plan_of(*workers, **settings)))
 
     @property
     def gateway(self) -> Gateway:

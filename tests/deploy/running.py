@@ -16,10 +16,15 @@ from motet.deploy.gateway import Gateway
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.stop import StopSignals
+from motet.engines.base import WorkerState
+from motet.routing.fleet import Fleet
 from motet.types import Role
 from tests.deploy.dying import ANSWER, DyingEngine, Starter
+from tests.patience import PATIENCE_S
 
 CELL = CellConfig(prefill=1, decode=1, bypass_tokens=0)
+NOBODY = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+"""Where no server listens."""
 
 
 W = TypeVar("W", Cell, Gateway)
@@ -37,7 +42,8 @@ class InLoop(Generic[W]):
         self.ended = asyncio.ensure_future(self._run())
         await asyncio.wait((self.ended, self._ready), return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
-            self.http = httpx.AsyncClient(base_url=self.serving.url)
+            self.http = httpx.AsyncClient(base_url=self.serving.url, timeout=PATIENCE_S)
+            await until_heard(self.serving.workforce.router.fleet)
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
@@ -63,6 +69,13 @@ class InLoop(Generic[W]):
         self._ready.set_result(serving)
 
 
+async def until_heard(fleet: Fleet) -> None:
+    """Returns once every worker that can answer has: on a machine that stands still for a second, the first question to
+    it gets no answer in time."""
+    while any(one.state is WorkerState.STARTING and one.address not in NOBODY for one in fleet.members):
+        await fleet.changed()
+
+
 class Running(InLoop[Cell]):
     """A server with scripted engines."""
 
@@ -74,6 +87,7 @@ class Running(InLoop[Cell]):
         cell: CellConfig | None = None,
         role: Role = Role.BOTH,
         restarts: int = 0,
+        linger_s: float = 0.2,
         **server: object,
     ) -> None:
         self.starter = starter or Starter()
@@ -85,7 +99,7 @@ class Running(InLoop[Cell]):
             chat_template=None,
             cell=cell or CellConfig(),
             routing=RoutingConfig(engine_restarts=restarts),
-            death_linger_s=0.2,
+            death_linger_s=linger_s,
             longest_backoff_s=0.02,
         )
         super().__init__(partial(run_server, plan, start_engine=self.starter))
@@ -104,6 +118,7 @@ class Running(InLoop[Cell]):
 
     async def submitted_chat(self) -> "asyncio.Future[httpx.Response]":
         """A chat that waits for its first token."""
+        self.engine.submitted.clear()  # another one may have been before it
         response = asyncio.ensure_future(self.chat())
         await self.engine.submitted.wait()
         return response

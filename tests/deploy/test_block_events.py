@@ -18,6 +18,7 @@ from motet.routing.prefix_index import PrefixIndex
 from motet.types import EngineKind
 from tests.deploy.kept import Follows, report
 from tests.kv_events.names import apply_to
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ async def known_at(endpoint: str) -> set[bytes]:
     """What someone who comes now is told."""
     subscription, reader = Subscription(BlockSource.ours(endpoint)), EventReader()
     names: set[bytes] = set()
-    for message in (await subscription.replay(0, patience_s=5.0)).messages:
+    for message in (await subscription.replay(0, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)).messages:
         for event in events_in(message.payload):
             assert event is not None
             apply_to(names, reader.changes(event))

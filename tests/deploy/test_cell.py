@@ -10,8 +10,8 @@ from bench.ports import free_port
 from motet.config import CellConfig
 from motet.deploy.listen import listen
 from motet.deploy.server import Outcome
+from motet.engines.base import WorkerState
 from motet.errors import KVMemoryError
-from motet.routing.cost import Work
 from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import CELL, Running, ended_well
@@ -59,8 +59,8 @@ async def test_an_engine_that_comes_back_meets_those_that_are_there_and_not_the_
         decode.die()
         prefill.die()
         fleet = server.cell.router.fleet
-        while len(server.starter.engines) < 4 or len(fleet.ready(Work.GENERATE)) + len(fleet.ready(Work.PREFILL)) < 2:
-            await asyncio.wait_for(fleet.changed(), timeout=PATIENCE_S)
+        while len(server.starter.engines) < 4 or any(one.state is not WorkerState.READY for one in fleet.members):
+            await fleet.changed()
         assert server.starter.of(Role.DECODE)[1].met == [server.starter.of(Role.PREFILL)[1].info.transfer]
 
 
@@ -122,12 +122,13 @@ async def test_one_decode_engine_is_enough(folder: Path) -> None:
 
 
 async def test_a_cell_ends_when_its_last_decode_engine_dies(folder: Path) -> None:
-    async with Running(folder, cell=TWO_BY_TWO) as server:
+    async with Running(folder, cell=TWO_BY_TWO, linger_s=PATIENCE_S) as server:
         first, second = server.starter.of(Role.DECODE)
         first.die()
         second.die()
         await asyncio.wait_for(server.cell.death(), timeout=PATIENCE_S)
         assert (await server.http.get("/health")).status_code == 503
+        server.signals.ask()
         assert await server.outcome() is Outcome.ENGINE_DIED
         assert all(engine.closed for engine in server.starter.engines)
 

@@ -15,6 +15,7 @@ from motet.errors import ConfigError, ModelLoadError
 from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import EXPECTED, Running, ended_well, texts
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -91,7 +92,7 @@ async def test_an_engine_that_dies_is_started_again_and_its_answers_go_on(folder
 
 
 async def test_a_dead_engine_ends_answers_with_an_error_then_the_server(folder: Path) -> None:
-    async with Running(folder) as server:
+    async with Running(folder, linger_s=PATIENCE_S) as server:
         under_way = await server.begun_chat()
         server.engine.die()
         stream = (await under_way.aread()).decode()
@@ -99,6 +100,7 @@ async def test_a_dead_engine_ends_answers_with_an_error_then_the_server(folder: 
         assert stream.endswith("data: [DONE]\n\n")
         assert (await server.http.get("/health")).status_code == 503
         assert (await server.chat()).status_code == 503
+        server.signals.ask()
         assert await server.outcome() is Outcome.ENGINE_DIED
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from motet.deploy.gateway_models import TokenizerRules
 from motet.engines.base import WorkerState
-from motet.errors import StartupError
-from tests.deploy.gateways import RunningGateway
+from tests.deploy.gateways import RunningGateway, plan_of, why_none_answers
+from tests.patience import PATIENCE_S
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_tickets import Network
 from tests.peers.vllm_tokens import Kind, written
@@ -60,6 +60,11 @@ async def pair_of(folder: Path, **gateway: Any) -> AsyncIterator[tuple[Network, 
         yield network, prefill, decode, running
 
 
+async def until_met(network: Network, decode: FakeVLLM) -> None:
+    """They meet by one transfer, which ends after the start of a gateway whose first question got no answer in time."""
+    await decode.until(lambda: network.transfers == 1 and decode.open == 0)
+
+
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
 async def test_a_group_is_what_its_choices_are_on_their_own(folder: Path, scale_out: bool) -> None:
     async with FakeVLLM() as server:
@@ -76,7 +81,7 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         async with gateway_of(folder, f"{prefill.url},prefill", decode, role_of=(f"{decode.url}=decode",)) as gateway:
-            assert network.transfers == 1  # by which they have met
+            await until_met(network, decode)
             for transfers, n in enumerate((1, 3, 8), start=2):
                 assert await generated(gateway, n, seed=5) == seeded(n, 5)
                 assert network.transfers == transfers
@@ -86,7 +91,8 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
 
 async def test_both_servers_hear_what_the_client_calls_its_request_and_its_session(folder: Path) -> None:
     names = {"x-request-id": "client-1", "x-session-id": "talk"}
-    async with pair_of(folder) as (_, prefill, decode, gateway):
+    async with pair_of(folder) as (network, prefill, decode, gateway):
+        await until_met(network, decode)
         for server in (prefill, decode):
             server.named.clear()
         await gateway.http.post("/inference/v1/generate", json=body(1), headers=names)
@@ -98,6 +104,7 @@ async def test_both_servers_hear_what_the_client_calls_its_request_and_its_sessi
 
 async def test_a_ticket_that_is_not_used_is_given_back_in_the_clients_name(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
+        await until_met(network, decode)
         decode.switches.too_busy = 1  # it takes the ticket's request not at once, and gives the ticket back
         decode.named.clear()
         answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
@@ -111,6 +118,7 @@ async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_ano
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as other:
         async with gateway_of(folder, f"{prefill.url},prefill", other) as gateway:
+            await until_met(network, other)
             assert await generated(gateway, 3, seed=5) == seeded(3, 5)
         assert network.transfers == 2
 
@@ -148,18 +156,22 @@ async def until_asked(server: FakeVLLM) -> None:
     await server.until(lambda: server.open > 0)
 
 
-@pytest.mark.parametrize("failure", ["pull_fails", "pull_hangs"])
-async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(folder: Path, failure: str) -> None:
-    async with pair_of(folder, leader_timeout_s=0.5) as (_, _, decode, gateway):
+@pytest.mark.parametrize(
+    ("failure", "reason", "timeout_s"), [("pull_fails", "failed", PATIENCE_S), ("pull_hangs", "late", 0.5)]
+)
+async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(
+    folder: Path, failure: str, reason: str, timeout_s: float
+) -> None:
+    async with pair_of(folder, leader_timeout_s=timeout_s) as (_, _, decode, gateway):
         setattr(decode.switches, failure, True)
         assert await generated(gateway, 3, seed=5) == seeded(3, 5)
         metrics = (await gateway.http.get("/metrics")).text
-        reason = "failed" if failure == "pull_fails" else "late"
         assert f'motet:pull_fallbacks_total{{model_name="{MODEL}",reason="{reason}"}} 1.0' in metrics
 
 
 async def test_a_client_that_leaves_before_decode_has_its_ticket_frees_the_prompt_at_once(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
+        await until_met(network, decode)
         decode.switches.pull_hangs = True
         decode.hold()
         asked = asyncio.ensure_future(gateway.http.post("/inference/v1/generate", json=body(8)))
@@ -218,9 +230,8 @@ async def test_a_worker_whose_engine_died_gets_nothing_until_it_is_back(folder: 
 async def test_a_worker_with_another_tokenizer_than_ours_is_not_used(folder: Path) -> None:
     async with FakeVLLM() as server:
         server.switches.tokens_of_text = [1, 2, 3]
-        async with gateway_of(folder, server, start_timeout_s=1.0) as gateway:
-            with pytest.raises(StartupError, match=f"has another tokenizer for {MODEL} than this gateway"):
-                await gateway.outcome()
+        plan = plan_of(server.url, tokenizers=TokenizerRules({}, others=folder))
+        assert f"has another tokenizer for {MODEL} than this gateway" in await why_none_answers(plan)
 
 
 async def test_each_worker_is_sent_its_own_key(folder: Path) -> None:
@@ -271,7 +282,7 @@ async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(fold
         gateway_of(folder, one, other) as gateway,
     ):
         one.asked.clear()
-        one.adapters = ()
+        one.switches.lost = ("poet",)
         answers = [await asked_of_poet(gateway) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert not one.asked
@@ -279,10 +290,11 @@ async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(fold
 
 async def test_an_adapter_that_nobody_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
     async with FakeVLLM(adapters=("poet",)) as server, gateway_of(folder, server) as gateway:
-        server.adapters = ()
+        server.switches.lost = ("poet",)
         refused = await asked_of_poet(gateway)
         assert refused.status_code == 503
         assert "has the model no more" in refused.json()["error"]["message"]
+        server.adapters = ()
         await until_listed(gateway, MODEL)
         assert (await asked_of_poet(gateway)).status_code == 404
 

@@ -52,3 +52,17 @@ def test_a_file_that_goes_leaves_the_workers_and_is_logged_once(
     assert len(caplog.records) == 1
     file.write_text(B)
     assert read.look() == (NamedWorker(B),)
+
+
+def test_a_file_that_comes_back_is_read_also_if_it_looks_as_before(tmp_path: Path) -> None:
+    """A system that gives its number to the next file, in the same tick of its clock, made it look unchanged."""
+    file, away = tmp_path / "workers", tmp_path / "away"
+    file.write_text(A)
+    os.utime(file, ns=(1, 1))
+    read = WorkersFile(file)
+    file.rename(away)
+    assert read.look() == (NamedWorker(A),)
+    away.write_text(B)  # of the same length
+    os.utime(away, ns=(1, 1))
+    away.rename(file)
+    assert read.look() == (NamedWorker(B),)

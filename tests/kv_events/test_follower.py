@@ -51,7 +51,7 @@ class Script(Subscription):
             await asyncio.Event().wait()
         return self._heard.pop(0)
 
-    async def replay(self, start: int, *, patience_s: float) -> Replayed:
+    async def replay(self, start: int, *, patience_s: float, quiet_s: float = 0.0) -> Replayed:
         self.asked.append(start)
         if self._kept is None:
             raise ReplayError("it does not replay")
@@ -127,6 +127,24 @@ async def test_who_hears_nothing_asks_whether_there_was_something() -> None:
     script = Script([Heard.JOINED, Heard.SILENCE, Heard.SILENCE], [stored(0, A), stored(1, B)], growing)
     assert await known(script) == {A, B}
     assert script.asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("late", "names", "asked"), [(1, {A, B, C}, [0, 0, 3]), (9, {C}, [0, 0, 0])])
+async def test_who_was_not_told_of_everything_asks_again_when_it_hears_nothing(
+    late: int, names: set[bytes], asked: list[int]
+) -> None:
+    """A worker that stood still when it was joined was never known, until it had stored every block anew. What is known
+    meanwhile stays."""
+
+    def coming_late(asked: int, messages: list[NumberedMessage]) -> Replayed:
+        if asked <= late:
+            raise ReplayError("its replay did not come in 5 s")
+        return Replayed(messages, whole=True)
+
+    kept = [stored(0, A), stored(1, B), stored(2, C)]
+    script = Script([Heard.JOINED, kept[2], Heard.SILENCE, Heard.SILENCE], kept, coming_late)
+    assert await known(script) == names
+    assert script.asked == asked
 
 
 @pytest.mark.parametrize("strange", [b"nonsense", schema.payload([], 0.0)[:4]])

@@ -26,6 +26,7 @@ from motet.kv_events.follower import (
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions, StoredNow
 from motet.kv_events.schema import port_of, replay_endpoint
 from tests.kv_events.names import apply_to
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -129,7 +130,7 @@ async def test_what_is_not_kept_is_replayed_as_one_message_that_clears_and_store
     async with publisher(messages_kept=1) as published:
         Worker(published.publish, 5).steps(300)
         subscription = Subscription(BlockSource.ours(published.endpoint))
-        replay = await subscription.replay(7, patience_s=5.0)
+        replay = await subscription.replay(7, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
         subscription.close()
     (message,) = replay.messages
     assert replay.whole and message.number == 300
@@ -231,8 +232,8 @@ async def test_what_is_lost_between_two_messages_is_noticed() -> None:
 
 
 async def test_nothing_is_left_of_a_publisher_and_its_follower() -> None:
-    threads, sockets = threading.active_count(), len(psutil.Process().net_connections())
-    native, tasks = psutil.Process().num_threads(), asyncio.all_tasks()
+    process, tasks = psutil.Process(), asyncio.all_tasks()
+    threads, native, sockets = threading.active_count(), process.num_threads(), len(process.net_connections())
     async with publisher() as published, following(published.endpoint) as known:
         worker = Worker(published.publish, 0)
         worker.steps(3)
@@ -240,8 +241,16 @@ async def test_nothing_is_left_of_a_publisher_and_its_follower() -> None:
     await published.close()
     published.publish([Cleared()])  # an engine may end after what tells of it
     assert asyncio.all_tasks() == tasks
-    assert (threading.active_count(), psutil.Process().num_threads()) == (threads, native)
-    assert len(psutil.Process().net_connections()) == sockets
+    assert threading.active_count() == threads
+    await until_threads(process, native)
+    assert len(process.net_connections()) <= sockets
+
+
+async def until_threads(process: psutil.Process, most: int) -> None:
+    """Returns once the process has no more threads than that: the system may count one that has ended a moment
+    longer."""
+    while process.num_threads() > most:  # noqa: ASYNC110  the system tells nobody
+        await asyncio.sleep(0)
 
 
 async def test_those_who_share_a_context_have_no_threads_of_their_own_and_leave_none() -> None:
@@ -251,17 +260,17 @@ async def test_those_who_share_a_context_have_no_threads_of_their_own_and_leave_
         first = Subscription(BlockSource.ours(published.endpoint), shared)
         with_one = process.num_threads()
         others = [Subscription(BlockSource.ours(published.endpoint), shared) for _ in range(20)]
-        assert process.num_threads() == with_one
+        assert process.num_threads() <= with_one
         others[0].close()
-        assert await others[1].hear(5.0) is Heard.JOINED, "the others are not closed with it"
-        replay = await first.replay(0, patience_s=5.0)
+        assert await others[1].hear(PATIENCE_S) is Heard.JOINED, "the others are not closed with it"
+        replay = await first.replay(0, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
         assert replay.whole
         for subscription in (first, *others[1:]):
             subscription.close()
-    assert process.num_threads() == threads
+    await until_threads(process, threads)
     later = Subscription(BlockSource.ours("tcp://127.0.0.1:1"), shared)
     later.close()
-    assert process.num_threads() == threads
+    await until_threads(process, threads)
 
 
 async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() -> None:
@@ -271,7 +280,7 @@ async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() 
         published.publish([Stored(plain, None, tokens), Stored(salted, None, tokens, salted=True)])
         published.publish([Removed((*plain, *salted)), Stored(plain[:1], None, tokens[:4])])
         subscription = Subscription(BlockSource.ours(published.endpoint))
-        replay = await subscription.replay(1, patience_s=5.0)
+        replay = await subscription.replay(1, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
         subscription.close()
     told: list[int | bytes] = []
     for event in (event for message in replay.messages for event in schema.events_in(message.payload)):

@@ -186,6 +186,7 @@ class FakeVLLM(PlayedEngine):
             ticket = body.get("kv_transfer_params")
             if self.switches.connector and isinstance(ticket, dict) and ticket.get("do_remote_prefill"):
                 self.network.refuse(ticket)  # the serving layer tells the prefill server; so tickets are released
+                self.changed()
             raise
         return await self._answer(request, asked)
 
@@ -205,7 +206,8 @@ class FakeVLLM(PlayedEngine):
             raise Refused(503, "The server is overloaded.", kind="ServiceUnavailableError")
         if self.switches.refuses_priority and asked.body.get("priority", 0) != 0:
             raise Refused(400, "Got priority but priority scheduling is not enabled.")
-        check(asked, models=self.models, max_model_len=self.max_model_len)
+        models = [model for model in self.models if model not in self.switches.lost]
+        check(asked, models=models, max_model_len=self.max_model_len)
         self.asked.append(asked)
 
     async def _answer(self, request: web.Request, asked: Asked) -> web.StreamResponse:

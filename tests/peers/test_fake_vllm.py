@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_tickets import Held, Network
 from tests.peers.vllm_tokens import EOS, goes_on, written
@@ -19,7 +20,7 @@ TOKENS = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
 
 
 async def complete(server: FakeVLLM, **fields: object) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
         return await client.post("/v1/completions", json={"prompt": PROMPT, **TOKENS, **fields})
 
 
@@ -89,7 +90,7 @@ async def test_a_ticket_is_released_by_a_completion_that_is_rejected_and_by_no_o
         decode.switches.scale_out = True
         ticket = (await complete(prefill, max_tokens=1, kv_transfer_params=ASK)).json()["kv_transfer_params"]
         body = {"token_ids": [1], "sampling_params": {"n": 2, "temperature": 0}, "kv_transfer_params": ticket}
-        async with httpx.AsyncClient(base_url=decode.url) as client:
+        async with httpx.AsyncClient(base_url=decode.url, timeout=PATIENCE_S) as client:
             assert (await client.post("/inference/v1/generate", json=body)).status_code == 400
         assert network.pinned != []
         answer = await complete(decode, prompt=[1], max_tokens=10**9, kv_transfer_params=ticket)
@@ -155,7 +156,10 @@ async def test_it_refuses_what_vllm_refuses(fields: dict[str, object], status: i
 
 
 async def test_it_tells_what_a_probe_asks() -> None:
-    async with FakeVLLM(adapters=("adapter",)) as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with (
+        FakeVLLM(adapters=("adapter",)) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
         await complete(server)
         await complete(server)
         metrics = (await client.get("/metrics")).text

@@ -32,5 +32,7 @@ class Switches:
     tokens_a_chunk: int = 1
     fail_after: int | None = None
     """Its engine fails every request after so many tokens a choice."""
+    lost: tuple[str, ...] = ()
+    """Adapters that it has no more, though it still lists them."""
     too_busy: int = 0
     """So many requests for tokens are refused with 503."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import httpx
 import psutil
 
+from tests.patience import PATIENCE_S
 from tests.ray.processes import tcp_addresses
 
 FINISHED = "motet:request_success_total"
@@ -40,6 +41,7 @@ class OwnServers:
             client = httpx.AsyncClient(base_url=f"http://{ip}:{port}", headers=self._headers)
             try:
                 if (await client.get("/v1/models")).status_code == httpx.codes.OK:
+                    client.timeout = httpx.Timeout(PATIENCE_S)  # not before: a port of Ray's may never answer
                     return client
             except httpx.HTTPError:
                 pass

@@ -30,7 +30,7 @@ from tests.ray.hook import environ_of
 from tests.ray.joined import Joined
 from tests.ray.own_servers import OwnServers
 from tests.ray.processes import check_gone, command_of, descendants, end, folders, name_of, tcp_addresses
-from tests.ray.told import Status, merged
+from tests.ray.told import Status, Totals, merged
 
 SETTINGS = {
     "served-model-name": "tiny",
@@ -197,6 +197,10 @@ class RunningRay:
         """Raises httpx.HTTPError if somebody who knows a part of it does not answer."""
         answers = [(await client.get("/status")).raise_for_status() for client in await self._tellers()]
         return merged([msgspec.json.decode(answer.content, type=Status) for answer in answers])
+
+    async def totals(self) -> Totals:
+        """What all who are there have done."""
+        return (await self.until(lambda status: status.whole)).totals
 
     async def metric(self, name: str, **labels: str) -> float:
         """In `/metrics`: the sum over all that have these labels, among others."""

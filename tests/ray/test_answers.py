@@ -27,9 +27,9 @@ async def test_an_answer_is_that_of_one_server_for_one_prefill_and_one_transfer(
     route: str, body: Body, ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
     expected = await undisturbed.answer(route, body)
-    before = (await ray.status()).totals
+    before = await ray.totals()
     assert await ask(ray.http, route, body) == expected
-    after = (await ray.status()).totals
+    after = await ray.totals()
     assert (after.prefills - before.prefills, after.transfers - before.transfers) == (1, 1)
 
 

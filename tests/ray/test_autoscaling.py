@@ -59,9 +59,9 @@ async def keep_asking(ray: RunningRay, body: Body, undisturbed: Undisturbed, ove
 
 async def prefilled(ray: RunningRay, name: str) -> int:
     """How many prompts prefill computed while one was answered that nobody knew."""
-    before = (await ray.status()).totals
+    before = await ray.totals()
     await ask(ray.http, CHAT, chat(name, n=2, max_tokens=2))
-    return (await ray.status()).totals.prefills - before.prefills
+    return (await ray.totals()).prefills - before.prefills
 
 
 async def test_replicas_come_and_go_with_the_load_and_no_choice_is_lost(
@@ -77,7 +77,7 @@ async def test_replicas_come_and_go_with_the_load_and_no_choice_is_lost(
         await growing.until(lambda status: len(status.ready("prefill")) == 1, seconds=SOON_S)
         assert await prefilled(growing, "newcomer") >= 1
         await growing.until(lambda status: len(status.ready("decode")) == 2, seconds=SOON_S)
-        assert (await growing.status()).totals.migrations == 0
+        assert (await growing.totals()).migrations == 0
         less.set()  # five are not: while they are written one goes, and its groups go on on the other one
         smaller = await growing.until(lambda status: status.totals.migrations > 0, seconds=SOON_S)
         assert smaller.totals.choices_resumed > 0

@@ -40,11 +40,12 @@ async def test_a_cell_that_is_ended_lets_an_answer_end_unless_told_twice_and_lea
     assert len(ports) == 2
     assert ports < set(range(taken + 1, taken + 10))
     processes = ray.started
-    async with streaming(ray, CHAT, bodies[0]) as stuck, streaming(ray, CHAT, bodies[1]) as ends:
-        assert stuck.worker != ends.worker
+    async with streaming(ray, CHAT, bodies[0]) as stuck:
         engines[stuck.worker].suspend()
-        os.kill(ray.child.pid, signal.SIGTERM)
-        assert (await ends.read_all()).complete() == expected
+        async with streaming(ray, CHAT, bodies[1]) as ends:
+            assert stuck.worker != ends.worker
+            os.kill(ray.child.pid, signal.SIGTERM)
+            assert (await ends.read_all()).complete() == expected
         await eventually_in(PATIENCE_S / 2, partial(turns_away, ray), lambda: "it still takes requests")
         os.kill(ray.child.pid, signal.SIGTERM)
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):

@@ -70,11 +70,11 @@ async def test_a_prefill_replica_that_is_killed_is_done_without_and_met_again(
     assert await asyncio.gather(*asking) == expected[1:]
     await ray.until_whole(seconds=BACK_S)
     assert {process.pid for process in ray.replicas("decode")} == decode
-    before = (await ray.status()).totals
+    before = await ray.totals()
     names = [f"met again {i}" for i in range(4)]
     answers = await asyncio.gather(*(ray.http.post(CHAT, json=chat(name, n=8, max_tokens=100)) for name in names))
     assert len({answer.headers["x-motet-worker"] for answer in answers}) == 2, "one of the two was not asked"
-    after = (await ray.status()).totals
+    after = await ray.totals()
     assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (4, 0)
 
 
@@ -139,7 +139,7 @@ async def lose_a_decode_replica(ray: RunningRay, undisturbed: Undisturbed) -> No
         struck.append(worker)
 
     assert await ask_and_strike(ray, CHAT, body, strike) == expected
-    after = (await ray.status()).totals
+    after = await ray.totals()
     assert after.migrations - before.totals.migrations == 1
     assert after.choices_resumed - before.totals.choices_resumed == 8
     check_gone([engines[struck[0]]])

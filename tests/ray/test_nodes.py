@@ -49,7 +49,7 @@ async def test_a_node_that_dies_loses_no_choice_and_a_cluster_that_was_joined_st
             end(node)
             readers = await asyncio.gather(*(stream.read_all() for stream in streams))
         assert [reader.complete() for reader in readers] == expected
-        assert (await ray.status()).totals.choices_resumed == 8
+        assert (await ray.totals()).choices_resumed == 8
         os.kill(ray.child.pid, signal.SIGTERM)
         assert await asyncio.to_thread(ray.child.wait) == 0
         check_gone(ray.named(f"{REPLICA}motet"))

@@ -57,7 +57,7 @@ async def named(ray: RunningRay, name: str) -> psutil.Process:
     """The replica that the router names for it, asked as HAProxy asks it."""
     (router,) = ray.replicas("router")
     (url,) = {f"http://{ip}:{port}" for ip, port in tcp_addresses(router) if port in PORTS}
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         answer = await http.post(f"{url}/internal/route", json=asked(name))
     return ray.replica_at(f":{answer.json()['port']}")
 

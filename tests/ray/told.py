@@ -38,6 +38,11 @@ class Status(msgspec.Struct, frozen=True):
     def ready(self, role: str) -> list[Seen]:
         return [worker for worker in self.workers if worker.role == role and worker.state == "ready"]
 
+    @property
+    def whole(self) -> bool:
+        """Nobody was too busy to answer in time: what such a worker has done is missing in the totals."""
+        return all(worker.state != "silent" for worker in self.workers)
+
     def idle(self, **wanted: int) -> bool:
         """So many of each role are there, and nobody else, and nobody holds anything."""
         there = {role: len(self.ready(role)) for role in wanted}

@@ -174,4 +174,4 @@ async def test_a_group_that_was_closed_elsewhere_tells_its_reader_the_end_whatev
     await stream.aclose()
     for _ in range(2):
         with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(stream), 10)
+            await anext(stream)

@@ -95,6 +95,7 @@ class WorkersFile:
                 self.named = tuple(self._workers_in(self._path.read_text(encoding="utf-8")))
                 self._stamp = stamp
         except (OSError, UnicodeDecodeError) as error:
+            self._stamp = None  # when it is back it is read, also if it looks as before
             return error
         return None
 

@@ -117,6 +117,8 @@ class Follower:
         self._reader = schema.EventReader()
         self._next: int | None = None
         """Number of the message that should come next; None if it may be any."""
+        self._whole = True
+        """False if messages from the first one on were requested and did not come: they are requested again."""
         self._published: int | None = None
         """Number of the last message that was published, not replayed."""
         self._said: set[str] = set()
@@ -158,6 +160,7 @@ class Follower:
         """Begins again from the first message that is still available."""
         changes: list[BlockChange] = [self._forgotten()]
         messages = await self._replay(0)
+        self._whole = messages is not None
         if messages is None:
             self._next = None
         else:
@@ -167,10 +170,11 @@ class Follower:
 
     async def _catch_up(self) -> None:
         """Takes the messages since the last one, as far as they are available."""
-        if self._next is None or not (messages := await self._replay(self._next)):
+        start = self._next if self._whole else 0
+        if start is None or not (messages := await self._replay(start)):
             return
         changes: list[BlockChange] = [] if messages[0].number == self._next else [self._forgotten()]
-        self._next = messages[-1].number + 1
+        self._next, self._whole = messages[-1].number + 1, True
         self._tell(changes + self._changes_in(messages))
 
     async def _replay(self, start: int) -> list[NumberedMessage] | None:
@@ -248,8 +252,8 @@ class Subscription:
             self._connect(self._events, source.endpoint)
             self._closing = undo.pop_all()
         self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._events, zmq.POLLIN)  # first: a connection is heard of before its messages
         self._poller.register(self._connections, zmq.POLLIN)
-        self._poller.register(self._events, zmq.POLLIN)
 
     async def hear(self, patience_s: float) -> NumberedMessage | Heard:
         """Returns the next message or event; the event of a new connection comes before the messages through it."""
@@ -261,7 +265,7 @@ class Subscription:
             return _message(await self._events.recv_multipart()) or Heard.GARBLED
         return Heard.SILENCE
 
-    async def replay(self, start: int, *, patience_s: float) -> Replayed:
+    async def replay(self, start: int, *, patience_s: float, quiet_s: float = QUIET_S) -> Replayed:
         """Asks for the messages from number `start` on. Raises ReplayError, also after `patience_s` of silence."""
         if self._source.replay is None:
             raise ReplayError("it does not replay")
@@ -273,7 +277,7 @@ class Subscription:
             await socket.send_multipart([b"", schema.number_bytes(start)])
             while True:
                 # Not wait_for, which before Python 3.12 swallows a cancellation that comes with the answer.
-                async with asyncio.timeout(QUIET_S if messages else patience_s):
+                async with asyncio.timeout(quiet_s if messages else patience_s):
                     frames = await socket.recv_multipart()
                 if schema.END in frames[-2:-1]:
                     return Replayed(messages, whole=True)

@@ -20,6 +20,7 @@ from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.gateways import BODY, HEARTBEAT_S
 from tests.deploy.ray.directories import FakeDirectory, worker
 from tests.deploy.ray.workers import Belongings, RunningWorker
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,7 @@ async def until_members(gateway: RunningServer[Gateway], *states: WorkerState) -
 
 
 async def answers(gateway: RunningServer[Gateway]) -> None:
-    async with httpx.AsyncClient(base_url=gateway.serving.url, verify=False) as http:
+    async with httpx.AsyncClient(base_url=gateway.serving.url, verify=False, timeout=PATIENCE_S) as http:
         answer = (await http.post("/v1/chat/completions", json=BODY | {"stream": False})).json()
     assert [choice["message"]["content"] for choice in answer["choices"]] == [ANSWER] * 2
 

@@ -15,6 +15,7 @@ from motet.types import Role
 from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.ray.directories import FakeDirectory
 from tests.deploy.ray.workers import Belongings, RunningWorker
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -51,8 +52,9 @@ async def until_member(decode: RunningWorker, url: str, state: WorkerState | Non
 async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(folder: Path) -> None:
     belongings, cell = Belongings(), DirectCell(folder)
     async with cell.prefill("first") as first, cell.decode() as decode:
+        await until_member(decode, first.url, WorkerState.READY)
         decode.engine.let_run()
-        async with httpx.AsyncClient(base_url=decode.url, headers=CLIENT, verify=False) as http:
+        async with httpx.AsyncClient(base_url=decode.url, headers=CLIENT, verify=False, timeout=PATIENCE_S) as http:
             session = {"x-session-id": "talk"}
             answer = (await http.post("/v1/chat/completions", json=BODY, headers=session)).json()
             assert [choice["message"]["content"] for choice in answer["choices"]] == [ANSWER] * 3

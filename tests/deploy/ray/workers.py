@@ -16,8 +16,9 @@ from motet.engines.base import Engine
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter
 from tests.deploy.ray.directories import FakeDirectory
+from tests.patience import PATIENCE_S
 
-QUICK = WorkerLimits(announce_s=0.05, retry_s=0.01, meet_s=5.0, reach_s=5.0, farewell_s=0.05)
+QUICK = WorkerLimits(announce_s=0.05, retry_s=0.01, meet_s=PATIENCE_S, reach_s=PATIENCE_S, farewell_s=0.05)
 
 
 class RunningWorker:
