@@ -42,7 +42,7 @@ async def test_a_request_that_every_engine_dies_of_ends_with_a_clear_error(cell:
 async def test_an_engine_that_can_have_no_more_memory_dies_and_does_not_lie(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """Small groups it can still write in the memory it has; of this one it dies."""
+    """The engine has enough memory left for small groups. This large one kills it."""
     small, large = chat("memory", STREAMED, n=8), completion("memory", prompt=[f"{i} {TEXT * 18}" for i in range(48)])
     large |= {"echo": True, "logprobs": 5, "max_tokens": 10}
     expected = [await undisturbed.answer(CHAT, small), await undisturbed.answer(COMPLETIONS, large)]
@@ -87,7 +87,7 @@ async def test_a_client_that_leaves_while_its_group_waits_for_a_worker_leaves_no
 
 
 def starve(engine: StruckEngine) -> None:
-    """A blow: the process can have no more memory than it has."""
+    """A blow: the process cannot get more memory than it has now."""
     pid = engine.info.pid
     assert pid is not None
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])

@@ -1,4 +1,4 @@
-"""Groups that wait for room: all are answered, in order, also when an engine is lost while they wait."""
+"""Groups wait for room: all are answered, and in order, even if an engine is lost while they wait."""
 
 import asyncio
 import signal
@@ -31,7 +31,7 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
 async def test_many_groups_are_all_answered_when_an_engine_is_killed_and_another_one_leaves(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """The group that was struck first waits on the second engine, which is full, when it is struck."""
+    """The group that is struck first moves to the second engine, waits there for room, and is struck again."""
     bodies = [chat(f"many {i}", COUNTED if i % 2 else STREAMED, n=PLACES) for i in range(6)]
     expected = [await undisturbed.answer(CHAT, body) for body in bodies]
     cell.strikes.arm(written(20), kill)
@@ -92,5 +92,5 @@ async def test_a_group_that_finds_no_room_in_time_is_refused_before_its_first_by
 
 
 def stop(engine: StruckEngine) -> None:
-    """A blow that it will recover from."""
+    """A blow that the engine recovers from."""
     engine.send(signal.SIGSTOP, deadly=False)

@@ -1,5 +1,5 @@
-"""A large group over two decode engines: one prefill, a pull for each part, and the answer of one engine, also when one
-of the two is lost."""
+"""A large group on two decode engines needs one prefill, and one pull for each part. Its answer is the one of a single
+engine, even if one of the two is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What goes wrong on the prefill side, and what a client of the group sees: its choices, as if nothing had happened."""
+"""The prefill side fails in many ways, and a client of the group reads its choices as if nothing had happened."""
 
 import asyncio
 import signal
@@ -27,7 +27,7 @@ def request(name: str = "g", *, length: int = 300, seed: int = 0, n: int = 4) ->
 async def test_prefill_killed_after_the_ticket_and_before_the_pull(
     met: bool, folder: Path, forking: ForkingProcess
 ) -> None:
-    """A worker that was not met is waited for, 5 s; without processes `tests/transfer/test_thread.py` does so too."""
+    """Decode waits 5 s for a worker it has not met; `tests/transfer/test_thread.py` does it without processes."""
     async with worker_pair(folder, forking.spawn) as pair:
         if met:
             await pair.meet()
@@ -71,7 +71,7 @@ async def test_prefill_restarted_under_the_same_address_is_not_taken_for_the_old
 async def test_a_seal_that_is_not_ascii_costs_its_group_the_transfer_and_nobody_else_anything(
     folder: Path, forking: ForkingProcess
 ) -> None:
-    """It ended the engine process: one request of one client."""
+    """Such a seal used to end the engine process: one request of one client was enough."""
     keys: dict[str, object] = {"cluster_key": "secret"}
     async with worker_pair(folder, forking.spawn, prefill=keys, decode=keys) as pair:
         await pair.meet()
@@ -115,7 +115,7 @@ async def test_a_ticket_is_good_for_as_many_readers_and_for_the_prompt_that_it_s
 async def test_a_lease_that_ended_brings_a_late_reader_nothing_nor_what_its_blocks_were_given_for(
     folder: Path, forking: ForkingProcess
 ) -> None:
-    memory = gb_of(70)  # a little more than one prompt of the greatest length needs
+    memory = gb_of(70)  # a little more than the longest prompt needs
     async with worker_pair(folder, forking.spawn, prefill={"lease_s": 0.2, "kv_cache_gb": memory}) as pair:
         await pair.meet()
         expired = await pair.ticket(request("expired", length=250, seed=5))
