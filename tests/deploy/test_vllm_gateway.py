@@ -1,4 +1,4 @@
-"""A gateway in front of vLLM servers, played on real sockets: what clients get, and what passes between the two."""
+"""A gateway in front of played vLLM servers on real sockets: what clients get, and what passes between the two."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def body(n: int, **sampling: object) -> dict[str, object]:
 
 
 async def generated(gateway: RunningGateway, n: int, **sampling: object) -> list[list[int]]:
-    """Token ids by choice, of a whole answer."""
+    """Returns the token ids of a whole answer, by choice."""
     response = await gateway.http.post("/inference/v1/generate", json=body(n, **sampling))
     assert response.status_code == 200, response.text
     choices = response.json()["choices"]
@@ -39,7 +39,7 @@ async def generated(gateway: RunningGateway, n: int, **sampling: object) -> list
 
 
 def seeded(n: int, seed: int) -> list[list[int]]:
-    """What each choice is on its own."""
+    """Returns what each choice would be on its own."""
     return [written(PROMPT, TOKENS, Kind(seed=seed + index)) for index in range(n)]
 
 
@@ -76,7 +76,7 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         async with gateway_of(folder, f"{prefill.url},prefill", decode, role_of=(f"{decode.url}=decode",)) as gateway:
-            assert network.transfers == 1  # by which they have met
+            assert network.transfers == 1  # by this transfer they have met
             for transfers, n in enumerate((1, 3, 8), start=2):
                 assert await generated(gateway, n, seed=5) == seeded(n, 5)
                 assert network.transfers == transfers
@@ -84,7 +84,7 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
             server.check()
 
 
-async def test_both_servers_hear_what_the_client_calls_its_request_and_its_session(folder: Path) -> None:
+async def test_both_servers_get_the_client_s_names_of_request_and_session(folder: Path) -> None:
     names = {"x-request-id": "client-1", "x-session-id": "talk"}
     async with pair_of(folder) as (_, prefill, decode, gateway):
         for server in (prefill, decode):
@@ -96,9 +96,9 @@ async def test_both_servers_hear_what_the_client_calls_its_request_and_its_sessi
             assert named.session_id == "talk"
 
 
-async def test_a_ticket_that_is_not_used_is_given_back_in_the_clients_name(folder: Path) -> None:
+async def test_an_unused_ticket_is_given_back_under_the_client_s_request_name(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
-        decode.switches.too_busy = 1  # it takes the ticket's request not at once, and gives the ticket back
+        decode.switches.too_busy = 1  # it refuses the ticket's request at first, and gives the ticket back
         decode.named.clear()
         answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
         assert answer.status_code == 200
@@ -107,7 +107,7 @@ async def test_a_ticket_that_is_not_used_is_given_back_in_the_clients_name(folde
         assert {str(name).rpartition("-release-")[0] for name in released} == {"client-2"}
 
 
-async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_another_prefilled(folder: Path) -> None:
+async def test_a_server_with_a_connector_but_no_role_decodes_what_another_prefilled(folder: Path) -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as other:
         async with gateway_of(folder, f"{prefill.url},prefill", other) as gateway:
@@ -116,7 +116,7 @@ async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_ano
 
 
 async def test_a_decode_server_that_dies_in_mid_answer_is_not_noticed(folder: Path) -> None:
-    """Greedy: what is asked for again with what was written goes on as it would have."""
+    """The choices are greedy: when one is asked for again with what was written, it goes on as it would have."""
     network = Network()
     async with FakeVLLM(network=network) as a, FakeVLLM(network=network) as b:
         async with gateway_of(folder, a, b) as gateway:
@@ -135,7 +135,7 @@ async def test_a_decode_server_that_dies_in_mid_answer_is_not_noticed(folder: Pa
 
 
 async def writing(*servers: FakeVLLM) -> tuple[FakeVLLM, FakeVLLM]:
-    """The one of two that has a request, and the other."""
+    """Returns the one of two servers that has a request, and the other one."""
     waits = {asyncio.ensure_future(until_asked(server)): server for server in servers}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in pending:
@@ -264,7 +264,7 @@ async def test_an_adapter_that_is_loaded_while_its_server_runs_becomes_a_model_a
 
 
 async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(folder: Path) -> None:
-    """Before the gateway has heard of it: a client was told that the model does not exist."""
+    """The gateway had not heard of the loss yet, and used to tell clients that the model does not exist."""
     async with (
         FakeVLLM(adapters=("poet",)) as one,
         FakeVLLM(adapters=("poet",)) as other,
@@ -277,7 +277,7 @@ async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(fold
         assert not one.asked
 
 
-async def test_an_adapter_that_nobody_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
+async def test_an_adapter_that_no_server_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
     async with FakeVLLM(adapters=("poet",)) as server, gateway_of(folder, server) as gateway:
         server.adapters = ()
         refused = await asked_of_poet(gateway)
@@ -291,8 +291,8 @@ async def asked_of_poet(gateway: RunningGateway) -> httpx.Response:
     return await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "poet"})
 
 
-async def test_a_server_that_does_not_tell_its_blocks_gets_several_groups_at_once(folder: Path) -> None:
-    """With none, nothing would seem to fit beside another group."""
+async def test_a_server_that_does_not_report_its_blocks_gets_several_groups_at_once(folder: Path) -> None:
+    """If it counted as having no blocks, nothing would seem to fit beside another group."""
     async with FakeVLLM() as server:
         server.switches.tells_blocks = False
         async with gateway_of(folder, server) as gateway:
