@@ -1,4 +1,4 @@
-"""On which worker a session was last."""
+"""Remembers the worker that each session was last on."""
 
 from motet.routing.affinity import MAX_SESSIONS, Affinity
 
@@ -19,7 +19,7 @@ def test_a_session_is_where_it_was_given_to_last() -> None:
     assert (affinity.worker_of("s"), affinity.worker_of("t")) == ("b", "a")
 
 
-def test_a_silent_session_is_forgotten_when_its_time_is_over_and_not_before() -> None:
+def test_an_idle_session_is_forgotten_after_its_time_and_not_before() -> None:
     clock = Clock()
     affinity = Affinity(clock=clock, ttl_s=10)
     affinity.keep("s", "a")
@@ -32,7 +32,7 @@ def test_a_silent_session_is_forgotten_when_its_time_is_over_and_not_before() ->
     assert (affinity.worker_of("s"), affinity.worker_of("t")) == (None, None)
 
 
-def test_asking_does_not_lengthen_a_stay() -> None:
+def test_asking_where_a_session_is_does_not_keep_it_longer() -> None:
     clock = Clock()
     affinity = Affinity(clock=clock, ttl_s=10)
     affinity.keep("s", "a")
@@ -42,7 +42,7 @@ def test_asking_does_not_lengthen_a_stay() -> None:
     assert affinity.worker_of("s") is None
 
 
-def test_of_too_many_the_one_silent_longest_is_forgotten() -> None:
+def test_if_there_are_too_many_sessions_the_one_idle_longest_is_forgotten() -> None:
     affinity = Affinity(clock=Clock())
     for session in ("s", "t", *map(str, range(MAX_SESSIONS - 2)), "s", "u"):
         affinity.keep(session, {"s": "a", "u": "c"}.get(session, "b"))
@@ -58,7 +58,7 @@ def test_a_worker_that_leaves_takes_its_sessions_with_it() -> None:
     assert [affinity.worker_of(session) for session in "stu"] == [None, "b", None]
 
 
-def test_requests_without_a_session_stay_nowhere() -> None:
+def test_requests_without_a_session_are_not_remembered() -> None:
     affinity = Affinity(clock=Clock())
     affinity.keep("", "a")
     assert affinity.worker_of("") is None
