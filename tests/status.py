@@ -1,10 +1,10 @@
-"""A worker, as `/status` tells of it."""
+"""A worker, as `/status` reports it."""
 
 import msgspec
 
 
 class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not told of a worker that is silent counts as held."""
+    """Figures that are missing, as those of a silent worker, count as held."""
 
     state: str
     address: str
@@ -18,6 +18,6 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle(self) -> bool:
-        """Holds nothing for anybody."""
+        """Returns True if the worker holds nothing for anybody."""
         held = self.groups_running, self.choices_waiting, self.blocks_used
         return not any((*held, self.leases, self.pulls_open, self.blocks_pulling))
