@@ -30,10 +30,10 @@ def best_kernels() -> ctypes.CDLL:
 
 def kernels_of(kind: str) -> ctypes.CDLL:
     """Returns the kernels of a kind. Fails or skips if there are none."""
-    return of_kind(kind) or none(why_not(NEEDED[kind], processor_flags(), compiler()))
+    return of_kind(kind) or give_up(why_not(NEEDED[kind], processor_flags(), compiler()))
 
 
-def none(obstacle: str) -> NoReturn:
+def give_up(obstacle: str) -> NoReturn:
     """`obstacle` comes from `why_not`."""
     if obstacle:
         pytest.skip(obstacle)

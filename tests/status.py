@@ -1,6 +1,13 @@
-"""A worker, as `/status` reports it."""
+"""What servers report: a worker in `/status`, and sums over `/metrics`."""
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def metric_sum(text: str, name: str, **labels: str) -> float:
+    """Returns the sum over all samples in a page of metrics that have these labels, maybe among others."""
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):

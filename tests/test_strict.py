@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from motet.config import environment
-from tests.kernels import NEEDED, none, why_not
+from tests.kernels import NEEDED, give_up, why_not
 
 SETTINGS = """\
 [pytest]
@@ -77,9 +77,9 @@ def test_kernels_may_be_missing_only_without_a_compiler_or_an_instruction(
 
 def test_missing_kernels_that_could_be_here_are_a_failure() -> None:
     with pytest.raises(pytest.fail.Exception, match="build is broken"):
-        none("")
+        give_up("")
     with pytest.raises(pytest.skip.Exception, match="this processor has no fma"):
-        none("this processor has no fma")
+        give_up("this processor has no fma")
 
 
 @pytest.fixture(scope="module")

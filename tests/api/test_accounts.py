@@ -40,7 +40,7 @@ async def test_a_failed_group_is_logged_with_its_status(serve: Serving, caplog: 
     assert (line["status"], line["finished"], line["completion_tokens"]) == (500, 0, 1)
 
 
-async def test_scrape_shows_what_was_done(served: Served) -> None:
+async def test_a_scrape_shows_the_figures_of_ended_groups(served: Served) -> None:
     await served.chat(n=4)
     text = await served.metrics()
     assert 'motet:request_success_total{finished_reason="stop",model_name="tiny"} 4.0' in text

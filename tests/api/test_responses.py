@@ -222,7 +222,7 @@ async def test_streamed_answer_is_parsed_by_the_client(serve: Serving) -> None:
         ({"type": "text"}, {"type": "text"}),
     ],
 )
-async def test_engine_is_asked_for_what_a_chat_asks_for(
+async def test_the_engine_gets_the_same_request_as_for_a_chat(
     serve: Serving, flat: dict[str, object], nested: dict[str, object]
 ) -> None:
     served = await serve(saying(ANSWER))

@@ -50,7 +50,7 @@ async def test_streamed_response_is_the_whole_one(serve_tools: CallingServing, a
     assert plain(final(streamed(await ask(served, stream=True, **fields)))) == plain(response)
 
 
-async def test_items_are_what_the_model_thought_said_and_called(serve_tools: CallingServing) -> None:
+async def test_items_hold_the_thoughts_the_text_and_the_calls(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["thought, text and two calls"]))
     response = whole(await ask(served, tools=[FLAT_WEATHER, FLAT_TIME]))
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]

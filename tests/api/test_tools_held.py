@@ -159,7 +159,7 @@ async def test_a_form_that_cannot_be_enforced_is_named_beside_tools(
     assert "tools" not in response.json()["error"]["message"]
 
 
-async def test_a_model_that_thinks_does_so_before_either(serve_tools: CallingServing) -> None:
+async def test_a_thinking_model_may_think_before_a_form_or_a_call(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(f"<think>Hm.</think>{ANSWER}"))
     response = await served.chat(tools=[WEATHER], response_format=AS_SCHEMA)
     message = response.json()["choices"][0]["message"]

@@ -72,7 +72,7 @@ async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
     assert (await request).status_code == 200
 
 
-async def test_status_of_a_cell_shows_each_worker_and_sums_what_they_did(serve: Serving) -> None:
+async def test_the_status_of_a_cell_shows_each_worker_and_their_totals(serve: Serving) -> None:
     moves = {("died", "resumed"): 2, ("silent", "limit"): 1}
     figures = RoutingFigures(bypasses={"short": 3, "queue": 1}, migrations=moves, choices_resumed=9)
     served = await serve(workers=telling(PREFILL_STATS, DECODE_STATS), figures=figures)

@@ -1,4 +1,4 @@
-"""What a client reads from a stream: every answer by itself, with its times."""
+"""Reads a stream as a client: every answer by itself, with its times."""
 
 import json
 

@@ -213,7 +213,7 @@ def test_invalid_gateway_settings_are_refused() -> None:
     fails(motet("gateway", "--worker", URL, "--chat-template", "/gone.jinja"), 2, "--chat-template")
 
 
-def test_a_gateway_that_finds_no_worker_says_so_and_ends() -> None:
+def test_a_gateway_that_finds_no_worker_ends_with_an_error() -> None:
     result = motet("gateway", "--worker", URL, "--port", "0", "--start-timeout", "0.05", "--log-level", "error")
     assert result.exit_code == 1
     assert result.stdout == ""

@@ -53,7 +53,7 @@ async def test_every_decode_engine_meets_every_prefill_engine_before_the_server_
         assert [engine.met for engine in server.starter.of(Role.PREFILL)] == [[], []]
 
 
-async def test_an_engine_that_comes_back_meets_those_that_are_there_and_not_the_dead(folder: Path) -> None:
+async def test_an_engine_that_comes_back_meets_only_engines_that_are_there(folder: Path) -> None:
     async with Running(folder, cell=CELL, restarts=1) as server:
         (prefill,), (decode,) = server.starter.of(Role.PREFILL), server.starter.of(Role.DECODE)
         decode.die()

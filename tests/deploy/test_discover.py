@@ -58,7 +58,7 @@ def nobody(report: EngineReport) -> TextUpstream:
     raise AssertionError("only its reports are asked for")
 
 
-async def test_a_server_of_ours_is_asked_as_nothing_else() -> None:
+async def test_a_server_of_ours_is_only_asked_as_motet() -> None:
     asked = Asked(motet=[report("a"), report("b")])
     assert (await asked.server.report()).engine_id == "a"
     assert (await asked.server.report()).engine_id == "b"

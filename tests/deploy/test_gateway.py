@@ -160,7 +160,7 @@ async def test_a_worker_that_wants_another_key_is_not_used_and_the_reason_is_sho
                 await gateway.outcome()
 
 
-async def test_a_gateway_that_finds_no_worker_says_how_each_of_them_is(folder: Path) -> None:
+async def test_a_gateway_that_finds_no_worker_lists_the_state_of_each(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
         named = (prefill, "http://127.0.0.1:1")
         async with RunningGateway(*named, gateway={"start_timeout_s": 1.0}) as gateway:
@@ -208,7 +208,7 @@ async def test_workers_of_another_model_are_not_used(folder: Path) -> None:
 
 
 async def test_workers_with_another_dtype_are_used_once_all_former_ones_are_gone(folder: Path) -> None:
-    """Such servers, with another dtype after a restart, used to be of no use until the gateway was restarted too."""
+    """Workers with another dtype after their restart used to be ignored until the gateway was restarted too."""
     async with Running(folder) as former, Running(folder) as newcomer:
         newcomer.engine.info = msgspec.structs.replace(newcomer.engine.info, dtype="float32")
         async with RunningGateway(former) as gateway:

@@ -61,7 +61,7 @@ async def pair_of(folder: Path, **gateway: Any) -> AsyncIterator[tuple[Network, 
 
 
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
-async def test_a_group_is_what_its_choices_are_on_their_own(folder: Path, scale_out: bool) -> None:
+async def test_the_choices_of_a_group_equal_single_requests(folder: Path, scale_out: bool) -> None:
     async with FakeVLLM() as server:
         server.switches.scale_out = scale_out
         async with gateway_of(folder, server) as gateway:
@@ -231,7 +231,7 @@ async def test_each_worker_is_sent_its_own_key(folder: Path) -> None:
             assert await generated(gateway, 2, seed=1) == seeded(2, 1)
 
 
-async def test_a_worker_that_wants_another_key_says_so(folder: Path) -> None:
+async def test_a_worker_that_wants_another_key_is_shown_with_that_reason(folder: Path) -> None:
     async with FakeVLLM() as right, FakeVLLM() as wrong:
         wrong.switches.api_key = "secret"
         async with gateway_of(folder, right, wrong) as gateway:

@@ -39,7 +39,7 @@ async def test_a_request_that_every_engine_dies_of_ends_with_a_clear_error(cell:
     assert cell.figures.migrations["died", "limit"] == 1
 
 
-async def test_an_engine_that_can_have_no_more_memory_dies_and_does_not_lie(
+async def test_an_engine_without_memory_dies_and_sends_no_wrong_tokens(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     """The engine has enough memory left for small groups. This large one kills it."""

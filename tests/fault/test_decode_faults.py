@@ -35,7 +35,7 @@ def request(name: str, *, n: int = 4, max_tokens: int = 30) -> GenerateRequest:
     return group(name, prompt_of(300, len(name)), n=n, seed=5, max_tokens=max_tokens)
 
 
-async def test_decode_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
+async def test_decode_is_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
     memory = gb_of(70)  # room for one of the prompts and all that is written after it
     async with cell(folder, forking.spawn, kv_cache_gb=memory) as (pair, engine):
         pulled = engine.generate(request("pulled", n=2, max_tokens=120))
@@ -55,7 +55,7 @@ async def test_decode_killed_after_one_pull_and_before_another(folder: Path, for
         await pair.check_prefill()
 
 
-async def test_a_dead_prefill_is_done_without(folder: Path, forking: ForkingProcess) -> None:
+async def test_decode_does_without_a_dead_prefill_engine(folder: Path, forking: ForkingProcess) -> None:
     async with cell(folder, forking.spawn) as (pair, engine):
         before, after = request("before"), request("after")
         assert await answer(engine, before) == undisturbed(folder, before)

@@ -10,14 +10,13 @@ from typing import TypeVar
 import httpx
 import msgspec
 from msgspec.structs import astuple
-from prometheus_client.parser import text_string_to_metric_families
 
 from motet.config import environment
 from tests.fault.answers import Answer, Body, Reader, whole
 from tests.forked import ForkingProcess
 from tests.hosts.network import Host
 from tests.patience import PATIENCE_S
-from tests.status import SeenWorker
+from tests.status import SeenWorker, metric_sum
 
 Seen = TypeVar("Seen")
 
@@ -73,10 +72,7 @@ class Server:
         return msgspec.json.decode(self.http.get("/status").content, type=Status)
 
     def metric(self, name: str, **labels: str) -> float:
-        """Returns the sum in `/metrics` over all series that have these labels, maybe among others."""
-        families = text_string_to_metric_families(self.http.get("/metrics").text)
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        return metric_sum(self.http.get("/metrics").text, name, **labels)
 
     def until(self, holds: Callable[[Status], bool]) -> Status:
         """Returns the first status for which `holds` is true."""

@@ -32,7 +32,7 @@ PREFILL_PORT, DECODE_PORT, WORKER_PORT, GATEWAY_PORT = 8000, 8001, 8002, 8003
 N = 8
 FAILURES = "motet:kv_transfer_failures_total"
 GIVEN_UP_S = 80
-"""By then a prefill host that is cut off has been given up, even on a busy machine. One prefill may take 120 s."""
+"""Time by which a prefill host that is cut off is given up, even on a busy machine. One prefill may take 120 s."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Servers:
 
 @pytest.fixture(scope="module")
 def servers(network: Mapping[str, Host], folder: Path, forking: ForkingProcess) -> Iterator[Servers]:
-    """From here on the thread of the tests is on the client's host."""
+    """After this the thread of the tests is on the client's host."""
     one, two, three = network["one"], network["two"], network["three"]
     engine = ("serve", str(folder), *ENGINE)
     prefill = (*engine, *APART, "--role", "prefill", "--side-channel-host", one.address)

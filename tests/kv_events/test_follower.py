@@ -1,4 +1,4 @@
-"""What a follower makes of message numbers that jump, go back, or come twice. A script stands for its subscription."""
+"""A follower copes with message numbers that jump, go back, or come twice. A script stands for its subscription."""
 
 import asyncio
 import logging

@@ -43,7 +43,7 @@ class Break(Enum):
 
 @dataclass(frozen=True)
 class Refused:
-    """What a request gets instead of an answer."""
+    """An answer that a request gets instead of the usual one."""
 
     status: int
     body: bytes = b""
@@ -104,7 +104,7 @@ class Choice:
 
 
 class Script:
-    """What the server writes for one request."""
+    """The answer of the server to one request."""
 
     def __init__(self, asked: Asked, manners: Manners) -> None:
         self._chat = asked.path == CHAT

@@ -1,4 +1,4 @@
-"""What a played vLLM server counts, and its `/metrics`."""
+"""The counts of a played vLLM server, and its `/metrics`."""
 
 import time
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What tests know of somebody else's cluster, and the program that starts it too; free of Ray."""
+"""Facts about somebody else's cluster, for tests and for the program that starts it; free of Ray."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -17,7 +17,6 @@ from types import TracebackType
 import httpx
 import msgspec
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.ports import free_port
 from motet.config import environment
@@ -31,6 +30,7 @@ from tests.ray.joined import Joined
 from tests.ray.own_servers import OwnServers
 from tests.ray.processes import check_gone, command_of, descendants, end, folders, name_of, tcp_addresses
 from tests.ray.told import Status, merged
+from tests.status import metric_sum
 
 SETTINGS = {
     "served-model-name": "tiny",
@@ -199,11 +199,8 @@ class RunningRay:
         return merged([msgspec.json.decode(answer.content, type=Status) for answer in answers])
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Returns the sum in `/metrics` over all series that have these labels, maybe among others."""
         texts = [(await client.get("/metrics")).text for client in await self._tellers()]
-        families = [family for text in texts for family in text_string_to_metric_families(text)]
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        return sum(metric_sum(text, name, **labels) for text in texts)
 
     async def _tellers(self) -> list[httpx.AsyncClient]:
         """Returns clients for the processes that together know all of the cell."""

@@ -68,7 +68,7 @@ async def test_names_of_requests_and_sessions_go_through(ray: RunningRay) -> Non
     assert "(named-by-the-client)" in ray.log_of(prefill)
 
 
-async def test_an_answer_has_one_name_whoever_gave_it(ray: RunningRay) -> None:
+async def test_an_answer_has_one_request_id_whoever_gave_it(ray: RunningRay) -> None:
     """Serve gives requests names of its own, too."""
     answer = await ray.http.post(CHAT, json=chat("unnamed", max_tokens=4))
     (name,) = set(answer.headers.get_list("x-request-id"))

@@ -26,7 +26,7 @@ STAYING = (
 answers take less of the cores on which replicas start."""
 LEAVING = chat("leaves", STREAMED, n=3, max_tokens=LONGEST)
 SOON_S = 150.0
-"""By then Serve has decided, and a replica has started or ended."""
+"""Time by which Serve has decided, and a replica has started or ended."""
 
 
 @pytest.fixture

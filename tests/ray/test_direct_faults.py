@@ -1,4 +1,4 @@
-"""What clients see of faults where the decode replica itself holds their streams: nobody else can go on with them."""
+"""Faults where the decode replica itself holds the streams of clients: nobody else can go on with them."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 BACK_S = 150.0
-"""By then Serve has noticed what is gone, and made a new one."""
+"""Time by which Serve has noticed what is gone, and made a new one."""
 
 
 async def test_an_engine_that_dies_in_mid_stream_is_started_again_and_the_answer_is_the_same(

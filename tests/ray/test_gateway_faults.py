@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 BACK_S = 150.0
-"""By then Serve has noticed what is gone, and made a new one."""
+"""Time by which Serve has noticed what is gone, and made a new one."""
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def under_load(ray: RunningRay, undisturbed: Undisturbed, name: str) -> As
             over.set()
 
 
-async def test_a_prefill_replica_that_is_killed_is_done_without_and_met_again(
+async def test_decode_does_without_a_killed_prefill_replica_and_meets_the_next_one(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
     """Decode replicas stay as they are: they connect only to the new prefill replica."""

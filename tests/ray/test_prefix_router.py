@@ -91,7 +91,7 @@ async def test_eight_streamed_choices_are_those_of_one_server(ray: RunningRay, u
     ("content", "status"),
     [(b"no JSON", 400), (b'{"messages": []}', 400), (b'{"prompt": "x", "model": "other"}', 404)],
 )
-async def test_what_is_wrong_with_a_request_is_told_by_a_replica(content: bytes, status: int, ray: RunningRay) -> None:
+async def test_a_replica_reports_what_is_wrong_with_a_request(content: bytes, status: int, ray: RunningRay) -> None:
     route = COMPLETIONS if b"prompt" in content else CHAT
     answer = await ray.http.post(route, content=content, headers={"content-type": "application/json"})
     assert (answer.status_code, "error" in answer.json()) == (status, True)

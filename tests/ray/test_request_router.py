@@ -60,6 +60,6 @@ async def test_a_session_stays_at_its_replica(ray: RunningRay) -> None:
     assert list((await ray.finished_since(before, choices=6)).values()) == [6]
 
 
-async def test_a_header_that_says_nonsense_is_passed_over(ray: RunningRay) -> None:
+async def test_an_invalid_header_is_ignored(ray: RunningRay) -> None:
     answer = await ray.http.post(CHAT, json=chat("x", max_tokens=4, n=2), headers={"x-motet-choices": "many"})
     assert len(msgspec.json.decode(answer.content)["choices"]) == 2

@@ -1,4 +1,4 @@
-"""What the processes that know a cell say of it in `/status`."""
+"""The status of a cell on Ray, as the processes that know parts of it report it."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from tests.status import SeenWorker
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Where others can fetch a worker's KV."""
+    """The address from which others can fetch a worker's KV."""
 
     engine_id: str
     port: int

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import httpx
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.ports import free_port
 from bench.vllm import MODEL_NAME, VLLMServer, VLLMSetup, vllm_server
 from bench.vllm_pair import CONNECTOR
 from motet.config import environment
 from motet.deploy.child import ChildServer
+from tests.status import metric_sum
 
 PATIENCE_S = 60.0
 SCALE_OUT = "--enable-scale-out"
@@ -36,10 +36,7 @@ class RealVLLM:
         return self.server.url
 
     def metric(self, name: str, **labels: str) -> float:
-        """Returns the sum of the samples that have these labels."""
-        text = httpx.get(f"{self.url}/metrics").text
-        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+        return metric_sum(httpx.get(f"{self.url}/metrics").text, name, **labels)
 
     def local(self, source: str) -> float:
         """Returns the number of prompt tokens from that source."""

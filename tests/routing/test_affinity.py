@@ -1,13 +1,7 @@
 """Remembers the worker that each session was last on."""
 
 from motet.routing.affinity import MAX_SESSIONS, Affinity
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.routing.scene import Clock
 
 
 def test_a_session_is_where_it_was_given_to_last() -> None:
@@ -20,7 +14,7 @@ def test_a_session_is_where_it_was_given_to_last() -> None:
 
 
 def test_an_idle_session_is_forgotten_after_its_time_and_not_before() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     affinity = Affinity(clock=clock, ttl_s=10)
     affinity.keep("s", "a")
     clock.now_s = 6
@@ -33,7 +27,7 @@ def test_an_idle_session_is_forgotten_after_its_time_and_not_before() -> None:
 
 
 def test_asking_where_a_session_is_does_not_keep_it_longer() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     affinity = Affinity(clock=clock, ttl_s=10)
     affinity.keep("s", "a")
     clock.now_s = 9

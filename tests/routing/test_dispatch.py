@@ -82,7 +82,7 @@ async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason(
     assert "decode-1 136 (own 136" in (pair.fleet.reports()[1].last_decision or "")
 
 
-async def test_the_first_delta_says_who_writes() -> None:
+async def test_the_first_delta_names_the_worker_that_writes() -> None:
     pair = Pair("decode")
     pair.fleet.mark("decode-0", WorkerState.DRAINING)
     stream = pair.router.generate(group())
@@ -185,7 +185,7 @@ async def test_while_no_worker_is_up_info_stays_as_it_was_last() -> None:
     assert router.info is engine.info
 
 
-async def test_info_of_several_is_what_holds_on_any_of_them() -> None:
+async def test_info_of_several_workers_holds_on_each_of_them() -> None:
     pair = Pair("decode")
     address = TransferAddress("x", "127.0.0.1", 1)
     base = msgspec.structs.replace(fake_info(role=Role.DECODE, transfer=address), pid=1)

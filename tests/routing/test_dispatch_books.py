@@ -59,7 +59,7 @@ async def test_there_is_no_prefill_load_while_no_prefill_worker_is_up() -> None:
     assert apart.router.dispatcher.load(Work.PREFILL, group()) is None
 
 
-async def test_the_books_count_choices_trunk_blocks_once_and_the_blocks_of_what_was_written() -> None:
+async def test_the_books_count_choices_each_trunk_block_once_and_all_tail_blocks() -> None:
     gate = asyncio.Semaphore(40)
     one, engine = worker("decode-0", gate=gate)
     engine.script = lambda _, __: [1]

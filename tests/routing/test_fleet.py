@@ -239,7 +239,7 @@ async def test_when_the_last_worker_leaves_the_fleet_is_empty() -> None:
     assert await answers_of(router, group()) == answers(2)
 
 
-async def test_the_report_tells_why_a_worker_got_its_last_group() -> None:
+async def test_the_report_has_the_reason_why_a_worker_got_its_last_group() -> None:
     fleet = Fleet([worker("decode-0")[0]])
     await answers_of(Router(fleet, ONE_LIFE), group())
     assert [report.last_decision for report in fleet.reports()] == ["only decode-0 is there"]

@@ -131,7 +131,7 @@ async def test_prefill_that_was_never_measured_is_not_too_busy() -> None:
         (EngineError("out of blocks"), "prefill-failed"),
     ],
 )
-async def test_where_prefill_fails_decode_computes_and_the_client_sees_nothing(error: MotetError, reason: str) -> None:
+async def test_if_prefill_fails_decode_computes_and_the_client_notices_nothing(error: MotetError, reason: str) -> None:
     cell = Cell(during_prefill=Hold(error=error, held=False))
     request = group()
     assert await answers_of(cell.router, request) == answers(2)
@@ -242,7 +242,7 @@ async def test_without_prefill_workers_no_bypass_is_counted() -> None:
     decode.check()
 
 
-async def test_where_nobody_decodes_no_prompt_is_prefilled() -> None:
+async def test_without_decode_workers_no_prompt_is_prefilled() -> None:
     cell = Cell()
     cell.fleet.mark("decode-0", WorkerState.DEAD)
     with pytest.raises(NoWorkerError):

@@ -189,14 +189,14 @@ def test_a_header_that_is_no_number_of_choices_counts_as_one(text: str, choices:
 
 
 @dataclass
-class Brought:
+class PickledRequest:
     """The parts that are read of what the proxy pickles."""
 
     asgi_scope: dict[str, object]
 
 
 def scope(*headers: tuple[bytes, bytes]) -> bytes:
-    return pickle.dumps(Brought({"headers": list(headers)}))
+    return pickle.dumps(PickledRequest({"headers": list(headers)}))
 
 
 def test_choices_and_session_are_read_from_headers_however_they_are_written() -> None:

@@ -48,7 +48,7 @@ EVENTS: dict[str, tuple[dict[int, str], float, int]] = {
     "a controller that is away ends nobody": ({10: "ends nobody", 500: "ends one"}, 30.0, 9 + 490 + 21),
     "the shortest time leaves room for a controller that is busy": ({}, 0.0, int(LEAST_S)),
 }
-"""What happens in which second, the limit, and the second in which the replica knows."""
+"""The events by second, the limit, and the second in which the replica notices."""
 
 
 @pytest.mark.parametrize(("until", "limit_s", "waits"), EVENTS.values(), ids=EVENTS)

@@ -175,7 +175,7 @@ async def test_a_meeting_is_news_and_that_fewer_wait_is_none() -> None:
     assert book.directory.announce(worker("a", Role.DECODE, met=("x", "z"))).version != met
 
 
-async def test_changes_that_come_together_are_told_together() -> None:
+async def test_changes_that_come_together_are_reported_together() -> None:
     directory = Directory(gather_s=0.05)
     known = directory.announce(worker("a")).version
     waiting = asyncio.ensure_future(directory.changed(known, timeout_s=10.0))

@@ -34,7 +34,7 @@ class Waits:
         await asyncio.sleep(0)
 
 
-def test_what_is_listed_is_known() -> None:
+def test_listed_workers_are_known() -> None:
     following = Following(FakeDirectory())
     following.take(listing(FIRST, 1, worker("a"), worker("b")))
     following.take(listing(FIRST, 2, worker("b", stage=WorkerStage.LEAVING)))

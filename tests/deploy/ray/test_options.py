@@ -115,7 +115,7 @@ def direct(**flags: object) -> Settings:
     return settings(**{"ingress": "direct", **flags})
 
 
-def test_the_proxy_asks_our_router_and_is_told_how_long_sessions_last() -> None:
+def test_the_proxy_uses_our_router_with_the_time_that_sessions_last() -> None:
     config = request_router_options(direct(session_expiry_s=30.0), {})["request_router_config"]
     assert config["request_router_class"] == REQUEST_ROUTER
     assert config["request_router_kwargs"] == {"session_ttl_s": 30.0}
@@ -125,7 +125,7 @@ def test_behind_gateways_serve_chooses_as_it_likes() -> None:
     assert request_router_options(direct(ingress="gateway"), {}) == {}
 
 
-def test_haproxy_has_no_use_for_a_router_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_haproxy_ignores_the_router_and_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert request_router_options(direct(), {HAPROXY: "1"}) == {}
     assert "--prefix-router" in caplog.text
@@ -135,7 +135,7 @@ def test_with_the_hook_haproxy_has_a_router() -> None:
     assert request_router_options(direct(prefix_router=True), BOTH)["request_router_config"]
 
 
-def test_the_hook_is_for_the_ray_it_is_known_in() -> None:
+def test_the_hook_works_only_with_known_versions_of_ray() -> None:
     check_hook(direct(prefix_router=True), BOTH, ray_version="2.60.1")
     with pytest.raises(ConfigError, match=r"--prefix-router .* 2\.60\.x, and this is Ray 2\.61\.0"):
         check_hook(direct(prefix_router=True), BOTH, ray_version="2.61.0")

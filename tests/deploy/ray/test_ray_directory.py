@@ -46,7 +46,7 @@ class FakeHandle:
         return Remote(getattr(self._replica, name))
 
 
-async def test_what_is_announced_and_listed_travels_as_it_is() -> None:
+async def test_announcements_and_listings_arrive_unchanged() -> None:
     directory = RayDirectory(FakeHandle(), listen_s=LISTENS_S)
     said = worker("a", Role.DECODE, WorkerStage.MEETING, engine_id="engine", met=("b", "c"))
     listing = await directory.announce(said, DirectoryVersion())

@@ -97,7 +97,7 @@ def test_only_replicas_that_serve_clients_take_their_keys(model: Path) -> None:
 
 
 def test_blocks_are_published_only_where_somebody_follows_them(model: Path) -> None:
-    """What is published has the tokens of prompts in it, and anybody can read it."""
+    """Published events hold the tokens of prompts, and anybody can read them."""
 
     def tells(role: Role, **flags: object) -> bool:
         plan = plan_of(settings(model, None, prefill=1, decode=1, **flags), role)

@@ -15,7 +15,7 @@ Figures = Mapping[str, Mapping[object, float]]
 
 
 @dataclass(frozen=True)
-class Told:
+class FakeContext:
     """Stands for a `Context` of Serve."""
 
     aggregated_metrics: Figures | None
@@ -24,7 +24,7 @@ class Told:
 def wanted(*choices: float, fullness: tuple[float, ...] = (), per_replica: int = 64) -> int:
     """Returns the number of wanted replicas, for so many open choices on each one that there is."""
     told: Figures = {CHOICES: dict(enumerate(choices)), FULLNESS: dict(enumerate(fullness))}
-    number, _ = ReplicasByLoad(counted=CHOICES, per_replica=per_replica)(Told(told))
+    number, _ = ReplicasByLoad(counted=CHOICES, per_replica=per_replica)(FakeContext(told))
     return number
 
 
@@ -57,15 +57,15 @@ def test_a_replica_that_is_nearly_full_counts_for_more_than_its_choices() -> Non
 
 @pytest.mark.parametrize("told", [None, {}, {FULLNESS: {"a": 1.0}}])
 def test_without_reports_no_replica_is_wanted(told: Figures | None) -> None:
-    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(Told(told)) == (0, {})
+    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(FakeContext(told)) == (0, {})
 
 
 def test_prompts_are_counted_for_prefill() -> None:
     told: Figures = {CHOICES: {"a": 500.0}, PROMPTS: {"a": 4.5}}
-    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(Told(told)) == (2, {})
+    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(FakeContext(told)) == (2, {})
 
 
-def test_a_replica_tells_what_is_open_and_how_full_it_is() -> None:
+def test_a_replica_reports_its_open_choices_and_how_full_it_is() -> None:
     stats = EngineStats(
         groups_running=2, groups_waiting=3, choices_running=16, choices_waiting=24, blocks_used=30, blocks_total=100
     )

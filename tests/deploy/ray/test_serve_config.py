@@ -47,7 +47,7 @@ FLAGS: dict[str, object] = {
 }
 
 
-def test_it_says_where_serve_listens_and_what_it_runs() -> None:
+def test_the_config_has_serve_s_address_and_the_application() -> None:
     config = written(resolved(FLAGS))
     assert config["http_options"] == {"host": "0.0.0.0", "port": 9000}
     assert config["proxy_location"] == "EveryNode"

@@ -186,7 +186,7 @@ async def test_a_directory_that_is_away_at_first_and_at_the_end_holds_up_nothing
     belongings.check()
 
 
-async def test_a_worker_whose_engine_is_lost_for_good_says_so_and_is_listed_no_more(folder: Path) -> None:
+async def test_a_worker_whose_engine_is_lost_for_good_fails_its_check_and_leaves_the_list(folder: Path) -> None:
     directory = FakeDirectory()
     async with RunningWorker(folder, directory, Role.BOTH, starter=Starter()) as both:
         async with httpx.AsyncClient(base_url=both.url, verify=False) as http:
@@ -203,7 +203,7 @@ async def test_a_worker_whose_engine_is_lost_for_good_says_so_and_is_listed_no_m
 NEVER_S = 3600.0
 
 
-class Said:
+class Speaker:
     """A worker that announces itself."""
 
     def __init__(self, directory: FakeDirectory | None = None, *, period_s: float = NEVER_S) -> None:
@@ -222,20 +222,20 @@ class Said:
 
 async def test_a_worker_waits_for_the_directory_s_answer_before_anything_else() -> None:
     """If two start at once, the second one sees the first one before it goes on."""
-    said = Said()
-    said.directory.book.announce(worker("other"))
-    await said.announcing.reach(WorkerStage.MEETING, limit_s=1.0)
-    assert [known.id for known in said.following.workers] == ["other", "a"]
+    speaker = Speaker()
+    speaker.directory.book.announce(worker("other"))
+    await speaker.announcing.reach(WorkerStage.MEETING, limit_s=1.0)
+    assert [known.id for known in speaker.following.workers] == ["other", "a"]
 
 
 async def test_news_is_announced_at_once_and_the_rest_every_few_seconds() -> None:
-    said = Said(period_s=0.01)
-    await said.announcing.reach(WorkerStage.READY, limit_s=1.0)
-    keeping = asyncio.create_task(said.announcing.keep())
-    await said.directory.until(lambda: len(said.said) >= 3)
+    speaker = Speaker(period_s=0.01)
+    await speaker.announcing.reach(WorkerStage.READY, limit_s=1.0)
+    keeping = asyncio.create_task(speaker.announcing.keep())
+    await speaker.directory.until(lambda: len(speaker.said) >= 3)
     await ended(keeping)
-    assert set(said.said) == {(WorkerStage.READY, ())}
-    quiet = Said()
+    assert set(speaker.said) == {(WorkerStage.READY, ())}
+    quiet = Speaker()
     keeping = asyncio.create_task(quiet.announcing.keep())
     for number in range(1, 3):
         quiet.met += (str(number),)
@@ -261,64 +261,64 @@ class SlowDirectory(FakeDirectory):
 
 async def test_news_during_an_announcement_follows_right_after() -> None:
     directory = SlowDirectory()
-    said = Said(directory)
-    keeping = asyncio.create_task(said.announcing.keep())
-    said.announcing.has_news()
-    await directory.until(lambda: len(said.said) == 1)
-    said.met = ("new",)
-    said.announcing.has_news()
+    speaker = Speaker(directory)
+    keeping = asyncio.create_task(speaker.announcing.keep())
+    speaker.announcing.has_news()
+    await directory.until(lambda: len(speaker.said) == 1)
+    speaker.met = ("new",)
+    speaker.announcing.has_news()
     directory.may_answer.release()
-    await directory.until(lambda: len(said.said) == 2)
+    await directory.until(lambda: len(speaker.said) == 2)
     await ended(keeping)
-    assert said.said == [(WorkerStage.MEETING, ()), (WorkerStage.MEETING, ("new",))]
+    assert speaker.said == [(WorkerStage.MEETING, ()), (WorkerStage.MEETING, ("new",))]
 
 
 async def test_an_announcement_waits_for_the_one_before() -> None:
     """If two were on their way, they could arrive in the other order, and a worker that leaves would be ready again."""
     directory = SlowDirectory()
-    said = Said(directory)
-    keeping = asyncio.create_task(said.announcing.keep())
-    said.announcing.has_news()
-    await directory.until(lambda: len(said.said) == 1)
-    leaving = asyncio.create_task(said.announcing.reach(WorkerStage.LEAVING, limit_s=NEVER_S))
+    speaker = Speaker(directory)
+    keeping = asyncio.create_task(speaker.announcing.keep())
+    speaker.announcing.has_news()
+    await directory.until(lambda: len(speaker.said) == 1)
+    leaving = asyncio.create_task(speaker.announcing.reach(WorkerStage.LEAVING, limit_s=NEVER_S))
     await asyncio.sleep(0)
-    assert len(said.said) == 1
+    assert len(speaker.said) == 1
     directory.may_answer.release()
     directory.may_answer.release()
     await leaving
     await ended(keeping)
-    assert said.said == [(WorkerStage.MEETING, ()), (WorkerStage.LEAVING, ())]
+    assert speaker.said == [(WorkerStage.MEETING, ()), (WorkerStage.LEAVING, ())]
 
 
 async def test_a_directory_that_was_away_for_a_moment_gets_the_announcement_when_it_is_back() -> None:
-    said = Said()
-    said.directory.fails = AWAY
-    reaching = asyncio.create_task(said.announcing.reach(WorkerStage.MEETING, limit_s=NEVER_S))
-    await said.directory.until(lambda: len(said.said) == 1)
-    said.directory.fails = None
+    speaker = Speaker()
+    speaker.directory.fails = AWAY
+    reaching = asyncio.create_task(speaker.announcing.reach(WorkerStage.MEETING, limit_s=NEVER_S))
+    await speaker.directory.until(lambda: len(speaker.said) == 1)
+    speaker.directory.fails = None
     await reaching
-    assert len(said.said) == 2
+    assert len(speaker.said) == 2
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_directory_that_is_away_is_not_waited_for_longer_than_its_limit(hangs: bool) -> None:
-    said = Said()
-    said.directory.hangs, said.directory.fails = hangs, None if hangs else AWAY
+    speaker = Speaker()
+    speaker.directory.hangs, speaker.directory.fails = hangs, None if hangs else AWAY
     why = "does not answer" if hangs else "it is away"
     with pytest.raises(DirectoryError, match=rf"{why}; it was tried for 0\.02 s"):
-        await said.announcing.reach(WorkerStage.READY, limit_s=0.02)
+        await speaker.announcing.reach(WorkerStage.READY, limit_s=0.02)
 
 
 async def test_an_announcement_that_got_lost_is_repeated() -> None:
-    said = Said(period_s=0.01)
-    said.directory.fails = AWAY
-    keeping = asyncio.create_task(said.announcing.keep())
-    await said.directory.until(lambda: len(said.said) >= 2)
-    said.directory.fails = None
-    count = len(said.said)
-    await said.directory.until(lambda: len(said.said) > count + 1)
+    speaker = Speaker(period_s=0.01)
+    speaker.directory.fails = AWAY
+    keeping = asyncio.create_task(speaker.announcing.keep())
+    await speaker.directory.until(lambda: len(speaker.said) >= 2)
+    speaker.directory.fails = None
+    count = len(speaker.said)
+    await speaker.directory.until(lambda: len(speaker.said) > count + 1)
     await ended(keeping)
-    assert [known.id for known in said.directory.book.listing().workers] == ["a"]
+    assert [known.id for known in speaker.directory.book.listing().workers] == ["a"]
 
 
 STATS = EngineStats(groups_running=2, choices_running=8, choices_waiting=4, prompt_tokens=100, blocks_total=10)

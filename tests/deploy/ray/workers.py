@@ -90,7 +90,7 @@ def dying(engine: Engine) -> DyingEngine:
 
 
 class Belongings:
-    """What the process has when a test begins, and must have again when it ends: tasks, and sockets that listen."""
+    """Tasks and listening sockets of the process when a test begins. It may have no others when the test ends."""
 
     def __init__(self) -> None:
         self._tasks = asyncio.all_tasks()
