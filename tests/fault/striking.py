@@ -69,7 +69,7 @@ class Strike:
 
 
 class Strikes:
-    """The strikes that wait for the engines of one cell: the next one is armed when the one before it has fallen."""
+    """The strikes that the engines of one cell are to get, in order: each can fall only after the one before it."""
 
     def __init__(self) -> None:
         self._armed: list[Strike] = []

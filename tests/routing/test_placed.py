@@ -39,7 +39,7 @@ async def test_a_placed_group_ends_with_its_worker_where_others_would_wait_for_t
     placed, own = place(scene, "placed"), scene.come("own", 2)
     await placed.step()
     await own.step()
-    scene.fleet.expect("both-1", "-", scene.engines["both-0"].info.role)  # a worker that others wait for
+    scene.fleet.expect("both-1", "-", scene.engines["both-0"].info.role)  # one that others wait for
     scene.kill("both-0", EngineDiedError("gone"))
     error = await error_of(placed.stream)
     assert isinstance(error, EngineDiedError)

@@ -148,7 +148,7 @@ def test_the_worker_with_most_cached_tokens_is_considered_whatever_its_block_siz
     request = group(prompt_tokens=10 * BLOCK)
     for member in many.members[:-1]:
         remember(many, member.id, request, 6 * BLOCK)
-    many.index.stored("both-wide", block_names(request.prompt[: 8 * BLOCK], 4 * BLOCK, ""))  # two of its own blocks
+    many.index.stored("both-wide", block_names(request.prompt[: 8 * BLOCK], 4 * BLOCK, ""))  # two of its own
     (wide,) = (one for one in seen(many, request).candidates if one.id == "both-wide")
     assert wide.cached_tokens == 8 * BLOCK
 
