@@ -1,4 +1,4 @@
-"""Reads a stream as a client: every answer by itself, with its times."""
+"""A conversation reads a stream as a client does: every answer by itself, with its times."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tells what kind of server a worker is, and which workers may stand beside each other."""
+"""A gateway finds out what kind of server a worker is, and which workers may stand beside each other."""
 
 from collections.abc import Sequence
 from functools import partial

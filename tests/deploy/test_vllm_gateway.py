@@ -98,7 +98,7 @@ async def test_both_servers_get_the_client_s_names_of_request_and_session(folder
 
 async def test_an_unused_ticket_is_given_back_under_the_client_s_request_name(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
-        decode.switches.too_busy = 1  # it refuses the ticket's request at first, and gives the ticket back
+        decode.switches.too_busy = 1  # decode refuses the request at first, so the ticket is given back
         decode.named.clear()
         answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
         assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""Gives blocks our names, from the events of engines that have names of their own."""
+"""The reader gives blocks our names, from the events of engines that have names of their own."""
 
 import msgspec
 import pytest

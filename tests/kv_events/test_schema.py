@@ -1,4 +1,4 @@
-"""Reads bytes that vLLM wrote, and writes bytes that vLLM reads."""
+"""Our schema reads bytes that vLLM wrote, and writes bytes that vLLM reads."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Remembers the worker that each session was last on."""
+"""The affinity of sessions: the worker that each was last on."""
 
 from motet.routing.affinity import MAX_SESSIONS, Affinity
 from tests.routing.scene import Clock

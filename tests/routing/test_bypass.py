@@ -1,4 +1,4 @@
-"""Decides when decode computes a prompt by itself."""
+"""The reasons for which decode computes a prompt by itself."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Decides which worker gets the next group, and gives the reason."""
+"""The choice of the worker that gets the next group, and its reason."""
 
 from dataclasses import replace
 

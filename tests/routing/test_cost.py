@@ -1,4 +1,4 @@
-"""Computes the cost of putting a group on a worker."""
+"""The cost of putting a group on a worker."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Ends one life of a group at every moment and in every way: no ticket, group or task of it may be left.
+"""One life of a group ends at every moment and in every way: no ticket, group or task of it may be left.
 
 Scenes walk through the states of a journey (the group waits for room, is prefilled, is written whole or in parts, and
 moves). Each scene is ended after every number of turns of the loop (in `make check`: after every fourth).

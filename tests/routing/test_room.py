@@ -1,4 +1,4 @@
-"""Decides whether a group could begin at once on some worker."""
+"""A group has room if it could begin at once on some worker."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Decides which workers of a large fleet are considered for a group."""
+"""The shortlist: the workers of a large fleet that are considered for a group."""
 
 import pytest
 

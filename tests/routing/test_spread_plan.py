@@ -1,4 +1,4 @@
-"""Decides into how many parts a large group is split, and how large they are."""
+"""The plan for a large group: how many parts it is split into, and how large they are."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Merges the figures of several workers into one."""
+"""The figures of several workers are merged into one."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""Decides when a group begins: at once if there is room, else in a fair order as soon as there is."""
+"""A group begins at once if there is room, else in a fair order as soon as there is."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Checks before a cluster starts, and the config that Serve takes. The file is small since it imports Ray."""
+"""Checks before a cluster starts, and the config that Serve takes. These tests are apart since they import Ray."""
 
 import socket
 
