@@ -1,4 +1,4 @@
-"""Compiled kernels in tests: they must be there where they can be built and run; elsewhere their tests are skipped."""
+"""Compiled kernels in tests: they must be there where they can be built and run. Elsewhere their tests are skipped."""
 
 import ctypes
 import platform
@@ -18,23 +18,23 @@ NEEDED = {
     "avx512": frozenset(f"avx512{part}" for part in ("f", "bw", "dq", "vl", "_bf16")),
     "avx2": frozenset({"avx2", "fma"}),
 }
-"""What Linux calls the instructions that the kernels of each kind are compiled for, as in `setup.py`; the faster kind
-first."""
+"""Linux's names of the instructions that the kernels of each kind are compiled for, as in `setup.py`; the faster kind
+comes first."""
 
 
 def best_kernels() -> ctypes.CDLL:
-    """Those that engines take, of the fastest kind that this processor can run. Fails or skips if there are none."""
+    """Returns the fastest kind of kernels that this processor can run. Fails or skips if there are none."""
     flags = processor_flags()
     return kernels_of(next((kind for kind, needed in NEEDED.items() if needed <= flags), "avx2"))
 
 
 def kernels_of(kind: str) -> ctypes.CDLL:
-    """The kernels of a kind. Fails or skips if there are none."""
-    return of_kind(kind) or none(why_not(NEEDED[kind], processor_flags(), compiler()))
+    """Returns the kernels of a kind. Fails or skips if there are none."""
+    return of_kind(kind) or give_up(why_not(NEEDED[kind], processor_flags(), compiler()))
 
 
-def none(obstacle: str) -> NoReturn:
-    """`obstacle`: what `why_not` has found."""
+def give_up(obstacle: str) -> NoReturn:
+    """`obstacle` comes from `why_not`."""
     if obstacle:
         pytest.skip(obstacle)
     pytest.fail("the kernels could be here and are not: their build is broken, see what it says with "
@@ -42,14 +42,14 @@ def none(obstacle: str) -> NoReturn:
 
 
 def why_not(needed: Set[str], flags: Set[str], compiler: str | None) -> str:
-    """What stands in the way of kernels that need these instructions; "" if nothing does."""
+    """Returns the reason why kernels that need these instructions cannot be here, or "" if there is none."""
     if missing := needed - flags:
         return f"this processor has no {', '.join(sorted(missing))}"
     return "" if compiler else "there is no C++ compiler here, and the kernels were not built elsewhere"
 
 
 def processor_flags() -> Set[str]:
-    """Of x86 on Linux, the only machines that kernels are built for; empty elsewhere."""
+    """Returns the flags of the processor on x86 Linux, the only machines that kernels are built for; else nothing."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return frozenset()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -57,6 +57,6 @@ def processor_flags() -> Set[str]:
 
 
 def compiler() -> str | None:
-    """The program that setuptools compiles C++ with, if it is there."""
+    """Returns the program that setuptools compiles C++ with, if it is there."""
     command = environment().get("CXX") or sysconfig.get_config_var("CXX") or "c++"
     return shutil.which(shlex.split(command)[0])

@@ -1,3 +1,3 @@
-"""How long tests wait for what comes in a moment: machines stand still for seconds, and a limit is for what hangs."""
+"""How long tests wait for what comes in a moment: machines may stand still for seconds, and the limit is for hangs."""
 
 PATIENCE_S = 100.0

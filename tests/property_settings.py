@@ -15,24 +15,24 @@ from hypothesis import settings
 T = TypeVar("T")
 
 TIMES = {"quick": 1 / 4, "all": 1, "long": 10}
-"""By profile."""
+"""The factor of each profile."""
 
 
 def register_profiles() -> None:
-    """`deadline`: an example may wait for a core longer than it runs."""
+    """There is no `deadline`, since an example may wait for a core longer than it runs."""
     for name, times in TIMES.items():
         settings.register_profile(name, deadline=None, max_examples=round(100 * times))
     settings.load_profile("all")
 
 
 def examples(count: int, *, steps: int | None = None) -> settings:
-    """Of one test; `steps`: at most so many in an example, where it is a history of them."""
+    """Settings of one test. `steps` limits the steps of an example that is a history."""
     drawn = settings(max_examples=round(count * TIMES[settings.get_current_profile_name()]))
     return drawn if steps is None else settings(drawn, stateful_step_count=steps)
 
 
 def some(cases: Sequence[T], name: str) -> Sequence[T]:
-    """All of them, or with `quick` every fourth: where that begins depends on `name`, so tests of other names have
-    other ones."""
+    """Returns all cases, or with `quick` every fourth. The first one depends on `name`, so tests of other names get
+    others."""
     step = round(1 / min(1, TIMES[settings.get_current_profile_name()]))
     return cases[crc32(name.encode()) % step :: step]

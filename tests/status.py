@@ -1,10 +1,17 @@
-"""A worker, as `/status` tells of it."""
+"""What servers report: a worker in `/status`, and sums over `/metrics`."""
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def metric_sum(text: str, name: str, **labels: str) -> float:
+    """Returns the sum over all samples in a page of metrics that have these labels, maybe among others."""
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not told of a worker that is silent counts as held."""
+    """Figures that are missing, as those of a silent worker, count as held."""
 
     state: str
     address: str
@@ -18,6 +25,6 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle(self) -> bool:
-        """Holds nothing for anybody."""
+        """Returns True if the worker holds nothing for anybody."""
         held = self.groups_running, self.choices_waiting, self.blocks_used
         return not any((*held, self.leases, self.pulls_open, self.blocks_pulling))

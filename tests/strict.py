@@ -1,8 +1,8 @@
 """Two rules of the test run, loaded by `conftest.py`.
 
-A skip fails the run: a test nobody runs guards nothing. Excepted are tests that need a GPU (`gpu`), the default
-model's weights or a vLLM (`real`), the compiled kernels (`kernels`) or the right to make network namespaces (`hosts`),
-and those must give their reason. A `slow` test may take 300 s, one with a Ray cluster 600.
+A skip fails the run, since a test that nobody runs guards nothing. Exceptions are tests that need a GPU (`gpu`), the
+default model's weights or a vLLM (`real`), the compiled kernels (`kernels`) or the right to make network namespaces
+(`hosts`); they must give their reason. A `slow` test may take 300 s, one with a Ray cluster 600 s.
 """
 
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""Names of prompt blocks."""
+"""The names of prompt blocks."""
 
 from motet.block_names import block_names, named_blocks
 
@@ -7,15 +7,15 @@ def test_only_full_blocks_have_names() -> None:
     assert [len(block_names(range(n), 4, salt="")) for n in (0, 3, 4, 7, 8, 9)] == [0, 0, 1, 1, 2, 2]
 
 
-def test_equal_beginnings_have_equal_names_and_part_where_the_tokens_part() -> None:
+def test_names_are_equal_as_long_as_the_tokens_are() -> None:
     one = block_names([1, 2, 3, 4, 5, 6, 7, 8, 9], 4, salt="")
     other = block_names([1, 2, 3, 4, 5, 6, 7, 0, 9], 4, salt="")
     assert one[0] == other[0]
     assert one[1] != other[1]
 
 
-def test_a_name_tells_all_that_came_before() -> None:
-    """The same four tokens behind another block, or at another place, are other KV."""
+def test_a_name_depends_on_all_tokens_before() -> None:
+    """The same four tokens behind another block, or at another place, have other KV."""
     plain = block_names([1, 2, 3, 4, 1, 2, 3, 4], 4, salt="")
     behind = block_names([9, 9, 9, 9, 1, 2, 3, 4], 4, salt="")
     assert len({plain[0], plain[1], behind[0], behind[1]}) == 4

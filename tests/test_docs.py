@@ -1,4 +1,4 @@
-"""What documents name is there: files of the repository, and modules, classes and functions of the package."""
+"""Everything that documents name exists: files of the repository, and modules, classes and functions of the package."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "motet"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 HISTORY = ROOT / "docs" / "log.md"
-"""Keeps the names of its time."""
+"""This page keeps the names of its time."""
 
 FILE = re.compile(r"`((?:[\w-]+/)+[a-z0-9_.-]+\.(?:py|cpp|h|md|toml|ya?ml))`")
 NAME = re.compile(r"`([a-z_]+(?:\.[A-Za-z_]+)+)`")
@@ -21,7 +21,7 @@ def is_file(name: str) -> bool:
 
 
 def is_there(name: str) -> bool:
-    """Whether a dotted name below the package is a folder, a module, or something that a module defines."""
+    """Returns True if a dotted name below the package is a folder, a module, or something that a module defines."""
     place, parts = PACKAGE, name.split(".")
     while parts and (place / parts[0]).is_dir():
         place /= parts.pop(0)
@@ -46,11 +46,11 @@ def named(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != HISTORY], ids=lambda page: page.name)
-def test_what_a_page_names_is_there(page: Path) -> None:
+def test_everything_that_a_page_names_exists(page: Path) -> None:
     assert list(named(page)) == []
 
 
-def test_a_name_that_is_not_there_is_found() -> None:
+def test_a_name_that_does_not_exist_is_found() -> None:
     assert is_there("routing.journey.Journey") and is_there("engines.native.step") and is_there("transfer.pull")
     assert not is_there("routing.nothing") and not is_there("routing.journey.Nothing")
     assert is_file("docs/api.md") and not is_file("docs/nothing.md")

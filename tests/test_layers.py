@@ -1,6 +1,7 @@
-"""How `tools/layers.py` tells wrong imports, and that what the command line and the API import loads no torch.
+"""`tools/layers.py` finds wrong imports, and the imports of the command line and the API load no torch.
 
-`make check` runs the tool over the source."""
+`make check` runs the tool over the source.
+"""
 
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_imports_inside_functions_and_relative_ones_are_seen(tmp_path: Path) -> 
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    """One after the other in one process: what none of them loads together, none loads alone. Ray costs seconds."""
+    """One process imports all: what they do not load together, none of them loads. Ray would take seconds."""
     code = (
         "import importlib, sys\n"
         f"for module in {LIGHT}:\n"

@@ -1,4 +1,4 @@
-"""The rules of the test run, most of them tried on a small run of their own."""
+"""The rules of the test run. Most of them are tried on a small run of their own."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from motet.config import environment
-from tests.kernels import NEEDED, none, why_not
+from tests.kernels import NEEDED, give_up, why_not
 
 SETTINGS = """\
 [pytest]
@@ -40,7 +40,7 @@ ALLOWED = {
 class Run:
     exit_code: int
     failed: frozenset[str]
-    """Names of the files with a failure."""
+    """The names of the files with a failure."""
     output: str
 
 
@@ -69,17 +69,17 @@ def run_pytest(folder: Path, files: dict[str, str]) -> Run:
     ],
     ids=["both", "no-instruction", "no-compiler"],
 )
-def test_kernels_may_be_missing_without_a_compiler_or_an_instruction_only(
+def test_kernels_may_be_missing_only_without_a_compiler_or_an_instruction(
     flags: set[str], compiler: str | None, expected: str
 ) -> None:
     assert why_not(NEEDED["avx2"], flags, compiler) == expected
 
 
-def test_kernels_that_could_be_here_and_are_not_are_a_failure() -> None:
+def test_missing_kernels_that_could_be_here_are_a_failure() -> None:
     with pytest.raises(pytest.fail.Exception, match="build is broken"):
-        none("")
+        give_up("")
     with pytest.raises(pytest.skip.Exception, match="this processor has no fma"):
-        none("this processor has no fma")
+        give_up("this processor has no fma")
 
 
 @pytest.fixture(scope="module")

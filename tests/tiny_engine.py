@@ -1,4 +1,4 @@
-"""Settings of an engine that serves a tiny model. Free of torch: who starts engines in other processes needs none."""
+"""Settings of an engine that serves a tiny model. They need no torch, nor does a program that only starts engines."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from motet.config import EngineConfig
 
 BLOCK_SIZE = 8
 TINY = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")
-"""Flags of a server."""
+"""Flags of a server with a tiny model."""
 
 
 def engine_config(folder: Path, **changes: object) -> EngineConfig:
-    """Settings for a tiny model; `changes` are fields of `EngineConfig`."""
+    """Returns settings for a tiny model; `changes` are fields of `EngineConfig`."""
     fields: dict[str, object] = {
         "model_path": str(folder),
         "model_name": "tiny",

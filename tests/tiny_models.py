@@ -1,7 +1,7 @@
-"""Tiny random models of every supported family, and what `transformers.generate` says about them.
+"""Tiny random models of every supported family, and the answers of `transformers.generate` for them.
 
-The default initializer makes models that repeat one token, which would hide almost any fault: these use a wide one, no
-tied embeddings, and sliding windows short enough to matter (`assert_lively` holds them to it).
+The default initializer makes models that repeat one token, which would hide almost any fault. These models use a wide
+one, no tied embeddings, and sliding windows short enough to matter (`assert_lively` checks it).
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ FAMILIES = tuple(CONFIGS)
 
 
 def config_of(family: str) -> PreTrainedConfig:
-    """A tiny config; `family` is one of FAMILIES."""
+    """Returns a tiny config; `family` is one of FAMILIES."""
     kind, own = CONFIGS[family]
     return kind(**_SIZES, **own)
 
@@ -73,7 +73,7 @@ def save_tiny_model(family: str, folder: Path, *, seed: int = 3) -> Path:
 
 
 class Reference:
-    """`transformers` itself, one prompt at a time, with the attention its authors call the reference."""
+    """`transformers` itself, one prompt at a time, with the attention that its authors call the reference."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._device = device
@@ -83,7 +83,7 @@ class Reference:
 
     @torch.inference_mode()
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-        """New tokens of greedy decoding that ignores end-of-sequence."""
+        """Returns the new tokens of greedy decoding that ignores end-of-sequence."""
         out = self.model.generate(  # type: ignore[operator]
             torch.tensor([list(prompt)], device=self._device),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=self._device),
@@ -103,20 +103,20 @@ class Reference:
         return logits
 
     def margin(self, tokens: Sequence[int]) -> float:
-        """How far apart the two best next tokens after `tokens` are."""
+        """Returns the difference between the logits of the two best next tokens."""
         best = self.logits(tokens)[-1].topk(2).values
         return float(best[0] - best[1])
 
 
 def assert_lively(tokens: Sequence[int], at_least: int) -> None:
-    """A model that says the same over and over proves nothing."""
+    """Checks that the tokens vary: a model that always says the same proves nothing."""
     assert len(set(tokens)) >= at_least, f"only {len(set(tokens))} distinct tokens of {len(tokens)}"
 
 
 def assert_greedy_equal(
     reference: Reference, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
 ) -> None:
-    """Token for token; where the two part, the reference must have been undecided to within rounding."""
+    """Compares token for token. Where the two differ, the reference must have been undecided to within rounding."""
     for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one != other:
             margin = reference.margin([*prompt, *theirs[:i]])

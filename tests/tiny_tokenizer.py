@@ -1,7 +1,7 @@
 """Tokenizers small enough to read, for tests of everything that turns tokens into text.
 
-Byte-level BPE over the 256 bytes and a few merges, so any text can be written and a character of several bytes is
-several tokens:
+They are byte-level BPE over the 256 bytes and a few merges, so any text can be written, and a character of several
+bytes is several tokens:
 
     0 <|eos|>   1 <|im_start|>   2 <|im_end|>   3..258 the bytes 0..255   259.. the merges
 """
@@ -32,7 +32,7 @@ MERGES = ["t h", "th e", "i n", "a n", "an d", "Ġ the", "Ġ a", "e r", "o u", "
 
 
 def byte_letters() -> list[str]:
-    """The letter that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Returns the letter that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     letters, spare = [""] * 256, 256
     for byte in range(256):
@@ -59,7 +59,7 @@ def build_tiny_tokenizer() -> Tokenizer:
 
 
 def save_tiny_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
-    """Writes it as a Hugging Face folder; may be a folder that holds a model already."""
+    """Writes the tokenizer as a Hugging Face folder, which may hold a model already."""
     folder.mkdir(parents=True, exist_ok=True)
     build_tiny_tokenizer().save(str(folder / "tokenizer.json"))
     config = {
@@ -85,12 +85,12 @@ def _ids(text: str) -> list[int]:
 
 
 def fake_answer(text: str, *, eos: bool = True) -> list[int]:
-    """The tokens of an answer, for the script of a `FakeEngine`; without `eos` it would be repeated to max_tokens."""
+    """Returns an answer's tokens, for the script of a `FakeEngine`. Without `eos` they repeat up to max_tokens."""
     return [*_ids(text), EOS_ID] if eos else _ids(text).copy()
 
 
 def build_byte_fallback_tokenizer() -> Tokenizer:
-    """As sentencepiece models have it: U+2581 for a space, one before the text, <0xNN> for unknown letters.
+    """Builds one as sentencepiece models have it: U+2581 for a space, one before the text, <0xNN> for unknown letters.
 
     0 <unk>   1 <s>   2 </s>   3..258 the bytes 0..255   259.. letters and merges
     """

@@ -1,4 +1,4 @@
-"""A server whose model thinks and calls tools, and what its answers add up to."""
+"""A server whose model thinks and calls tools, and functions that join its streamed answers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ TIME: ChatCompletionFunctionToolParam = {"type": "function", "function": {"name"
 
 
 def called(name: str, arguments: str) -> str:
-    """A call as the model writes it."""
+    """Returns a call as the model writes it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
@@ -48,12 +48,12 @@ TEMPLATE = """\
 {{ '<|im_start|>assistant\\n' + ('<think>' if reasoning_effort == 'high' else '') }}
 {%- endif %}
 """
-"""Of a model that thinks and calls tools; asked for much effort, its prompt opens the thought."""
+"""The template of a model that thinks and calls tools. With high effort, its prompt opens the thought."""
 
 
 @dataclass
 class CallingServing:
-    """Starts servers of such a model."""
+    """Starts servers of a model that thinks and calls tools."""
 
     serve: Serving
     tokenizer: Tokenizer
@@ -66,7 +66,7 @@ class CallingServing:
 
 
 def whole(answer: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """The choices of an answer in one piece, less what a stream does not tell and the ids of calls."""
+    """Returns the choices of a whole answer, without the ids of calls and the fields that a stream lacks."""
     told = {}
     for choice in answer["choices"]:
         message = {name: value for name, value in choice["message"].items() if name != "refusal"}
@@ -75,7 +75,7 @@ def whole(answer: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def joined(chunks: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The choices that a stream adds up to, in the same shape."""
+    """Joins the choices of a stream, in the same shape as `whole`."""
     told: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -107,7 +107,7 @@ def _add_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
 
 
 def _unnamed(message: dict[str, Any]) -> dict[str, Any]:
-    """With ids that say no more than which calls share one."""
+    """Replaces the ids of calls by numbers, which still show which calls share one."""
     calls = message.get("tool_calls")
     if calls is None:
         return message

@@ -26,20 +26,20 @@ def tokenizer_without_template(tmp_path_factory: pytest.TempPathFactory) -> Toke
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """One loop for the tests of a module that share a server."""
+    """The tests of a module run in one loop, since they share a server."""
     return "asyncio"
 
 
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
-    """Starts servers; afterwards every one must be empty: no group open, no place taken."""
+    """Starts servers. Afterwards every one must be empty: no group open, no place taken."""
     async with AsyncExitStack() as stack:
         yield Serving(tokenizer, stack)
 
 
 @pytest.fixture
 async def served(serve: Serving) -> Served:
-    """A server that answers `hello <number of the choice>`."""
+    """A server that answers `hello <index of the choice>`."""
     return await serve()
 
 
@@ -51,7 +51,7 @@ async def refusing_server(tokenizer: Tokenizer) -> AsyncIterator[Served]:
 
 @pytest.fixture
 def refusing(refusing_server: Served) -> Iterator[Served]:
-    """A server that the tests of a module share: what is refused leaves no trace."""
+    """A server that the tests of a module share. A refused request must leave no trace in it."""
     yield refusing_server
     assert refusing_server.engine.requests == []
     refusing_server.check()

@@ -1,4 +1,4 @@
-"""How a gateway asks a worker, and what it asks for, over raw HTTP."""
+"""Asks a worker over raw HTTP, as a gateway does."""
 
 import httpx
 import msgspec

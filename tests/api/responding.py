@@ -1,4 +1,4 @@
-"""Responses as the official client's types have them: nothing missing, nothing of another type, nothing more."""
+"""Checks responses against the types of the official client: no field is missing, of another type, or unknown to it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
 async def ask(served: Served, given: object = "hi", **fields: object) -> httpx.Response:
-    """A raw request; `fields` go into the body as they are."""
+    """Sends a raw request; `fields` go into the body as they are."""
     return await served.http.post("/v1/responses", json={"input": given, **fields})
 
 
@@ -29,7 +29,7 @@ def checked(json: bytes) -> Response:
 
 
 def streamed(response: httpx.Response) -> list[ResponseStreamEvent]:
-    """The events of a whole stream, numbered as they came, each under its own name."""
+    """Returns the events of a whole stream. They are numbered in order, and each comes under its own name."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     return read_events(response.content)
@@ -50,7 +50,7 @@ def read_events(data: bytes) -> list[ResponseStreamEvent]:
 
 
 def final(events: list[ResponseStreamEvent]) -> Response:
-    """What a stream came to."""
+    """Returns the response that the stream ends with."""
     last = events[-1]
     assert last.type in ("response.completed", "response.incomplete", "response.failed")
     assert all(event.type != last.type for event in events[:-1])
@@ -58,7 +58,7 @@ def final(events: list[ResponseStreamEvent]) -> Response:
 
 
 def plain(response: Response) -> dict[str, Any]:
-    """Less what no two responses have in common: ids say no more than whose they are."""
+    """Returns the response without ids and other fields in which no two responses agree."""
     json = msgspec.json.encode(response.model_dump(exclude={"created_at"}))
     for number, item in enumerate(response.output):
         if item.type == "function_call":
@@ -68,7 +68,7 @@ def plain(response: Response) -> dict[str, Any]:
 
 
 def assert_nothing_more(model: BaseModel) -> None:
-    """`store`, and `bytes` of a delta's log-probabilities, are OpenAI's too; its client leaves them out."""
+    """`store`, and `bytes` of a delta's log-probabilities, are OpenAI's fields too, but its client leaves them out."""
     assert set(model.model_extra or ()) <= {"bytes", "store"}, model
     for name in type(model).model_fields:
         value = getattr(model, name)

@@ -1,4 +1,4 @@
-"""Runs an app under uvicorn in the loop of the test, and checks that nothing was left behind."""
+"""Runs an app under uvicorn in the test's own loop, and checks that it leaves nothing behind."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ ROUTES: dict[str, dict[str, object]] = {
 
 
 def of_two(path: str) -> dict[str, object]:
-    """The body for two choices; of completions, for each of two prompts."""
+    """Returns a body that asks for two choices; in completions, for each of two prompts."""
     if path == "/v1/completions":
         return {"prompt": ["x", "y"], "n": 2}
     return ROUTES[path] | ({"sampling_params": {"n": 2}} if path == "/inference/v1/generate" else {"n": 2})
@@ -53,7 +53,7 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole",
 
 
 def events(response: httpx.Response) -> list[str]:
-    """The data of the server-sent events of a whole response."""
+    """Returns the data of the server-sent events of a whole response."""
     assert response.headers["content-type"].startswith("text/event-stream")
     parts = response.text.split("\n\n")
     assert parts[-1] == ""
@@ -61,24 +61,24 @@ def events(response: httpx.Response) -> list[str]:
 
 
 def chunks(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events before `[DONE]`, which must be the last and the only one of its kind."""
+    """Returns the events before `[DONE]`, which must come once and at the end."""
     *data, last = events(response)
     assert last == "[DONE]"
     return [json.loads(item) for item in data]
 
 
 def named(response: httpx.Response) -> tuple[int, str | None]:
-    """The status of an error, and the field that it names."""
+    """Returns the status of an error, and the field that it names."""
     return response.status_code, response.json()["error"]["param"]
 
 
 def coded(response: httpx.Response) -> tuple[int, str | None]:
-    """The status of an error, and its code."""
+    """Returns the status of an error, and its code."""
     return response.status_code, response.json()["error"]["code"]
 
 
 def later(response: httpx.Response) -> tuple[int, str, str | None]:
-    """The status of an error, when to try again, and its code."""
+    """Returns the status of an error, its Retry-After header, and its code."""
     return response.status_code, response.headers["retry-after"], response.json()["error"]["code"]
 
 
@@ -87,12 +87,12 @@ def hello(_: GenerateRequest, start: ChoiceStart) -> list[int]:
 
 
 def saying(*answers: str) -> Script:
-    """Choice i answers the i-th text."""
+    """Makes choice i write the i-th text."""
     return lambda _, start: fake_answer(answers[start.index % len(answers)])
 
 
 class WatchedEngine(FakeEngine):
-    """Says when a group has been submitted. With `gated`, a step is taken each time `steps` is released."""
+    """Counts the groups that it was given in `submitted`. If `gated`, it takes a step each time `steps` is released."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class WatchedEngine(FakeEngine):
         self.submitted = asyncio.Semaphore(0)
 
     async def begun(self, request: Coroutine[Any, Any, httpx.Response]) -> asyncio.Task[httpx.Response]:
-        """Starts a request; returns once the engine has a group of it. Fails if the answer comes before."""
+        """Starts a request, and returns once the engine has a group of it. Fails if the answer comes before."""
         task = asyncio.create_task(request)
         submitted = asyncio.create_task(self.submitted.acquire())
         await asyncio.wait([task, submitted], return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +123,7 @@ class WatchedEngine(FakeEngine):
         return task
 
     def go(self, steps: int = 100) -> None:
-        """Lets the engine take so many steps more."""
+        """Lets the engine take so many more steps."""
         for _ in range(steps):
             self.steps.release()
 
@@ -134,7 +134,7 @@ class WatchedEngine(FakeEngine):
 
 
 class NobodyUp(WatchedEngine):
-    """Of a model whose workers have not come up yet."""
+    """An engine of a model whose workers have not come up yet."""
 
     @property
     def info(self) -> EngineInfo:
@@ -142,16 +142,16 @@ class NobodyUp(WatchedEngine):
 
     @info.setter
     def info(self, info: EngineInfo) -> None:
-        """It has none."""
+        """Ignored: it has none."""
 
 
 def group_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The lines of the access log."""
+    """Returns the fields of the lines in the access log."""
     return [vars(record)["fields"] for record in caplog.records if record.message == "group ended"]
 
 
 def post_to(path: str) -> Scope:
-    """What a server tells an app of a request."""
+    """Returns the scope with which a server passes a request to an app."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -185,7 +185,7 @@ class ListedWorkers:
 
 
 class Routes:
-    """What the routes of one server after another take for its service: they are made once, which takes 10 ms."""
+    """Routes that several servers use in turn, each with its own service. To make them takes 10 ms."""
 
     service: Service
 
@@ -197,14 +197,14 @@ class Routes:
 
 
 FREE: list[Routes] = []
-"""Of servers that have ended."""
+"""Routes of servers that have ended."""
 
 
 class Served:
     """One server and its clients."""
 
     def __init__(self, service: Service, engine: WatchedEngine, *others: WatchedEngine) -> None:
-        """`engine`: of its only model, or the first of several."""
+        """`engine` is the one of its only model, or of its first model."""
         self.service = service
         self.engine = engine
         self._engines = (engine, *others)
@@ -217,7 +217,7 @@ class Served:
     async def __aenter__(self) -> "Served":
         config = uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off")
         config.load()
-        # uvicorn's protocol without its main loop, which ticks and waits in tenths of seconds
+        # uvicorn's protocol without its main loop, which looks and waits in tenths of seconds
         self._listener = await asyncio.get_running_loop().create_server(
             lambda: HttpToolsProtocol(config=config, server_state=self._state, app_state={}), "127.0.0.1", 0
         )
@@ -247,7 +247,7 @@ class Served:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of its only model."""
+        """The tokenizer of its only model."""
         return self.service.only_model().tokenizer
 
     @property
@@ -267,7 +267,7 @@ class Served:
         assert self.service.key_limits.clients == {}
 
     async def chat(self, content: Any = "hi", **fields: object) -> httpx.Response:
-        """A raw chat request; `fields` go into the body as they are, also what no client of JSON would send."""
+        """Sends a raw chat request; `fields` go into the body as they are, also NaN and infinities."""
         body = json.dumps({"messages": [{"role": "user", "content": content}], **fields})
         headers = {"content-type": "application/json"}
         return await self.http.post("/v1/chat/completions", content=body, headers=headers)
@@ -284,11 +284,11 @@ class Served:
 
     @property
     def prompt(self) -> str:
-        """What the last request that the engine got is asked, as text."""
+        """The prompt of the last request that the engine got, as text."""
         return self.tokenizer.decode(self.engine.requests[-1].prompt, skip_special_tokens=False)
 
     async def break_off(self, path: str, headers: str = "") -> None:
-        """Begins to send a body and leaves."""
+        """Begins to send a body, and leaves."""
         _reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: 100\r\n\r\n{{"
         writer.write(head.encode())
@@ -325,7 +325,7 @@ class Serving:
         membership: Membership | None = None,
         **settings: Any,
     ) -> Served:
-        """`settings`: in place of a `config`."""
+        """`settings` are fields of the config, if no `config` is given."""
         tokenizer = tokenizer or self.tokenizer
         engine = engine or WatchedEngine(script)
         config = config or ServerConfig(served_model_name=MODEL, **settings)
@@ -344,7 +344,7 @@ class Serving:
         return await self.stack.enter_async_context(Served(service, engine))
 
     async def several(self, models: Models, *engines: WatchedEngine, config: ServerConfig | None = None) -> Served:
-        """A server of `models`, whose engines are looked at when the test ends; it has no workers to show."""
+        """Starts a server of `models`, which shows no workers. The test's end checks their engines."""
         service = Service(
             models,
             config or ServerConfig(served_model_name=""),

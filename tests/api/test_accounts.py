@@ -1,4 +1,4 @@
-"""One log line and one set of figures a group, whatever became of it; its client's ids go along with it."""
+"""Each group has one log line and counts once in the figures, however it ended. The client's ids go along with it."""
 
 import logging
 
@@ -40,7 +40,7 @@ async def test_a_failed_group_is_logged_with_its_status(serve: Serving, caplog: 
     assert (line["status"], line["finished"], line["completion_tokens"]) == (500, 0, 1)
 
 
-async def test_scrape_shows_what_was_done(served: Served) -> None:
+async def test_a_scrape_shows_the_figures_of_ended_groups(served: Served) -> None:
     await served.chat(n=4)
     text = await served.metrics()
     assert 'motet:request_success_total{finished_reason="stop",model_name="tiny"} 4.0' in text
@@ -67,7 +67,7 @@ async def test_session_id_counts_in_any_spelling(served: Served, name: str) -> N
     assert await session_of(served, (name, "s-1/a")) == "s-1/a"
 
 
-async def test_what_is_no_session_id_counts_as_not_given(served: Served) -> None:
+async def test_an_invalid_session_id_counts_as_not_given(served: Served) -> None:
     assert await session_of(served) == ""
     assert await session_of(served, ("x-session-id", "two words")) == ""
     assert await session_of(served, ("x-session-id", "s" * 201)) == ""
@@ -76,7 +76,7 @@ async def test_what_is_no_session_id_counts_as_not_given(served: Served) -> None
     assert await session_of(served, ("y-session-id", "other")) == ""
 
 
-async def test_every_group_carries_the_requests_id(served: Served) -> None:
+async def test_every_group_carries_the_request_s_id(served: Served) -> None:
     headers = {"x-request-id": "mine"}
     await served.http.post("/v1/completions", json={"prompt": ["x", "y"]}, headers=headers)
     await served.http.post(
@@ -85,7 +85,7 @@ async def test_every_group_carries_the_requests_id(served: Served) -> None:
     assert [request.trace for request in served.engine.requests] == ["mine"] * 3
 
 
-async def test_without_one_the_id_in_the_answer_goes_along(served: Served) -> None:
+async def test_without_a_client_s_id_the_id_in_the_answer_goes_along(served: Served) -> None:
     assert (await served.complete()).headers["x-request-id"] == served.engine.requests[0].trace
 
 
@@ -97,7 +97,7 @@ async def test_without_one_the_id_in_the_answer_goes_along(served: Served) -> No
         ({"x-request-id": "two words"}, "body", "body"),
     ],
 )
-async def test_on_generate_the_bodys_id_is_second_to_the_headers(
+async def test_on_generate_the_header_s_id_wins_over_the_body_s(
     served: Served, caplog: pytest.LogCaptureFixture, headers: dict[str, str], named: str, trace: str
 ) -> None:
     body = {"token_ids": [5], "sampling_params": {}, "request_id": named}
@@ -106,7 +106,7 @@ async def test_on_generate_the_bodys_id_is_second_to_the_headers(
     assert [line["request_id"] for line in group_lines(caplog)] == [trace]
 
 
-async def test_a_name_that_fits_no_header_does_not_go_along(served: Served) -> None:
+async def test_an_id_that_fits_no_header_does_not_go_along(served: Served) -> None:
     """It would break the call to the next server, and the log line."""
     body = {"token_ids": [5], "sampling_params": {}, "request_id": "two\nlines"}
     response = await served.http.post("/inference/v1/generate", json=body)

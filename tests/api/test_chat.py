@@ -1,4 +1,4 @@
-"""Chat completions, through the official client where it can send the request, else raw."""
+"""Chat completions, through the official client if it can send the request, else raw."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ NULL_FORMS = ("response_format", "structured_outputs")
     ],
     ids=["none", "nulls", "ignored", "ignored of a stream", "tools at their default", "others at their default"],
 )
-async def test_fields_that_ask_for_nothing_pass(served: Served, fields: dict[str, Any]) -> None:
+async def test_fields_that_ask_for_nothing_are_accepted(served: Served, fields: dict[str, Any]) -> None:
     response = await served.chat(**fields)
     assert response.status_code == 200
     answer = chunks(response)[0] if fields.get("stream") else response.json()
@@ -106,7 +106,7 @@ async def test_max_completion_tokens_wins_over_max_tokens(served: Served) -> Non
     assert answer.usage.completion_tokens == 2
 
 
-async def test_without_max_tokens_a_choice_may_fill_the_model(served: Served) -> None:
+async def test_without_max_tokens_a_choice_may_fill_the_context(served: Served) -> None:
     await served.openai.chat.completions.create(model=MODEL, messages=HI)
     (request,) = served.engine.requests
     assert request.sampling.max_tokens == served.engine.info.max_model_len - len(request.prompt)
@@ -182,7 +182,7 @@ async def test_token_ids_are_returned_when_asked_for_and_else_not(served: Served
     assert "token_ids" not in body["choices"][0]
 
 
-async def test_error_of_the_engine_after_some_steps_still_has_its_status(serve: Serving) -> None:
+async def test_an_engine_error_after_some_steps_still_has_its_status(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={2: EngineError("the engine broke")}))
     response = await served.chat()
     assert response.status_code == 500

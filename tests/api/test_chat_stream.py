@@ -53,7 +53,7 @@ async def test_finish_reason_comes_once_a_choice_and_nothing_after_it(serve: Ser
         assert choice.index not in ended
         if choice.finish_reason is not None:
             ended.append(choice.index)
-    assert ended == [0, 1]  # the short one is not held back for the long one
+    assert ended == [0, 1]  # the short choice does not wait for the long one
 
 
 async def test_include_usage_adds_one_chunk_without_choices_and_nulls_before(served: Served) -> None:
@@ -124,7 +124,7 @@ async def test_error_after_the_first_byte_is_an_event_and_then_done(serve: Servi
     )
 
 
-async def test_bug_after_the_first_byte_ends_the_stream_without_telling_more(serve: Serving) -> None:
+async def test_a_bug_after_the_first_byte_ends_the_stream_without_details(serve: Serving) -> None:
     def broken(request: object, start: object) -> list[int]:
         raise_at.append(0)
         if len(raise_at) > 1:

@@ -1,4 +1,4 @@
-"""Chunks are written from prepared bytes: they must be what a JSON encoder would have written, and few messages."""
+"""Chunks are written from prepared bytes: they must equal what a JSON encoder would write, in few messages."""
 
 import asyncio
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def step(*events: ChoiceEvent, group: int = 0) -> GroupStep:
 
 
 def parsed(data: bytes) -> list[dict[str, object]]:
-    """The JSON of each event; each must be framed as the standard says."""
+    """Returns the JSON of each event, and checks that it is framed as the standard says."""
     *parts, rest = data.split(b"\n\n")
     assert rest == b""
     assert all(part.startswith(b"data: ") and b"\n" not in part for part in parts)
@@ -197,7 +197,7 @@ async def test_token_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer) 
 
 
 async def sent_by(app: object, path: str, body: object) -> list[Message]:
-    """What an app sends for a request, message by message."""
+    """Returns everything that an app sends for a request, message by message."""
     messages: list[Message] = []
     unread = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
 
@@ -222,7 +222,7 @@ async def test_all_chunks_of_a_step_go_out_in_one_message(tokenizer: Tokenizer, 
     start, *bodies = await sent_by(app, "/v1/chat/completions", body)
     assert start["type"] == "http.response.start"
     steps = max(len(fake_answer(f"hello {i}")) for i in range(n))
-    assert len(bodies) == steps + 1  # one a step, and [DONE]
+    assert len(bodies) == steps + 1  # one for each step, and [DONE]
     assert bodies[1]["body"].count(b"data: ") == n
     assert [message["more_body"] for message in bodies] == [True] * steps + [False]
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 def prompt_and_number(request: GenerateRequest, start: ChoiceStart) -> list[int]:
-    """Answers with the last token of the prompt and the number of the choice."""
+    """Makes each choice write the last token of the prompt and its own index."""
     return [request.prompt[-1], *fake_answer(str(start.index))]
 
 
@@ -27,7 +27,7 @@ async def test_choices_are_prompts_times_n_numbered_prompt_major(serve: Serving)
     assert answer.id.startswith("cmpl-")
     assert answer.system_fingerprint == served.engine.info.fingerprint
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == 3  # each prompt once, not once a choice
+    assert answer.usage.prompt_tokens == 3  # each prompt counts once, not once for each choice
     assert answer.usage.completion_tokens == 6 * 3
 
 
@@ -118,7 +118,7 @@ async def test_return_token_ids_gives_those_of_prompt_and_answer(served: Served)
 
 
 class RankedGroup:
-    """One step; choice i writes one token with log-probability -|i - 2|."""
+    """A group of one step: choice i writes one token with log-probability -|i - 2|."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request: GenerateRequest | None = request
@@ -143,7 +143,7 @@ class RankedGroup:
 
 
 class RankedEngine(WatchedEngine):
-    """The third choice is the most likely, then the second and the fourth."""
+    """Its third choice is the most likely, then the second and the fourth."""
 
     def generate(self, request: GenerateRequest) -> RankedGroup:  # type: ignore[override]  # a stream of its own
         self.requests.append(request)
@@ -155,7 +155,7 @@ async def test_best_of_sends_the_n_most_likely_and_counts_all(serve: Serving) ->
     answer = await served.openai.completions.create(model=MODEL, prompt="x", n=2, best_of=5)
     assert [choice.text for choice in answer.choices] == ["2", "1"]
     assert [choice.index for choice in answer.choices] == [0, 1]
-    assert answer.choices[0].logprobs is None  # asked for by the ranking only
+    assert answer.choices[0].logprobs is None  # only the ranking asked for them
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 5
     assert len(served.engine.requests[0].choices) == 5
@@ -193,7 +193,7 @@ async def test_best_of_equal_to_n_keeps_the_order(serve: Serving) -> None:
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ],
 )
-async def test_what_completions_refuse_is_named(served: Served, fields: dict[str, object], param: str) -> None:
+async def test_a_refused_field_of_completions_is_named(served: Served, fields: dict[str, object], param: str) -> None:
     assert named(await served.http.post("/v1/completions", json={"prompt": "x", **fields})) == (400, param)
     assert served.engine.requests == []
 

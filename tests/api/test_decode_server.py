@@ -1,4 +1,4 @@
-"""A decode server: the ticket of a request goes to the engine, or back to whoever made it; it is never just dropped."""
+"""A decode server: the ticket of a request goes to the engine, or back to its maker, and is never just dropped."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ takes_prompts = pytest.mark.parametrize("path", ["/v1/completions", "/inference/
 
 
 async def decode_server(serve: Serving, **config: Any) -> Served:
-    """Each request to it has the same id."""
+    """A decode server whose requests all have the same id."""
     served = await serve(engine=WatchedEngine(role=Role.DECODE), **config)
     served.http.headers.update(ASKED)
     return served
@@ -33,7 +33,7 @@ async def served(serve: Serving) -> Served:
 
 
 def granted(served: Served, prompt: list[int] = PROMPT, *, count: int = 1) -> list[Ticket]:
-    """Tickets whose leases are held; when the test ends none may be."""
+    """Grants tickets whose leases are held. At the end of the test none may be left."""
     request = group(prompt=tuple(prompt))
     return [served.engine.leases.grant(request, NOWHERE, readers=1, block_size=16) for _ in range(count)]
 
@@ -57,7 +57,7 @@ async def test_the_ticket_goes_to_the_engine_with_all_choices(served: Served) ->
 
 
 @takes_prompts
-async def test_a_stream_takes_a_ticket_and_says_nothing_of_it(served: Served, path: str) -> None:
+async def test_a_stream_takes_a_ticket_and_does_not_mention_it(served: Served, path: str) -> None:
     (ticket,) = granted(served)
     body = {**ROUTES[path], "stream": True, "kv_transfer_params": params_of(ticket)}
     received = chunks(await served.http.post(path, json=body))
@@ -93,7 +93,7 @@ async def test_of_a_list_the_first_ticket_is_used_and_the_others_are_released(
 
 
 async def test_one_lease_named_for_every_choice_is_one_ticket(served: Served) -> None:
-    """Releasing the copies would end the lease that is about to be used."""
+    """If the copies were released, the lease that is about to be used would end."""
     (ticket,) = granted(served)
     assert (await served.complete(PROMPT, n=4, kv_transfer_params=wire([ticket] * 4))).status_code == 200
     assert (served.engine.pulls, served.engine.released) == (1, [])
@@ -147,7 +147,7 @@ async def test_a_ticket_for_another_prompt_is_refused_and_released(
         ({"prompt": [5]}, "kv_transfer_params"),
     ],
 )
-async def test_whatever_else_refuses_a_request_releases_its_ticket(
+async def test_a_request_refused_for_any_other_reason_releases_its_ticket(
     served: Served, fields: dict[str, Any], param: str
 ) -> None:
     body = {"prompt": PROMPT, "kv_transfer_params": wire(granted(served))[0], **fields}
@@ -197,7 +197,7 @@ async def test_whole_tickets_beside_a_broken_one_are_released(served: Served) ->
 
 
 @pytest.mark.parametrize("params", [{}, [], "ticket", 1, {"do_remote_decode": True}, [None]])
-async def test_what_is_no_ticket_is_refused_by_name(served: Served, params: object) -> None:
+async def test_an_invalid_ticket_is_refused_by_name(served: Served, params: object) -> None:
     response = await served.complete(PROMPT, kv_transfer_params=params)
     assert_refused(served, response, "kv_transfer_params", released=0)
 
@@ -211,7 +211,7 @@ async def test_other_servers_take_no_tickets(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_while_the_group_waits_ends_its_lease(serve: Serving, stream: bool) -> None:
+async def test_a_client_that_leaves_while_its_group_waits_ends_the_lease(serve: Serving, stream: bool) -> None:
     served = await serve(engine=WatchedEngine(hello, role=Role.DECODE, gated=True))
     ticket = wire(granted(served))[0]
     asking = await served.engine.begun(served.complete(PROMPT, stream=stream, kv_transfer_params=ticket))

@@ -1,4 +1,4 @@
-"""docs/api.md says what is read, ignored and refused."""
+"""docs/api.md lists everything that is read, ignored and refused."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a gateway may not send: each is refused with its reason, and with its ticket given back."""
+"""Bodies that a gateway may not send: each is refused with a reason, and its ticket is given back."""
 
 import asyncio
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("path", list(POSTS))
 @pytest.mark.parametrize("body", list(GARBAGE.values()), ids=list(GARBAGE))
-async def test_what_is_no_such_body_is_refused_and_named(refusing: Served, path: str, body: bytes) -> None:
+async def test_an_invalid_body_is_refused_and_its_fault_named(refusing: Served, path: str, body: bytes) -> None:
     response = await post(refusing, path, body)
     assert coded(response) == (400, "invalid_body")
     assert message(response).startswith(f"The body is no {POSTS[path]} in msgpack: ")
@@ -83,7 +83,7 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
 
 
 @pytest.mark.parametrize(("request_", "param"), list(REFUSED.values()), ids=list(REFUSED))
-async def test_what_no_client_could_have_asked_for_is_refused(
+async def test_a_group_that_no_client_could_have_asked_for_is_refused(
     refusing: Served, request_: GenerateRequest, param: str
 ) -> None:
     assert named(await post(refusing, "/engine/generate", request_)) == (400, param)
@@ -128,7 +128,7 @@ async def test_a_group_that_is_refused_gives_its_ticket_back(serve: Serving, why
         await served.until_empty()
 
 
-async def test_a_ticket_that_cannot_be_is_not_even_given_back(serve: Serving) -> None:
+async def test_an_impossible_ticket_is_not_even_given_back(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(role=Role.DECODE))
     ticket = replace(granted(served), remote_host="elsewhere.test")
     for path, body in (("/engine/generate", group(ticket=ticket)), ("/engine/release", ticket)):

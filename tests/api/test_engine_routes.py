@@ -1,4 +1,4 @@
-"""`/engine`: what a gateway may send to a worker, what it gets, and what is refused, over raw HTTP."""
+"""`/engine` over raw HTTP: what a gateway may send to a worker, what it gets, and what is refused."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ async def test_a_group_is_answered_in_frames_and_counted_as_any(
     assert 'handler="/engine/generate",method="POST",status="200"} 1.0' in metrics
 
 
-async def test_what_lies_ready_goes_out_in_one_send(served: Served) -> None:
+async def test_deltas_that_are_ready_go_out_in_one_send(served: Served) -> None:
     async with served.http.stream(
         "POST", "/engine/generate", content=msgspec.msgpack.encode(group()), headers=HEADERS
     ) as response:
@@ -68,7 +68,9 @@ async def test_an_error_is_the_last_frame_and_counts_with_its_status(
     assert f'status="{status}"}} 1.0' in await served.metrics()
 
 
-async def test_a_bug_in_the_engine_is_told_without_its_text(serve: Serving, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_the_engine_is_reported_without_its_text(
+    serve: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
     class Broken(WatchedEngine):
         def generate(self, request: GenerateRequest) -> "NoGroup":  # type: ignore[override]
             return NoGroup()
@@ -90,8 +92,8 @@ async def test_a_bug_in_the_engine_is_told_without_its_text(serve: Serving, capl
     assert "secret" in caplog.text
 
 
-async def test_a_group_from_a_gateway_goes_past_the_queue_of_the_clients_groups(serve: Serving) -> None:
-    """The gateway has queued it, and will move it."""
+async def test_a_group_from_a_gateway_passes_the_queue_of_clients_groups(serve: Serving) -> None:
+    """The gateway has already queued the group, and will move it."""
     queued, placed = WatchedEngine(), WatchedEngine()
     served = await serve(engine=queued, placed=placed)
     assert (await post(served, "/engine/generate", group())).status_code == 200
@@ -102,7 +104,7 @@ async def test_a_group_from_a_gateway_goes_past_the_queue_of_the_clients_groups(
 
 
 async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
-    """As when a gateway gives a group back to a worker that has not noticed yet that the first attempt was given up."""
+    """A gateway may give a group back to a worker that has not noticed yet that the first attempt was given up."""
     served = await serve(engine=WatchedEngine(gated=True))
     first = await served.engine.begun(post(served, "/engine/generate", group()))
     assert coded(await post(served, "/engine/generate", group())) == (503, "overloaded")
@@ -113,7 +115,7 @@ async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-async def test_who_leaves_leaves_nothing_behind_and_counts_as_499(serve: Serving, steps: int) -> None:
+async def test_a_gateway_that_leaves_leaves_nothing_behind_and_counts_as_499(serve: Serving, steps: int) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
     asking = await served.engine.begun(post(served, "/engine/generate", group()))
     for _ in range(steps):
@@ -124,12 +126,12 @@ async def test_who_leaves_leaves_nothing_behind_and_counts_as_499(serve: Serving
     assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in await served.metrics()
 
 
-async def test_leaving_before_the_body_is_sent_opens_nothing(served: Served) -> None:
+async def test_a_caller_that_leaves_before_its_body_is_sent_opens_nothing(served: Served) -> None:
     await served.break_off("/engine/generate", f"{PROTOCOL_HEADER}: {PROTOCOL}\r\n")
     assert served.engine.requests == []
 
 
-async def test_a_prefill_brings_one_ticket_whatever_the_choices(serve: Serving) -> None:
+async def test_a_prefill_makes_one_ticket_whatever_n_is(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(role=Role.PREFILL))
     response = await post(served, "/engine/prefill?readers=2", group(choices=choice_starts(64, 0)))
     ticket = msgspec.msgpack.decode(response.content, type=Ticket)
@@ -142,7 +144,7 @@ async def test_a_prefill_brings_one_ticket_whatever_the_choices(serve: Serving) 
 
 
 @pytest.mark.parametrize("readers", ["0", "65", "x"])
-async def test_a_number_of_readers_that_cannot_be_is_refused(serve: Serving, readers: str) -> None:
+async def test_an_impossible_number_of_readers_is_refused(serve: Serving, readers: str) -> None:
     served = await serve(engine=WatchedEngine(role=Role.PREFILL))
     assert named(await post(served, f"/engine/prefill?readers={readers}", group())) == (400, "readers")
 
@@ -156,7 +158,7 @@ async def test_a_prompt_of_one_token_and_a_worker_of_another_role_prefill_nothin
     assert served.engine.prefills == prefill.engine.prefills == []
 
 
-async def test_the_key_is_wanted_on_every_route(serve: Serving) -> None:
+async def test_every_route_needs_the_key(serve: Serving) -> None:
     served = await serve(api_keys=("k1",))
     for path in ("/engine", "/engine/tokenizer"):
         assert (await served.http.get(path)).status_code == 401
@@ -189,7 +191,7 @@ async def test_an_engine_that_hangs_is_silent_and_one_that_died_is_dead(serve: S
     assert (await report(served)).state is WorkerState.DEAD
 
 
-async def test_an_engine_with_a_side_channel_is_named_by_its_own_id(serve: Serving) -> None:
+async def test_an_engine_with_a_side_channel_reports_its_own_id(serve: Serving) -> None:
     engine = WatchedEngine(role=Role.DECODE)
     engine.info = replace(engine.info, transfer=TransferAddress("decode-7", "127.0.0.1", 9))
     assert (await report(await serve(engine=engine))).engine_id == "decode-7"
@@ -207,7 +209,7 @@ async def test_stopping_ends_a_choice(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("address", [("localhost", 5), ("127.0.0.1", 0), ("127.0.0.1", 70000)])
-async def test_only_an_address_can_be_met(served: Served, address: tuple[str, int]) -> None:
+async def test_a_worker_can_only_meet_a_valid_address(served: Served, address: tuple[str, int]) -> None:
     assert (await post(served, "/engine/connect", TransferAddress("x", *address))).status_code == 400
 
 

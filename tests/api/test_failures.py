@@ -1,4 +1,4 @@
-"""Errors outside the fields: routes, keys, sizes, overload, ids, browsers."""
+"""Errors that are no field's: routes, keys, sizes, overload, ids, browsers."""
 
 import asyncio
 
@@ -70,7 +70,7 @@ async def test_unannounced_body_is_refused_when_the_limit_is_passed(serve: Servi
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     writer.write(b"80\r\n" + b"x" * 128 + b"\r\n")
-    writer.write(b"80\r\n" + b"x" * 128 + b"\r\n")  # and no end: the answer comes before it
+    writer.write(b"80\r\n" + b"x" * 128 + b"\r\n")  # it has no end: the answer comes before that
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413 ")
     assert b"request_too_large" in await reader.readuntil(b"}}")
@@ -104,7 +104,7 @@ async def test_same_request_id_twice_at_once_is_two_groups(serve: Serving) -> No
     assert [(await task).status_code for task in both] == [200, 200]
 
 
-async def test_group_too_many_is_a_503_with_retry_after(serve: Serving) -> None:
+async def test_one_group_too_many_is_a_503_with_retry_after(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True), max_waiting_groups=2)
     waiting = [asyncio.create_task(served.chat(n=4)) for _ in range(2)]
     for _ in waiting:
@@ -128,7 +128,7 @@ async def test_prompts_of_a_request_are_admitted_all_or_none(serve: Serving) -> 
     assert (await served.complete(["x", "y"])).status_code == 200
 
 
-async def test_more_prompts_than_may_ever_wait_are_a_400_and_not_to_be_tried_again(serve: Serving) -> None:
+async def test_more_prompts_than_may_ever_wait_are_a_400_without_retry(serve: Serving) -> None:
     served = await serve(max_waiting_groups=2)
     refused = await served.complete(["x", "y", "z"])
     assert (named(refused), coded(refused)) == ((400, "prompt"), (400, "too_many_prompts"))
@@ -188,8 +188,8 @@ async def test_bug_is_a_500_without_its_reason(serve: Serving) -> None:
     assert response.headers["x-request-id"]
 
 
-async def test_whoever_mounts_the_app_may_run_its_lifespan(served: Served) -> None:
-    """Ray Serve does, and starts no replica if that fails."""
+async def test_a_server_that_mounts_the_app_may_run_its_lifespan(served: Served) -> None:
+    """Ray Serve does so, and starts no replica if that fails."""
     lifespan = LifespanOn(uvicorn.Config(served.app, lifespan="on", log_config=None))
     await lifespan.startup()
     await lifespan.shutdown()

@@ -1,4 +1,4 @@
-"""Routes of tokens, in vLLM's shapes: `/inference/v1/generate`, `/tokenize`, `/detokenize`."""
+"""The routes that take tokens, in vLLM's shapes: `/inference/v1/generate`, `/tokenize`, `/detokenize`."""
 
 from collections import defaultdict
 from typing import Any
@@ -69,7 +69,7 @@ async def test_logprobs_name_tokens_by_id(serve: Serving) -> None:
     assert body["choices"][0]["logprobs"] == {"content": [{**entry, "top_logprobs": [entry]}]}
 
 
-async def test_prompt_logprobs_are_vllms(served: Served) -> None:
+async def test_prompt_logprobs_have_vllm_s_shape(served: Served) -> None:
     body: dict[str, Any] = (await generate(served, {"prompt_logprobs": 0})).json()
     text = served.tokenizer.token_text
     assert body["prompt_logprobs"] == [
@@ -99,14 +99,14 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
         ({}, {"sampling_params": None}, "sampling_params"),
     ],
 )
-async def test_what_is_refused_is_named(
+async def test_a_refused_field_is_named(
     served: Served, sampling: dict[str, object], fields: dict[str, object], param: str
 ) -> None:
     assert named(await generate(served, sampling, **fields)) == (400, param)
 
 
 async def test_token_ids_and_log_probabilities_are_equally_long_behind_a_stop_string(serve: Serving) -> None:
-    """Of the tokens that a stop string cut off, ids were told and log-probabilities were not: 11 and 10."""
+    """Tokens that a stop string cut off used to have ids but no log-probabilities: 11 and 10."""
     served = await serve(saying("one END two"))
     told = fake_answer("one END")[:-1]  # without the end of the sequence
     for stream in (False, True):
@@ -128,7 +128,7 @@ async def test_text_becomes_tokens(served: Served) -> None:
     assert response.json() == {"count": len(ids), "max_model_len": 4096, "tokens": ids, "token_strs": None}
 
 
-async def test_token_strings_are_the_vocabularys_own(served: Served) -> None:
+async def test_token_strings_come_from_the_vocabulary(served: Served) -> None:
     response = await served.http.post("/tokenize", json={"prompt": "hello the", "return_token_strs": True})
     assert response.json()["token_strs"] == ["hello", "Ġthe"]
 
@@ -147,7 +147,7 @@ async def test_generation_prompt_can_be_left_out(served: Served) -> None:
     assert text == "<|im_start|>user\nhi<|im_end|>\n"
 
 
-async def test_tokens_become_text_special_ones_too(served: Served) -> None:
+async def test_tokens_become_text_with_special_ones(served: Served) -> None:
     response = await served.http.post("/detokenize", json={"tokens": [*fake_answer("héllo", eos=False), EOS_ID]})
     assert response.json() == {"prompt": "héllo<|eos|>"}
 
@@ -165,7 +165,7 @@ async def test_tokens_become_text_special_ones_too(served: Served) -> None:
         ("/detokenize", {}, "tokens"),
     ],
 )
-async def test_a_text_or_tokens_that_are_refused_are_named(
+async def test_refused_texts_and_tokens_are_named(
     served: Served, path: str, body: dict[str, object], param: str
 ) -> None:
     assert named(await served.http.post(path, json=body)) == (400, param)

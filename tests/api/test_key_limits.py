@@ -1,4 +1,4 @@
-"""Limits of one API key: counted from before anything runs to the end of the answer, whatever that end is."""
+"""The limits of one API key count a request from before anything runs to the end of its answer, whatever ends it."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def test_one_request_too_many_is_refused_and_not_counted() -> None:
     limits.enter("a", 1)
 
 
-def test_choices_fit_to_the_last_one() -> None:
+def test_choices_are_accepted_up_to_the_last_one() -> None:
     limits = KeyLimits(max_requests=0, max_choices=8)
     limits.enter("a", 5)
     limits.check("a", 3)
@@ -49,7 +49,7 @@ def test_each_client_has_limits_of_its_own() -> None:
         limits.enter(ANONYMOUS, 1)
 
 
-def test_what_has_left_is_not_counted_and_nobody_leaves_twice() -> None:
+def test_a_request_that_left_is_not_counted_and_cannot_leave_twice() -> None:
     limits = KeyLimits(max_requests=0, max_choices=0)
     limits.enter("a", 2)
     limits.enter("b", 3)
@@ -105,7 +105,7 @@ async def test_choices_are_counted_over_all_prompts(serve: Serving) -> None:
     assert (await running).status_code == 200
 
 
-async def test_what_is_wrong_with_a_request_is_told_before_its_limits(serve: Serving) -> None:
+async def test_an_invalid_request_is_refused_before_its_limits_are_checked(serve: Serving) -> None:
     served = await limited(serve, WatchedEngine(), choices=2)
     for path in ("/v1/completions", "/v1/chat/completions"):
         headers = {"authorization": f"Bearer {ONE}"}

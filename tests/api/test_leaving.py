@@ -1,6 +1,6 @@
 """The client leaves: at every stage its groups end at once, streamed or not, and nothing is left behind.
 
-The engine takes a step only when told to, so each test knows where the group stands.
+The engine takes a step only when the test says so, so each test knows how far the group is.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ GROUPS = {"/v1/chat/completions": 1, "/v1/completions": 2, "/inference/v1/genera
 
 
 async def gated(serve: Serving) -> tuple[Served, WatchedEngine]:
-    """Choice 0 ends after two steps, choice 1 goes on."""
+    """Returns a server whose choice 0 ends after two steps, while choice 1 goes on."""
     engine = WatchedEngine(saying("a", "a much longer answer than the other"), gated=True)
     return await serve(engine=engine), engine
 
 
 @asynccontextmanager
 async def asking(served: Served, path: str, *, stream: bool) -> AsyncIterator[asyncio.Task[httpx.Response]]:
-    """A client that waits for its answer and leaves at the end of the block."""
+    """A client that waits for its answer, and leaves at the end of the block."""
     task = asyncio.create_task(served.http.post(path, json={**of_two(path), "stream": stream}))
     try:
         yield task

@@ -1,4 +1,4 @@
-"""`/workers`: operators list them, and join, drain and remove them; nobody else does."""
+"""`/workers`: operators list, join, drain and remove workers. Nobody else may."""
 
 import math
 
@@ -22,7 +22,7 @@ CHANGES = (
 
 
 class FakeMembership:
-    """Knows `decode-0` and whoever joins."""
+    """A membership that knows `decode-0` and every worker that joins."""
 
     def __init__(self) -> None:
         self.ids = ["decode-0"]
@@ -106,7 +106,7 @@ async def test_a_removal_takes_seconds(serve: Serving, membership: FakeMembershi
         ({"url": URL, "key": "x"}, "key"),
     ],
 )
-async def test_what_no_worker_can_be_is_a_400_that_names_the_field(
+async def test_an_invalid_worker_is_a_400_that_names_the_field(
     serve: Serving, membership: FakeMembership, body: dict[str, str], param: str
 ) -> None:
     served = await server(serve, membership)
@@ -114,7 +114,7 @@ async def test_what_no_worker_can_be_is_a_400_that_names_the_field(
     assert membership.calls == []
 
 
-async def test_what_the_keeper_of_workers_refuses_has_its_status(serve: Serving) -> None:
+async def test_a_refusal_by_the_membership_has_its_status(serve: Serving) -> None:
     served = await server(serve, FakeMembership())
     twice = await served.http.post("/workers", json={"url": URL, "id": "decode-0"}, headers=ADMIN)
     assert coded(twice) == (400, "duplicate_worker")
@@ -122,14 +122,14 @@ async def test_what_the_keeper_of_workers_refuses_has_its_status(serve: Serving)
         assert coded(await served.http.request(method, path, headers=ADMIN)) == (404, "unknown_worker")
 
 
-async def test_the_list_is_that_of_the_status(serve: Serving) -> None:
+async def test_the_list_of_workers_equals_that_of_the_status(serve: Serving) -> None:
     for membership in (None, FakeMembership()):
         served = await server(serve, membership, admin_key="")
         listed = (await served.http.get("/workers")).json()
         assert listed == {"workers": (await served.http.get("/status")).json()["workers"]}
 
 
-async def test_where_workers_are_fixed_none_can_be_changed(serve: Serving) -> None:
+async def test_fixed_workers_cannot_be_changed(serve: Serving) -> None:
     served = await server(serve, None)
     for method, path, body in CHANGES:
         refused = await served.http.request(method, path, json=body, headers=ADMIN)
@@ -150,7 +150,7 @@ async def test_without_an_admin_key_workers_are_not_changed(serve: Serving, memb
 
 
 @pytest.mark.parametrize("api_keys", [(), ("k",)])
-async def test_operators_routes_want_the_admin_key_and_no_other(
+async def test_the_routes_of_operators_need_the_admin_key_and_no_other(
     serve: Serving, membership: FakeMembership, api_keys: tuple[str, ...]
 ) -> None:
     served = await server(serve, membership, api_keys=api_keys)

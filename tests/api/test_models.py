@@ -1,4 +1,4 @@
-"""Several models behind one server: each request has the words, the limits and the engine of the one it names."""
+"""Several models behind one server: each request gets the words, limits and engine of the model that it names."""
 
 import pytest
 
@@ -28,7 +28,7 @@ async def served(serve: Serving, models: TwoModels) -> Served:
     return await serve.several(models, *models.engines)
 
 
-async def test_a_prompt_becomes_the_tokens_of_the_model_that_is_asked(
+async def test_a_prompt_becomes_tokens_of_the_model_that_is_asked(
     served: Served, models: TwoModels, tokenizers: Tokenizers
 ) -> None:
     for model in (PLAIN, TURNED):
@@ -88,7 +88,7 @@ async def test_texts_are_tokenised_for_the_model_that_is_asked(served: Served, t
         assert back == {"prompt": "aab"}
 
 
-async def test_lengths_counts_and_vocabularies_are_those_of_the_model(served: Served) -> None:
+async def test_limits_of_length_count_and_vocabulary_are_the_model_s(served: Served) -> None:
     refusals: dict[str, dict[str, object]] = {
         "context_length_exceeded": {"prompt": "x" * 70},
         "integer_above_max_value": {"n": 4},
@@ -110,7 +110,7 @@ async def test_with_several_models_a_request_must_name_one(served: Served, path:
 
 
 @every_route
-async def test_an_unknown_model_is_told_which_there_are(served: Served, path: str) -> None:
+async def test_the_error_for_an_unknown_model_lists_the_known_ones(served: Served, path: str) -> None:
     refused = await ask(served, path, "gpt")
     assert error(refused) == (404, "model_not_found", "model")
     assert refused.json()["error"]["message"] == (
@@ -129,7 +129,7 @@ async def test_engines_are_told_whether_the_seed_was_named_and_choices_may_end_e
     assert told == [(False, False), (True, False), (False, True), (True, True)]
 
 
-async def test_all_models_wait_at_one_door(serve: Serving, tokenizers: Tokenizers) -> None:
+async def test_all_models_share_one_admission_limit(serve: Serving, tokenizers: Tokenizers) -> None:
     models = TwoModels(tokenizers, gated=True)
     config = ServerConfig(served_model_name="", max_waiting_groups=1)
     served = await serve.several(models, *models.engines, config=config)
@@ -139,7 +139,7 @@ async def test_all_models_wait_at_one_door(serve: Serving, tokenizers: Tokenizer
     assert (await asking).status_code == 200
 
 
-async def test_prefill_and_decode_are_told_apart_by_model(serve: Serving, tokenizers: Tokenizers) -> None:
+async def test_each_model_may_be_a_prefill_or_a_decode_server(serve: Serving, tokenizers: Tokenizers) -> None:
     models = TwoModels(tokenizers, roles=(Role.PREFILL, Role.DECODE))
     served = await serve.several(models, *models.engines)
     order = {"do_remote_decode": True}
@@ -155,7 +155,7 @@ async def test_prefill_and_decode_are_told_apart_by_model(serve: Serving, tokeni
 
 @ticket_routes
 @pytest.mark.parametrize("model", ["gpt", None])
-async def test_a_ticket_for_a_model_that_is_not_there_is_given_back(
+async def test_a_ticket_for_an_unknown_model_is_given_back(
     serve: Serving, tokenizers: Tokenizers, path: str, model: str | None
 ) -> None:
     models = TwoModels(tokenizers, roles=(Role.DECODE, Role.DECODE))

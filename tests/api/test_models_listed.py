@@ -1,4 +1,4 @@
-"""Which models a server has, as they come and go: who lists them, who counts by them, and who is told of them."""
+"""Models come and go: how they are listed, counted and reported."""
 
 import pytest
 
@@ -21,7 +21,7 @@ async def served(serve: Serving, models: TwoModels) -> Served:
     return await serve.several(models, *models.engines)
 
 
-async def test_the_models_are_listed_with_what_is_known_of_each(
+async def test_the_models_are_listed_with_all_known_facts(
     serve: Serving, models: TwoModels, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     adapter = served_as("adapter", models.plain, tokenizer, root="hub/adapter", parent=PLAIN, created=5)
@@ -61,9 +61,7 @@ async def test_a_model_that_goes_is_not_found_and_found_when_it_is_back(
     assert (await ask(served, path, None)).status_code == 400
 
 
-async def test_what_a_model_was_writing_when_it_went_is_written_to_the_end(
-    serve: Serving, tokenizers: Tokenizers
-) -> None:
+async def test_an_answer_of_a_model_that_goes_is_written_to_the_end(serve: Serving, tokenizers: Tokenizers) -> None:
     models = TwoModels(tokenizers, gated=True)
     served = await serve.several(models, *models.engines)
     asking = await models.turned.begun(ask(served, "/v1/completions", TURNED))
@@ -87,7 +85,7 @@ async def test_while_there_is_no_model_at_all_clients_may_try_again(
 
 
 @every_route
-async def test_a_model_without_workers_holds_nobody_else_up(
+async def test_a_model_without_workers_holds_up_no_other(
     serve: Serving, models: TwoModels, tokenizer: Tokenizer, path: str
 ) -> None:
     models.listed.append(served_as("away", NobodyUp(), tokenizer, root="its/root"))
@@ -99,7 +97,7 @@ async def test_a_model_without_workers_holds_nobody_else_up(
 
 
 class NoTexts:
-    """Where no text is ever asked for."""
+    """A source of texts that must not be asked."""
 
     def generate(self, request: TextRequest) -> TextGroupStream:
         raise AssertionError("asked for texts")
@@ -123,7 +121,7 @@ async def samples(served: Served) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-async def test_groups_are_counted_for_their_model_and_no_name_of_a_client_is(served: Served) -> None:
+async def test_groups_are_counted_for_their_model_and_never_for_an_unknown_name(served: Served) -> None:
     await ask(served, "/v1/completions", PLAIN, n=3)
     await ask(served, "/v1/completions", TURNED)
     await ask(served, "/v1/completions", TURNED)
@@ -139,7 +137,7 @@ async def test_groups_are_counted_for_their_model_and_no_name_of_a_client_is(ser
     assert not any("gpt" in name for name in told)
 
 
-async def test_every_model_is_told_of_before_anybody_asks_it_and_keeps_its_counts_when_it_goes(
+async def test_metrics_have_every_model_before_its_first_request_and_keep_it_when_it_goes(
     served: Served, models: TwoModels
 ) -> None:
     name = 'motet:request_params_n_count{model_name="%s"}'

@@ -1,4 +1,4 @@
-"""Whatever is wrong inside a body, at any depth and on any route, is named as the client wrote it."""
+"""Any mistake inside a body, at any depth and on any route, is named as the client wrote it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -98,13 +98,13 @@ OWN: dict[str, list[tuple[str, Any]]] = {
         ("stream_options.continuous_usage_stats", True),
     ],
 }
-"""What the checks of each object refuse by themselves."""
+"""Mistakes that only the checks of one object find."""
 CLIENTS_OWN = {"parameters", "schema", "json"}
-"""Objects whose members have any names."""
+"""Fields whose members may have any names."""
 
 
 def members(value: object, name: str = "") -> Iterator[tuple[str, object]]:
-    """What objects inside a body have, by its full name; of each object also a member that it cannot have."""
+    """Yields a wrong value for each member of inner objects, by its full name, and an unknown member of each."""
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, inner in steps:
         full = f"{name}[{step}]" if isinstance(step, int) else f"{name}.{step}".removeprefix(".")
@@ -117,7 +117,7 @@ def members(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def spoilt(body: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
-    """The body with this value at that place."""
+    """Returns the body with this value at that place."""
     changed: Any = json.loads(json.dumps(body))
     inner, *steps = changed, *name.replace("[", ".[").split(".")
     keys = [int(step[1:-1]) if step.startswith("[") else step for step in steps]
@@ -128,7 +128,7 @@ def spoilt(body: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("route", BODIES)
-async def test_what_is_wrong_inside_a_body_is_named_from_outside(refusing: Served, route: str) -> None:
+async def test_a_mistake_inside_a_body_is_named_by_its_full_path(refusing: Served, route: str) -> None:
     for name, value in [*members(BODIES[route]), *OWN.get(route, [])]:
         body = json.dumps(spoilt(BODIES[route], name, value))
         answer = await refusing.http.post(route, content=body, headers={"content-type": "application/json"})

@@ -1,4 +1,4 @@
-"""Whatever the parts of a choice are and however they are bundled: its chunks, joined, are its whole answer."""
+"""The chunks of a choice, joined, are its whole answer, whatever its parts are and however they are bundled."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -41,7 +41,7 @@ def parts_of_a_choice(draw: st.DrawFn, calls: bool) -> list[Part]:
 
 @st.composite
 def events_of_a_choice(draw: st.DrawFn, index: int, calls: bool) -> list[ChoiceEvent]:
-    """Its parts in events of any size; some have none."""
+    """Puts the parts into events of any size; some have none."""
     rest = draw(parts_of_a_choice(calls))
     events: list[ChoiceEvent] = []
     while bool(rest) or draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""A prefill server: an order becomes a ticket, in every route's own shape; who leaves leaves nothing behind."""
+"""A prefill server turns an order into a ticket, in every route's own shape. Leaving clients leave nothing behind."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 class Waiting:
-    """A prefill that lasts until it is let go."""
+    """A prefill that lasts until the test lets it go."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -50,7 +50,7 @@ async def served(serve: Serving) -> Served:
 
 
 def taken(served: Served, params: object) -> Ticket:
-    """The ticket in an answer; its lease is held, and ends here."""
+    """Returns the ticket in an answer, checks that its lease is held, and ends it."""
     ticket = ticket_of(params)
     assert list(served.engine.leases.held.values()) == [ticket]
     served.engine.leases.end(ticket)
@@ -110,7 +110,7 @@ async def test_usage_of_a_stream_counts_the_prompt_and_no_tokens(served: Served)
 
 @every_route
 async def test_n_is_one_prefill_and_one_choice(served: Served, path: str) -> None:
-    """Gateways that send the client's n to both sides made n prefills of it elsewhere."""
+    """Some gateways send the client's n to both sides, which elsewhere makes n prefills."""
     fields: dict[str, Any] = {**ROUTES[path], "kv_transfer_params": ORDER}
     sampling = {"n": 8, "temperature": 0.5}
     fields |= {"sampling_params": sampling} if "sampling_params" in fields else sampling
@@ -119,7 +119,7 @@ async def test_n_is_one_prefill_and_one_choice(served: Served, path: str) -> Non
     taken(served, body["kv_transfer_params"])
 
 
-async def test_what_is_asked_of_the_answer_has_no_use(served: Served) -> None:
+async def test_fields_about_the_answer_have_no_effect(served: Served) -> None:
     fields = {"echo": True, "logprobs": 2, "best_of": 9, "n": 3, "stop": ["x"], "max_tokens": 7}
     body = (await served.complete("some prompt", kv_transfer_params=ORDER, **fields)).json()
     (choice,) = body["choices"]
@@ -127,7 +127,7 @@ async def test_what_is_asked_of_the_answer_has_no_use(served: Served) -> None:
     taken(served, body["kv_transfer_params"])
 
 
-async def test_a_ticket_is_for_as_many_readers_as_asked_for(served: Served) -> None:
+async def test_a_ticket_has_as_many_readers_as_asked_for(served: Served) -> None:
     nulls = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port", "tp_size"))
     body = (await served.complete(PROMPT, kv_transfer_params=ORDER | nulls | {"readers": 64})).json()
     assert taken(served, body["kv_transfer_params"]).readers == 64
@@ -159,7 +159,7 @@ async def test_ordinary_requests_are_answered_as_usual(served: Served, path: str
         1,
     ],
 )
-async def test_what_is_no_order_is_refused_by_name(served: Served, params: object) -> None:
+async def test_an_invalid_order_is_refused_by_name(served: Served, params: object) -> None:
     assert named(await served.complete(PROMPT, kv_transfer_params=params)) == (400, "kv_transfer_params")
     assert served.engine.prefills == served.engine.requests == []
 
@@ -170,7 +170,7 @@ async def test_several_prompts_and_prompts_of_one_token_cannot_be_prefilled(serv
     assert served.engine.prefills == []
 
 
-async def test_prefills_wait_at_the_same_door_as_answers(serve: Serving) -> None:
+async def test_prefills_and_answers_share_one_admission_limit(serve: Serving) -> None:
     waiting = Waiting()
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=waiting))
     prefill = asyncio.create_task(served.complete(PROMPT, kv_transfer_params=ORDER))
@@ -182,7 +182,7 @@ async def test_prefills_wait_at_the_same_door_as_answers(serve: Serving) -> None
 
 @every_route
 @streamed_or_not
-async def test_leaving_during_a_prefill_ends_it(serve: Serving, path: str, stream: bool) -> None:
+async def test_a_client_that_leaves_during_a_prefill_ends_it(serve: Serving, path: str, stream: bool) -> None:
     waiting = Waiting()
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=waiting))
     body = {**ROUTES[path], "stream": stream, "kv_transfer_params": ORDER}
@@ -236,7 +236,7 @@ async def test_a_prefill_is_counted_as_any_group(served: Served) -> None:
     taken(served, body["kv_transfer_params"])
 
 
-async def test_neither_kind_of_server_takes_the_other_ones_params(serve: Serving) -> None:
+async def test_neither_kind_of_server_takes_the_other_s_params(serve: Serving) -> None:
     for role in (Role.BOTH, Role.DECODE):
         served = await serve(engine=WatchedEngine(role=role))
         assert named(await served.complete(PROMPT, kv_transfer_params=ORDER)) == (400, "kv_transfer_params")

@@ -1,4 +1,4 @@
-"""What a model thinks stands apart from what it says, in each choice, streamed or not."""
+"""A choice's thoughts are kept apart from its content, streamed or not."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ ANSWERS = {
 }
 
 
-async def test_a_thought_has_two_names_and_is_counted(serve_tools: CallingServing) -> None:
+async def test_a_thought_is_sent_under_two_names_and_counted(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["a thought"], "Yes."))
     answer = (await served.chat(n=2)).json()
     thinking, plain = (choice["message"] for choice in answer["choices"])
@@ -47,7 +47,7 @@ async def test_streamed_choices_joined_are_the_whole_ones(serve_tools: CallingSe
     assert counts[-1] > counts[0]
 
 
-async def test_a_thought_left_out_is_counted_all_the_same(serve_tools: CallingServing) -> None:
+async def test_a_thought_that_is_left_out_still_counts(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["a thought"]))
     with_it, without = [(await served.chat(include_reasoning=shown)).json() for shown in (True, False)]
     assert without["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
@@ -63,7 +63,7 @@ async def test_a_thought_may_stay_in_the_content_as_it_came(serve_tools: Calling
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_thought_that_the_prompt_opens_is_told_from_its_first_token(
+async def test_a_thought_that_the_prompt_opens_is_a_thought_from_its_first_token(
     serve_tools: CallingServing, stream: bool
 ) -> None:
     served = await serve_tools(saying("Hm.</think>Yes."))
@@ -78,7 +78,7 @@ async def test_a_thought_that_the_prompt_opens_is_told_from_its_first_token(
     assert served.tokenizer.decode(served.engine.requests[0].prompt).endswith("<think>")
 
 
-async def test_effort_is_refused_where_the_template_has_no_word_for_it(serve_tools: CallingServing) -> None:
+async def test_effort_is_refused_if_the_template_does_not_use_it(serve_tools: CallingServing) -> None:
     plain = await serve_tools.serve(saying("Yes."))
     assert named(await plain.chat(reasoning_effort="low")) == (400, "reasoning_effort")
     assert (await plain.chat(reasoning_effort="none")).status_code == 200
@@ -86,7 +86,7 @@ async def test_effort_is_refused_where_the_template_has_no_word_for_it(serve_too
     assert (await thinking.chat(reasoning_effort="low")).status_code == 200
 
 
-async def test_a_model_that_does_not_think_tells_nothing_apart(serve_tools: CallingServing) -> None:
+async def test_the_tags_of_thoughts_are_text_of_a_model_that_does_not_think(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["a thought"]), reasoning=None)
     answer = (await served.chat()).json()
     assert answer["choices"][0]["message"]["content"] == ANSWERS["a thought"]

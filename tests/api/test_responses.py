@@ -1,4 +1,4 @@
-"""`/v1/responses` through the official client and raw; its `text.format` is the `response_format` of a chat."""
+"""`/v1/responses`, raw and through the official client. Its `text.format` is the `response_format` of a chat."""
 
 import asyncio
 
@@ -89,7 +89,7 @@ async def test_request_is_repeated_in_the_response(served: Served) -> None:
     assert response.text.format.type == "text"
 
 
-async def test_most_tokens_leave_it_incomplete(served: Served) -> None:
+async def test_an_answer_that_reaches_max_output_tokens_is_incomplete(served: Served) -> None:
     response = whole(await ask(served, max_output_tokens=1))
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
@@ -97,7 +97,7 @@ async def test_most_tokens_leave_it_incomplete(served: Served) -> None:
     assert response.output_text == "hello"
 
 
-async def test_stop_string_ends_it(serve: Serving) -> None:
+async def test_a_stop_string_ends_a_response(serve: Serving) -> None:
     served = await serve(saying("one END two"))
     response = whole(await ask(served, stop="END"))
     assert (response.output_text, response.status) == ("one ", "completed")
@@ -131,7 +131,7 @@ async def test_answer_may_be_sent_back_as_it_came(served: Served) -> None:
     assert "<|im_start|>assistant\nhello 0<|im_end|>\n<|im_start|>user\nand?<|im_end|>" in prompt
 
 
-async def test_ignored_fields_pass(served: Served) -> None:
+async def test_ignored_fields_are_accepted(served: Served) -> None:
     response = await ask(
         served,
         user="me",
@@ -152,7 +152,7 @@ async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> 
     assert coded(await ask(served, stream=True)) == (503, "engine_died")
 
 
-async def test_error_after_it_is_told_in_events(serve: Serving) -> None:
+async def test_error_after_the_first_token_is_sent_in_events(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={2: EngineError("the engine broke")}))
     *_, error, failed = streamed(await ask(served, stream=True))
     assert error.type == "error"
@@ -174,7 +174,7 @@ async def test_all_events_of_a_step_are_one_write(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_ends_the_group(serve: Serving, stream: bool) -> None:
+async def test_a_client_that_leaves_ends_the_group(serve: Serving, stream: bool) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
     async with asyncio.timeout(PATIENCE_S):
         asking = await served.engine.begun(ask(served, stream=stream))
@@ -222,7 +222,7 @@ async def test_streamed_answer_is_parsed_by_the_client(serve: Serving) -> None:
         ({"type": "text"}, {"type": "text"}),
     ],
 )
-async def test_engine_is_asked_for_what_a_chat_asks_for(
+async def test_the_engine_gets_the_same_request_as_for_a_chat(
     serve: Serving, flat: dict[str, object], nested: dict[str, object]
 ) -> None:
     served = await serve(saying(ANSWER))
@@ -265,6 +265,6 @@ async def test_structured_outputs_are_asked_for_as_in_a_chat(serve: Serving) -> 
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "text.format.json_schema"),
     ],
 )
-async def test_what_is_wrong_with_a_format_is_named(served: Served, form: dict[str, object], param: str) -> None:
+async def test_a_mistake_in_a_format_is_named(served: Served, form: dict[str, object], param: str) -> None:
     assert named(await ask(served, text={"format": form})) == (400, param)
     assert served.engine.requests == []

@@ -1,4 +1,4 @@
-"""docs/api.md says what `/v1/responses` reads, ignores and refuses, and it is refused by name."""
+"""docs/api.md lists what `/v1/responses` reads, ignores and refuses, and each refusal names its field."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_every_field_that_is_refused_is_listed() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("method", "path"), KEPT_ELSEWHERE)
-async def test_nothing_is_kept(served: Served, method: str, path: str) -> None:
+async def test_no_response_is_stored(served: Served, method: str, path: str) -> None:
     response = await served.http.request(method, path.replace("{response_id}", "resp_1"))
     assert response.status_code == 404
     error = response.json()["error"]
@@ -117,7 +117,7 @@ async def test_nothing_is_kept(served: Served, method: str, path: str) -> None:
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}, "description": "\ud800"}}}, "text"),
     ],
 )
-async def test_what_is_wrong_is_named(refusing: Served, fields: dict[str, object], param: str) -> None:
+async def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, object], param: str) -> None:
     response = await refusing.http.post("/v1/responses", content=json.dumps({"input": "hi"} | fields))
     assert response.status_code == 400, response.text
     error = response.json()["error"]

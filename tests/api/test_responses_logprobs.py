@@ -1,4 +1,4 @@
-"""Log-probabilities of a message are those of its own tokens, however steps are bundled."""
+"""A message has the log-probabilities of its own tokens, however steps are bundled."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ TOKENS = [
     *("<think>", "It", "\n", "</think>", "\n\n", "It", " is", "<", "b"),
     *("<call>", '{"a":', "1}", "</call>", "\n", "al", "l"),
 ]
-"""A token is named by its place here."""
+"""The id of a token is its place here."""
 
 PARTS: list[tuple[str, list[int]]] = [("It", [1]), ("It is", [5, 6]), ("<b", [7, 8]), ("al", [14]), ("l", [15])]
-"""What a parser makes of them, less the call; the last two are in its tags, too."""
+"""The texts that a parser makes of these tokens, without the call. The last two texts are in its tags, too."""
 
 
 def event(first: int, texts: Sequence[str]) -> ChoiceEvent:
-    """Tokens from `first` on, in one step."""
+    """Makes an event of one step, with tokens from `first` on."""
     offsets = [len("".join(TOKENS[: first + i])) for i in range(len(texts))]
     logprobs = tuple(TokenLogprob(first + i, -0.5, 1) for i in range(len(texts)))
     return ChoiceEvent(0, "".join(texts), tuple(range(len(texts))), logprobs=logprobs, offsets=tuple(offsets))
@@ -30,7 +30,7 @@ def taken(logprobs: PartLogprobs, part: str) -> list[int]:
 
 
 def take_all(size: int) -> list[tuple[str, list[int]]]:
-    """Steps of `size` tokens; a part is taken when the last of its tokens has come."""
+    """Feeds steps of `size` tokens, and takes a part when its last token has come."""
     logprobs, told = PartLogprobs(), list[tuple[str, list[int]]]()
     for first in range(0, len(TOKENS), size):
         logprobs.feed(event(first, TOKENS[first : first + size]))
@@ -40,18 +40,18 @@ def take_all(size: int) -> list[tuple[str, list[int]]]:
     return told
 
 
-@pytest.mark.parametrize("size", [1, 2, 7])  # none has the end of the call in a step with what follows
-def test_part_takes_its_own_tokens_and_tags_are_nobodys(size: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 7])  # in none of these a step has the end of the call and text after it
+def test_a_part_takes_its_own_tokens_and_nobody_takes_those_of_tags(size: int) -> None:
     assert take_all(size) == PARTS
 
 
-def test_token_that_ends_in_a_part_belongs_to_it() -> None:
+def test_a_token_that_ends_in_a_part_belongs_to_it() -> None:
     logprobs = PartLogprobs()
     texts = [">Hel", "lo<"]
     tokens = tuple(TokenLogprob(i, -0.5, 1) for i in range(2))
     logprobs.feed(ChoiceEvent(0, "".join(texts), (0, 1), logprobs=tokens, offsets=(0, 4)))
     assert taken(logprobs, "Hello") == [0, 1]
-    assert taken(logprobs, "<") == []  # its token was told with the text before
+    assert taken(logprobs, "<") == []  # the text before has its token already
 
 
 def test_text_that_was_shown_before_is_no_part_of_a_later_step() -> None:

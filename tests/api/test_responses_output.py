@@ -1,4 +1,4 @@
-"""The items and events that the parts of a choice come to, from scripted parts."""
+"""The items and events of a Response, made from scripted parts of a choice."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -49,7 +49,7 @@ def writer(kind: type[W], tokenizer: Tokenizer, asked: ChatRequest | None = None
 
 
 def steps(parts: Sequence[Part], finish: FinishReason) -> list[GroupStep]:
-    """A part each, and the end by itself."""
+    """Returns one step for each part, and one for the end."""
     events = [ChoiceEvent(0, "", (), parts=(part,)) for part in parts]
     events.append(ChoiceEvent(0, "", (0,), parts=(), finish=finish))
     return [GroupStep((event,)) for event in events]
@@ -78,7 +78,7 @@ def test_streamed_response_ends_as_the_whole_one(tokenizer: Tokenizer, parts: li
 
 
 @pytest.mark.parametrize("parts", [THOUGHT_AND_SAID, TWO_CALLS, THOUGHT_AND_SAID + TWO_CALLS])
-def test_items_that_were_told_as_done_are_the_output(tokenizer: Tokenizer, parts: list[Part]) -> None:
+def test_items_that_were_sent_as_done_are_the_output(tokenizer: Tokenizer, parts: list[Part]) -> None:
     response, events = both_ways(tokenizer, parts)
     done = [event for event in events if event.type == "response.output_item.done"]
     assert [event.item for event in done] == response.output
@@ -127,7 +127,7 @@ def test_events_of_an_answer_come_in_the_order_of_openai(tokenizer: Tokenizer) -
     ]
 
 
-def test_deltas_of_an_item_join_to_what_its_end_tells(tokenizer: Tokenizer) -> None:
+def test_the_deltas_of_an_item_join_to_its_final_text(tokenizer: Tokenizer) -> None:
     _, events = both_ways(tokenizer, THOUGHT_AND_SAID + TWO_CALLS)
     joined: dict[str, str] = {}
     ended: dict[str, str] = {}
@@ -161,7 +161,7 @@ def test_cut_answer_is_incomplete_and_says_why(tokenizer: Tokenizer, finish: Fin
     assert events[-1].type == "response.incomplete"
 
 
-def test_usage_tells_cached_and_reasoning_tokens(tokenizer: Tokenizer) -> None:
+def test_usage_has_cached_and_reasoning_tokens(tokenizer: Tokenizer) -> None:
     response, _ = both_ways(tokenizer, THOUGHT_AND_SAID)
     usage = response.usage
     assert usage is not None
@@ -181,7 +181,7 @@ def test_text_that_is_not_read_as_parts_is_a_message(tokenizer: Tokenizer) -> No
     assert message.content[0].text == "as it is"
 
 
-def test_broken_stream_tells_the_error_and_what_there_is(tokenizer: Tokenizer) -> None:
+def test_a_broken_stream_sends_the_error_and_the_text_so_far(tokenizer: Tokenizer) -> None:
     events = writer(ResponseEvents, tokenizer)
     first = events.feed(steps([Content("half a")], FinishReason.STOP)[:1], lambda: USAGE)
     *_, error, failed = read_events(first + events.fail(EngineDiedError("the engine is gone")))
@@ -197,7 +197,7 @@ def test_broken_stream_tells_the_error_and_what_there_is(tokenizer: Tokenizer) -
     assert failed.response.output_text == "half a"
 
 
-def test_what_went_wrong_inside_is_not_told(tokenizer: Tokenizer) -> None:
+def test_internal_errors_are_sent_without_details(tokenizer: Tokenizer) -> None:
     events = writer(ResponseEvents, tokenizer)
     first = events.feed(steps([Content("x")], FinishReason.STOP)[:1], lambda: USAGE)
     assert b"secret" not in first + events.fail(ValueError("secret"))

@@ -39,7 +39,7 @@ def test_message_needs_no_type_and_its_parts_are_joined() -> None:
     assert turns([{"role": "developer", "content": parts}]) == [{"role": "developer", "content": "a\nb"}]
 
 
-def test_what_the_model_wrote_in_one_answer_is_one_turn() -> None:
+def test_all_items_of_one_answer_become_one_turn() -> None:
     second = CALL | {"call_id": "call_2"}
     assert turns([THOUGHT, SAID, CALL, second, OUTPUT]) == [
         {
@@ -92,7 +92,7 @@ def test_some_tools_may_be_allowed() -> None:
     assert (rules.mode, rules.parallel) == ("auto", False)
 
 
-def test_fields_of_both_are_passed_on() -> None:
+def test_fields_that_chats_have_too_are_passed_on() -> None:
     chat = chat_request(
         request(
             "hi",
@@ -120,5 +120,5 @@ def test_fields_of_both_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize("field", ["id", "status", "phase"])
-def test_what_a_client_adds_to_its_own_message_is_passed_over(field: str) -> None:
+def test_unknown_fields_of_a_message_are_ignored(field: str) -> None:
     assert turns([{"role": "user", "content": "hi", field: "x"}]) == [{"role": "user", "content": "hi"}]

@@ -1,4 +1,4 @@
-"""Thoughts and tools in `/v1/responses`: the same parts as in a chat, as items."""
+"""Thoughts and tools in `/v1/responses`: the same parts as in a chat, sent as items."""
 
 import json
 from typing import Any
@@ -50,7 +50,7 @@ async def test_streamed_response_is_the_whole_one(serve_tools: CallingServing, a
     assert plain(final(streamed(await ask(served, stream=True, **fields)))) == plain(response)
 
 
-async def test_items_are_what_the_model_thought_said_and_called(serve_tools: CallingServing) -> None:
+async def test_items_hold_the_thoughts_the_text_and_the_calls(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["thought, text and two calls"]))
     response = whole(await ask(served, tools=[FLAT_WEATHER, FLAT_TIME]))
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
@@ -65,16 +65,14 @@ async def test_items_are_what_the_model_thought_said_and_called(serve_tools: Cal
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
-async def test_logprobs_of_a_message_are_none_of_thoughts_tags_or_calls(
-    serve_tools: CallingServing, answer: str
-) -> None:
+async def test_logprobs_of_a_message_have_no_thoughts_tags_or_calls(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
     asked = {"tools": [FLAT_WEATHER, FLAT_TIME], "include": ["message.output_text.logprobs"]}
     response = whole(await ask(served, **asked))
     for item in response.model_dump()["output"]:
         for part in item["content"] if item["type"] == "message" else ():
             text = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode()
-            assert text.strip() == part["text"].strip()  # a token may hold white space that is dropped
+            assert text.strip() == part["text"].strip()  # white space in a token may be dropped
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -121,7 +119,7 @@ async def test_prompt_of_a_loop_is_that_of_the_same_chat(serve_tools: CallingSer
     assert of_response.prompt == of_chat.prompt
 
 
-async def test_tool_that_must_be_called_constrains_as_in_a_chat(serve_tools: CallingServing) -> None:
+async def test_a_required_tool_constrains_the_answer_as_in_a_chat(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     response = whole(await ask(served, tools=[FLAT_WEATHER], tool_choice={"type": "function", "name": "get_weather"}))
     assert response.model_dump()["tool_choice"] == {"type": "function", "name": "get_weather"}
@@ -144,7 +142,7 @@ async def test_arguments_of_a_pydantic_tool_are_parsed_by_the_client(serve_tools
     assert call.model_dump()["parsed_arguments"] == {"city": "Paris"}
 
 
-async def test_cut_call_is_told_as_far_as_it_came(serve_tools: CallingServing) -> None:
+async def test_a_call_that_is_cut_off_is_sent_as_far_as_it_came(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     most = len(fake_answer(PARIS.partition('"Paris')[0], eos=False))
     response = whole(await ask(served, tools=[FLAT_WEATHER], max_output_tokens=most))
@@ -171,7 +169,7 @@ async def test_thoughts_that_are_cut_leave_no_message(serve_tools: CallingServin
 
 
 def weather_script(serve_tools: CallingServing) -> Script:
-    """Thinks and calls, until a tool has told of rain."""
+    """Thinks and calls a tool, until a tool has answered that it rains."""
 
     def script(request: GenerateRequest, _: ChoiceStart) -> list[int]:
         seen = "rain" in serve_tools.tokenizer.decode(request.prompt)

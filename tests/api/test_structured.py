@@ -1,4 +1,4 @@
-"""What a request may ask answers to be, and how it is refused. The engine is scripted: what reaches it is compared."""
+"""Forms that a request may demand of its answers, and refusals. The engine is scripted: tests see what it is given."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ async def test_response_format_reaches_the_engine(
         ({"guided_choice": ["a"]}, "guided_choice", "is now 'structured_outputs': {'choice': ...}."),
     ],
 )
-async def test_what_cannot_be_held_to_is_refused_with_its_place(
+async def test_a_form_that_cannot_be_enforced_is_refused_with_its_place(
     refusing: Served, fields: dict[str, object], param: str | None, words: str
 ) -> None:
     answer = await refusing.http.post(
@@ -122,7 +122,7 @@ async def test_what_cannot_be_held_to_is_refused_with_its_place(
     assert param is None or error["param"] == param
 
 
-async def test_a_schema_nested_past_all_bounds_is_refused(served: Served) -> None:
+async def test_a_schema_that_is_nested_too_deeply_is_refused(served: Served) -> None:
     deep = '{"items":' * 3000 + "{}" + "}" * 3000
     body = json.dumps(chat(response_format=json_schema("here"))).replace('"here"', deep)
     assert (await served.http.post(CHAT, content=body, headers={"content-type": "application/json"})).status_code == 400
@@ -156,7 +156,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
-async def test_a_hostile_schema_is_held_to_or_refused_and_the_server_lives_on(served: Served, number: int) -> None:
+async def test_a_hostile_schema_is_enforced_or_refused_and_the_server_lives_on(served: Served, number: int) -> None:
     answer = await served.http.post(CHAT, json=chat(response_format=json_schema(HOSTILE[number])))
     if answer.status_code != 200:
         assert named(answer) == (400, "response_format")

@@ -1,4 +1,4 @@
-"""Compiling stands in nobody's way: not the event loop's, and not that of requests whose grammar is known."""
+"""Compiling a grammar holds up neither the event loop nor requests whose grammar is known."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 class SlowCompiler(Grammars):
-    """Compiles when it is told to, and counts how often it was asked."""
+    """Compiles when the test lets it, and counts how often it was asked."""
 
     def __init__(self) -> None:
         super().__init__(lambda: TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
@@ -60,13 +60,13 @@ async def refused(checks: GrammarChecks, grammar: Grammar) -> GrammarError:
 async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
     with slow_compiler() as compiler:
         checking = asyncio.ensure_future(check(GrammarChecks(compiler), regex("a")))
-        await asyncio.to_thread(compiler.begun.acquire)  # runs on while the compiler is held
+        await asyncio.to_thread(compiler.begun.acquire)  # it runs on while the compiler is held
         assert not checking.done()
         compiler.go.set()
         await checking
 
 
-async def test_a_known_grammar_goes_to_no_thread() -> None:
+async def test_a_known_grammar_needs_no_thread() -> None:
     with slow_compiler() as compiler:
         compiler.go.set()
         compiler.get(regex("a"))
@@ -84,14 +84,14 @@ async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
         assert compiler.asked == [regex("a")]
 
 
-async def test_a_grammar_that_takes_too_long_is_the_clients_fault() -> None:
+async def test_a_grammar_that_compiles_too_long_is_the_client_s_error() -> None:
     with slow_compiler() as compiler:
         error = await refused(GrammarChecks(compiler, timeout_s=0.05), regex("a"))
         assert error.message == "Invalid 'it': compiling it takes more than 0.05 s."
         assert (error.param, error.status) == ("it", 400)
 
 
-async def test_a_grammar_that_waits_for_threads_is_not() -> None:
+async def test_a_grammar_that_waits_too_long_for_a_thread_is_an_overload() -> None:
     with slow_compiler() as compiler:
         checks = GrammarChecks(compiler, timeout_s=0.05)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(NUM_THREADS)]
@@ -103,7 +103,7 @@ async def test_a_grammar_that_waits_for_threads_is_not() -> None:
         await asyncio.gather(*held, return_exceptions=True)
 
 
-async def test_no_more_grammars_wait_than_is_allowed() -> None:
+async def test_no_more_grammars_may_wait_than_the_limit() -> None:
     with slow_compiler() as compiler:
         checks = GrammarChecks(compiler)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(MAX_UNDER_WAY)]
@@ -115,7 +115,7 @@ async def test_no_more_grammars_wait_than_is_allowed() -> None:
         await check(checks, regex("b"))
 
 
-async def test_after_a_time_out_the_same_compiling_is_waited_for() -> None:
+async def test_a_repeated_request_after_a_time_out_waits_for_the_same_compilation() -> None:
     with slow_compiler() as compiler:
         checks = GrammarChecks(compiler, timeout_s=0.05)
         for _ in range(2):
@@ -123,20 +123,20 @@ async def test_after_a_time_out_the_same_compiling_is_waited_for() -> None:
         assert compiler.asked == [regex("a")]
 
 
-async def test_what_took_too_long_is_not_kept_when_it_comes_after_all() -> None:
-    """It was refused, and what was compiled for it stayed."""
+async def test_a_grammar_that_compiled_too_long_is_not_kept() -> None:
+    """The grammar was refused, but used to be kept once it was compiled."""
     with slow_compiler() as compiler:
         checks = GrammarChecks(compiler, timeout_s=0.05)
         await refused(checks, regex("a"))
         compiler.go.set()
         async with asyncio.timeout(PATIENCE_S):
-            while len(compiler.asked) == 1:  # until the first thread has come to its end
+            while len(compiler.asked) == 1:  # until the first thread has ended
                 with suppress(GrammarError, OverloadedError):
                     await check(checks, regex("a"))
         assert compiler.asked == [regex("a")] * 2
 
 
-async def test_what_is_wrong_with_a_grammar_is_told_to_all_who_asked() -> None:
+async def test_every_request_for_a_wrong_grammar_gets_the_error() -> None:
     with slow_compiler() as compiler:
         checks = GrammarChecks(compiler)
         wrong = Grammar(GrammarKind.JSON, '{"type":"text"}')

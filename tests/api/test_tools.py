@@ -1,4 +1,4 @@
-"""Calls of tools, through the official client where it can send the request: each of n choices has its own."""
+"""Tool calls, through the official client if it can send the request: each of n choices has its own."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ ANSWERS = {
 }
 
 
-async def test_a_call_is_told_with_its_arguments_and_without_content(serve_tools: CallingServing) -> None:
+async def test_a_call_is_sent_with_its_arguments_and_without_content(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     answer = await served.openai.chat.completions.create(model=MODEL, messages=ASK, tools=[WEATHER])
     (choice,) = answer.choices
@@ -85,13 +85,13 @@ async def test_a_streamed_answer_joined_is_the_whole_one(serve_tools: CallingSer
 
 
 @pytest.mark.parametrize("mistake", ["unknown tool", "broken arguments", "no object", "no json", "tag in the text"])
-async def test_what_is_no_call_is_content_to_the_letter(serve_tools: CallingServing, mistake: str) -> None:
+async def test_an_invalid_call_is_content_to_the_letter(serve_tools: CallingServing, mistake: str) -> None:
     served = await serve_tools(saying(ANSWERS[mistake]))
     (choice,) = (await served.chat(tools=[WEATHER])).json()["choices"]
     told = choice["message"].get("tool_calls", [])
     assert choice["message"]["content"] == ANSWERS[mistake]
     assert choice["finish_reason"] == "stop"
-    for call in told:  # had begun before it went wrong: it never becomes valid by chance
+    for call in told:  # they had begun before the mistake, and must not become valid by chance
         with pytest.raises(json.JSONDecodeError):
             json.loads(call["function"]["arguments"])
 
@@ -133,7 +133,7 @@ async def test_parallel_calls_are_numbered_in_each_choice(serve_tools: CallingSe
     assert sorted(begun) == [(index, number) for index in range(3) for number in range(2)]
 
 
-async def test_the_name_comes_before_the_arguments_and_those_as_they_are_written(serve_tools: CallingServing) -> None:
+async def test_a_call_s_name_comes_first_and_its_arguments_as_they_are_written(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     received = chunks(await served.chat(tools=[WEATHER], stream=True))
     deltas = [chunk["choices"][0]["delta"] for chunk in received]
@@ -144,7 +144,7 @@ async def test_the_name_comes_before_the_arguments_and_those_as_they_are_written
     assert received[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_a_call_cut_off_says_length_and_keeps_what_came(serve_tools: CallingServing) -> None:
+async def test_a_call_that_is_cut_off_ends_by_length_and_keeps_its_text(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     cut = len(fake_answer(PARIS[: PARIS.index("ris")], eos=False))
     (choice,) = (await served.chat(tools=[WEATHER], max_tokens=cut)).json()["choices"]
@@ -153,7 +153,7 @@ async def test_a_call_cut_off_says_length_and_keeps_what_came(serve_tools: Calli
     assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"city": "P')
 
 
-async def test_without_tools_or_with_none_to_be_called_tags_are_text(serve_tools: CallingServing) -> None:
+async def test_without_tools_and_with_tool_choice_none_tags_are_text(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     without: list[dict[str, Any]] = [{}, {"tools": [WEATHER], "tool_choice": "none"}]
     for fields in without:
@@ -163,7 +163,7 @@ async def test_without_tools_or_with_none_to_be_called_tags_are_text(serve_tools
         assert choice["finish_reason"] == "stop"
 
 
-async def test_one_call_is_told_where_calls_are_not_to_be_parallel(serve_tools: CallingServing) -> None:
+async def test_only_one_call_is_sent_if_parallel_calls_are_off(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["two calls"]))
     response = await served.chat(tools=[WEATHER, TIME], parallel_tool_calls=False)
     assert len(response.json()["choices"][0]["message"]["tool_calls"]) == 1
@@ -177,7 +177,7 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools
     ("choice", "callable_tools"),
     [("required", {"get_weather", "get_time"}), (NAMED, {"get_weather"}), (ALLOWED, {"get_weather"})],
 )
-async def test_a_call_that_must_be_is_a_grammar_of_the_engine(
+async def test_a_required_call_is_a_grammar_of_the_engine(
     serve_tools: CallingServing, choice: object, callable_tools: set[str]
 ) -> None:
     served = await serve_tools(saying(PARIS))
@@ -199,7 +199,7 @@ async def test_auto_has_a_grammar_only_if_a_tool_is_strict(serve_tools: CallingS
     assert bound is not None
 
 
-async def test_a_named_tool_is_told_the_template_beside_the_others(serve_tools: CallingServing) -> None:
+async def test_the_template_gets_all_tools_even_if_one_is_named(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     for choice in ("auto", NAMED):
         await served.chat(tools=[WEATHER, TIME], tool_choice=choice)
@@ -210,7 +210,7 @@ async def test_a_named_tool_is_told_the_template_beside_the_others(serve_tools: 
     assert "get_time" in told
 
 
-async def test_tools_that_may_not_be_called_are_not_told(serve_tools: CallingServing) -> None:
+async def test_the_template_does_not_get_tools_that_may_not_be_called(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("fine"))
     await served.chat(tools=[WEATHER], tool_choice="none")
     await served.chat()

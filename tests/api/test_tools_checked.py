@@ -1,4 +1,4 @@
-"""What a chat request may not say of its tools."""
+"""Mistakes that a chat request may not make about tools."""
 
 from typing import Any
 
@@ -67,16 +67,16 @@ async def test_a_choice_of_tools_is_refused_by_name(refusing: Served, choice: ob
 
 
 @pytest.mark.parametrize("choice", ["required", named("get_time"), allowed("get_time")])
-async def test_a_tool_cannot_be_chosen_where_there_are_none(refusing: Served, choice: object) -> None:
+async def test_a_tool_cannot_be_chosen_if_there_are_none(refusing: Served, choice: object) -> None:
     await assert_refused(refusing, {"tool_choice": choice}, "tool_choice", "invalid_value")
 
 
-async def test_what_asks_for_nothing_needs_no_tools(served: Served) -> None:
+async def test_fields_that_ask_for_nothing_need_no_tools(served: Served) -> None:
     for fields in ({"tool_choice": "none"}, {"tool_choice": "auto", "tools": []}, {"parallel_tool_calls": False}):
         assert (await served.chat(**fields)).status_code == 200
 
 
-async def test_a_model_whose_calls_are_not_read_takes_no_tools(serve_tools: CallingServing) -> None:
+async def test_a_model_without_a_call_parser_takes_no_tools(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS), tools=None)
     await assert_refused(served, {"tools": [WEATHER]}, "tools", "unsupported_parameter")
     assert (await served.chat(tools=[WEATHER], tool_choice="none")).status_code == 200

@@ -1,4 +1,4 @@
-"""The helpers of the official client that read tool calls: `parse`, `stream` and models of pydantic."""
+"""The helpers of the official client that read tool calls: `parse`, `stream` and pydantic models."""
 
 from collections import defaultdict
 from typing import Any
@@ -42,7 +42,7 @@ async def test_parse_makes_models_of_the_calls_of_every_choice(serve_tools: Call
     assert served.engine.requests[0].sampling.grammar is not None  # the client makes its tools strict
 
 
-async def test_an_answer_goes_back_as_the_client_gives_it(serve_tools: CallingServing) -> None:
+async def test_an_answer_may_be_sent_back_as_the_client_has_it(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(weather("Paris")))
     answer = await served.openai.chat.completions.parse(model=MODEL, messages=ASK, tools=TOOLS)
     message = answer.choices[0].message
@@ -56,7 +56,7 @@ async def test_an_answer_goes_back_as_the_client_gives_it(serve_tools: CallingSe
     assert "Paris" in served.tokenizer.decode(given[-200:])
 
 
-async def test_the_stream_helper_tells_of_calls_and_content_of_every_choice(serve_tools: CallingServing) -> None:
+async def test_the_stream_helper_reports_calls_and_content_of_every_choice(serve_tools: CallingServing) -> None:
     answers = [weather("Paris"), "No idea.", f"<think>Two.</think>Both. {weather('Paris')}{weather('Rome')}"]
     served = await serve_tools(saying(*answers))
     pieces: dict[str, str] = defaultdict(str)

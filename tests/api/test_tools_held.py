@@ -1,4 +1,4 @@
-"""Answers that are held to calls of tools, to a form, or to either."""
+"""Answers that must be tool calls, must have a form, or must be one of the two."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ ANSWER = '{"a": 1}'
 
 
 def held_to(served: Served) -> Grammar:
-    """The last request, less what may be thought before."""
+    """Returns the grammar of the last request, without its rule for thoughts."""
     grammar = served.engine.requests[-1].sampling.grammar
     assert grammar is not None
     return msgspec.structs.replace(grammar, thinking=None)
@@ -56,7 +56,7 @@ LLAMA_PARIS = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
         ("pythonic", {"type": "array", "items": {"type": "string"}}, '["get_weather"]', '[get_weather(city="Paris")]'),
     ],
 )
-async def test_a_form_that_begins_as_calls_do_is_told_from_them(
+async def test_a_form_that_begins_like_a_call_is_not_taken_for_one(
     serve_tools: CallingServing, name: str, schema: object, answer: str, call: str
 ) -> None:
     served = await serve_tools(saying(answer, call), tools=FORMATS[name])
@@ -70,7 +70,7 @@ async def test_a_form_that_begins_as_calls_do_is_told_from_them(
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": AS_SCHEMA}])
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
-async def test_what_a_choice_of_tools_allows(
+async def test_a_tool_choice_allows_only_its_calls(
     serve_tools: CallingServing, choice: object, fields: dict[str, Any]
 ) -> None:
     served = await serve_tools(saying(PARIS))
@@ -94,7 +94,7 @@ async def test_calls_that_are_not_to_be_parallel_come_one_at_a_time(serve_tools:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED, "auto"])
-async def test_other_forms_do_not_go_with_calls(serve_tools: CallingServing, choice: object) -> None:
+async def test_other_forms_cannot_be_combined_with_calls(serve_tools: CallingServing, choice: object) -> None:
     served = await serve_tools(saying(PARIS))
     given: dict[str, Any] = {"structured_outputs": {"regex": "a+"}}
     assert named(await served.chat(tools=[WEATHER], tool_choice=choice, **given)) == (400, "structured_outputs.regex")
@@ -102,7 +102,9 @@ async def test_other_forms_do_not_go_with_calls(serve_tools: CallingServing, cho
 
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"response_format": AS_SCHEMA}])
-async def test_parameters_that_cannot_be_held_to_are_named(serve_tools: CallingServing, fields: dict[str, Any]) -> None:
+async def test_parameters_that_cannot_be_enforced_are_named(
+    serve_tools: CallingServing, fields: dict[str, Any]
+) -> None:
     served = await serve_tools(saying(PARIS))
     wrong = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "x"}}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": wrong}}
@@ -112,10 +114,10 @@ async def test_parameters_that_cannot_be_held_to_are_named(serve_tools: CallingS
     assert "'f'" in error["message"]
     assert "properties.city.not" in error["message"]
     assert served.engine.requests == []
-    assert (await served.chat(tools=[WEATHER, tool])).status_code == 200  # nothing is held to it
+    assert (await served.chat(tools=[WEATHER, tool])).status_code == 200  # nothing is enforced for it
 
 
-async def test_tools_whose_grammar_would_be_without_measure_are_refused(serve_tools: CallingServing) -> None:
+async def test_tools_whose_grammar_would_be_too_large_are_refused(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS), tools=FORMATS["qwen3_coder"])
     served.engine.info = fake_info(max_model_len=100_000)
     properties = {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/b"}} for i in range(300)}
@@ -130,8 +132,8 @@ async def test_tools_whose_grammar_would_be_without_measure_are_refused(serve_to
     assert "'f'" in error["message"]
 
 
-async def test_what_is_not_held_to_is_not_named_as_the_fault(serve_tools: CallingServing) -> None:
-    """A tool that may not be called was, and so was a form of content where a call must be."""
+async def test_only_a_schema_that_is_enforced_is_named_as_the_fault(serve_tools: CallingServing) -> None:
+    """The error used to name a tool that may not be called, or a form of content although a call is required."""
     served = await serve_tools(saying(PARIS))
     tools = [{"type": "function", "function": {"name": name, "parameters": {"not": {}}}} for name in ("f", "g")]
     chosen = {"type": "function", "function": {"name": "g"}}
@@ -148,7 +150,7 @@ async def test_what_is_not_held_to_is_not_named_as_the_fault(serve_tools: Callin
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}, None),
     ],
 )
-async def test_a_form_that_cannot_be_held_to_is_named_beside_tools(
+async def test_a_form_that_cannot_be_enforced_is_named_beside_tools(
     serve_tools: CallingServing, fields: dict[str, Any], param: str | None
 ) -> None:
     served = await serve_tools(saying(PARIS))
@@ -157,7 +159,7 @@ async def test_a_form_that_cannot_be_held_to_is_named_beside_tools(
     assert "tools" not in response.json()["error"]["message"]
 
 
-async def test_a_model_that_thinks_does_so_before_either(serve_tools: CallingServing) -> None:
+async def test_a_thinking_model_may_think_before_a_form_or_a_call(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(f"<think>Hm.</think>{ANSWER}"))
     response = await served.chat(tools=[WEATHER], response_format=AS_SCHEMA)
     message = response.json()["choices"][0]["message"]

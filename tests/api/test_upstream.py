@@ -1,4 +1,4 @@
-"""Text models through the real app: the answers of the server itself, by the rules of our own models."""
+"""Text models through the real app: answers come from the other server, under the rules of our own models."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def test_n_choices_come_with_one_head_and_one_usage(
 
 
 @streamed_or_not
-async def test_prompts_are_numbered_as_ours_are(serve_texts: TextServing, stream: bool) -> None:
+async def test_prompts_are_numbered_as_for_our_own_models(serve_texts: TextServing, stream: bool) -> None:
     before = await serve_texts(Manners(ignores_n=True))
     response = await before.complete(prompt=["a", "b"], n=2, seed=4, stream=stream)
     answer = joined(chunks(response)) if stream else response.json()
@@ -76,7 +76,7 @@ async def test_prompts_are_numbered_as_ours_are(serve_texts: TextServing, stream
     ],
 )
 @streamed_or_not
-async def test_a_finish_reason_is_a_word_of_openais_and_the_servers_own_word_is_the_stop_reason(
+async def test_a_foreign_finish_reason_becomes_openai_s_and_is_kept_as_stop_reason(
     serve_texts: TextServing, stream: bool, theirs: str, ours: str
 ) -> None:
     before = await serve_texts(Manners(ends_with=theirs))
@@ -109,7 +109,7 @@ async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextS
     assert whole.usage.prompt_tokens == 2
 
 
-async def test_our_own_models_beside_are_answered_as_ever(serve_texts: TextServing) -> None:
+async def test_our_own_models_beside_a_text_model_answer_as_ever(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners())
     assert texts_of((await before.served.chat(model=MODEL)).json()) == ["hello 0"]
     assert coded(await before.served.chat(model="none")) == (404, "model_not_found")
@@ -140,7 +140,7 @@ BAD_FIELDS: dict[str, tuple[dict[str, object], str, str]] = {
 
 
 @pytest.mark.parametrize("name", list(BAD_FIELDS))
-async def test_what_we_have_to_understand_is_refused_in_our_own_words(serve_texts: TextServing, name: str) -> None:
+async def test_fields_that_we_must_understand_are_refused_in_our_own_words(serve_texts: TextServing, name: str) -> None:
     fields, param, code = BAD_FIELDS[name]
     before = await serve_texts(Manners())
     theirs = (await before.chat(**fields)).json()["error"]
@@ -156,7 +156,7 @@ async def test_too_many_choices_or_prompts_are_refused(serve_texts: TextServing)
 
 
 @streamed_or_not
-async def test_a_refusal_passes_with_its_status_and_words(serve_texts: TextServing, stream: bool) -> None:
+async def test_a_refusal_is_passed_on_with_its_status_and_words(serve_texts: TextServing, stream: bool) -> None:
     before = await serve_texts(Manners(refuses=frozenset({"tools"})))
     response = await before.chat(n=2, stream=stream, tools=[{}])
     assert response.status_code == 400
@@ -179,7 +179,7 @@ async def test_tools_and_forms_go_to_the_server_as_they_came(serve_texts: TextSe
     assert {name: sent[name] for name in fields} | {"messages": sent["messages"]} == fields | {"messages": turns}
 
 
-async def test_a_limit_of_the_server_passes_with_its_retry_after(serve_texts: TextServing) -> None:
+async def test_a_rate_limit_of_the_server_is_passed_on_with_its_retry_after(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners())
     before.peers[0].manners.not_ok = [Refused(429, b'{"error":{"message":"slow"}}', (("retry-after", "9"),))]
     response = await before.chat()
@@ -205,7 +205,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choi
     assert said["code"] == ("engine_error" if how is Break.EVENT else "engine_died")
 
 
-async def test_a_server_that_fails_at_once_is_another_ones_turn(serve_texts: TextServing) -> None:
+async def test_a_request_goes_to_another_server_if_one_fails_at_once(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners(), Manners())
     before.peers[0].manners.not_ok = [Refused(503)]
     response = await before.chat(seed=4)
@@ -262,7 +262,7 @@ async def test_a_request_is_logged_once_with_what_it_used(
     assert (sent["x-request-id"], sent["x-session-id"]) == ("mine", "s")
 
 
-async def test_usage_that_was_not_told_is_null(serve_texts: TextServing) -> None:
+async def test_usage_that_the_server_did_not_send_is_null(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners(ignores_n=True, usage=Usage.NONE))
     assert (await before.chat(n=2)).json()["usage"] is None
     streamed = await before.chat(n=2, stream=True, stream_options={"include_usage": True})
@@ -281,7 +281,7 @@ async def test_a_key_of_this_server_never_reaches_a_text_server(
     assert sent == (None if gateway_has_keys else "Bearer ours")
 
 
-async def test_a_body_that_breaks_off_asks_nobody(serve_texts: TextServing) -> None:
+async def test_a_body_that_breaks_off_reaches_no_server(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners())
     await before.served.break_off("/v1/completions")
     assert before.peers[0].asked == []

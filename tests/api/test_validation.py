@@ -1,4 +1,4 @@
-"""What a chat request may not say: status, the field that is named, and OpenAI's words."""
+"""Mistakes that a chat request may not make: the status, the named field, and OpenAI's words."""
 
 import pytest
 
@@ -164,7 +164,7 @@ async def test_json_is_read_without_a_content_type(served: Served) -> None:
         (b'"prompt": "hi", "temperature": NaN', 400, "temperature"),
     ],
 )
-async def test_what_json_can_write_and_no_engine_read_is_refused(
+async def test_json_values_that_no_engine_can_read_are_refused(
     refusing: Served, fields: bytes, status: int, param: str
 ) -> None:
     assert named(await refusing.http.post("/v1/completions", content=b"{%b}" % fields)) == (status, param)
@@ -188,7 +188,7 @@ async def test_top_k_of_minus_one_is_off_and_of_more_than_the_vocabulary_all_of_
     assert (served.engine.requests[0].sampling.top_k, served.engine.info.vocab_size) == (kept, 512)
 
 
-async def test_largest_n_is_the_servers_choice(serve: Serving) -> None:
+async def test_the_server_sets_the_largest_n(serve: Serving) -> None:
     served = await serve(max_n=4)
     assert (await served.chat(n=4)).status_code == 200
     response = await served.chat(n=5)

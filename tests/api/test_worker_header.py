@@ -1,4 +1,4 @@
-"""`x-motet-worker` names who writes the answer, as far as it is known when the headers are sent."""
+"""`x-motet-worker` names the workers that write the answer, as far as they are known when the headers are sent."""
 
 import itertools
 
@@ -76,7 +76,7 @@ async def test_of_several_prompts_each_worker_is_named_once(serve: Serving) -> N
     assert (await served.complete(["a", "b", "c"])).headers["x-motet-worker"] == "decode-1, decode-0"
 
 
-async def test_where_nobody_is_named_and_several_could_be_there_is_no_header(serve: Serving) -> None:
+async def test_with_several_workers_and_none_named_there_is_no_header(serve: Serving) -> None:
     served = await serve(workers=TWO)
     assert "x-motet-worker" not in (await served.complete()).headers
     assert "x-motet-worker" not in (await served.complete(temperature=9)).headers

@@ -1,4 +1,4 @@
-"""Models, status, metrics, health, drain: each worker is asked, and none can hold the answer up."""
+"""Models, status, metrics, health, drain: every worker is asked, and none can hold up the answer."""
 
 import asyncio
 from importlib.metadata import version
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 class TellingEngine(FakeEngine):
-    """Gives these figures, or this error."""
+    """An engine that gives these figures, or this error."""
 
     def __init__(self, role: Role, said: EngineStats | EngineError) -> None:
         super().__init__(hello, info=fake_info(role=role, transfer=TransferAddress(f"{role} 1", "127.0.0.1", 20000)))
@@ -73,7 +73,7 @@ async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
     assert (await request).status_code == 200
 
 
-async def test_status_of_a_cell_shows_each_worker_and_sums_what_they_did(serve: Serving) -> None:
+async def test_the_status_of_a_cell_shows_each_worker_and_their_totals(serve: Serving) -> None:
     moves = {("died", "resumed"): 2, ("silent", "limit"): 1}
     figures = RoutingFigures(bypasses={"short": 3, "queue": 1}, migrations=moves, choices_resumed=9)
     served = await serve(workers=telling(PREFILL_STATS, DECODE_STATS), figures=figures)
@@ -91,7 +91,7 @@ async def test_status_of_a_cell_shows_each_worker_and_sums_what_they_did(serve: 
 
 
 @pytest.mark.parametrize("error", [DIED, CLOSED])
-async def test_a_dead_worker_is_shown_with_nothing_in_its_hands(serve: Serving, error: EngineError) -> None:
+async def test_a_dead_worker_is_shown_as_holding_nothing(serve: Serving, error: EngineError) -> None:
     served = await serve(workers=telling(error, DECODE_STATS))
     prefill, decode = (await served.status())["workers"]
     assert (prefill["state"], prefill["groups_running"], prefill["leases"]) == ("dead", 0, 0)
@@ -109,7 +109,7 @@ async def test_a_silent_worker_holds_neither_status_nor_metrics_up(serve: Servin
     prefill, decode = status.json()["workers"]
     assert (prefill["state"], decode["state"]) == ("silent", "ready")
     assert prefill["blocks_total"] == 1024
-    assert not {"groups_running", "blocks_used", "leases", "oldest_lease_s"} & set(prefill)  # they are not known
+    assert not {"groups_running", "blocks_used", "leases", "oldest_lease_s"} & set(prefill)  # unknown
     assert status.json()["totals"]["transfers"] == 2
     assert "motet:kv_transfers_total" in metrics.text
 
@@ -138,13 +138,13 @@ async def test_an_engine_in_a_long_step_is_silent_elsewhere_and_killed_here(loca
     assert seen.state is state
 
 
-async def test_figures_of_other_servers_are_theirs_to_publish(serve: Serving) -> None:
+async def test_figures_of_other_servers_are_not_published_here(serve: Serving) -> None:
     prefill, decode = (TellingEngine(role, EngineStats()) for role in (Role.PREFILL, Role.DECODE))
     served = await serve(workers=cell(prefill, decode, prefill_is_here=False))
     text = await served.metrics()
     assert 'role="decode",worker="decode-0"' in text
     assert 'role="prefill"' not in text
-    assert 'motet:worker_state{model_name="tiny",state="ready",worker="prefill-0"} 1.0' in text  # that is ours to tell
+    assert 'motet:worker_state{model_name="tiny",state="ready",worker="prefill-0"} 1.0' in text  # the router's own
     assert len((await served.status())["workers"]) == 2
 
 
@@ -187,7 +187,7 @@ async def test_a_worker_that_joins_or_comes_back_is_shown_as_it_is_now(serve: Se
     assert await shown() == [("decode-0", "ready", 1)]
     workers.listed[0] = WorkerReport(id="decode-0", address="here", state=WorkerState.STARTING, worker=first)
     workers.listed.append(ready(Worker("decode-1", engine_with(Role.DECODE, pid=2), "there")))
-    assert await shown() == [("decode-0", "starting", None), ("decode-1", "ready", 2)]  # the pid is of the one before
+    assert await shown() == [("decode-0", "starting", None), ("decode-1", "ready", 2)]  # the pid is the former engine's
     workers.listed[0] = ready(Worker("decode-0", engine_with(Role.DECODE, pid=3), "here"))
     assert await shown() == [("decode-0", "ready", 3), ("decode-1", "ready", 2)]
     text = await served.metrics()
@@ -197,7 +197,7 @@ async def test_a_worker_that_joins_or_comes_back_is_shown_as_it_is_now(serve: Se
     assert "decode-1" not in await served.metrics()
 
 
-async def test_a_worker_that_nobody_has_reached_is_listed_with_what_is_known(serve: Serving) -> None:
+async def test_a_worker_that_was_never_reached_is_listed_with_the_known_facts(serve: Serving) -> None:
     report = WorkerReport(id="remote-0", address="http://10.0.0.1:8000", state=WorkerState.STARTING)
     served = await serve(workers=ListedWorkers([report]))
     (worker,) = (await served.status())["workers"]
@@ -211,8 +211,8 @@ async def test_a_worker_that_nobody_has_reached_is_listed_with_what_is_known(ser
     }
 
 
-async def test_what_its_keeper_says_of_a_worker_comes_before_what_it_says_itself(serve: Serving) -> None:
-    """A silent or dead one is not even asked, with a patience that would outlast this test."""
+async def test_the_keeper_s_state_of_a_worker_wins_over_the_worker_s_own(serve: Serving) -> None:
+    """A silent or dead worker is not even asked: the patience here would outlast the test."""
     here = Worker("decode-0", SilentEngine(Role.DECODE), "here")
     reports = [
         WorkerReport(id=f"decode-{place}", address="", state=state, role=Role.DECODE, worker=here, last_decision="why")
@@ -227,7 +227,7 @@ async def test_what_its_keeper_says_of_a_worker_comes_before_what_it_says_itself
     assert dead["groups_running"] == 0
 
 
-async def test_a_worker_being_drained_is_shown_so(serve: Serving) -> None:
+async def test_a_worker_that_is_being_drained_is_shown_as_draining(serve: Serving) -> None:
     worker = Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")
     report = WorkerReport(id="decode-0", address="here", state=WorkerState.DRAINING, role=Role.DECODE, worker=worker)
     served = await serve(workers=ListedWorkers([report]))
@@ -250,7 +250,7 @@ async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Servin
     assert await health(served) == (200, 200)
     workers.listed = []
     assert await health(served) == (503, 503)
-    workers.listed = [ready(prefill)]  # nobody else: it generates
+    workers.listed = [ready(prefill)]  # without any other, it generates too
     assert await health(served) == (200, 200)
 
 
@@ -263,7 +263,7 @@ async def test_a_server_may_start_before_its_workers(serve: Serving) -> None:
         assert later(response) == (503, "2", "no_worker")
 
 
-async def test_the_limits_are_those_of_the_workers_there_are_now(serve: Serving) -> None:
+async def test_the_limits_come_from_the_present_workers(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine())
     served.engine.info = msgspec.structs.replace(served.engine.info, max_model_len=10, vocab_size=300)
     assert (await served.http.get("/v1/models")).json()["data"][0]["max_model_len"] == 10

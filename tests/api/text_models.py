@@ -1,4 +1,4 @@
-"""A server of ours before played text upstreams: model `texts` there, model `tiny` here."""
+"""A server of ours in front of played text upstreams: they have the model `texts`, it has the model `tiny`."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ TEXTS = "texts"
 
 @dataclass
 class Before:
-    """The server, and those it stands before."""
+    """The server, and the upstreams behind it."""
 
     served: Served
     peers: list[FakeOpenAI]
     fleet: Fleet
 
     def ask(self, **fields: object) -> dict[str, object]:
-        """A chat for the text model."""
+        """Returns the body of a chat with the text model."""
         return {"model": TEXTS, "messages": [{"role": "user", "content": "hi"}], **fields}
 
     async def chat(self, **fields: object) -> httpx.Response:
@@ -42,7 +42,7 @@ class Before:
 
 @dataclass
 class TextServing:
-    """Starts such servers; afterwards nothing may be left on any of them."""
+    """Starts such servers. Afterwards nothing may be left on any of them."""
 
     serve: Serving
     stack: AsyncExitStack
@@ -55,7 +55,7 @@ class TextServing:
         learn: bool = True,
         ours_too: bool = True,
     ) -> Before:
-        """One text server for each of `manners`."""
+        """Starts one text upstream for each of `manners`."""
         client = await self.stack.enter_async_context(server_client())
         fleet = Fleet()
         texts = TextRouted(fleet)
@@ -89,7 +89,7 @@ def texts_of(answer: dict[str, Any]) -> list[str]:
 
 
 def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
-    """A stream of chunks as the whole answer."""
+    """Joins the chunks of a stream to a whole answer."""
     texts: dict[int, str] = {}
     for chunk in stream:
         for choice in chunk["choices"]:

@@ -1,4 +1,4 @@
-"""Two models behind one service that differ in all that a request could mix up: words, lengths, counts and templates.
+"""Two models behind one service. They differ in all that a request could mix up: words, lengths, counts and templates.
 
 plain     "hello" is one token                 4096 tokens   512 ids   an answer in its own words
 turned    a is b and b is a; "hello" is five     64 tokens   300 ids   at most 3 choices
@@ -43,7 +43,7 @@ ticket_routes = pytest.mark.parametrize("path", list(BODIES)[:3])
 
 
 def turned_tokenizer(folder: Path) -> Tokenizer:
-    """As the tiny tokenizer, without its merges and with the ids of a and b exchanged."""
+    """Returns the tiny tokenizer without its merges, and with the ids of a and b exchanged."""
     save_tiny_tokenizer(folder, chat_template=TURNED_TEMPLATE)
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -76,7 +76,7 @@ class ListedModels:
 
 
 class TwoModels(ListedModels):
-    """The two, each with an engine of its own."""
+    """The two models, each with an engine of its own."""
 
     def __init__(
         self,
@@ -105,6 +105,6 @@ async def ask(served: Served, path: str, model: str | None, **fields: object) ->
 
 
 def error(response: httpx.Response) -> tuple[int, str, str]:
-    """Status, code and the field that is named."""
+    """Returns the status, the code and the named field."""
     said = response.json()["error"]
     return response.status_code, said["code"], said["param"]

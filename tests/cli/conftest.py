@@ -1,4 +1,4 @@
-"""A model folder for servers that need no weights; commands that run here leave no logging behind."""
+"""A model folder for servers that need no weights. Commands that run here leave no logging behind."""
 
 import logging
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """A command sets up the process's logging, by which later tests would see no lines."""
+    """Restores the process's logging after a command has changed it. Later tests would see no log lines otherwise."""
     logger = logging.getLogger("motet")
     before = (logger.handlers, logger.level, logger.propagate)
     yield

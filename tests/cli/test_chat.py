@@ -17,7 +17,7 @@ from tests.tiny_tokenizer import build_tiny_tokenizer, fake_answer
 
 
 def repeat(request: GenerateRequest, start: ChoiceStart) -> list[int]:
-    """Answers with its number and how long the prompt was, in messages."""
+    """Each answer has its own index and the number of messages in the prompt."""
     messages = build_tiny_tokenizer().decode(list(request.prompt), skip_special_tokens=False).count("<|im_start|>")
     return fake_answer(f"answer {start.index} to {messages - 1}")
 
@@ -89,7 +89,7 @@ def test_answers_stand_below_each_other_when_they_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 8])
-def test_while_they_are_written_all_fit_the_screen(n: int) -> None:
+def test_answers_fit_the_screen_while_they_are_written(n: int) -> None:
     answers = [StreamedChoice("word " * 400 + f"last{i}") for i in range(n)]
     lines = drawn(answers, width=80, height=24)
     assert len(lines) <= 24
@@ -101,7 +101,7 @@ def test_square_brackets_of_an_answer_are_no_markup() -> None:
     assert any("[bold]x[/bold]" in line for line in drawn([StreamedChoice("[bold]x[/bold]")], width=80))
 
 
-def test_a_thought_is_shown_until_something_is_said() -> None:
+def test_a_thought_is_shown_until_the_answer_begins() -> None:
     assert any("Hm." in line for line in drawn([StreamedChoice(thought="Hm.")], width=80))
     said = drawn([StreamedChoice("Yes.", thought="Hm.")], width=80)
     assert any("Yes." in line for line in said)

@@ -1,4 +1,4 @@
-"""What a client sees of a stream: every answer apart, with its times."""
+"""A conversation reads a stream as a client does: every answer by itself, with its times."""
 
 import json
 
@@ -18,7 +18,7 @@ def chat_piece(index: int, content: str | None, finish: str | None = None) -> st
 
 
 def conversation(n: int) -> Conversation:
-    """With a clock that is read once at the start and once a line: line k comes at k seconds."""
+    """Makes a conversation whose clock is read at the start and at every line: line k comes at k seconds."""
     ticks = iter(range(100))
     return Conversation(n, clock=lambda: next(ticks))
 
@@ -45,7 +45,7 @@ def test_answers_are_kept_apart_and_timed() -> None:
     assert talk.done
 
 
-def test_thoughts_are_no_part_of_what_is_said_and_count_as_text() -> None:
+def test_thoughts_are_not_part_of_the_answer_but_count_as_first_text() -> None:
     talk = conversation(1)
     for delta in ({"reasoning_content": "Hm", "reasoning": "Hm"}, {"reasoning_content": "."}, {"content": "Yes."}):
         talk.feed(line({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}))
@@ -66,7 +66,7 @@ def test_an_answer_without_text_counts_from_its_end() -> None:
     assert talk.first_s == 1
 
 
-def test_while_one_is_silent_there_is_no_last_first_token() -> None:
+def test_there_is_no_last_first_token_while_an_answer_is_silent() -> None:
     talk = conversation(2)
     assert (talk.first_s, last_first_s(talk)) == (None, None)
     talk.feed(chat_piece(1, "x"))

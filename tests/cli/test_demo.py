@@ -1,4 +1,4 @@
-"""The receipt: what the workers counted, beside what the client saw."""
+"""The receipt shows what the workers counted, beside what the client saw."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ def words(receipt: Receipt) -> str:
     return " ".join(console.export_text().split())
 
 
-def test_a_receipt_says_what_it_cost() -> None:
+def test_a_receipt_shows_the_cost_of_an_answer() -> None:
     assert json.loads(Receipt.of(whole(), CELL, block=BLOCK).json()) == {
         "n": 2,
         "prefills": 1,
@@ -77,14 +77,14 @@ def test_the_trunk_is_the_blocks_of_the_prompt_without_its_last_token(prompt_tok
     assert BLOCK.bytes_of(prompt_tokens - 1) == blocks * BLOCK.bytes
 
 
-def test_the_table_says_what_did_not_happen() -> None:
+def test_the_table_shows_the_work_that_was_saved() -> None:
     shown = words(Receipt.of(whole(), CELL, block=BLOCK))
     assert "prefills 1 2, one for each choice" in shown
     assert "KV transfers 1 2, one for each choice" in shown
     assert "KV bytes moved 18,000 36,000" in shown
 
 
-def test_the_table_of_a_single_server_speaks_of_no_transfers() -> None:
+def test_the_table_of_a_single_server_has_no_transfers() -> None:
     shown = words(Receipt.of(whole(), SINGLE, block=BLOCK))
     assert "transfer" not in shown
     assert "280 of 280 560" in shown

@@ -1,4 +1,4 @@
-"""The command line: its flags, the plans it makes of them, and what was foreseen to go wrong in one line."""
+"""The command line: its flags, the plans made from them, and errors in one line."""
 
 import re
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_the_version_is_the_package_s() -> None:
     assert motet("version").output.strip() == __version__
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     fails(motet("serve", "--port", "70000"), 2, "--port 70000", "65535")
     fails(motet("serve", "--max-n", "300"), 2, "--max-n 300", "max_num_seqs 256")
     fails(motet("serve", "--block-size", "4"), 2, "--block-size 4", "one of 8, 16, 32, 64, 128")
@@ -52,7 +52,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
     fails(motet("serve", "--config", "/gone.toml"), 2, "--config /gone.toml")
 
 
-def test_a_model_that_is_not_there_is_named() -> None:
+def test_a_missing_model_is_named() -> None:
     fails(motet("serve", "./gone"), 3, "./gone")
 
 
@@ -66,8 +66,8 @@ def test_a_missing_chat_template_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--tool-parser", "--reasoning-parser"])
-def test_an_unknown_parser_is_named_and_those_there_are(tmp_path: Path, flag: str) -> None:
-    """Before the model is looked for: that may take long."""
+def test_the_error_for_an_unknown_parser_lists_the_known_ones(tmp_path: Path, flag: str) -> None:
+    """This is checked first, since to look for the model may take long."""
     fails(motet("serve", str(tmp_path / "gone"), flag, "mine"), 2, f"{flag} mine is unknown; there are auto, none, ")
     fails(motet("gateway", "--worker", "http://127.0.0.1:1", flag, "mine"), 2, f"{flag} mine is unknown")
 
@@ -91,7 +91,7 @@ def test_help_says_what_a_setting_means_with_its_range_and_default() -> None:
 
 
 def test_a_list_flag_that_was_not_typed_leaves_the_environment_alone() -> None:
-    """It once came as an empty tuple, and overrode the keys in MOTET_API_KEYS with none."""
+    """It used to come as an empty tuple, which replaced the keys in MOTET_API_KEYS by none."""
     seen: list[Settings] = []
     probe = typer.Typer()
 
@@ -134,7 +134,7 @@ def plan_of(flags: dict[str, object], folder: Path) -> ServerPlan:
     return server_plan(resolve_settings(flags, environ={}), cache=folder / "cache", say=lambda line: None)
 
 
-def test_engines_read_the_tokenizer_that_was_asked_for_in_place_of_the_models_own(tmp_path: Path) -> None:
+def test_engines_read_the_given_tokenizer_instead_of_the_model_s_own(tmp_path: Path) -> None:
     model = save_tiny_tokenizer(write_model(tmp_path / "model"))
     other = save_tiny_tokenizer(tmp_path / "other")
     assert plan_of({"model": str(model)}, tmp_path).engine.tokenizer_path == str(model)
@@ -196,7 +196,7 @@ def test_the_ready_line_tells_programs_where_the_server_is(roles: list[Role], sa
     assert says in line
 
 
-def test_another_line_tells_nothing() -> None:
+def test_another_line_has_no_url() -> None:
     assert url_in("something else at http://127.0.0.1:8000 ") is None
 
 
@@ -207,13 +207,13 @@ def gateway_settings(**flags: object) -> Settings:
     return resolve_settings({"workers": [URL], **flags}, environ={}, command=ServerCommand.GATEWAY)
 
 
-def test_gateway_settings_that_cannot_be_are_refused() -> None:
+def test_invalid_gateway_settings_are_refused() -> None:
     fails(motet("gateway"), 2, "a gateway needs workers", "--worker URL")
     fails(motet("gateway", "--worker", "nowhere"), 2, "--worker nowhere")
     fails(motet("gateway", "--worker", URL, "--chat-template", "/gone.jinja"), 2, "--chat-template")
 
 
-def test_a_gateway_that_finds_no_worker_says_so_and_ends() -> None:
+def test_a_gateway_that_finds_no_worker_ends_with_an_error() -> None:
     result = motet("gateway", "--worker", URL, "--port", "0", "--start-timeout", "0.05", "--log-level", "error")
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -241,7 +241,7 @@ def test_a_gateway_s_plan_follows_the_settings(tmp_path: Path) -> None:
     assert plan.server.served_model_name == "mine"
 
 
-def test_what_the_workers_say_is_left_to_them(tmp_path: Path) -> None:
+def test_without_settings_name_and_tokenizer_come_from_the_workers(tmp_path: Path) -> None:
     plan = gateway_plan(gateway_settings(), cache=tmp_path, say=print)
     assert (plan.tokenizers, plan.server.served_model_name) == (TokenizerRules({}), "")
 
@@ -256,7 +256,7 @@ def test_the_ready_line_tells_programs_where_the_gateway_is(ids: list[str], says
     assert line.endswith(says)
 
 
-def test_ray_settings_that_cannot_be_are_refused() -> None:
+def test_invalid_ray_settings_are_refused() -> None:
     fails(motet("ray", "--ingress", "both"), 2, "--ingress both", "gateway, direct")
     fails(motet("ray", "--prefill", "1"), 2, "--prefill 1", "--decode at least 1")
     fails(motet("ray", "--gpus-per-worker", "2"), 2, "--gpus-per-worker 2.0", "an engine uses one GPU")
@@ -265,7 +265,7 @@ def test_ray_settings_that_cannot_be_are_refused() -> None:
     fails(motet("ray", MOTET_INGRES="direct"), 2, "MOTET_INGRES", "did you mean MOTET_INGRESS?")
 
 
-def test_without_the_extra_it_is_said_what_to_install() -> None:
+def test_without_the_extra_the_error_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]' in Motet's folder"):
         check_extra(lambda name: None)
     check_extra(lambda name: name)

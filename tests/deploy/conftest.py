@@ -1,4 +1,4 @@
-"""What servers of this folder's tests are started with."""
+"""Things that the servers of this folder's tests start with."""
 
 from pathlib import Path
 

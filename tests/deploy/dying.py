@@ -1,4 +1,4 @@
-"""Scripted engines that can die, and what starts them in place of processes."""
+"""Scripted engines that can die, and a starter that makes them instead of processes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def script(_: GenerateRequest, __: ChoiceStart) -> list[int]:
 
 
 class DyingEngine(FakeEngine):
-    """Takes a step when `steps` is released; `die` ends it as the death of its process would."""
+    """Takes a step each time `steps` is released. `die` ends it as the death of its process would."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class DyingEngine(FakeEngine):
 
 
 class Starter:
-    """Stands for `NativeEngine.start`. Engines of a role in `hangs` never get ready, those in `errors` cannot start;
-    with `meet` false, none can be met."""
+    """Takes the place of `NativeEngine.start`. Engines of a role in `hangs` never get ready, those in `errors` cannot
+    start. If `meet` is false, no engine can be met."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Starter:
         return engine
 
     async def engine(self, number: int) -> DyingEngine:
-        """The one that was started as that, from 0, once it has been. Asked in order."""
+        """Waits for the engine with that number, counted from 0, and returns it. Ask in order."""
         while len(self.engines) <= number:
             await self._started.acquire()
         return self.engines[number]

@@ -1,4 +1,4 @@
-"""Runs a gateway in the loop of the test, in front of servers that run there too, over real sockets."""
+"""Runs a gateway in the test's own loop, in front of servers that run there too, over real sockets."""
 
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,7 @@ class RunningGateway(InLoop[Gateway]):
         self.gateway.router.fleet.check()
 
     async def until_state(self, server: Running | str, state: WorkerState | None) -> None:
-        """Returns once the worker is so; None: not known any more."""
+        """Returns once the worker is in that state. None means that it is not known any more."""
         fleet = self.gateway.router.fleet
         id = server if isinstance(server, str) else id_of(server)
         while (member.state if (member := fleet.get(id)) else None) is not state:
@@ -96,7 +96,7 @@ class RunningGateway(InLoop[Gateway]):
         return await self.http.post("/v1/chat/completions", json=BODY)
 
     async def begun_chat(self, *servers: Running) -> tuple[httpx.Response, Running, list[Running]]:
-        """A chat whose first tokens are there, the server that writes it, and the other servers."""
+        """Returns a chat whose first tokens are there, the server that writes it, and the other servers."""
         for server in servers:
             server.engine.steps.release()
         response = await self.http.send(self.http.build_request("POST", "/v1/chat/completions", json=BODY), stream=True)

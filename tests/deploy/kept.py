@@ -1,4 +1,4 @@
-"""A worker elsewhere by a script, and its keeper with a clock that only a test moves."""
+"""A scripted worker elsewhere, and its keeper with a clock that only the test moves."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def report(
 
 
 class Follows:
-    """Stands for following: tells of one block, and waits for its end."""
+    """Takes the place of following a worker's blocks: it reports one block, and waits for its end."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.sources: list[str] = []
@@ -50,7 +50,7 @@ class Follows:
 
 
 class KeptFake(FakeEngine):
-    """Keeps what it was ended with."""
+    """An engine that remembers the errors it was ended with."""
 
     def __init__(self, engine_id: str) -> None:
         super().__init__(lambda *_: [0])
@@ -62,7 +62,7 @@ class KeptFake(FakeEngine):
 
 
 class Kept:
-    """`answers` are given one after the other; what takes time moves the clock."""
+    """A keeper whose questions get `answers`, one after the other. Whatever takes time moves the clock."""
 
     def __init__(self, *, role: Role | None = None) -> None:
         self.now_s = 100.0
@@ -100,11 +100,11 @@ class Kept:
 
     @property
     def engine(self) -> KeptFake:
-        """The last that was made."""
+        """The engine that was made last."""
         return self.engines[-1]
 
     async def look(self, *answers: EngineReport | MotetError, each_s: float = 1.0) -> None:
-        """As many times as there are answers, with so much time between them."""
+        """Lets the keeper look once for each answer, with so much time before each look."""
         self.answers = iter(answers)
         for _ in answers:
             self.now_s += each_s

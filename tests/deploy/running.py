@@ -1,4 +1,4 @@
-"""Runs servers in the loop of the test, with scripted engines that can die."""
+"""Runs servers in the test's own loop, with scripted engines that can die."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ W = TypeVar("W", Cell, Gateway)
 
 
 class InLoop(Generic[W]):
-    """A server in the loop of the test, from `async with` to its end."""
+    """A server in the test's own loop, which runs while the `async with` lasts."""
 
     def __init__(self, run: Callable[..., Awaitable[Outcome]]) -> None:
         self.signals = StopSignals()
@@ -60,7 +60,7 @@ class InLoop(Generic[W]):
         return self._ready.result()
 
     def check(self) -> None:
-        """Raises if anything is left when it has ended well."""
+        """Raises if anything is left after a good end. Subclasses say how."""
 
     async def outcome(self) -> Outcome:
         return await self.ended
@@ -110,21 +110,21 @@ class Running(InLoop[Cell]):
 
     @property
     def engine(self) -> DyingEngine:
-        """The one that answers, the first of several; of a prefill server the only one."""
+        """The engine that answers: the first decode engine, or the only engine of a prefill server."""
         return (self.starter.of(Role.DECODE) or self.starter.engines)[0]
 
     async def chat(self) -> httpx.Response:
         return await self.http.send(self._request())
 
     async def submitted_chat(self) -> "asyncio.Future[httpx.Response]":
-        """A chat that waits for its first token."""
+        """Sends a chat, and returns while it waits for its first token."""
         self.engine.submitted.clear()  # another one may have been before it
         response = asyncio.ensure_future(self.chat())
         await self.engine.submitted.wait()
         return response
 
     async def begun_chat(self) -> httpx.Response:
-        """A chat whose first tokens are there, to be read on."""
+        """Sends a chat, and returns when its first tokens are there to be read."""
         self.engine.steps.release()
         return await self.http.send(self._request(), stream=True)
 
@@ -134,12 +134,12 @@ class Running(InLoop[Cell]):
 
 
 def ended_well(stream: str) -> bool:
-    """True for the stream of such a chat if both choices were finished."""
+    """Returns True if both choices of the chat finished."""
     return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
 
 
 def texts(stream: str) -> list[str]:
-    """What each of its choices says, if the stream ended well."""
+    """Returns the texts of both choices, and fails unless the stream ended well."""
     *events, last = [part.removeprefix("data: ") for part in stream.split("\n\n") if part]
     assert last == "[DONE]", stream
     written = ["", ""]

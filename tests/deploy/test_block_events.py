@@ -1,4 +1,4 @@
-"""Which prompt blocks engines have: the ports that tell of them, and what a gateway follows of a worker elsewhere."""
+"""Prompt blocks that engines have: the ports that publish them, and how a gateway follows those of a worker."""
 
 import logging
 
@@ -26,7 +26,7 @@ FIRST, SECOND = (Stored(tuple(block_names(range(i, i + 8), 4, salt="")), None, t
 
 
 async def known_at(endpoint: str) -> set[bytes]:
-    """What someone who comes now is told."""
+    """Returns the blocks that a new listener hears of."""
     subscription, reader = Subscription(BlockSource.ours(endpoint)), EventReader()
     names: set[bytes] = set()
     for message in (await subscription.replay(0, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)).messages:
@@ -37,7 +37,7 @@ async def known_at(endpoint: str) -> set[bytes]:
     return names
 
 
-async def test_an_engine_that_is_started_again_is_told_of_at_the_same_place() -> None:
+async def test_an_engine_that_is_started_again_publishes_at_the_same_port() -> None:
     events = BlockEvents(KVEventsConfig(kv_events_port=0))
     before = events.listener(4)
     endpoint = events.endpoint
@@ -69,7 +69,7 @@ async def test_every_engine_has_two_ports_of_its_own() -> None:
         await second.close()
 
 
-async def test_nobody_is_told_unless_asked_for() -> None:
+async def test_nothing_is_published_unless_asked_for() -> None:
     events = BlockEvents(KVEventsConfig())
     assert events.listener(4) is None and events.endpoint is None
     await events.close()
@@ -78,7 +78,7 @@ async def test_nobody_is_told_unless_asked_for() -> None:
 ID, HERE, THERE = "worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5559"
 
 
-async def test_what_a_worker_tells_goes_into_the_index_as_long_as_it_is_followed() -> None:
+async def test_blocks_of_a_worker_are_in_the_index_while_it_is_followed() -> None:
     index, follows = PrefixIndex(), Follows()
     following = EventFollowing(ID, index, follow=follows)
     await following.follow(report("first", block_events=HERE))
@@ -88,7 +88,7 @@ async def test_what_a_worker_tells_goes_into_the_index_as_long_as_it_is_followed
     assert (index.blocks(ID), follows.open) == (0, 0)
 
 
-async def test_the_same_worker_is_followed_once_and_another_start_anew() -> None:
+async def test_a_worker_is_followed_once_and_again_after_its_restart() -> None:
     follows = Follows()
     following = EventFollowing(ID, PrefixIndex(), follow=follows)
     for engine_id, endpoint in (("first", HERE), ("first", HERE), ("second", HERE), ("second", THERE)):
@@ -101,7 +101,7 @@ async def test_the_same_worker_is_followed_once_and_another_start_anew() -> None
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError("no socket")])
-async def test_trouble_is_logged_and_no_more(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_while_following_is_only_logged(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     follows = Follows(error)
     following = EventFollowing(ID, PrefixIndex(), follow=follows)
     with caplog.at_level(logging.ERROR):
@@ -111,7 +111,7 @@ async def test_trouble_is_logged_and_no_more(error: Exception, caplog: pytest.Lo
     assert "block events of worker are not followed any more" in caplog.text
 
 
-async def test_an_endpoint_that_is_none_is_logged_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_endpoint_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     following = EventFollowing(ID, PrefixIndex(), follow=Follows())
     with caplog.at_level(logging.WARNING):
         await following.follow(report("first", block_events="nowhere"))
@@ -120,7 +120,7 @@ async def test_an_endpoint_that_is_none_is_logged_and_no_more(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("replay", [None, THERE])
-async def test_a_worker_that_is_not_ours_says_where_it_replays_if_it_does(replay: str | None) -> None:
+async def test_a_foreign_worker_names_the_port_where_it_replays_if_it_does(replay: str | None) -> None:
     follows = Follows()
     following = EventFollowing(ID, PrefixIndex(), follow=follows)
     await following.follow(theirs(HERE, replay))

@@ -1,4 +1,4 @@
-"""A cell of prefill and decode engines: how it starts, what it outlives, how it ends."""
+"""How a cell of prefill and decode engines starts, survives losses, and ends."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ async def test_every_decode_engine_meets_every_prefill_engine_before_the_server_
         assert [engine.met for engine in server.starter.of(Role.PREFILL)] == [[], []]
 
 
-async def test_an_engine_that_comes_back_meets_those_that_are_there_and_not_the_dead(folder: Path) -> None:
+async def test_an_engine_that_comes_back_meets_only_engines_that_are_there(folder: Path) -> None:
     async with Running(folder, cell=CELL, restarts=1) as server:
         (prefill,), (decode,) = server.starter.of(Role.PREFILL), server.starter.of(Role.DECODE)
         decode.die()
@@ -84,7 +84,7 @@ async def test_an_engine_that_cannot_start_ends_the_others_and_frees_the_port(fo
     listen("127.0.0.1", port).close()
 
 
-async def test_a_signal_before_all_are_ready_ends_those_that_are_and_the_start_of_the_others(folder: Path) -> None:
+async def test_a_signal_before_all_engines_are_ready_ends_ready_ones_and_the_start_of_others(folder: Path) -> None:
     starter = Starter(hangs=[Role.DECODE])
     running = Running(folder, cell=TWO_BY_TWO, starter=starter)
 

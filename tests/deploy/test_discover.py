@@ -1,4 +1,4 @@
-"""What kind of server a worker is found to be, and which workers may stand beside each other."""
+"""A gateway finds out what kind of server a worker is, and which workers may stand beside each other."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,7 +27,7 @@ Answers = Sequence[EngineReport | MotetError]
 
 
 class Asked:
-    """A server of which each way of asking has its answers."""
+    """A server with a list of answers for each kind of question."""
 
     def __init__(
         self, *, kind: EngineKind | None = None, motet: Answers = (), vllm: Answers = (), openai: Answers = ()
@@ -58,14 +58,14 @@ def nobody(report: EngineReport) -> TextUpstream:
     raise AssertionError("only its reports are asked for")
 
 
-async def test_a_server_of_ours_is_asked_as_nothing_else() -> None:
+async def test_a_server_of_ours_is_only_asked_as_motet() -> None:
     asked = Asked(motet=[report("a"), report("b")])
     assert (await asked.server.report()).engine_id == "a"
     assert (await asked.server.report()).engine_id == "b"
     assert asked.asked == [EngineKind.MOTET] * 2
 
 
-async def test_who_is_none_of_ours_is_asked_as_vllm_and_then_as_any() -> None:
+async def test_a_foreign_server_is_asked_as_vllm_and_then_as_openai() -> None:
     asked = Asked(motet=[OTHER], vllm=[OTHER], openai=[report("a"), report("a")])
     assert (await asked.server.report()).engine_id == "a"
     await asked.server.report()
@@ -74,28 +74,28 @@ async def test_who_is_none_of_ours_is_asked_as_vllm_and_then_as_any() -> None:
     assert tokenizer is not None and await tokenizer() == {"kind": b"openai"}
 
 
-async def test_who_was_named_as_one_kind_is_asked_as_that_alone() -> None:
+async def test_a_server_with_a_named_kind_is_asked_as_that_alone() -> None:
     asked = Asked(kind=EngineKind.OPENAI, openai=[report("a")])
     await asked.server.report()
     assert asked.asked == [EngineKind.OPENAI]
 
 
 @pytest.mark.parametrize("error", [EngineDiedError("refused"), EngineSilentError("no answer")])
-async def test_who_is_not_to_be_reached_is_asked_once(error: EngineDiedError) -> None:
+async def test_a_server_that_cannot_be_reached_is_asked_once(error: EngineDiedError) -> None:
     asked = Asked(motet=[error])
     with pytest.raises(type(error), match=error.message):
         await asked.server.report()
     assert asked.asked == [EngineKind.MOTET]
 
 
-async def test_a_server_of_ours_that_refuses_is_not_taken_for_one_of_texts() -> None:
+async def test_a_server_of_ours_that_refuses_is_not_taken_for_a_text_upstream() -> None:
     asked = Asked(motet=[EngineError("it speaks engine protocol 2, and this server 1")])
     with pytest.raises(EngineError, match=r"^it speaks engine protocol 2"):
         await asked.server.report()
     assert asked.asked == [EngineKind.MOTET]
 
 
-async def test_who_is_nothing_is_told_what_each_kind_of_question_brought() -> None:
+async def test_the_error_for_an_unknown_kind_of_server_has_the_reply_to_each_question() -> None:
     asked = Asked(motet=[OTHER], vllm=[OTHER], openai=[EngineError("/v1/models answered 401")])
     with pytest.raises(EngineError) as caught:
         await asked.server.report()
@@ -105,14 +105,14 @@ async def test_who_is_nothing_is_told_what_each_kind_of_question_brought() -> No
     )
 
 
-async def test_a_server_that_has_become_another_is_found_out_again() -> None:
+async def test_a_server_of_a_new_kind_at_the_same_address_is_recognised() -> None:
     asked = Asked(motet=[OTHER, report("ours")], vllm=[report("theirs"), OTHER])
     assert (await asked.server.report()).engine_id == "theirs"
     assert (await asked.server.report()).engine_id == "ours"
     assert asked.asked == [EngineKind.MOTET, EngineKind.VLLM, EngineKind.VLLM, EngineKind.MOTET]
 
 
-async def test_what_a_server_is_is_not_forgotten_while_it_is_away() -> None:
+async def test_the_kind_of_a_server_is_not_forgotten_while_it_is_away() -> None:
     asked = Asked(motet=[OTHER], vllm=[report("a"), EngineDiedError("refused"), report("b")])
     await asked.server.report()
     with pytest.raises(EngineDiedError):
@@ -121,8 +121,8 @@ async def test_what_a_server_is_is_not_forgotten_while_it_is_away() -> None:
     assert asked.asked == [EngineKind.MOTET, *[EngineKind.VLLM] * 3]
 
 
-async def test_a_server_of_texts_that_was_gone_may_come_back_as_vllm() -> None:
-    """Which answers as one of texts too, and would be used as one for good."""
+async def test_a_text_upstream_that_was_gone_may_come_back_as_vllm() -> None:
+    """Such a server also answers like a text upstream, and used to stay one for good."""
     asked = Asked(motet=[OTHER, OTHER], vllm=[OTHER, report("b")], openai=[report("a"), EngineDiedError("refused")])
     assert (await asked.server.report()).engine_id == "a"
     with pytest.raises(EngineDiedError):
@@ -130,7 +130,7 @@ async def test_a_server_of_texts_that_was_gone_may_come_back_as_vllm() -> None:
     assert (await asked.server.report()).engine_id == "b"
 
 
-async def test_a_server_of_texts_that_was_silent_is_still_one() -> None:
+async def test_a_text_upstream_that_was_silent_is_still_one() -> None:
     asked = Asked(motet=[OTHER], vllm=[OTHER], openai=[report("a"), EngineSilentError("no answer"), report("a")])
     await asked.server.report()
     with pytest.raises(EngineSilentError):
@@ -151,7 +151,7 @@ VLLM: EngineInfo = msgspec.structs.replace(
 
 
 def newcomer() -> str:
-    """The id of a worker that nobody has heard of."""
+    """The id of a worker that nobody knows yet."""
     return f"worker-{next(NUMBERS)}"
 
 
@@ -171,7 +171,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("other", "says"), OTHERS)
-def test_the_first_of_a_model_says_what_its_others_must_be(other: dict[str, object], says: str) -> None:
+def test_the_first_worker_of_a_model_decides_what_others_must_be(other: dict[str, object], says: str) -> None:
     likeness = Likeness()
     assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
     assert likeness.problem(newcomer(), reported(fake_info(), **other), role=None) == says
@@ -179,7 +179,7 @@ def test_the_first_of_a_model_says_what_its_others_must_be(other: dict[str, obje
 
 
 @pytest.mark.parametrize("other", [other for other, _ in OTHERS])
-def test_what_a_model_is_holds_until_the_last_that_told_it_is_gone(other: dict[str, object]) -> None:
+def test_the_facts_of_a_model_hold_until_its_last_worker_is_gone(other: dict[str, object]) -> None:
     likeness, former, changed = Likeness(), reported(fake_info()), reported(fake_info(), **other)
     assert [likeness.problem(id, former, role=None) for id in ("a", "b", "b")] == [None] * 3
     likeness.forget("a")
@@ -190,7 +190,7 @@ def test_what_a_model_is_holds_until_the_last_that_told_it_is_gone(other: dict[s
 
 
 @pytest.mark.parametrize("other", [other for other, _ in OTHERS])
-def test_another_model_is_welcome_whatever_it_is(other: dict[str, object]) -> None:
+def test_a_worker_of_another_model_is_always_welcome(other: dict[str, object]) -> None:
     likeness = Likeness()
     assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
     assert likeness.problem(newcomer(), reported(fake_info(), model=ModelName("other"), **other), role=None) is None
@@ -206,7 +206,7 @@ def test_machines_and_roles_may_differ() -> None:
         assert likeness.problem(newcomer(), reported(info), role=None) is None
 
 
-def test_engines_of_two_kinds_are_compared_in_what_both_tell() -> None:
+def test_engines_of_two_kinds_are_compared_by_what_both_report() -> None:
     likeness = Likeness()
     assert likeness.problem(newcomer(), reported(VLLM), role=None) is None
     assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
@@ -217,7 +217,7 @@ def test_engines_of_two_kinds_are_compared_in_what_both_tell() -> None:
     assert likeness.problem(newcomer(), reported(VLLM, dtype="fp8"), role=None) == says
 
 
-def test_one_with_another_role_than_it_was_named_with_is_not_used_and_says_nothing_of_the_model() -> None:
+def test_a_worker_with_an_unexpected_role_is_not_used_and_decides_nothing_about_the_model() -> None:
     likeness = Likeness()
     assert likeness.problem(newcomer(), reported(fake_info(role=Role.DECODE, vocab_size=9)), role=Role.PREFILL) == (
         "it was named with role prefill, but its role is decode"
@@ -227,13 +227,13 @@ def test_one_with_another_role_than_it_was_named_with_is_not_used_and_says_nothi
 
 @pytest.mark.parametrize("field", ["block_size", "num_blocks", "max_num_seqs", "max_model_len"])
 @pytest.mark.parametrize("kind", [EngineKind.MOTET, EngineKind.VLLM])
-def test_one_that_reports_nothing_where_something_must_be_is_not_used(field: str, kind: EngineKind) -> None:
+def test_a_worker_whose_report_lacks_a_needed_value_is_not_used(field: str, kind: EngineKind) -> None:
     likeness = Likeness()
     says = f"it reports {field} 0, which must be at least 1"
     assert likeness.problem(newcomer(), reported(fake_info(), kind=kind, **{field: 0}), role=None) == says
     assert likeness.problem(newcomer(), reported(fake_info(), kind=kind), role=None) is None
 
 
-def test_a_text_upstream_tells_no_sizes() -> None:
+def test_a_text_upstream_reports_no_sizes() -> None:
     info = msgspec.structs.replace(fake_info(), kind=EngineKind.OPENAI)
     assert Likeness().problem(newcomer(), reported(info, num_blocks=0, max_num_seqs=0), role=None) is None

@@ -1,4 +1,4 @@
-"""What programs read from /metrics: counters summed over workers, and what a block of KV is."""
+"""Programs read these figures from /metrics: counters summed over workers, and the size of a block of KV."""
 
 from dataclasses import fields
 
@@ -23,7 +23,7 @@ def test_counters_are_summed_over_the_workers() -> None:
     assert figures_in(exposition(3, 4)) == Figures(**dict.fromkeys(NAMES, 7))
 
 
-def test_the_difference_is_what_happened_between() -> None:
+def test_the_difference_of_two_readings_is_what_happened_between_them() -> None:
     spent = figures_in(exposition(3, 4)) - figures_in(exposition(1, 1))
     assert spent == Figures(**dict.fromkeys(NAMES, 5))
 

@@ -1,4 +1,4 @@
-"""A gateway in front of servers: who answers, and what becomes of an answer when its worker is lost or leaves."""
+"""A gateway in front of servers: who answers, and how an answer goes on when its worker is lost or leaves."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ async def test_a_gateway_answers_through_its_workers(folder: Path) -> None:
         assert not one.ended.done()
 
 
-async def test_the_model_is_the_workers_unless_it_has_another_name(folder: Path) -> None:
+async def test_the_model_has_the_workers_name_unless_another_is_set(folder: Path) -> None:
     async with Running(folder) as server:
         async with RunningGateway(server) as gateway:
             assert gateway.models == [server.engine.info.model]
@@ -43,12 +43,12 @@ async def test_the_model_is_the_workers_unless_it_has_another_name(folder: Path)
             assert (await gateway.http.get("/v1/models")).json()["data"][0]["id"] == "mine"
 
 
-async def test_of_the_tokenizer_that_was_fetched_no_file_is_left(
+async def test_a_fetched_tokenizer_leaves_no_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with Running(folder) as server, RunningGateway(server) as gateway:
-        assert os.listdir(tmp_path) == []  # while it serves already: a gateway that is killed leaves nothing
+        assert os.listdir(tmp_path) == []  # it serves already, so not even a gateway that is killed leaves a file
         server.engine.let_run()
         assert texts((await gateway.chat()).text) == EXPECTED
 
@@ -71,7 +71,7 @@ async def test_an_answer_outlives_one_worker_after_the_other(folder: Path) -> No
 
 
 async def read_until(parts: AsyncIterator[str], *, tokens: int) -> str:
-    """What a stream brings until it has brought so many."""
+    """Reads a stream until it has brought so many tokens."""
     read = ""
     while read.count('"delta":{"content":"') < tokens:
         read += await anext(parts)
@@ -79,7 +79,7 @@ async def read_until(parts: AsyncIterator[str], *, tokens: int) -> str:
 
 
 async def writing(*servers: Running) -> Running:
-    """The one of them that is given a group next, where one is sure to be."""
+    """Waits until one of the servers is given a group, and returns that one."""
     waits = {asyncio.ensure_future(server.engine.submitted.wait()): server for server in servers}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in pending:
@@ -87,7 +87,7 @@ async def writing(*servers: Running) -> Running:
     return waits[done.pop()]
 
 
-async def test_a_worker_that_is_stopped_gets_nothing_new_and_ends_what_it_has(folder: Path) -> None:
+async def test_a_worker_that_is_stopped_gets_nothing_new_and_finishes_its_groups(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, (other,) = await gateway.begun_chat(a, b)
         first.signals.ask()
@@ -126,7 +126,7 @@ async def test_a_worker_that_comes_back_under_its_address_is_another_one(folder:
                 assert worker["note"] is None
 
 
-async def test_without_a_worker_a_gateway_asks_to_come_again(folder: Path) -> None:
+async def test_without_a_worker_a_gateway_asks_clients_to_retry(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server) as gateway:
         server.signals.ask()
         await gateway.until_state(server, WorkerState.DEAD)
@@ -149,7 +149,7 @@ async def test_an_answer_waits_for_its_only_worker_to_come_back(folder: Path) ->
                 assert texts((await response.aread()).decode()) == EXPECTED
 
 
-async def test_a_worker_that_wants_another_key_is_of_no_use_and_says_so(folder: Path) -> None:
+async def test_a_worker_that_wants_another_key_is_not_used_and_the_reason_is_shown(folder: Path) -> None:
     async with Running(folder, api_keys=["secret"]) as server:
         async with RunningGateway(server, gateway={"worker_api_key": "secret"}) as gateway:
             server.engine.let_run()
@@ -157,7 +157,7 @@ async def test_a_worker_that_wants_another_key_is_of_no_use_and_says_so(folder: 
         assert "a key that the worker knows" in await why_none_answers(plan_of(server))
 
 
-async def test_a_gateway_that_finds_no_worker_says_how_each_of_them_is(folder: Path) -> None:
+async def test_a_gateway_that_finds_no_worker_lists_the_state_of_each(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
         said = await why_none_answers(plan_of(prefill, "http://127.0.0.1:1"))
     assert f"{id_of(prefill)} ({address(prefill)}) is ready" in said
@@ -201,8 +201,8 @@ async def test_workers_of_another_model_are_not_used(folder: Path) -> None:
             assert "it has a vocabulary of 9, and the tokenizer of fake here is for 512" in workers[1]["note"]
 
 
-async def test_workers_that_compute_otherwise_are_used_once_none_of_the_former_kind_is_there(folder: Path) -> None:
-    """Servers that were started again with another dtype were of no use until the gateway was started again too."""
+async def test_workers_with_another_dtype_are_used_once_all_former_ones_are_gone(folder: Path) -> None:
+    """Workers with another dtype after their restart used to be ignored until the gateway was restarted too."""
     async with Running(folder) as former, Running(folder) as newcomer:
         newcomer.engine.info = msgspec.structs.replace(newcomer.engine.info, dtype="float32")
         async with RunningGateway(former) as gateway:
@@ -214,7 +214,7 @@ async def test_workers_that_compute_otherwise_are_used_once_none_of_the_former_k
             assert texts((await gateway.chat()).text) == EXPECTED
 
 
-async def test_a_prefill_server_that_is_gone_is_done_without_and_used_again_when_it_returns(folder: Path) -> None:
+async def test_decode_does_without_a_lost_prefill_server_and_uses_it_again_when_it_returns(folder: Path) -> None:
     leases = FakeLeases()
     prefill_engines = Starter(leases=leases)
     async with (

@@ -1,4 +1,4 @@
-"""The socket of a server, its HTTP connections, and what its process is allowed."""
+"""The socket of a server, its HTTP connections, and the limits of its process."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ def test_a_url_is_one_that_a_client_on_this_machine_can_ask() -> None:
 
 @pytest.mark.anyio
 async def test_accepted_connections_send_small_writes_at_once() -> None:
-    """Else the second of two steps that come together waits for the first to be acknowledged: up to 40 ms."""
+    """Otherwise the second of two steps that come together waits until the first is acknowledged, up to 40 ms."""
     with listen("127.0.0.1", 0) as listener:
         server = HttpServer(FastAPI(openapi_url=None))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -59,7 +59,7 @@ async def test_accepted_connections_send_small_writes_at_once() -> None:
 
 @pytest.fixture
 def hard() -> Iterator[int]:
-    """The system's limit; this process's own is low for the length of a test."""
+    """Lowers this process's own limit for the length of a test, and yields the system's."""
     soft, hard = resource.getrlimit(NOFILE)
     resource.setrlimit(NOFILE, (512, hard))
     yield hard
@@ -71,18 +71,18 @@ def test_a_low_limit_is_raised_to_what_is_wanted(hard: int) -> None:
     assert resource.getrlimit(NOFILE) == (600, hard)
 
 
-def test_it_is_raised_no_further_than_the_system_allows(hard: int) -> None:
+def test_a_limit_is_raised_no_further_than_the_system_allows(hard: int) -> None:
     wanted, given = (700, 700) if hard == resource.RLIM_INFINITY else (hard + 1, hard)
     assert allow_open_files(wanted) == given
     assert resource.getrlimit(NOFILE) == (given, hard)
 
 
-def test_a_higher_one_is_left_alone(hard: int) -> None:
+def test_a_higher_limit_is_left_alone(hard: int) -> None:
     assert allow_open_files(100) == 512
     assert resource.getrlimit(NOFILE) == (512, hard)
 
 
-def test_objects_there_at_the_start_are_not_gone_through_again() -> None:
+def test_the_garbage_collector_skips_objects_that_were_there_at_the_start() -> None:
     gc.collect()  # tests before it may have left more than half of them behind
     tracked, frozen = len(gc.get_objects()), gc.get_freeze_count()
     freeze_heap()

@@ -1,4 +1,4 @@
-"""A keeper starts its engine again, later each time, and gives up in the end; several start all or none."""
+"""A keeper starts its engine again, later each time, and gives up in the end. Several keepers start all or none."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ PREFILL = TransferAddress("prefill", "127.0.0.1", 1)
 
 
 class Scene:
-    """A keeper whose clock moves by what it waits."""
+    """A keeper whose clock moves only while it waits."""
 
     def __init__(self, *, restarts: int = 3, starter: Starter | None = None) -> None:
         self.now_s = 0.0
@@ -60,7 +60,7 @@ class Scene:
         return self.fleet.reports()[1].state
 
     async def ready_again(self, number: int) -> DyingEngine:
-        """The engine that was started as that, when the fleet has it."""
+        """Waits until the fleet has the engine that was started with this number, and returns it."""
         engine = await self.starter.engine(number)
         while (worker := self.fleet.reports()[1].worker) is None or worker.engine is not engine:
             await self.fleet.changed()
@@ -85,7 +85,7 @@ async def test_an_engine_that_dies_is_started_again_as_the_same_worker() -> None
     assert second.closed
 
 
-async def test_it_takes_longer_each_time_and_then_it_is_given_up() -> None:
+async def test_the_keeper_waits_longer_each_time_and_then_gives_up() -> None:
     async with Scene(restarts=3) as scene:
         for number in range(3):
             (await scene.ready_again(number)).die()
@@ -97,7 +97,7 @@ async def test_it_takes_longer_each_time_and_then_it_is_given_up() -> None:
         assert [engine.closed for engine in scene.starter.engines] == [True] * 4
 
 
-async def test_one_that_was_steady_begins_anew() -> None:
+async def test_an_engine_that_ran_for_long_has_all_its_restarts_again() -> None:
     async with Scene(restarts=2) as scene:
         for number in range(5):
             engine = await scene.ready_again(number)
@@ -107,14 +107,14 @@ async def test_one_that_was_steady_begins_anew() -> None:
         assert scene.waits_s == [0.25] * 5
 
 
-async def test_with_no_restarts_it_is_given_up_at_once() -> None:
+async def test_without_restarts_an_engine_is_given_up_at_once() -> None:
     async with Scene(restarts=0) as scene:
         scene.starter.engines[0].die()
         await scene.keeper.given_up.wait()
         assert len(scene.starter.configs) == 1
 
 
-async def test_one_that_cannot_start_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_cannot_start_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     errors: dict[Role, ModelLoadError] = {}
     async with Scene(restarts=2, starter=Starter(errors=errors)) as scene:
         errors[Role.DECODE] = ModelLoadError("the disk is gone")
@@ -125,7 +125,7 @@ async def test_one_that_cannot_start_is_tried_again(caplog: pytest.LogCaptureFix
     assert "the disk is gone" in caplog.text
 
 
-async def test_ending_while_it_starts_leaves_nothing() -> None:
+async def test_closing_a_keeper_while_its_engine_starts_leaves_nothing() -> None:
     hangs: list[Role] = []
     async with Scene(starter=Starter(hangs=hangs)) as scene:
         hangs.append(Role.DECODE)
@@ -135,7 +135,7 @@ async def test_ending_while_it_starts_leaves_nothing() -> None:
     assert scene.starter.cancelled == 1
 
 
-async def test_what_an_engine_has_cached_is_known_until_it_dies() -> None:
+async def test_an_engine_s_cached_blocks_are_known_until_it_dies() -> None:
     async with Scene() as scene:
         first = scene.starter.engines[0]
         for listener in first.block_listeners:
@@ -154,7 +154,7 @@ CONFIGS = {name: EngineConfig(model_path="", model_name=name) for name in ("a", 
 
 
 class SlowEndings:
-    """Starts that never end by themselves, and need a while to clear up when they are cancelled, each a longer one."""
+    """Starts that never end by themselves. Each takes longer than the last to clear up when cancelled."""
 
     def __init__(self, *, fails: str = "") -> None:
         self.begun: list[str] = []

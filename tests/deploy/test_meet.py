@@ -1,4 +1,4 @@
-"""Who gets to know whom before a request needs it."""
+"""Workers meet before a request needs it."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Connecting(FakeEngine):
-    """Remembers whom it was told of; one of them cannot be reached."""
+    """An engine that remembers which addresses it was given. One of them cannot be reached."""
 
     def __init__(self, name: str, met: set[tuple[str, str]], **other: object) -> None:
         super().__init__(script, info=msgspec.structs.replace(info_of(name), **other))
@@ -58,14 +58,14 @@ async def test_a_prefill_worker_is_met_by_the_decode_workers_that_could_read_its
     assert met == {("decode-a-vllm-0", "prefill-a-vllm-1"), ("decode-a-vllm-1", "prefill-a-vllm-1")}
 
 
-async def test_workers_with_other_numbers_do_not_meet() -> None:
+async def test_workers_with_another_dtype_do_not_meet() -> None:
     met: set[tuple[str, str]] = set()
     other = Worker("d", Connecting("decode-a-motet-0", met, dtype="bfloat16"), "there")
     await meet_all(other, workers(met, "prefill-a-motet-0"))
     assert met == set()
 
 
-async def test_engines_that_cannot_be_told_of_each_other_meet_by_a_first_transfer() -> None:
+async def test_engines_that_cannot_be_introduced_meet_by_a_first_transfer() -> None:
     leases = FakeLeases()
     prefill, decode = (
         Worker(name, FakeEngine(script, info=info_of(name), leases=leases), "there")
@@ -84,7 +84,7 @@ async def test_engines_that_cannot_be_told_of_each_other_meet_by_a_first_transfe
         await worker.engine.close()
 
 
-async def test_a_first_transfer_that_fails_is_told_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_first_transfer_that_fails_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     prefill = Worker("p", FakeEngine(script, info=info_of("prefill-a-vllm-0")), "there")
     decode = Worker("d", FakeEngine(script, info=info_of("decode-a-vllm-0")), "there")
     await prefill.engine.close()

@@ -1,4 +1,4 @@
-"""Workers that join and leave a gateway while it runs, by an operator's word or by a file's."""
+"""Workers join and leave a gateway while it runs, at an operator's request or by a file."""
 
 import os
 from pathlib import Path
@@ -55,7 +55,7 @@ async def test_a_worker_that_joins_with_a_role_it_does_not_have_is_not_used(fold
         assert workers[1]["note"].endswith("it was named with role prefill, but its role is both")
 
 
-async def test_who_is_taken_or_unknown_is_refused(folder: Path) -> None:
+async def test_a_taken_address_and_an_unknown_id_are_refused(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server) as gateway:
         for response in (
             await join(gateway, server),
@@ -74,7 +74,7 @@ async def test_two_servers_behind_one_address_have_two_ids(folder: Path) -> None
         assert (await join(gateway, f"{address(server)}/third")).json()["id"] == f"{id_of(server)}-3"
 
 
-async def test_a_worker_that_is_drained_ends_what_it_has_and_stays(folder: Path) -> None:
+async def test_a_drained_worker_finishes_its_groups_and_stays(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, (other,) = await gateway.begun_chat(a, b)
         drained = await gateway.http.post(f"/workers/{id_of(first)}/drain", headers=ADMIN)
@@ -88,7 +88,7 @@ async def test_a_worker_that_is_drained_ends_what_it_has_and_stays(folder: Path)
         assert set(await ids(gateway)) == {id_of(a), id_of(b)}
 
 
-async def test_a_worker_that_leaves_may_end_what_it_has(folder: Path) -> None:
+async def test_a_worker_that_leaves_may_finish_its_groups(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, _ = await gateway.begun_chat(a, b)
         assert (await leave(gateway, first, drain_s=15)).status_code == 202
@@ -102,7 +102,7 @@ async def test_a_worker_that_leaves_may_end_what_it_has(folder: Path) -> None:
         assert (await gateway.http.get("/status")).json()["totals"]["migrations"] == 0
 
 
-async def test_what_a_leaving_worker_does_not_end_in_time_goes_on_elsewhere(folder: Path) -> None:
+async def test_a_group_that_a_leaving_worker_does_not_finish_in_time_goes_on_elsewhere(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, (other,) = await gateway.begun_chat(a, b)
         await leave(gateway, first, drain_s=0)
@@ -119,7 +119,7 @@ async def test_a_worker_that_was_never_reached_leaves_at_once(folder: Path) -> N
         await gateway.until_state("127.0.0.1:1", None)
 
 
-async def test_who_has_left_may_join_again(folder: Path) -> None:
+async def test_a_worker_that_has_left_may_join_again(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server) as gateway:
         for _ in range(2):
             await leave(gateway, server, drain_s=0)
@@ -132,7 +132,7 @@ async def test_who_has_left_may_join_again(folder: Path) -> None:
 
 
 async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
-    """Between its start and its service it once forgot who was leaving."""
+    """Between its start and its service it used to forget which workers were leaving."""
     router = make_router(RoutingConfig(), CellConfig())
     models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouted(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
@@ -168,7 +168,7 @@ async def test_workers_follow_their_file(folder: Path, tmp_path: Path) -> None:
             await gateway.until_state(a, WorkerState.READY)
 
 
-async def test_a_file_removes_only_whom_it_brought(folder: Path, tmp_path: Path) -> None:
+async def test_a_file_removes_only_workers_that_it_brought(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "workers"
     async with Running(folder) as a, Running(folder) as b:
         write(file, f"{address(a)}\n{address(b)}\n")
@@ -178,7 +178,7 @@ async def test_a_file_removes_only_whom_it_brought(folder: Path, tmp_path: Path)
             assert await ids(gateway) == [id_of(a)]
 
 
-async def test_whom_an_operator_removes_the_file_does_not_bring_back(folder: Path, tmp_path: Path) -> None:
+async def test_the_file_does_not_bring_back_a_worker_that_an_operator_removed(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "workers"
     async with Running(folder) as a, Running(folder) as b:
         write(file, f"{address(a)}\n")
@@ -208,7 +208,7 @@ async def test_a_line_that_comes_back_while_its_worker_leaves_brings_it_back(fol
             await gateway.until_state(b, WorkerState.READY)  # so the file has been read
             a.engine.let_run()
             assert texts((await response.aread()).decode()) == EXPECTED
-            await gateway.until_state(a, WorkerState.READY)  # a draining worker is ready again only once it has left
+            await gateway.until_state(a, WorkerState.READY)  # a draining worker is ready again only after it has left
 
 
 async def test_a_file_that_is_missing_at_the_start_is_refused(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ async def test_a_file_that_is_missing_at_the_start_is_refused(tmp_path: Path) ->
 
 
 def write(file: Path, text: str) -> None:
-    """All at once, as whoever writes such files should."""
+    """Replaces the file at once, as every program that writes such a file should."""
     new = file.with_name("new")
     new.write_text(text)
     os.replace(new, file)

@@ -1,4 +1,4 @@
-"""One gateway before servers of every kind, with several models."""
+"""One gateway in front of servers of every kind, with several models."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ def texts_peer() -> FakeOpenAI:
     return FakeOpenAI(Manners(models=({"id": TEXTS, "max_model_len": 99},)))
 
 
-def before(folder: Path, *workers: Running | FakeVLLM | FakeOpenAI) -> RunningGateway:
+def gateway_to(folder: Path, *workers: Running | FakeVLLM | FakeOpenAI) -> RunningGateway:
     urls = [worker if isinstance(worker, Running) else worker.url for worker in workers]
     return RunningGateway(*urls, tokenizers=TokenizerRules({MODEL: folder}))
 
@@ -33,7 +33,7 @@ async def test_every_model_of_every_kind_is_listed_and_answers(folder: Path) -> 
         Running(folder) as ours,
         FakeVLLM(adapters=("poet",)) as vllm,
         texts_peer() as texts,
-        before(folder, ours, vllm, texts) as gateway,
+        gateway_to(folder, ours, vllm, texts) as gateway,
     ):
         ours.engine.let_run()
         name = ours.engine.info.model
@@ -57,8 +57,8 @@ async def test_every_model_of_every_kind_is_listed_and_answers(folder: Path) -> 
         vllm.check()
 
 
-async def test_a_model_goes_with_its_last_worker_and_is_known_while_that_is_away(folder: Path) -> None:
-    async with FakeVLLM() as vllm, texts_peer() as texts, before(folder, vllm, texts) as gateway:
+async def test_a_model_is_known_while_its_last_worker_is_away_until_that_leaves(folder: Path) -> None:
+    async with FakeVLLM() as vllm, texts_peer() as texts, gateway_to(folder, vllm, texts) as gateway:
         id = vllm.url.removeprefix("http://")
         ask = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
         vllm.switches.healthy = False
@@ -72,8 +72,8 @@ async def test_a_model_goes_with_its_last_worker_and_is_known_while_that_is_away
 
 
 async def test_a_model_keeps_its_compiled_grammars_while_others_come_and_go(folder: Path) -> None:
-    """Each change of the fleet once made every model anew, and the vocabulary of its grammars with it."""
-    async with Running(folder) as ours, texts_peer() as texts, before(folder, ours, texts) as gateway:
+    """Each change of the fleet used to make every model anew, and the vocabulary of its grammars with it."""
+    async with Running(folder) as ours, texts_peer() as texts, gateway_to(folder, ours, texts) as gateway:
         served = gateway.service.served(ours.engine.info.model)
         before_change, grammars = gateway.gateway.router.fleet.models(), served.grammars
         await gateway.http.delete(f"/workers/{texts.url.removeprefix('http://')}", headers=ADMIN)
@@ -83,7 +83,7 @@ async def test_a_model_keeps_its_compiled_grammars_while_others_come_and_go(fold
         assert gateway.service.served(ours.engine.info.model).grammars is grammars
 
 
-async def test_a_gateway_before_text_servers_alone_needs_no_tokenizer(folder: Path) -> None:
+async def test_a_gateway_with_text_upstreams_alone_needs_no_tokenizer(folder: Path) -> None:
     async with texts_peer() as texts, RunningGateway(texts.url) as gateway:
         assert gateway.models == [TEXTS]
         body = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
@@ -93,8 +93,8 @@ async def test_a_gateway_before_text_servers_alone_needs_no_tokenizer(folder: Pa
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_model")
 
 
-async def test_a_vllm_server_may_be_asked_in_texts_if_it_was_named_so(folder: Path) -> None:
-    """And a server of ours too: its own templates, limits and keys hold."""
+async def test_a_vllm_server_is_asked_in_texts_if_named_as_openai(folder: Path) -> None:
+    """A server of ours may be asked so too: its own templates, limits and keys hold."""
     async with Running(folder) as ours, RunningGateway(f"{address(ours)},openai") as gateway:
         ours.engine.let_run()
         (worker,) = (await gateway.http.get("/status")).json()["workers"]
@@ -105,7 +105,7 @@ async def test_a_vllm_server_may_be_asked_in_texts_if_it_was_named_so(folder: Pa
         assert texts[0] == texts[1]
 
 
-async def test_a_text_server_that_is_lost_gets_nothing_until_it_is_back(folder: Path) -> None:
+async def test_a_text_upstream_that_is_lost_gets_nothing_until_it_is_back(folder: Path) -> None:
     async with texts_peer() as texts, RunningGateway(texts.url) as gateway:
         id = texts.url.removeprefix("http://")
         texts.manners.models = ()
@@ -117,8 +117,8 @@ async def test_a_text_server_that_is_lost_gets_nothing_until_it_is_back(folder: 
         assert (await gateway.http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
-async def test_a_text_server_that_leaves_while_it_is_asked_what_it_can_is_asked_no_more(folder: Path) -> None:
-    async with texts_peer() as texts, FakeVLLM() as vllm, before(folder, vllm) as gateway:
+async def test_a_text_upstream_that_leaves_during_a_probe_is_asked_no_more(folder: Path) -> None:
+    async with texts_peer() as texts, FakeVLLM() as vllm, gateway_to(folder, vllm) as gateway:
         texts.shut()
         id = texts.url.removeprefix("http://")
         await gateway.http.post("/workers", json={"url": texts.url}, headers=ADMIN)

@@ -1,4 +1,4 @@
-"""Which engine processes follow from the settings."""
+"""The engine processes that follow from the settings."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_a_cell_is_one_engine_for_each_worker_with_its_role() -> None:
 
 
 @pytest.mark.parametrize(("cores", "chosen", "threads"), [(8, None, 2), (3, None, 1), (1, None, 1), (8, 5, 5)])
-def test_the_engines_of_a_cell_share_the_cores_unless_their_threads_were_chosen(
+def test_the_engines_of_a_cell_share_the_cores_unless_threads_are_set(
     cores: int, chosen: int | None, threads: int
 ) -> None:
     engine = EngineConfig(model_path="/m", model_name="m", num_threads=chosen)
@@ -52,7 +52,7 @@ def test_every_cell_has_a_cluster_key_of_its_own_and_free_ports() -> None:
     assert {config.side_channel_port for config in (*one.values(), *other.values())} == {0}
 
 
-def test_a_cluster_key_that_was_chosen_stays() -> None:
+def test_a_cluster_key_that_was_set_stays() -> None:
     engine = EngineConfig(model_path="/m", model_name="m", cluster_key="ours")
     configs = engine_configs(plan(cell=CellConfig(prefill=1, decode=1), engine=engine), cores=2)
     assert {config.cluster_key for config in configs.values()} == {"ours"}
@@ -62,7 +62,7 @@ def test_a_cluster_key_that_was_chosen_stays() -> None:
     ("role", "chosen", "port"),
     [(Role.PREFILL, None, 20000), (Role.DECODE, None, 22000), (Role.PREFILL, 0, 0), (Role.PREFILL, 4321, 4321)],
 )
-def test_a_server_with_a_role_has_a_side_channel_where_others_expect_it_or_where_it_was_chosen(
+def test_a_server_with_a_role_has_its_side_channel_at_the_expected_port_or_at_the_set_one(
     role: Role, chosen: int | None, port: int
 ) -> None:
     engine = EngineConfig(model_path="/m", model_name="m", role=role, side_channel_port=chosen)

@@ -1,4 +1,4 @@
-"""What a gateway believes of a worker elsewhere, from what the worker says or does not say."""
+"""What a gateway concludes about a worker elsewhere, from its reports or its silence."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ def kept() -> Kept:
     return Kept()
 
 
-async def test_its_first_report_makes_a_worker_of_it(kept: Kept) -> None:
+async def test_the_first_report_makes_the_member_a_worker(kept: Kept) -> None:
     assert kept.state() is WorkerState.STARTING
     await kept.look(report())
     assert kept.state() is WorkerState.READY
@@ -50,7 +50,7 @@ LIVES: dict[str, tuple[list[EngineReport | MotetError], WorkerState, list[type[M
 
 
 @pytest.mark.parametrize(("heard", "state", "losses"), LIVES.values(), ids=LIVES)
-async def test_what_is_heard_of_a_worker_says_how_it_is_and_whether_its_groups_go_on_elsewhere(
+async def test_a_report_decides_the_state_of_a_worker_and_whether_its_groups_go_elsewhere(
     kept: Kept, heard: list[EngineReport | MotetError], state: WorkerState, losses: list[type[MotetError]]
 ) -> None:
     await kept.look(*heard)
@@ -59,7 +59,7 @@ async def test_what_is_heard_of_a_worker_says_how_it_is_and_whether_its_groups_g
     assert len(kept.engines) == len(kept.welcomed) == 1
 
 
-async def test_one_that_nobody_has_reached_yet_is_expected_and_says_why(
+async def test_a_worker_that_was_never_reached_is_expected_with_a_reason(
     kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -70,14 +70,14 @@ async def test_one_that_nobody_has_reached_yet_is_expected_and_says_why(
     assert (kept.state(), kept.member.note) == (WorkerState.READY, "")
 
 
-async def test_a_silence_that_lasts_ends_its_groups(kept: Kept) -> None:
+async def test_a_long_silence_ends_the_groups_of_a_worker(kept: Kept) -> None:
     await kept.look(report(), *UNHEARD_LONG)
     assert kept.state() is WorkerState.SILENT
     assert [type(error) for error in kept.engine.losses] == [EngineSilentError]
     assert "no sign of life for 5 s" in kept.engine.losses[0].message
 
 
-async def test_a_gateway_that_was_asleep_does_not_take_it_for_a_silence(kept: Kept) -> None:
+async def test_the_sleep_of_a_gateway_does_not_count_as_a_worker_s_silence(kept: Kept) -> None:
     await kept.look(report())
     await kept.look(UNHEARD, each_s=3600.0)
     await kept.look(report())
@@ -85,7 +85,7 @@ async def test_a_gateway_that_was_asleep_does_not_take_it_for_a_silence(kept: Ke
     assert kept.engine.losses == []
 
 
-async def test_who_was_found_dead_by_a_broken_group_is_ready_when_it_answers(kept: Kept) -> None:
+async def test_a_worker_that_a_broken_group_found_dead_is_ready_when_it_answers(kept: Kept) -> None:
     await kept.look(report())
     kept.fleet.mark(ID, WorkerState.DEAD, why="a connection broke")
     await kept.look(report())
@@ -105,7 +105,7 @@ async def test_another_engine_takes_the_place_of_the_one_before(kept: Kept) -> N
     assert kept.fleet.index.blocks(ID) == 0
 
 
-async def test_one_that_has_lost_its_engine_is_dead_until_it_has_one(kept: Kept) -> None:
+async def test_a_worker_that_has_lost_its_engine_is_dead_until_it_has_one(kept: Kept) -> None:
     await kept.look(report(), report(state=WorkerState.DEAD))
     assert kept.state() is WorkerState.DEAD
     assert "has lost its engine" in kept.engine.losses[0].message
@@ -113,13 +113,13 @@ async def test_one_that_has_lost_its_engine_is_dead_until_it_has_one(kept: Kept)
     assert kept.state() is WorkerState.READY
 
 
-async def test_one_without_an_engine_is_not_welcomed(kept: Kept) -> None:
+async def test_a_worker_without_an_engine_does_not_join(kept: Kept) -> None:
     await kept.look(report(state=WorkerState.DEAD))
     assert kept.state() is WorkerState.DEAD
     assert kept.welcomed == []
 
 
-async def test_one_that_is_of_no_use_is_dead_and_says_so_once(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_does_not_fit_is_dead_and_logged_once(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     kept.problem = "it serves the model b, and the other workers a"
     with caplog.at_level(logging.INFO):
         await kept.look(report(), report(), report())
@@ -129,8 +129,8 @@ async def test_one_that_is_of_no_use_is_dead_and_says_so_once(kept: Kept, caplog
     assert kept.engines == []
 
 
-async def test_one_that_comes_to_report_no_block_size_is_dead_and_its_groups_go_elsewhere(kept: Kept) -> None:
-    """It joined, and the queue of a gateway divided by its block size."""
+async def test_a_worker_that_no_longer_reports_a_block_size_is_dead_and_its_groups_go_elsewhere(kept: Kept) -> None:
+    """It used to join, and the gateway's queue divided by its block size."""
     wrong = report()
     wrong = msgspec.structs.replace(wrong, info=msgspec.structs.replace(wrong.info, block_size=0))
     await kept.look(report())
@@ -142,12 +142,12 @@ async def test_one_that_comes_to_report_no_block_size_is_dead_and_its_groups_go_
 
 
 @pytest.mark.parametrize("error", [EngineError("it speaks protocol 2"), MotetError("anything")], ids=str)
-async def test_one_that_cannot_be_understood_is_dead_and_says_why(kept: Kept, error: MotetError) -> None:
+async def test_a_worker_that_cannot_be_understood_is_dead_with_a_reason(kept: Kept, error: MotetError) -> None:
     await kept.look(error)
     assert (kept.state(), kept.member.note) == (WorkerState.DEAD, error.message)
 
 
-async def test_one_that_an_operator_took_out_stays_so_whatever_it_reports(kept: Kept) -> None:
+async def test_a_worker_that_an_operator_drained_stays_so_whatever_it_reports(kept: Kept) -> None:
     await kept.look(report())
     kept.keeper.take_out()
     assert kept.state() is WorkerState.DRAINING
@@ -156,14 +156,14 @@ async def test_one_that_an_operator_took_out_stays_so_whatever_it_reports(kept: 
     assert kept.engine.losses == []
 
 
-async def test_one_that_is_taken_out_before_it_comes_gets_nothing_when_it_does(kept: Kept) -> None:
+async def test_a_worker_that_was_drained_before_it_came_gets_nothing(kept: Kept) -> None:
     kept.keeper.take_out()
     assert kept.state() is WorkerState.STARTING
     await kept.look(report())
     assert kept.state() is WorkerState.DRAINING
 
 
-async def test_one_that_is_dead_is_not_made_draining_by_an_operator(kept: Kept) -> None:
+async def test_an_operator_cannot_drain_a_dead_worker(kept: Kept) -> None:
     await kept.look(report(), REFUSED)
     kept.keeper.take_out()
     assert kept.state() is WorkerState.DEAD
@@ -171,7 +171,7 @@ async def test_one_that_is_dead_is_not_made_draining_by_an_operator(kept: Kept) 
     assert kept.state() is WorkerState.DRAINING
 
 
-async def test_it_is_asked_once_a_heartbeat_however_long_an_answer_takes(kept: Kept) -> None:
+async def test_a_worker_is_asked_once_a_heartbeat_however_long_an_answer_takes(kept: Kept) -> None:
     kept.answers = iter([report(), report(), report(), asyncio.CancelledError()])
     kept.answer_takes_s = iter([0.0, 0.25, 2.5, 0.0])
     with pytest.raises(asyncio.CancelledError):
@@ -205,7 +205,7 @@ async def test_a_defect_that_it_runs_into_makes_it_dead_and_it_is_asked_again(
     assert kept.state() is WorkerState.READY
 
 
-async def test_the_blocks_it_tells_of_are_known_as_long_as_it_is_the_same(kept: Kept) -> None:
+async def test_the_blocks_of_a_worker_are_known_until_it_is_started_again(kept: Kept) -> None:
     here = "tcp://10.0.0.1:5557"
     await kept.look(report("first", block_events=here), report("first", block_events=here))
     await kept.follows.begun.acquire()
@@ -220,7 +220,7 @@ async def test_the_blocks_it_tells_of_are_known_as_long_as_it_is_the_same(kept: 
     assert kept.follows.open == 0
 
 
-async def test_closing_it_closes_the_engine(kept: Kept) -> None:
+async def test_closing_a_keeper_closes_the_engine(kept: Kept) -> None:
     await kept.keeper.close()
     await kept.look(report())
     await kept.keeper.close()
@@ -238,7 +238,7 @@ async def test_a_worker_whose_tokens_still_come_is_busy_and_given_up_later(kept:
     assert kept.state() is WorkerState.SILENT
 
 
-async def test_tokens_that_came_before_a_silence_do_not_shorten_it_for_ever(kept: Kept) -> None:
+async def test_tokens_that_came_before_a_silence_do_not_count_for_ever(kept: Kept) -> None:
     await kept.look(report())
     kept.member.stirred = True
     await kept.look(UNHEARD, *UNHEARD_LONG)

@@ -1,4 +1,4 @@
-"""A decode server and the prefill servers it asks, each a server of its own."""
+"""A decode server and the prefill servers that it asks."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ def asking(*urls: str, key: str | None = None) -> CellConfig:
 
 
 async def prefill_of(decode: Running) -> dict[str, object]:
-    """The first prefill server, as the decode server tells of it."""
+    """Returns the first prefill server, as the decode server reports it."""
     workers = (await decode.http.get("/status")).json()["workers"]
     return next(worker for worker in workers if worker["id"] == "prefill-0")
 
@@ -69,7 +69,7 @@ async def test_without_its_prefill_server_a_decode_server_does_everything_itself
         assert (await decode.http.get("/status")).json()["totals"]["bypasses"] == 1
 
 
-async def test_a_prefill_server_is_asked_with_its_key_and_no_other_will_do(folder: Path) -> None:
+async def test_a_prefill_server_is_asked_with_its_key_and_refuses_others(folder: Path) -> None:
     leases = FakeLeases()
     prefill = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases), api_keys=("secret",))
     async with prefill:
@@ -90,7 +90,7 @@ async def test_a_prefill_server_is_asked_with_its_key_and_no_other_will_do(folde
     assert len(prefill.engine.prefills) == 1
 
 
-async def test_a_prefill_server_with_another_model_is_not_asked_and_it_is_said_why(folder: Path) -> None:
+async def test_a_prefill_server_with_another_model_is_not_asked_and_the_reason_is_shown(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
         prefill.engine.info = replace(prefill.engine.info, model=ModelName("large"))
         url = str(prefill.http.base_url)
@@ -118,7 +118,7 @@ async def test_a_prefill_server_that_is_started_again_is_met_again(folder: Path)
         assert ended_well((await decode.chat()).text)
         assert decode.engine.pulls == 1
         again = Starter(leases=leases)
-        again.configs.extend(first.starter.configs)  # its engine has another id
+        again.configs.extend(first.starter.configs)  # so its engine gets another id
         async with Running(folder, role=Role.PREFILL, starter=again, port=port) as second:
             await until_prefill(decode, WorkerState.READY)
             assert ended_well((await decode.chat()).text)

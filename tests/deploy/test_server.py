@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-async def test_it_serves_and_stops_at_a_signal(folder: Path) -> None:
+async def test_a_server_serves_and_stops_at_a_signal(folder: Path) -> None:
     async with Running(folder) as server:
         server.engine.let_run()
         assert ended_well((await server.chat()).text)
@@ -114,7 +114,7 @@ async def test_a_signal_before_it_is_ready_ends_the_start_of_the_engine(folder: 
 
 
 async def test_a_start_that_is_cancelled_ends_the_start_of_the_engine(folder: Path) -> None:
-    """It went on, and nobody had it any more."""
+    """The start used to go on, and nobody owned it any more."""
     starter = Starter(hangs=[Role.BOTH])
     running = Running(folder, starter=starter)
     entering = asyncio.create_task(running.__aenter__())
@@ -139,7 +139,7 @@ async def test_a_broken_tokenizer_is_known_before_the_engine_starts(tmp_path: Pa
             await server.outcome()
 
 
-async def test_signals_of_the_process_ask_first_and_then_insist() -> None:
+async def test_the_first_signal_of_the_process_asks_and_the_second_insists() -> None:
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         await signals.drain.wait()

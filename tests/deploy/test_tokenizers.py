@@ -1,4 +1,4 @@
-"""Where the tokenizers of a gateway's models come from."""
+"""How a gateway gets the tokenizers of its models."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class HandsOut:
-    """A worker with the tokenizer of a folder, or without one."""
+    """A worker that hands out the tokenizer of a folder, or has none."""
 
     def __init__(self, folder: Path | None) -> None:
         self.asked = 0
@@ -44,7 +44,7 @@ async def test_a_model_takes_the_tokenizer_of_its_worker_and_keeps_it(folder: Pa
     assert tokenizers.get("another") is None
 
 
-async def test_one_that_was_named_for_the_model_is_taken_instead(folder: Path, tmp_path: Path) -> None:
+async def test_a_tokenizer_that_was_named_for_the_model_is_taken_instead(folder: Path, tmp_path: Path) -> None:
     tokenizers = Tokenizers(TokenizerRules({"m": folder}, others=tmp_path))
     assert (await tokenizers.learn("m", never, worker="w")).files == read_files(folder)
     with pytest.raises(EngineError, match="no tokenizer for other"):
@@ -56,14 +56,14 @@ async def test_a_chat_template_that_was_given_takes_the_place_of_the_models(fold
     assert (await tokenizers.learn("m", never, worker="w")).tokenizer.chat_template == "{{ messages }}!"
 
 
-async def test_answers_are_read_as_the_template_says_or_the_operator(folder: Path) -> None:
+async def test_the_template_or_the_operator_decides_how_answers_are_parsed(folder: Path) -> None:
     for parsers, names in ((ParserNames(), "think"), (ParserNames(reasoning="kimi"), "kimi")):
         rules = TokenizerRules({}, others=folder, chat_template="<think>{{ messages }}", parsers=parsers)
         formats = (await Tokenizers(rules).learn("m", never, worker="w")).formats
         assert formats.reasoning is not None and names in formats.reasoning.names
 
 
-async def test_one_that_is_not_to_be_had_is_looked_for_again_after_a_while(folder: Path) -> None:
+async def test_a_tokenizer_that_could_not_be_had_is_looked_for_again_after_a_while(folder: Path) -> None:
     now_s = 0.0
     tokenizers, worker = Tokenizers(TokenizerRules({}), clock=lambda: now_s), HandsOut(None)
     for _ in range(2):
@@ -75,8 +75,8 @@ async def test_one_that_is_not_to_be_had_is_looked_for_again_after_a_while(folde
     assert await tokenizers.learn("m", worker, worker="w") is tokenizers.get("m")
 
 
-async def test_who_does_not_have_it_keeps_nobody_else_from_handing_it_out(folder: Path) -> None:
-    """One worker may have been loaded from a folder of its own machine, and another by a name on a hub."""
+async def test_a_worker_without_a_tokenizer_keeps_nobody_else_from_handing_one_out(folder: Path) -> None:
+    """One worker may have loaded the model from a folder of its own machine, and another by its name on a hub."""
     tokenizers = Tokenizers(TokenizerRules({}))
     with pytest.raises(EngineError, match="the worker is gone"):
         await tokenizers.learn("m", HandsOut(None), worker="one")

@@ -1,4 +1,4 @@
-"""A gateway in front of vLLM servers, played on real sockets: what clients get, and what passes between the two."""
+"""A gateway in front of played vLLM servers on real sockets: what clients get, and what passes between the two."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def body(n: int, **sampling: object) -> dict[str, object]:
 
 
 async def generated(gateway: RunningGateway, n: int, **sampling: object) -> list[list[int]]:
-    """Token ids by choice, of a whole answer."""
+    """Returns the token ids of a whole answer, by choice."""
     response = await gateway.http.post("/inference/v1/generate", json=body(n, **sampling))
     assert response.status_code == 200, response.text
     choices = response.json()["choices"]
@@ -39,7 +39,7 @@ async def generated(gateway: RunningGateway, n: int, **sampling: object) -> list
 
 
 def seeded(n: int, seed: int) -> list[list[int]]:
-    """What each choice is on its own."""
+    """Returns what each choice would be on its own."""
     return [written(PROMPT, TOKENS, Kind(seed=seed + index)) for index in range(n)]
 
 
@@ -66,7 +66,7 @@ async def until_met(network: Network, decode: FakeVLLM) -> None:
 
 
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
-async def test_a_group_is_what_its_choices_are_on_their_own(folder: Path, scale_out: bool) -> None:
+async def test_the_choices_of_a_group_equal_single_requests(folder: Path, scale_out: bool) -> None:
     async with FakeVLLM() as server:
         server.switches.scale_out = scale_out
         async with gateway_of(folder, server) as gateway:
@@ -89,7 +89,7 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
             server.check()
 
 
-async def test_both_servers_hear_what_the_client_calls_its_request_and_its_session(folder: Path) -> None:
+async def test_both_servers_get_the_client_s_names_of_request_and_session(folder: Path) -> None:
     names = {"x-request-id": "client-1", "x-session-id": "talk"}
     async with pair_of(folder) as (network, prefill, decode, gateway):
         await until_met(network, decode)
@@ -102,10 +102,10 @@ async def test_both_servers_hear_what_the_client_calls_its_request_and_its_sessi
             assert named.session_id == "talk"
 
 
-async def test_a_ticket_that_is_not_used_is_given_back_in_the_clients_name(folder: Path) -> None:
+async def test_an_unused_ticket_is_given_back_under_the_client_s_request_name(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
         await until_met(network, decode)
-        decode.switches.too_busy = 1  # it takes the ticket's request not at once, and gives the ticket back
+        decode.switches.too_busy = 1  # decode refuses the request at first, so the ticket is given back
         decode.named.clear()
         answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
         assert answer.status_code == 200
@@ -114,7 +114,7 @@ async def test_a_ticket_that_is_not_used_is_given_back_in_the_clients_name(folde
         assert {str(name).rpartition("-release-")[0] for name in released} == {"client-2"}
 
 
-async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_another_prefilled(folder: Path) -> None:
+async def test_a_server_with_a_connector_but_no_role_decodes_what_another_prefilled(folder: Path) -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as other:
         async with gateway_of(folder, f"{prefill.url},prefill", other) as gateway:
@@ -124,7 +124,7 @@ async def test_a_server_with_a_connector_that_was_given_no_role_decodes_what_ano
 
 
 async def test_a_decode_server_that_dies_in_mid_answer_is_not_noticed(folder: Path) -> None:
-    """Greedy: what is asked for again with what was written goes on as it would have."""
+    """The choices are greedy: when one is asked for again with what was written, it goes on as it would have."""
     network = Network()
     async with FakeVLLM(network=network) as a, FakeVLLM(network=network) as b:
         async with gateway_of(folder, a, b) as gateway:
@@ -143,7 +143,7 @@ async def test_a_decode_server_that_dies_in_mid_answer_is_not_noticed(folder: Pa
 
 
 async def writing(*servers: FakeVLLM) -> tuple[FakeVLLM, FakeVLLM]:
-    """The one of two that has a request, and the other."""
+    """Returns the one of two servers that has a request, and the other one."""
     waits = {asyncio.ensure_future(until_asked(server)): server for server in servers}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in pending:
@@ -242,7 +242,7 @@ async def test_each_worker_is_sent_its_own_key(folder: Path) -> None:
             assert await generated(gateway, 2, seed=1) == seeded(2, 1)
 
 
-async def test_a_worker_that_wants_another_key_says_so(folder: Path) -> None:
+async def test_a_worker_that_wants_another_key_is_shown_with_that_reason(folder: Path) -> None:
     async with FakeVLLM() as right, FakeVLLM() as wrong:
         wrong.switches.api_key = "secret"
         async with gateway_of(folder, right, wrong) as gateway:
@@ -275,7 +275,7 @@ async def test_an_adapter_that_is_loaded_while_its_server_runs_becomes_a_model_a
 
 
 async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(folder: Path) -> None:
-    """Before the gateway has heard of it: a client was told that the model does not exist."""
+    """The gateway had not heard of the loss yet, and used to tell clients that the model does not exist."""
     async with (
         FakeVLLM(adapters=("poet",)) as one,
         FakeVLLM(adapters=("poet",)) as other,
@@ -288,7 +288,7 @@ async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(fold
         assert not one.asked
 
 
-async def test_an_adapter_that_nobody_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
+async def test_an_adapter_that_no_server_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
     async with FakeVLLM(adapters=("poet",)) as server, gateway_of(folder, server) as gateway:
         server.switches.lost = ("poet",)
         refused = await asked_of_poet(gateway)
@@ -303,8 +303,8 @@ async def asked_of_poet(gateway: RunningGateway) -> httpx.Response:
     return await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "poet"})
 
 
-async def test_a_server_that_does_not_tell_its_blocks_gets_several_groups_at_once(folder: Path) -> None:
-    """With none, nothing would seem to fit beside another group."""
+async def test_a_server_that_does_not_report_its_blocks_gets_several_groups_at_once(folder: Path) -> None:
+    """If it counted as having no blocks, nothing would seem to fit beside another group."""
     async with FakeVLLM() as server:
         server.switches.tells_blocks = False
         async with gateway_of(folder, server) as gateway:

@@ -1,4 +1,4 @@
-"""The file that names workers: what is read, what is passed over, and when it is read again."""
+"""The file that names workers: what is read, what is skipped, and when it is read again."""
 
 import logging
 import os
@@ -28,11 +28,11 @@ def test_a_broken_line_is_logged_and_the_others_count(tmp_path: Path, caplog: py
     assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [2, 3, 4]
 
 
-def test_it_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+def test_the_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "workers"
     file.write_text(A)
     read = WorkersFile(file)
-    file.write_text(B)  # of the same length
+    file.write_text(B)  # as long as before
     os.utime(file, ns=(1, 1))
     assert read.look() == (NamedWorker(B),)
     file.write_text(A)
@@ -40,9 +40,7 @@ def test_it_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     assert read.look() == (NamedWorker(B),)
 
 
-def test_a_file_that_goes_leaves_the_workers_and_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_file_keeps_the_workers_and_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "workers"
     file.write_text(A)
     read = WorkersFile(file)

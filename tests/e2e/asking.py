@@ -1,4 +1,4 @@
-"""Asks a server with the official client; the answers as texts, in order of their index."""
+"""Asks a server with the official client, and returns the texts of the choices in order of their index."""
 
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
@@ -9,7 +9,7 @@ ALL_OF_THEM = {"ignore_eos": True}
 
 
 def chat(client: OpenAI, *, n: int, seed: int, tokens: int = TOKENS, **more: object) -> list[str]:
-    """`more`: fields of the body; so below."""
+    """`more` are further fields of the body, here and in `streamed_chat`."""
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, n=n, seed=seed, max_tokens=tokens, extra_body=ALL_OF_THEM | more
     )

@@ -1,6 +1,6 @@
-"""Servers that several modules ask: one engine by itself, which says what others must, and the default model.
+"""Servers that several modules share: one engine alone, with whose answers others are compared, and the default model.
 
-They are started when first asked for and kept until the end, so tests leave them as they are.
+They start when a test first asks for them and stay until the end, so tests leave them as they are.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tests.forked import ForkingProcess
 def one_engine(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, forking: ForkingProcess
 ) -> Iterator[Callable[[str], ChildServer]]:
-    """The random model's server in a dtype."""
+    """Serves the random model, in the dtype that a test asks for."""
     environ = {**environment(), "TMPDIR": str(tmp_path_factory.mktemp("one"))}
     arguments = [
         str(folder), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1",
@@ -37,7 +37,7 @@ def one_engine(
 
 @pytest.fixture(scope="session")
 def default_weights() -> None:
-    """Tests that need them are skipped where they are not."""
+    """Skips tests that need these weights where they are missing."""
     if not Smollm2(cache_folder(environment())).folder.is_dir():
         pytest.skip("the default model is not here: motet models pull")
 

@@ -10,7 +10,7 @@ from motet.deploy.child import ChildServer
 
 
 def events_of_long_answer(server: ChildServer, *then_signal: tuple[int, signal.Signals]) -> list[str]:
-    """The stream of an answer with no end of its own; once it has begun, signals are sent to processes."""
+    """Returns the stream of an answer without an end of its own. Once it has begun, the processes get their signals."""
     body = {"prompt": "the hand", "n": 3, "seed": 1, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
@@ -22,7 +22,7 @@ def events_of_long_answer(server: ChildServer, *then_signal: tuple[int, signal.S
 
 
 def texts_of(events: list[str]) -> list[str]:
-    """Of the three choices."""
+    """Returns the texts of the three choices."""
     texts = [""] * 3
     for event in events[:-1]:
         for choice in json.loads(event.removeprefix("data: "))["choices"]:

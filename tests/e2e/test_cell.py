@@ -1,4 +1,4 @@
-"""Cells and servers with a role, as real processes: they find whom they should, and leave nothing behind."""
+"""Cells and servers with a role, as real processes: they find those that they should, and leave nothing behind."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ BODY = {
 
 
 def start(forking: ForkingProcess, folder: Path, tmp_path: Path, *more: str, port: int = 0) -> ChildServer:
-    """A server whose temporary files are all in `tmp_path`."""
+    """Makes a server whose temporary files are all in `tmp_path`."""
     environ = {**environment(), "TMPDIR": str(tmp_path)}
     return forking.server([str(folder), *TINY, *more], port=port, environ=environ)
 
@@ -57,14 +57,14 @@ def pids(server: ChildServer) -> list[int]:
 
 
 def transfers(server: ChildServer) -> tuple[int, int]:
-    """Prefills and transfers that this server's own engines have made."""
+    """Returns the prefills and transfers that this server's own engines have made."""
     with httpx.Client(base_url=server.url) as client:
         figures = read_figures(client)
     return figures.prefills, figures.kv_transfers
 
 
 def ask_until_prefilled_apart(decode: ChildServer, expected: list[str], *, transfers_in_all: int) -> None:
-    """Once the prefill server is met, every answer is the expected one, and soon one of them is prefilled apart."""
+    """Waits until the prefill server is met, then asks until an answer is prefilled apart. All must be right."""
     deadline = time.monotonic() + PATIENCE_S
     while workers(decode)["prefill-0"]["state"] != "ready":
         assert time.monotonic() < deadline, "the decode server does not meet its prefill server"
@@ -75,7 +75,7 @@ def ask_until_prefilled_apart(decode: ChildServer, expected: list[str], *, trans
 
 
 def wait_for_children(pid: int, count: int) -> list[int]:
-    """Their pids, once there are so many."""
+    """Waits until there are so many children, and returns their pids."""
     deadline = time.monotonic() + PATIENCE_S
     while len(children := psutil.Process(pid).children()) < count:
         if time.monotonic() > deadline:
@@ -86,11 +86,11 @@ def wait_for_children(pid: int, count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected(one_engine: Callable[[str], ChildServer]) -> list[str]:
-    """What one engine answers."""
+    """The answer of one engine."""
     return texts(one_engine("float32"))
 
 
-def test_a_signal_during_the_start_of_a_cell_ends_what_has_been_started(folder: Path, tmp_path: Path) -> None:
+def test_a_signal_during_the_start_of_a_cell_ends_all_started_processes(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "motet", "serve", str(folder), *TINY, *CELL, "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**environment(), "TMPDIR": str(tmp_path)}
@@ -104,7 +104,7 @@ def test_a_signal_during_the_start_of_a_cell_ends_what_has_been_started(folder: 
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_a_cell_that_cannot_start_says_why_once_and_leaves_nothing(
+def test_a_cell_that_cannot_start_gives_its_reason_once_and_leaves_nothing(
     forking: ForkingProcess, folder: Path, tmp_path: Path
 ) -> None:
     with (
@@ -120,7 +120,7 @@ def test_a_cell_that_cannot_start_says_why_once_and_leaves_nothing(
 def test_two_cells_on_one_machine_do_not_meet_and_each_ends_without_the_other(
     forking: ForkingProcess, folder: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[str]
 ) -> None:
-    folders = [tmp_path_factory.mktemp("t") for _ in range(2)]  # short: the path of a socket has 107 characters at most
+    folders = [tmp_path_factory.mktemp("t") for _ in range(2)]  # short: the path of a socket may have 107 characters
     once = (*CELL, "--engine-restarts", "0")
     with start(forking, folder, folders[0], *once) as one, start(forking, folder, folders[1], *CELL) as other:
         sides = [worker["transfer"] for cell in (one, other) for worker in workers(cell).values()]

@@ -1,7 +1,7 @@
 """Prefill and decode apart answer as one engine does: real processes, real transfers, the official client.
 
-For every n the cell prefills once, moves the trunk once, and computes one prompt token on decode. Every two of dtype, n
-and route meet.
+For every n the cell prefills once, moves the trunk once, and computes one prompt token on decode. Every two values of
+dtype, n and route meet in some test.
 """
 
 import os
@@ -29,12 +29,12 @@ SEED = 2**63 - 5
 
 @dataclass(frozen=True)
 class Pair:
-    """Clients of the same model as one engine and as a cell that always prefills apart, without a prefix cache."""
+    """Clients of one engine, and of a cell with the same model that always prefills apart and has no prefix cache."""
 
     single: OpenAI
     cell: OpenAI
     http: httpx.Client
-    """Of the cell."""
+    """Asks the cell."""
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -47,7 +47,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def cell(
     dtype: str, folder: Path, tmp_path_factory: pytest.TempPathFactory, forking: ForkingProcess
 ) -> Iterator[ChildServer]:
-    """At its end it is told to, and leaves nothing."""
+    """A cell that must end well and leave nothing when it is told to end."""
     temporary = tmp_path_factory.mktemp("cell")
     arguments = [
         str(folder), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--dtype", dtype,
@@ -76,7 +76,7 @@ def pair(cell: ChildServer, dtype: str, one_engine: Callable[[str], ChildServer]
 
 
 def spent(pair: Pair, before: Figures) -> tuple[int, int, int]:
-    """Prefills, transfers, prompt tokens computed on decode, all of the cell."""
+    """Returns the cell's prefills, its transfers, and the prompt tokens that decode computed."""
     figures = read_figures(pair.http) - before
     return figures.prefills, figures.kv_transfers, figures.recomputed_tokens
 

@@ -1,4 +1,4 @@
-"""The default model, served by real processes: what `make demo` promises, and that it speaks sense."""
+"""Real processes serve the default model: `make demo` keeps its promises, and the model makes sense."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from tests.forked import ForkingProcess
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.usefixtures("default_weights")]
 
 
-def test_it_speaks_sense(default_server: ChildServer) -> None:
+def test_the_default_model_makes_sense(default_server: ChildServer) -> None:
     body = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
@@ -28,9 +28,9 @@ def test_it_speaks_sense(default_server: ChildServer) -> None:
 
 
 def demo(forking: ForkingProcess, *arguments: str) -> tuple[dict[str, float], str]:
-    """The receipt and all that was printed."""
+    """Returns the receipt, and everything that was printed."""
     command = [sys.executable, "-m", "motet", "demo", "--max-tokens", "16", *arguments]
-    environ = {**environment(), "MOTET_KV_CACHE_GB": "0.25"}  # it takes time to touch all of the 2 GiB of an engine
+    environ = {**environment(), "MOTET_KV_CACHE_GB": "0.25"}  # to touch all of an engine's 2 GiB takes time
     with forking.popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         output, _ = process.communicate()
     assert process.returncode == 0

@@ -1,7 +1,7 @@
 """Equality through the whole stack: real server, real sockets, the official client.
 
-Choice i of a group with seed s is the single request with seed s + i, text for text, streamed or not, whatever else is
-being served.
+Choice i of a group with seed s is the single request with seed s + i, text for text, streamed or not, whatever else the
+server does meanwhile.
 """
 
 import json
@@ -31,7 +31,7 @@ WORDS = {
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def client(request: pytest.FixtureRequest, one_engine: Callable[[str], ChildServer]) -> Iterator[OpenAI]:
-    """Of a server in float32, then of one in bfloat16."""
+    """Asks a server in float32, then one in bfloat16."""
     with OpenAI(base_url=f"{one_engine(request.param).url}/v1", api_key="none") as openai:
         yield openai
 
@@ -44,7 +44,7 @@ def test_n_answers_have_their_indices_and_their_prompt_is_counted_once(client: O
     assert answer.usage is not None
     one = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=1)
     assert one.usage is not None
-    assert answer.usage.prompt_tokens == one.usage.prompt_tokens == 18  # with what the template puts around it
+    assert answer.usage.prompt_tokens == one.usage.prompt_tokens == 18  # with the tokens that the template adds
 
 
 @pytest.mark.parametrize("n", [1, 7, 32])

@@ -1,4 +1,4 @@
-"""A gateway in front of real servers, which are killed or stopped while they write: texts are those of one server."""
+"""A gateway in front of real servers that are killed or stopped while they write: texts are those of one server."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ BODY = {
 
 
 def child(forking: ForkingProcess, command: str, tmp_path: Path, *arguments: str) -> ChildServer:
-    """Its temporary files are all in `tmp_path`."""
+    """Makes a server or gateway whose temporary files are all in `tmp_path`."""
     return forking.server(arguments, command=command, environ={**environment(), "TMPDIR": str(tmp_path)})
 
 
@@ -49,7 +49,7 @@ def status(gateway: ChildServer) -> dict[str, list[dict[str, object]]]:
 
 
 def routed_to_cached_blocks(gateway: ChildServer) -> float:
-    """Prompt tokens that the gateway knew to be where it sent them."""
+    """Returns the number of prompt tokens that the gateway sent to a server known to have them cached."""
     lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
     (line,) = [line for line in lines if line.startswith("motet:routing_overlap_tokens_total")]
     return float(line.split()[-1])
@@ -57,7 +57,7 @@ def routed_to_cached_blocks(gateway: ChildServer) -> float:
 
 @pytest.fixture(scope="module")
 def expected(one_engine: Callable[[str], ChildServer]) -> Answer:
-    """What one engine answers."""
+    """The answer of one engine."""
     with streaming(one_engine("float32")) as alone:
         return alone.read_all()
 

@@ -1,4 +1,4 @@
-"""A group as large as an engine runs choices at once: one prompt, 256 answers, through every layer."""
+"""A group as large as an engine may run: one prompt and 256 answers, through every layer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.slow
 
 N = 256
 SEED = 2**63
-"""Choices of a group have the seeds that follow."""
+"""The choices of a group have this seed and the next ones, modulo 2**64."""
 
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, forking: ForkingProcess) -> Iterator[ChildServer]:
-    """All settings but the limit on n as they are by default."""
+    """All settings have their defaults, except the limit on n."""
     arguments = [str(folder), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--max-n", str(N)]
     with forking.server(arguments, environ={**environment(), "TMPDIR": str(tmp_path)}) as running:
         yield running

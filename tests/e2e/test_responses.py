@@ -42,7 +42,7 @@ def test_response_whole_or_streamed_is_the_chat_of_the_same_seed(client: OpenAI)
     assert response.usage.total_tokens == chat.usage.total_tokens
 
 
-def test_conversation_goes_on_with_what_was_answered(client: OpenAI) -> None:
+def test_a_conversation_goes_on_from_the_last_answer(client: OpenAI) -> None:
     first = client.responses.create(model=DEFAULT_MODEL, input=QUESTION, temperature=0, max_output_tokens=12)
     assert "Paris" in first.output_text
     items = [{"role": "user", "content": QUESTION}, *(item.to_dict() for item in first.output)]
@@ -71,7 +71,7 @@ WEATHER: FunctionToolParam = {
 
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
-def test_call_that_must_be_made_is_one_of_its_schema(client: OpenAI, temperature: float) -> None:
+def test_a_required_call_follows_its_schema(client: OpenAI, temperature: float) -> None:
     with client.responses.stream(
         model=DEFAULT_MODEL,
         input="How is the weather in Paris?",
@@ -93,7 +93,7 @@ class Boat(BaseModel):
     masts: Literal[1, 2, 3]
 
 
-def test_answer_of_a_format_is_parsed_by_the_client(client: OpenAI) -> None:
+def test_an_answer_in_a_format_is_parsed_by_the_client(client: OpenAI) -> None:
     response = client.responses.parse(
         model=DEFAULT_MODEL,
         input="Give a name for a boat.",

@@ -1,4 +1,4 @@
-"""`motet serve` as real processes: it answers, and whatever ends it leaves nothing behind."""
+"""`motet serve` as real processes: it answers, and however it ends, it leaves nothing behind."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def start(forking: ForkingProcess, folder: Path, tmp_path: Path) -> ChildServer:
-    """A server whose temporary files are all in `tmp_path`."""
+    """Makes a server whose temporary files are all in `tmp_path`."""
     return forking.server([str(folder), *TINY], environ={**environment(), "TMPDIR": str(tmp_path)})
 
 
@@ -65,7 +65,7 @@ def test_an_answer_goes_on_when_its_engine_dies_and_is_finished_after_a_signal_f
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_a_killed_program_takes_the_server_it_started_along(folder: Path, tmp_path: Path) -> None:
+def test_a_server_ends_when_the_program_that_started_it_is_killed(folder: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from motet.deploy.child import ChildServer\n"
         "with ChildServer(sys.argv[1:]) as server: print(server.pid, flush=True); input()"
@@ -81,9 +81,7 @@ def test_a_killed_program_takes_the_server_it_started_along(folder: Path, tmp_pa
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_an_unknown_architecture_is_said_with_its_own_code(
-    forking: ForkingProcess, folder: Path, tmp_path: Path
-) -> None:
+def test_an_unknown_architecture_has_its_own_exit_code(forking: ForkingProcess, folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for file in folder.iterdir():

@@ -1,6 +1,6 @@
-"""The default model is asked for four answers in each form there is; none may leave its form.
+"""The default model is asked for four answers in each form, and no answer may leave its form.
 
-How many answers that were is printed, and shown by `-rP`.
+The tests print how many answers there were; `-rP` shows it.
 """
 
 import sys
@@ -43,7 +43,7 @@ def question_of_form(form: Form) -> Question:
         form.ask,
         {"structured_outputs": form.structured_outputs},
         faults=lambda text: "" if form.follows(text) else "it is none of them",
-        begins=lambda text: False,  # all of them are short
+        begins=lambda text: False,  # they are all short
         few=form.few,
     )
 
@@ -63,8 +63,8 @@ async def outcome(server: ChildServer, questions: Sequence[Question], record: Re
 async def test_all_answers_follow_their_schemas(
     cases: Sequence[SchemaCase], default_server: ChildServer, record_property: Record
 ) -> None:
-    """What four answers say depends on the last bits of the logits, so on the processor: a form in which all of them
-    were cut, or came to the same, is asked for again. Every schema's grammar is walked in `tests/structured` too."""
+    """The last bits of the logits differ between processors, and so do these answers. If all four answers in a form
+    were cut or equal, it is asked for again. `tests/structured` walks through every schema's grammar too."""
     questions = [question_of_schema(case) for case in cases]
     found = await outcome(default_server, questions, record_property)
     assert found.wrong == []

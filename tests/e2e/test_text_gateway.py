@@ -1,4 +1,4 @@
-"""A gateway as a process of its own before text upstreams: n where they know none, and what becomes of a lost one."""
+"""A gateway process in front of text upstreams: it offers n where they do not, and replaces a lost one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ SAID = ["hi 4", "hi 5 w0", "hi 6 w0 w1"]
 async def gateway(
     forking: ForkingProcess, tmp_path: Path, *workers: str, name: str | None = None
 ) -> AsyncIterator[AsyncOpenAI]:
-    """A client of a gateway before these workers. `name`: what it calls their first model."""
+    """A client of a gateway in front of these workers. `name` is the gateway's name for their first model."""
     arguments = [part for worker in workers for part in ("--worker", worker)]
     arguments += [] if name is None else ["--served-model-name", name]
     child = forking.server(arguments, command="gateway", environ={**environment(), "TMPDIR": str(tmp_path)})
@@ -38,7 +38,7 @@ async def gateway(
 
 
 async def chat(client: AsyncOpenAI, model: str = "m") -> list[str]:
-    """What three choices say, streamed."""
+    """Returns the texts of three streamed choices."""
     texts = ["", "", ""]
     stream = await client.chat.completions.create(model=model, messages=[HI], n=3, seed=4, stream=True)
     async for chunk in stream:
@@ -48,7 +48,7 @@ async def chat(client: AsyncOpenAI, model: str = "m") -> list[str]:
 
 
 async def until_listed(client: AsyncOpenAI, names: list[str]) -> None:
-    """The gateway is ready with its first worker; nothing tells when the others have come."""
+    """The gateway is ready as soon as its first worker is. Nothing tells when the others have come."""
     for _ in range(600):
         listed = sorted([model.id async for model in client.models.list()])
         if listed == names:
@@ -76,7 +76,7 @@ async def test_a_model_may_have_another_name_for_clients(forking: ForkingProcess
         assert {asked.body["model"] for asked in peer.asked} == {"m"}
 
 
-async def test_a_server_that_goes_is_replaced_by_another_or_said_to_be_gone(
+async def test_a_server_that_goes_is_replaced_or_the_error_says_that_it_is_gone(
     forking: ForkingProcess, tmp_path: Path
 ) -> None:
     async with (

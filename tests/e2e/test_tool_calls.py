@@ -58,7 +58,7 @@ def client(default_server: ChildServer) -> Iterator[OpenAI]:
 
 
 Calls = list[tuple[str, str]]
-"""Of one choice: names and arguments."""
+"""The calls of one choice: names and arguments."""
 
 
 def whole(client: OpenAI, n: int, choice: Any = "required", **fields: Any) -> list[Calls]:
@@ -75,7 +75,7 @@ def whole(client: OpenAI, n: int, choice: Any = "required", **fields: Any) -> li
 
 @pytest.fixture(scope="module")
 def calls_of_four(client: OpenAI) -> list[Calls]:
-    """What others must call too."""
+    """The calls of four choices, with which the tests compare others."""
     return whole(client, 4)
 
 

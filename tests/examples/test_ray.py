@@ -1,4 +1,4 @@
-"""The examples for Ray: nothing is started, but every file is what the programs that read it accept."""
+"""The examples for Ray: nothing is started, but the programs that read the files would accept every one."""
 
 import copy
 import json
@@ -31,11 +31,11 @@ import sys, yaml
 from ray.serve.schema import ServeDeploySchema
 print(ServeDeploySchema.model_validate(yaml.safe_load(sys.stdin)).model_dump_json(exclude_unset=True))
 """
-"""Reads a config as Serve does; in a process of its own, for Ray warns when it is imported."""
+"""Reads a config as Serve does, in a process of its own, since Ray warns when it is imported."""
 
 
 def printed(command: str) -> str:
-    """What `motet ...` prints."""
+    """Returns the output of `motet ...`."""
     program, *arguments = shlex.split(command)
     assert program == "motet"
     result = CliRunner().invoke(app, arguments)
@@ -44,7 +44,7 @@ def printed(command: str) -> str:
 
 
 def command_in(lines: list[str]) -> str:
-    """A command in comments, which may go on in the next line."""
+    """Returns a command in comments, which may go on in the next line."""
     comments = [line.strip().removeprefix("#").strip() for line in lines]
     first = next(at for at, line in enumerate(comments) if line.startswith("motet ray"))
     command = comments[first]
@@ -56,7 +56,7 @@ def command_in(lines: list[str]) -> str:
 
 
 def closed(schema: Any) -> Any:
-    """Where Kubernetes drops what it does not know without a word, a mistake is to be refused."""
+    """Makes a schema refuse unknown fields, which Kubernetes would drop without a word."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -71,7 +71,7 @@ def closed(schema: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
-    """Of a RayService."""
+    """Validates a RayService."""
     schema = closed(json.loads(SCHEMA.read_text()))
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
@@ -92,7 +92,7 @@ def pods_of(service: Document) -> list[Document]:
 
 
 def args_in(config: Document) -> dict[str, object]:
-    """Of the one application there."""
+    """Returns the arguments of the only application."""
     (application,) = config["applications"]
     assert application["import_path"] == "motet.deploy.ray.app:application"
     return cast(dict[str, object], application["args"])
@@ -102,7 +102,7 @@ def settings_in(config: Document) -> Settings:
     return resolve_settings(args_in(config), environ={}, command=ServerCommand.RAY)
 
 
-def test_the_config_is_what_the_command_prints() -> None:
+def test_the_config_equals_the_output_of_its_command() -> None:
     text = (EXAMPLE / "motet.yaml").read_text()
     command = command_in((EXAMPLE / "README.md").read_text().splitlines())
     assert text == printed(command.partition(" > ")[0])
@@ -119,7 +119,7 @@ def test_the_service_has_the_config_that_its_command_prints(service: Document) -
 
 @pytest.mark.slow
 def test_serve_knows_every_field_of_the_configs(service: Document) -> None:
-    """What it does not know it drops: it has to give back what it was given."""
+    """Serve drops unknown fields, so it must give back everything that it was given."""
     for text in ((EXAMPLE / "motet.yaml").read_text(), service["spec"]["serveConfigV2"]):
         command = (sys.executable, "-c", SERVE)
         read = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -156,7 +156,7 @@ def test_a_mistake_in_the_service_would_be_found(
 
 
 def test_each_kind_of_replica_finds_its_nodes(service: Document) -> None:
-    """Where it asks for something that a node has, as often as there are replicas."""
+    """A replica asks for a resource that its nodes have, and there are as many nodes as replicas."""
     settings = settings_in(yaml.safe_load(service["spec"]["serveConfigV2"]))
     wanted = {"prefill": settings.cell.prefill, "decode": settings.cell.decode}
     groups = {group["groupName"]: group for group in groups_of(service)[1:]}
@@ -169,7 +169,7 @@ def test_each_kind_of_replica_finds_its_nodes(service: Document) -> None:
     assert groups.keys() == wanted.keys()
 
 
-def test_keys_come_from_a_secret_in_every_pod_and_stand_nowhere_else(service: Document) -> None:
+def test_keys_come_from_a_secret_in_every_pod_and_are_nowhere_else(service: Document) -> None:
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     assert not any(SETTINGS[name].secret for name in args_in(config))
     for pod in pods_of(service):
@@ -185,7 +185,7 @@ def test_services_of_kubernetes_do_not_become_settings(service: Document) -> Non
     assert [pod["enableServiceLinks"] for pod in pods_of(service)] == [False, False, False]
 
 
-def test_all_pods_have_one_image_with_the_ray_that_motet_wants(service: Document) -> None:
+def test_all_pods_have_one_image_with_the_ray_version_that_motet_needs(service: Document) -> None:
     assert len({pod["containers"][0]["image"] for pod in pods_of(service)}) == 1
     wanted = f"ray[serve]=={service['spec']['rayClusterConfig']['rayVersion']}"
     assert wanted in (EXAMPLES.parent / "pyproject.toml").read_text()

@@ -1,4 +1,4 @@
-"""The example with vLLM: players stand for its programs and tell how they were started; a server gets its request."""
+"""The example with vLLM: scripts stand for its programs and report how they were started; a server gets its request."""
 
 import json
 import subprocess

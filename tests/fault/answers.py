@@ -1,4 +1,4 @@
-"""Answers as clients read them, whole or streamed, in one shape that can be compared; a stream's form is checked."""
+"""Reads answers as clients do, whole or streamed, into one shape to compare, and checks the form of streams."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class PartOfChoice(msgspec.Struct, frozen=True):
-    """A choice of a whole answer, or of one chunk."""
+    """One choice of a whole answer, or its share of one chunk."""
 
     index: int
     text: str = ""
@@ -72,20 +72,20 @@ class Choice:
 
 @dataclass
 class Answer:
-    """Choices by their index."""
+    """The choices of an answer, by their index."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Usage | None = None
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each choice; asked for with `return_token_ids`."""
+        """Returns the number of tokens of each choice. The request must have set `return_token_ids`."""
         return [len(choice.token_ids) for choice in self.choices.values()]
 
 
 @dataclass
 class Reader:
-    """Of one streamed answer; what comes after `[DONE]` is a fault."""
+    """Reads one streamed answer, and fails if anything comes after `[DONE]`."""
 
     answer: Answer = field(default_factory=Answer)
     failure: Failure | None = None
@@ -126,7 +126,7 @@ class Reader:
         self.answer.choices.setdefault(part.index, Choice()).take(part)
 
     def complete(self) -> Answer:
-        """The answer, if all of it came."""
+        """Returns the answer, and fails if some of it has not come."""
         assert self.failure is None, self.failure
         assert self.done
         for index, choice in self.answer.choices.items():
@@ -144,7 +144,7 @@ def whole(response: httpx.Response) -> Answer:
 
 
 async def read(lines: AsyncIterator[str], reader: Reader, *, until: Callable[[Reader], bool] | None = None) -> Reader:
-    """To the end, or until the predicate holds."""
+    """Reads to the end, or until the predicate is true."""
     async for line in lines:
         reader.line(line)
         if until is not None and until(reader):
@@ -153,7 +153,7 @@ async def read(lines: AsyncIterator[str], reader: Reader, *, until: Callable[[Re
 
 
 async def ask(http: httpx.AsyncClient, route: str, body: Body) -> Answer:
-    """Streamed if the body says so; without `include_usage` the answer has no usage to compare."""
+    """Asks for a stream if the body says so. Without `include_usage` a streamed answer has no usage to compare."""
     if not body.get("stream"):
         return whole(await http.post(route, json=body))
     async with http.stream("POST", route, json=body) as response:

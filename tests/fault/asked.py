@@ -6,16 +6,16 @@ CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/infer
 STREAMED: Body = {"stream": True, "stream_options": {"include_usage": True}}
 COUNTED: Body = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 ENDS_AT_RANDOM: Body = {"stop_token_ids": [40, 80, 120, 160, 200]}
-"""Each choice somewhere else: one of these is drawn about every 60 tokens."""
+"""About every 60 tokens one of these is drawn, so each choice ends somewhere else."""
 GRAMMAR: Body = {"structured_outputs": {"json": {
     "type": "array", "minItems": 2, "maxItems": 4, "items": {"type": "string", "minLength": 12, "maxLength": 16},
 }}}  # fmt: skip
-"""More than twenty tokens, and less than 120."""
+"""An answer has more than 20 tokens and fewer than 120."""
 TEXT = "the hand in the sand and then the other hand "
 
 
 def chat(name: str, *more: Body, n: int = 1, max_tokens: int = 60, **fields: object) -> Body:
-    """`more`: fields too."""
+    """`more` are further fields of the body."""
     message = {"role": "user", "content": f"{name}: {TEXT * 4}"}
     return request({"messages": [message], "n": n, "max_tokens": max_tokens}, *more, fields)
 

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, as people start them, and what is asked of them again and again."""
+"""Servers in processes of their own, as people start them, and the questions that tests ask them again and again."""
 
 import asyncio
 import itertools
@@ -31,7 +31,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Servers:
-    """Alike, and ended with `stack`."""
+    """Servers with the same settings. They end with `stack`."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack, forking: ForkingProcess) -> None:
         self._arguments = (str(folder), *TINY)
@@ -40,7 +40,7 @@ class Servers:
         self._children: list[ChildServer] = []
 
     async def start(self, count: int) -> None:
-        """Together, since each takes seconds."""
+        """Starts the servers at the same time, since each takes seconds."""
         starting = (self._running("serve", *self._arguments) for _ in range(count))
         self._children += await asyncio.gather(*map(self._stack.enter_async_context, starting))
 
@@ -48,7 +48,7 @@ class Servers:
         return self._children[number]
 
     async def restart(self, number: int) -> None:
-        """As an operator does: it ends what it has begun, and another one takes its place and its port."""
+        """Restarts a server as an operator does: the old one ends its work, then a new one takes its port."""
         old = self._children[number]
         os.kill(old.pid, signal.SIGTERM)
         assert await asyncio.to_thread(old.wait) == 0
@@ -62,14 +62,14 @@ class Servers:
 
     @asynccontextmanager
     async def gateway(self, *urls: str, settings: tuple[str, ...] = (), port: int = 0) -> AsyncIterator[ChildServer]:
-        """In front of workers at these URLs."""
+        """Runs a gateway in front of workers at these URLs."""
         workers = (part for url in urls for part in ("--worker", url))
         async with self._running("gateway", *workers, *settings, port=port) as gateway:
             yield gateway
 
     @asynccontextmanager
     async def _running(self, command: str, *arguments: str, port: int = 0) -> AsyncIterator[ChildServer]:
-        """At a port that it can have again, if none is given."""
+        """Runs a server. It picks a free port itself if none is given, so that its successor can have the same one."""
         child = self._forking.server(arguments, command=command, port=port or free_port())
         await asyncio.to_thread(child.__enter__)
         try:
@@ -87,7 +87,7 @@ def port_of(server: ChildServer) -> int:
 
 
 async def until(http: httpx.AsyncClient, holds: Callable[[list[SeenWorker]], bool]) -> None:
-    """Returns once the workers are so, as that server or gateway sees them."""
+    """Returns once the workers are as `holds` wants them, in the eyes of that server or gateway."""
 
     async def look() -> bool:
         response = await http.get("/status")
@@ -98,17 +98,17 @@ async def until(http: httpx.AsyncClient, holds: Callable[[list[SeenWorker]], boo
 
 
 async def until_busy(http: httpx.AsyncClient, url: str) -> None:
-    """The gateway has given a group to the worker that it knows by that URL."""
+    """Waits until the gateway has given a group to the worker with that URL."""
     await until(http, lambda workers: any(worker.groups_running for worker in workers if worker.address == url))
 
 
 async def until_state(http: httpx.AsyncClient, url: str, state: str) -> None:
-    """Of the worker that the gateway knows by that URL."""
+    """Waits until the gateway sees the worker with that URL in that state."""
     await until(http, lambda workers: (url, state) in {(worker.address, worker.state) for worker in workers})
 
 
 async def answer(http: httpx.AsyncClient, body: dict[str, object]) -> str:
-    """Whole; of a stream all its chunks but what differs from answer to answer."""
+    """Returns the texts of a whole or streamed answer as one string. Each choice must end exactly once."""
     response = await http.post(PATH, json=body)
     assert response.status_code == 200, response.text
     assert '"error"' not in response.text, response.text

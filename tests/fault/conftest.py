@@ -1,4 +1,4 @@
-"""Servers of several engines to be broken, and what they would have answered."""
+"""Servers of several engines for tests to break, and the answers that they would have given undisturbed."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -13,7 +13,7 @@ from tests.forked import ForkingProcess
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """One loop for all tests, so that several may use one cell."""
+    """All tests run in one loop, so that several can use one cell."""
     return "asyncio"
 
 
@@ -25,14 +25,14 @@ async def undisturbed(folder: Path, forking: ForkingProcess) -> AsyncIterator[Un
 
 @pytest.fixture
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines started from now on move KV over TCP, as between machines: through shared memory a stopped process can
-    still be read."""
+    """Makes engines that start from now on move KV over TCP, as between machines: through shared memory a stopped
+    process could still be read."""
     monkeypatch.setenv("UCX_TLS", "tcp")
 
 
 @pytest.fixture
 async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
-    """The one that the tests of a module share, whole before each of them; what a test leaves in it is a fault."""
+    """The cell that all tests of a module share: whole before each of them, and nothing may be left in it."""
     await shared.whole()
     yield shared
     await shared.check_nothing_left()

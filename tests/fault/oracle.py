@@ -1,4 +1,4 @@
-"""What clients read when nothing goes wrong: asked of one engine that does it all, whole, and kept."""
+"""The answers that clients read when nothing goes wrong: one engine gives them, whole, and they are kept."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ ONLY_STREAMED = ("stream", "stream_options")
 
 @dataclass
 class Undisturbed:
-    """`stack` ends its engines."""
+    """Ends its engines with `stack`."""
 
     folder: Path
     spawn: Spawn
@@ -25,13 +25,13 @@ class Undisturbed:
     _answers: dict[tuple[str, str, bytes], Answer] = field(default_factory=dict)
 
     async def start(self, dtype: str) -> None:
-        """Before the cell that is compared with it: then whatever comes later is that cell's."""
+        """Call it before the other cell starts: processes and tasks that appear later are that cell's."""
         if dtype not in self._servers:
             one = RunningCell(self.folder, cell=CellConfig(), spawn=self.spawn, dtype=dtype)
             self._servers[dtype] = await self.stack.enter_async_context(one)
 
     async def answer(self, route: str, body: Body, *, dtype: str = "float32") -> Answer:
-        """Whole; for a stream without `include_usage`, without usage."""
+        """Returns the whole answer. For a stream without `include_usage` it has no usage."""
         asked = {name: value for name, value in body.items() if name not in ONLY_STREAMED}
         key = dtype, route, msgspec.json.encode(asked)
         if key not in self._answers:

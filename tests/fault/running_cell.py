@@ -1,7 +1,6 @@
-"""A server with real engine processes in the loop of the test: asked over HTTP, looked into, and struck.
+"""A server with real engine processes in the test's own loop: tests ask it over HTTP, look into it and strike it.
 
-What a test leaves behind is a fault: groups in the books, blocks, leases, places at the door, processes, folders or
-tasks.
+A test fails if it leaves groups in the books, blocks, leases, places at the door, processes, folders or tasks.
 """
 
 import asyncio
@@ -36,16 +35,16 @@ from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config
 
 SECONDS = PATIENCE_S
-"""Whatever was done to it, a cell is whole again by then."""
+"""Time after which a cell is whole again, whatever was done to it."""
 PATIENT = {"lease_s": 6 * SECONDS, "heartbeat_timeout_s": 60.0}
-"""A forgotten lease does not end by itself, and no engine is taken for dead because a busy machine forgot it."""
+"""With these a forgotten lease does not end by itself, and no engine counts as dead because the machine was busy."""
 APART = CellConfig(prefill=1, decode=2, bypass_tokens=0)
 TOGETHER = CellConfig(decode=2)
 OFTEN = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS)
 
 
 class RunningCell:
-    """A server from `async with` to its end."""
+    """A server that runs while the `async with` lasts."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class RunningCell:
         spawn: Spawn,
         **engine: object,
     ) -> None:
-        """`spawn`: starts engine processes; `engine`: settings beside those for tiny models."""
+        """`spawn` starts engine processes; `engine` has settings beside those for tiny models."""
         self.strikes = Strikes()
         self._start = partial(start_struck, strikes=self.strikes, spawn=spawn)
         self.signals = StopSignals()
@@ -101,7 +100,7 @@ class RunningCell:
             await self.http.aclose()
 
     async def outcome(self) -> Outcome:
-        """Once it has ended: a server that drains waits for every group that it let in."""
+        """Returns how the server ended. A server that drains first waits for every group that it let in."""
         return await asyncio.wait_for(asyncio.shield(self._running), SECONDS)
 
     @property
@@ -118,7 +117,7 @@ class RunningCell:
 
     @property
     def moved(self) -> int:
-        """How often a group had to go elsewhere."""
+        """Number of times that a group had to go elsewhere."""
         return sum(self.figures.migrations.values())
 
     def engine(self, id: str) -> StruckEngine:
@@ -132,21 +131,21 @@ class RunningCell:
 
     @property
     def decoding(self) -> list[StruckEngine]:
-        """Those that decode and are there."""
+        """Returns the engines that are there and decode."""
         return [self.engine(member.id) for member in self.fleet.ready(Work.GENERATE)]
 
     def id_of(self, engine: StruckEngine) -> str:
         return next(member.id for member in self.fleet.members if member.worker and member.worker.engine is engine)
 
     def leave(self, engine: StruckEngine) -> None:
-        """A blow: the worker takes part no more, and its groups are told to go."""
+        """A blow: the worker leaves, and its groups are told to go elsewhere."""
         id = self.id_of(engine)
         self.fleet.mark(id, WorkerState.DRAINING)
         engine.leaving = asyncio.create_task(self.fleet.evict(id, WorkerLeavingError(f"{id} is leaving")))
         self._blows.append(engine.leaving)
 
     def on_all(self, blow: Blow) -> Blow:
-        """A blow that, whoever is struck, falls on every engine that decodes."""
+        """Makes a blow that falls on every engine that decodes, no matter which one reached the point."""
 
         def fall(_: StruckEngine) -> None:
             for engine in self.decoding:
@@ -156,7 +155,7 @@ class RunningCell:
 
     @contextmanager
     def all_on(self, id: str) -> Iterator[None]:
-        """What is submitted meanwhile is written there."""
+        """Sends every group that comes meanwhile to that worker."""
         others = [member.id for member in self.fleet.members if member.id.startswith("decode") and member.id != id]
         for other in others:
             self.fleet.mark(other, WorkerState.DRAINING)
@@ -165,7 +164,7 @@ class RunningCell:
             self.fleet.mark(other, WorkerState.READY)
 
     async def ask_on(self, id: str, route: str, body: Body, *, point: Point, blow: Blow) -> Answer:
-        """Of a group that is struck on that worker, and may go on on any."""
+        """Asks for a group that is struck on that worker. It may go on on any other."""
         with self.all_on(id):
             strike = self.strikes.arm(point, blow)
             asking = asyncio.create_task(ask(self.http, route, body))
@@ -173,7 +172,7 @@ class RunningCell:
         return await asking
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Looks whenever the fleet changes."""
+        """Waits for the condition, and looks whenever the fleet changes."""
         async with asyncio.timeout(SECONDS):
             while not holds():
                 changed = self.fleet.changed()
@@ -192,15 +191,15 @@ class RunningCell:
         await eventually(given, f"the engines do not get {groups} groups while {queued} wait")
 
     async def whole(self) -> None:
-        """All engines are there, new ones where there were others, and of the others nothing. Those that are connected
-        have no folder any more."""
+        """Waits until all engines are there, with new ones for those that were lost, and nothing is left of the lost
+        ones. Connected engines have no folder any more."""
         await self.until(lambda: all(self._is_there(member) for member in self.fleet.members))
         engines = {self.engine(member.id).info.pid for member in self.fleet.members}
         assert set(processes()) - self._processes == engines
         assert len(set(folders()) - self._folders) <= len(engines)
 
     async def check_nothing_left(self) -> None:
-        """Of any group that was ever asked for. Engines may be on their way back."""
+        """Fails if anything is left of any group that was ever asked for. Engines may still be on their way back."""
         self.strikes.disarm()
         await asyncio.gather(*self._blows)
         self._blows.clear()
@@ -213,7 +212,7 @@ class RunningCell:
         await eventually(self._no_task_left, "tasks are left")
 
     async def _nothing_open(self) -> bool:
-        """False while the server has yet to hear that a client has left; it gets to it while it answers this."""
+        """Returns False while the server has yet to hear that a client left; this request lets it hear."""
         await self.http.get("/health")
         try:
             self.fleet.check()
@@ -223,7 +222,7 @@ class RunningCell:
         return True
 
     async def holds_nothing(self) -> bool:
-        """Whether no engine has anything of a group."""
+        """Returns True if no engine holds anything of a group."""
         answering = [member for member in self.fleet.members if member.state in ANSWERING]
         return all([await self._holds_nothing(member.id) for member in answering if not self.engine(member.id).lost])
 
@@ -245,13 +244,13 @@ class RunningCell:
         return held + stats.groups_running + stats.groups_waiting == 0
 
     async def _no_task_left(self) -> bool:
-        """A lost engine has none any more; a start has no more of them than an engine."""
+        """A lost engine has no tasks left, and an engine that is starting has no more of them than one that runs."""
         await self.http.get("/health")
         return len(asyncio.all_tasks()) <= self._tasks
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], otherwise: str) -> None:
-    """Asks again and again; each question waits for an answer, so this is no busy wait, and the limit can strike."""
+    """Asks until the answer is yes. Each question waits for its answer, so the time limit can strike."""
     try:
         async with asyncio.timeout(SECONDS):
             while not await holds():
@@ -265,5 +264,5 @@ def processes() -> list[int]:
 
 
 def folders() -> list[Path]:
-    """Of the pipes of engines of this process."""
+    """Returns the folders that hold the pipes of this process's engines."""
     return list(Path(tempfile.gettempdir()).glob(f"motet-{os.getpid()}-*"))

@@ -1,7 +1,7 @@
-"""Engines in processes of their own that are struck at a named point of a group's course, and not after a while.
+"""Engines in processes of their own that are struck at a named point of a group's course, not after some time.
 
-A point is looked at whenever an engine is given something or gives something. From a deadly blow on, nothing that the
-engine wrote comes through any more, as if the process had not lived to send it: so the point is exact.
+Each time an engine is given something or gives something, the point is checked. After a deadly blow nothing that the
+engine wrote comes through any more, as if the process had died before it sent it: so the point is exact.
 """
 
 import asyncio
@@ -22,26 +22,26 @@ from motet.types import GenerateRequest, GroupDelta
 
 
 class Moment(Enum):
-    """When a point is looked at."""
+    """The events at which a point is checked."""
 
     ASKED = auto()
-    """The engine has been asked to prefill for another one."""
+    """The engine was asked to prefill for another one."""
     GRANTED = auto()
-    """It has given the ticket."""
+    """The engine gave the ticket."""
     SUBMITTED = auto()
-    """It has been given the group to write."""
+    """The engine was given the group to write."""
     WRITTEN = auto()
-    """It has given what a step added."""
+    """The engine gave the tokens of a step."""
 
 
 @dataclass
 class Course:
-    """One group on one engine, as far as it has come."""
+    """How far one group on one engine has come."""
 
     request: GenerateRequest
     moment: Moment = Moment.SUBMITTED
     written: dict[int, int] = field(default_factory=dict)
-    """Tokens of each choice, with those of former lives."""
+    """Tokens of each choice, with those that were written before the group came here."""
     finished: set[int] = field(default_factory=set)
 
     def take(self, delta: GroupDelta) -> None:
@@ -58,19 +58,19 @@ Blow = Callable[["StruckEngine"], None]
 
 @dataclass
 class Strike:
-    """Falls once, on the engine where the point is reached first."""
+    """A blow that falls once, on the engine that reaches the point first."""
 
     point: Point
     blow: Blow
     fallen: asyncio.Event = field(default_factory=asyncio.Event)
     on: "StruckEngine | None" = None
-    """Whom it fell on."""
+    """The engine that was struck."""
     unfinished: int = 0
-    """Choices of the group that reached the point."""
+    """Number of unfinished choices of the group that reached the point."""
 
 
 class Strikes:
-    """Those that the engines of one cell are to expect, one after the other."""
+    """The strikes that the engines of one cell are to get, in order: each can fall only after the one before it."""
 
     def __init__(self) -> None:
         self._armed: list[Strike] = []
@@ -93,13 +93,13 @@ class Strikes:
 
 
 class StruckEngine(NativeEngine):
-    """The real one; `strikes` are told what it does."""
+    """The real engine, which tells `strikes` what it does."""
 
     strikes = Strikes()
     lost = False
-    """Whether nothing comes from it any more."""
+    """True once nothing may come from the engine any more."""
     leaving: asyncio.Task[None] | None = None
-    """Tells its groups to go."""
+    """The task that tells its groups to go elsewhere."""
 
     def generate(self, request: GenerateRequest) -> "StruckStream":  # type: ignore[override]  # a `GroupStream` too
         course = Course(request, written={start.index: len(start.written) for start in request.choices})
@@ -117,11 +117,11 @@ class StruckEngine(NativeEngine):
         assert self.info.pid is not None
         self.lost = self.lost or deadly
         os.kill(self.info.pid, number)
-        if number is signal.SIGSTOP:  # its threads go on for a while after the signal was sent
+        if number is signal.SIGSTOP:  # the threads of the process run on for a while after the signal was sent
             os.waitid(os.P_PID, self.info.pid, os.WSTOPPED)
 
     async def end(self) -> MotetError:
-        """What its groups end with, once it is known to be dead."""
+        """Waits until the engine is known to be dead, and returns the error that its groups end with."""
         await self.died.wait()
         try:
             await self.stats()
@@ -131,7 +131,7 @@ class StruckEngine(NativeEngine):
 
 
 class StruckStream:
-    """A `GroupStream`."""
+    """A `GroupStream` that tells the strikes of each delta."""
 
     def __init__(self, inner: GroupStream, engine: StruckEngine, course: Course) -> None:
         self._inner = inner
@@ -144,7 +144,7 @@ class StruckStream:
 
     async def __anext__(self) -> GroupDelta:
         if self._engine.leaving is not None:
-            await asyncio.wait([self._engine.leaving])  # or what has come already might be all
+            await asyncio.wait([self._engine.leaving])  # else what has already come might be taken for everything
         try:
             delta = await self._inner.__anext__()
             while self._engine.lost:
@@ -163,7 +163,7 @@ class StruckStream:
 
 
 async def start_struck(config: EngineConfig, strikes: Strikes, spawn: Spawn) -> StruckEngine:
-    """Stands for `NativeEngine.start`."""
+    """Takes the place of `NativeEngine.start`."""
     engine = await StruckEngine.start(config, spawn=spawn)
     assert isinstance(engine, StruckEngine)
     engine.strikes = strikes
@@ -187,7 +187,7 @@ def kill(engine: StruckEngine) -> None:
 
 
 def hang(engine: StruckEngine) -> None:
-    """Stopped: it is there, and silent."""
+    """A stopped process is still there, but silent."""
     engine.send(signal.SIGSTOP)
 
 
@@ -200,17 +200,17 @@ def abort(engine: StruckEngine) -> None:
 
 
 def prefilling(course: Course) -> bool:
-    """A prefill engine has the prompt, and not given a ticket."""
+    """A prefill engine has the prompt but has not given a ticket yet."""
     return course.moment is Moment.ASKED
 
 
 def granted(course: Course) -> bool:
-    """A prefill engine has given its ticket; nobody has used it."""
+    """A prefill engine has given its ticket, and nobody has used it yet."""
     return course.moment is Moment.GRANTED
 
 
 def submitted(course: Course) -> bool:
-    """The engine that writes has the group, and has given nothing."""
+    """The engine that is to write the group has it, but has given no token yet."""
     return course.moment is Moment.SUBMITTED
 
 
@@ -219,7 +219,7 @@ def first_token(course: Course) -> bool:
 
 
 def written(tokens: int) -> Point:
-    """So many of some choice."""
+    """Some choice has at least this many tokens."""
     return lambda course: max(course.written.values(), default=0) >= tokens
 
 
@@ -238,12 +238,12 @@ class AllWritten:
 
 
 def one_finished(course: Course) -> bool:
-    """One choice has come to its end, and others have not."""
+    """At least one choice has ended, and at least one has not."""
     return 0 < len(course.finished) < len(course.request.choices)
 
 
 def one_token_left(course: Course) -> bool:
-    """Every choice that has not ended lacks one token of as many as it may have."""
+    """Every choice that has not ended may write only one more token."""
     most = course.request.sampling.max_tokens
     left = [most - count for index, count in course.written.items() if index not in course.finished]
     return course.moment is Moment.WRITTEN and bool(left) and max(left) == 1

@@ -39,7 +39,7 @@ async def test_a_request_that_every_engine_dies_of_ends_with_a_clear_error(cell:
     assert cell.figures.migrations["died", "limit"] == 1
 
 
-async def test_an_engine_that_can_have_no_more_memory_dies_and_does_not_lie(
+async def test_an_engine_without_memory_dies_and_sends_no_wrong_tokens(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     """Small groups it can mostly still write in the memory it has; of the large one it dies."""
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_while_its_group_waits_for_a_worker_leaves_no
 
 
 def starve(engine: StruckEngine) -> None:
-    """A blow: the process can have no more memory than it has."""
+    """A blow: the process cannot get more memory than it has now."""
     pid = engine.info.pid
     assert pid is not None
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])

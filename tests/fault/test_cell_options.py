@@ -1,4 +1,4 @@
-"""What clients may ask of an answer holds across the loss of its worker: text, log-probabilities, stops, counts.
+"""Everything that clients may ask of an answer survives the loss of its worker: text, log-probabilities, stops, counts.
 
 One decode engine has all the groups, and the other one goes on with them.
 """
@@ -119,7 +119,7 @@ async def test_the_official_client_reads_on_when_its_worker_is_killed(
 
 
 def capital_pair(tokens: list[int]) -> tuple[int, str]:
-    """Where two capital letters stand together for the first time, and which: no merge of the tokenizer has any."""
+    """Returns the first two capital letters in a row and their place. No merge of the tokenizer has any."""
     capitals = range(FIRST_BYTE_ID + ord("A"), FIRST_BYTE_ID + ord("Z") + 1)
     for place, (one, other) in enumerate(pairwise(tokens)):
         if one in capitals and other in capitals:
@@ -149,7 +149,7 @@ async def test_a_stop_string_begun_on_one_worker_and_ended_on_another(
 async def test_a_character_begun_on_one_worker_and_ended_on_another(
     seam: int, cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """Half the tokens are the first byte of an e with an accent, half are the second."""
+    """Half of the tokens are the first byte of an e with an accent, the other half are the second byte."""
     accent = {str(FIRST_BYTE_ID + byte): 100 for byte in "\u00e9".encode()}
     body = chat("accents", STREAMED, n=4, max_tokens=40, logit_bias=accent)
     expected = await undisturbed.answer(CHAT, body)

@@ -1,7 +1,7 @@
-"""An engine of a cell is struck at each point of a group's course: clients read what they would have read.
+"""An engine of a cell is struck at each point of a group's course: clients read what they would have read anyway.
 
-Prefill and decode apart, float32, KV over TCP as between machines, where a stopped engine cannot be read. What is
-compared is the whole answer: texts, ends, token ids, usage.
+Prefill and decode are apart, in float32, with KV over TCP as between machines, where a stopped engine cannot be read.
+The tests compare whole answers: texts, ends, token ids, usage.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Case:
     name: str
     point: Point
     blow: Blow | None
-    """None: the worker leaves."""
+    """None means that the worker leaves."""
     route: str
     body: Body
 
@@ -76,7 +76,7 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
     await undisturbed.start("float32")
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("UCX_TLS", "tcp")
-        # Shorter would be quicker, and on a busy machine find others hung, or a pull over before it is struck.
+        # With a shorter time, on a busy machine, other engines would count as hung, or a pull would end too soon.
         async with RunningCell(folder, spawn=forking.spawn, heartbeat_timeout_s=5.0) as cell:
             yield cell
 
@@ -92,7 +92,7 @@ async def test_the_answer_is_the_undisturbed_one_with_an_engine(
     assert strike.fallen.is_set(), "the point never came"
     if case.point is not prefilling:
         assert cell.moved > moved
-    elif cell.decoding == decoding:  # on a machine that stood still another engine may have been found hung too
+    elif cell.decoding == decoding:  # if the machine stood still, another engine may have been found hung too
         assert cell.moved == moved, "decode does without prefill"
 
 
@@ -110,13 +110,13 @@ async def test_the_answer_is_the_undisturbed_one_with_a_decode_engine_that_is_lo
     (blow or cell.leave)(cell.engine("decode-0"))
     assert strike.on is not None
     if not strike.on.died.is_set():
-        kill(strike.on)  # it would only be found hung
+        kill(strike.on)  # else the test would wait until the engine is found hung
     assert await asking == expected
     assert cell.moved == moved + 1
 
 
 async def pull_posted(engine: StruckEngine) -> None:
-    """The transfer thread obeys in order, and looks at every pull between two orders that did not come together."""
+    """Returns when D pulls: the thread obeys in order, and looks at pulls between orders that came apart."""
 
     async def ordered() -> bool:
         return (await engine.stats()).pulls_open == 1

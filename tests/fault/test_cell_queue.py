@@ -1,4 +1,4 @@
-"""Groups that wait for room: all are answered, in order, also when an engine is lost while they wait."""
+"""Groups wait for room: all are answered, and in order, even if an engine is lost while they wait."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
 async def test_many_groups_are_all_answered_when_an_engine_is_killed_and_another_one_leaves(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """The group that was struck first waits on the second engine, which is full, when it is struck."""
+    """The group that is struck first moves to the second engine, waits there for room, and is struck again."""
     bodies = [chat(f"many {i}", COUNTED if i % 2 else STREAMED, n=PLACES) for i in range(6)]
     expected = [await undisturbed.answer(CHAT, body) for body in bodies]
     before = sum(cell.figures.queue_seconds)

@@ -1,5 +1,5 @@
-"""A large group over two decode engines: one prefill, a pull for each part, and the answer of one engine, also when one
-of the two is lost."""
+"""A large group on two decode engines needs one prefill, and one pull for each part. Its answer is the one of a single
+engine, even if one of the two is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
         yield cell
 
 
-async def test_a_spread_group_is_the_group_of_one_engine_for_one_prefill(
+async def test_a_spread_group_equals_that_of_one_engine_and_takes_one_prefill(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     body = chat("spread", COUNTED, n=16, logprobs=True)
@@ -59,7 +59,7 @@ async def test_a_ticket_that_one_part_has_not_read_when_it_moves_is_given_back(
     assert await ask(cell.http, COMPLETIONS, body) == expected
 
 
-async def test_prefill_that_is_killed_again_and_again_is_done_without(
+async def test_decode_does_without_a_prefill_engine_that_is_killed_again_and_again(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     for life in range(2):

@@ -1,6 +1,6 @@
-"""A cell without prefill engines, in bfloat16 with the compiled kernels: prompts and answers on one engine each.
+"""A cell in bfloat16 with compiled kernels, without prefill engines: each engine computes prompts and writes answers.
 
-What a move costs is read from the engines' own figures: a trunk is computed once, whatever n is.
+The engines' own figures tell what a move costs: a trunk is computed once, whatever n is.
 """
 
 from collections.abc import AsyncIterator
@@ -62,6 +62,6 @@ async def test_a_group_that_goes_on_elsewhere_computes_its_prompt_once(
     assert await cell.ask_on("decode-0", COMPLETIONS, body, point=written(20), blow=cell.leave) == expected
     stats = await cell.stats("decode-1")
     assert stats.prefill_tokens - before.prefill_tokens == expected.usage.prompt_tokens
-    # The last token that a choice has written gives the first new one: it is run like any other.
+    # The last token that a choice has written is run like any other, and gives the first new one.
     assert stats.replayed_tokens - before.replayed_tokens == cell.figures.tokens_replayed - replayed - n
     assert stats.forks - before.forks == n - 1

@@ -1,4 +1,4 @@
-"""What goes wrong on the decode side: the client gets a clear error at once, and prefill keeps nothing for the dead."""
+"""The decode side fails: the client gets a clear error at once, and prefill keeps nothing for the dead."""
 
 import signal
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @asynccontextmanager
 async def cell(folder: Path, spawn: Spawn, **decode: object) -> AsyncIterator[tuple[WorkerPair, Router]]:
-    """Two workers behind a router, as in a server; a group that loses its worker ends."""
+    """Two workers behind a router, as in a server. A group that loses its worker ends, since it may not move."""
     async with worker_pair(folder, spawn, decode=decode) as pair:
         await pair.meet()
         fleet = Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")])
@@ -35,12 +35,12 @@ def request(name: str, *, n: int = 4, max_tokens: int = 30) -> GenerateRequest:
     return group(name, prompt_of(300, len(name)), n=n, seed=5, max_tokens=max_tokens)
 
 
-async def test_decode_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
-    memory = gb_of(70)  # room for one of the prompts with all that is written of it
+async def test_decode_is_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
+    memory = gb_of(70)  # room for one of the prompts and all that is written after it
     async with cell(folder, forking.spawn, kv_cache_gb=memory) as (pair, engine):
-        stop(pair.d)  # or it might have written the one before it hears of the other
+        stop(pair.d)  # else it might finish the first group before it hears of the second
         pulled = engine.placed().generate(request("pulled", n=1, max_tokens=190))
-        waiting = engine.placed().generate(request("waiting"))  # it is to wait on the worker, not here
+        waiting = engine.placed().generate(request("waiting"))  # `placed()`: it waits on the worker, not in the router
         await until(pair.p, lambda stats: stats.prefills == 2)
         send(pair.d, signal.SIGCONT)
         await until(pair.d, lambda now: (now.groups_running, now.groups_waiting, now.transfers) == (1, 1, 1))
@@ -53,7 +53,7 @@ async def test_decode_killed_after_one_pull_and_before_another(folder: Path, for
         await pair.check_prefill()
 
 
-async def test_a_dead_prefill_is_done_without(folder: Path, forking: ForkingProcess) -> None:
+async def test_decode_does_without_a_dead_prefill_engine(folder: Path, forking: ForkingProcess) -> None:
     async with cell(folder, forking.spawn) as (pair, engine):
         before, after = request("before"), request("after")
         assert await answer(engine, before) == undisturbed(folder, before)

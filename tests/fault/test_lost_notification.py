@@ -1,6 +1,6 @@
 """The one message that tells prefill that decode has its KV gets lost: decode goes on, and the lease ends by itself.
 
-Real cores, real transfer threads and side channels; only the transport is one that loses messages on demand.
+Cores, transfer threads and side channels are real. Only the transport is a fake, which loses messages on demand.
 """
 
 import select
@@ -41,8 +41,8 @@ def core(folder: Path, role: Role, network: LocalNetwork) -> Iterator[EngineCore
 
 
 def meet(decode: EngineCore, prefill: EngineCore) -> None:
-    """As workers of a cell do at their start. On a machine that stands still for as long as a worker may be silent it
-    fails; then it is tried again."""
+    """Connects the two as a cell does at its start. It tries again if the machine stood still for so long that a worker
+    seemed silent."""
     assert prefill.transfers is not None and decode.transfers is not None
     for number in range(5):
         decode.transfers.order(MeetWorker(number, prefill.transfers.address))
@@ -54,8 +54,8 @@ def meet(decode: EngineCore, prefill: EngineCore) -> None:
 
 
 def written(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]]:
-    """As the engine's process does, it sleeps while there is nothing but a transfer to wait for: a loop that does not
-    keeps the interpreter from the thread that it waits for."""
+    """Steps until the group is done. Like the engine's process it sleeps when only a transfer is left to wait for: a
+    loop without sleep would keep the interpreter from the thread that it waits for."""
     outcomes = {"g": Outcome()}
     assert decode.transfers is not None
     decode.submit(request)
@@ -67,7 +67,7 @@ def written(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["told", "lost"])
-def test_a_lost_acknowledgement_costs_nothing_but_the_time_of_a_lease(lost: int, folder: Path) -> None:
+def test_a_lost_acknowledgement_costs_only_the_time_of_a_lease(lost: int, folder: Path) -> None:
     network, request = LocalNetwork(), group("g", prompt_of(200), n=3, seed=4)
     with core(folder, Role.PREFILL, network) as prefill, core(folder, Role.DECODE, network) as decode:
         meet(decode, prefill)

@@ -1,4 +1,4 @@
-"""What goes wrong on the prefill side, and what a client of the group sees: its choices, as if nothing had happened."""
+"""The prefill side fails in many ways, and a client of the group reads its choices as if nothing had happened."""
 
 import asyncio
 import signal
@@ -24,10 +24,10 @@ def request(name: str = "g", *, length: int = 300, seed: int = 0, n: int = 4) ->
 
 
 @pytest.mark.parametrize("met", [True, pytest.param(False, marks=pytest.mark.long)], ids=["known", "unknown"])
-async def test_prefill_killed_after_the_ticket_and_before_the_pull(
+async def test_prefill_is_killed_after_the_ticket_and_before_the_pull(
     met: bool, folder: Path, forking: ForkingProcess
 ) -> None:
-    """A worker that was not met is waited for, 5 s; without processes `tests/transfer/test_thread.py` does so too."""
+    """Decode waits 5 s for a worker it has not met; `tests/transfer/test_thread.py` does it without processes."""
     async with worker_pair(folder, forking.spawn) as pair:
         if met:
             await pair.meet()
@@ -38,7 +38,7 @@ async def test_prefill_killed_after_the_ticket_and_before_the_pull(
 
 
 @pytest.mark.usefixtures("over_tcp")
-async def test_prefill_killed_during_the_pull(folder: Path, forking: ForkingProcess) -> None:
+async def test_prefill_is_killed_during_the_pull(folder: Path, forking: ForkingProcess) -> None:
     async with worker_pair(folder, forking.spawn) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
@@ -50,7 +50,7 @@ async def test_prefill_killed_during_the_pull(folder: Path, forking: ForkingProc
         await pair.check_decode(failure=FailureKind.PEER_LOST)
 
 
-async def test_prefill_restarted_under_the_same_address_is_not_taken_for_the_old_one(
+async def test_prefill_restarted_at_the_same_address_is_not_taken_for_the_old_one(
     folder: Path, forking: ForkingProcess
 ) -> None:
     port = free_port()
@@ -68,10 +68,10 @@ async def test_prefill_restarted_under_the_same_address_is_not_taken_for_the_old
         await pair.check_prefill()
 
 
-async def test_a_seal_that_is_not_ascii_costs_its_group_the_transfer_and_nobody_else_anything(
+async def test_a_seal_that_is_not_ascii_costs_only_its_own_group_the_transfer(
     folder: Path, forking: ForkingProcess
 ) -> None:
-    """It ended the engine process: one request of one client."""
+    """Such a seal used to end the engine process: one request of one client was enough."""
     keys: dict[str, object] = {"cluster_key": "secret"}
     async with worker_pair(folder, forking.spawn, prefill=keys, decode=keys) as pair:
         await pair.meet()
@@ -86,9 +86,7 @@ async def test_a_seal_that_is_not_ascii_costs_its_group_the_transfer_and_nobody_
         assert not pair.d.died.is_set()
 
 
-async def test_a_ticket_is_good_for_as_many_readers_and_for_the_prompt_that_it_says(
-    folder: Path, forking: ForkingProcess
-) -> None:
+async def test_a_ticket_serves_only_its_own_prompt_and_number_of_readers(folder: Path, forking: ForkingProcess) -> None:
     async with worker_pair(folder, forking.spawn, decode={"prefix_cache": False}) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request(n=32), readers=2)
@@ -112,10 +110,10 @@ async def test_a_ticket_is_good_for_as_many_readers_and_for_the_prompt_that_it_s
         await pair.check_prefill()
 
 
-async def test_a_lease_that_ended_brings_a_late_reader_nothing_nor_what_its_blocks_were_given_for(
+async def test_a_late_reader_gets_neither_the_blocks_of_an_ended_lease_nor_their_new_contents(
     folder: Path, forking: ForkingProcess
 ) -> None:
-    memory = gb_of(70)  # a little more than one prompt of the greatest length needs
+    memory = gb_of(70)  # a little more than the longest prompt needs
     async with worker_pair(folder, forking.spawn, prefill={"lease_s": 0.2, "kv_cache_gb": memory}) as pair:
         await pair.meet()
         expired = await pair.ticket(request("expired", length=250, seed=5))
@@ -134,7 +132,7 @@ async def test_a_lease_that_ended_brings_a_late_reader_nothing_nor_what_its_bloc
 
 
 @pytest.mark.usefixtures("over_tcp")
-async def test_prefill_stopped_during_a_pull_whose_client_leaves_and_going_on_later(
+async def test_prefill_stops_during_a_pull_whose_client_leaves_and_goes_on_later(
     folder: Path, forking: ForkingProcess
 ) -> None:
     memory = gb_of(80)

@@ -1,7 +1,7 @@
-"""Servers behind a gateway are restarted one after the other, and the gateway itself is killed, while clients ask. How
-one is cut off and goes on: `e2e/test_gateway`, `hosts`.
+"""Servers behind a gateway are restarted one after the other, and the gateway itself is killed, while clients ask.
+`e2e/test_gateway` and `hosts` test a server that is cut off and goes on.
 
-The two servers are there for all tests of this module; each leaves them as it found them.
+All tests of this module use the same two servers, and leave them as they found them.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PATIENCE = ("--worker-timeout", "3")
 CLIENTS = len(BODIES)
 READS_S = 0.5
-"""What a client does with an answer before it asks again: meanwhile a server can start."""
+"""Time that a client spends with an answer before it asks again. Meanwhile a server can start."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ async def servers(both: Servers) -> AsyncIterator[Servers]:
 
 @pytest.fixture(scope="module")
 async def expected(both: Servers) -> list[str]:
-    """For each of BODIES, from a server that is left alone."""
+    """The answers to BODIES from a server that is left alone."""
     async with client_of(both[0]) as http:
         return [await answer(http, body) for body in BODIES]
 
@@ -84,7 +84,7 @@ async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(
             await until_busy(http, url)
             await servers.restart(number)
             await until_state(http, url, "ready")
-            assert answers > before  # the other one answered meanwhile
+            assert answers > before  # the other server answered meanwhile
         over.set()
 
 

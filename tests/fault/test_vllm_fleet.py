@@ -1,4 +1,4 @@
-"""A gateway before vLLM servers that die, hang, refuse, lose KV, come and go while clients read: answers are right."""
+"""A gateway in front of vLLM servers that die, hang, refuse, lose KV, come and go: whatever clients read is right."""
 
 import asyncio
 from pathlib import Path
@@ -14,18 +14,18 @@ from tests.fault.vllm_fleet import VLLMFleet, vllm_fleet
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PLAYS = (1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 7)))
-"""Seeds, of which a failure names its own. What is done and asked follows from it; when, also from the machine."""
+"""Seeds; a failure names its own. The seed decides what is done and asked, but the machine has a say in when."""
 PLAY_S = 5.0
-"""Of trouble a play, at least."""
+"""Length of the trouble in a play, in seconds; it goes on until FEWEST answers are there."""
 AT_ONCE = 12
-"""Clients."""
+"""Number of clients that ask at the same time."""
 FEWEST = 20
-"""Answers that must have been read for a play to say anything: where others use the machine it takes longer."""
+"""Number of answers that a play needs to prove anything. On a busy machine they take longer than PLAY_S."""
 LEFT_TO_LEASES, FEW_LEFT = 0.1, 4
 """Of the tickets of a play, and beside that: those that were on their way to clients that left, or that nobody was up
 to give back. It would be a quarter if clients that leave left theirs; on a busy machine 4 of 79 were seen."""
 STRIKERS = 2
-"""Things that are done to servers at once."""
+"""Number of servers that are struck at the same time."""
 
 
 @pytest.mark.parametrize("seed", PLAYS)
@@ -67,7 +67,7 @@ async def play(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
 
 
 def check_nothing_left(fleet: VLLMFleet) -> None:
-    """On any server, or of any group in the gateway."""
+    """Fails if anything is left on a server, or in the gateway of any group."""
     fleet.gateway.gateway.router.fleet.check()
     assert fleet.network.faults == []
     assert len(fleet.network.pinned) <= LEFT_TO_LEASES * len(fleet.network.prefilled) + FEW_LEFT

@@ -1,4 +1,4 @@
-"""Clients of played vLLM servers and of a server of texts: what they ask, and whether what they read can be right."""
+"""Clients of played vLLM servers and of a text upstream: what they ask, and whether what they read can be right."""
 
 import asyncio
 from collections import Counter
@@ -19,19 +19,19 @@ from tests.tiny_tokenizer import FIRST_BYTE_ID
 STOPS = ("e", "a", "7")
 STOP_IDS = {FIRST_BYTE_ID + ord(stop) for stop in STOPS}
 REFUSED = {"no_worker", "overloaded"}
-"""What clients may be told while nobody can answer, before the first byte."""
+"""Errors that clients may get before the first byte, while nobody can answer."""
 
 
 @dataclass
 class Clients:
-    """Of one play. `told` counts what became of them."""
+    """The clients of one play. `told` counts how their requests ended."""
 
     http: httpx.AsyncClient
     told: Counter[str] = field(default_factory=Counter)
     _number: int = 0
 
     async def come(self, random: Random) -> None:
-        """Asks for one thing, reads it, and raises if it is wrong."""
+        """Sends one request, reads the answer, and raises if it is wrong."""
         self._number += 1
         if random.random() < 0.2:
             route, body = CHAT, texts_asked(self._number, random)
@@ -49,7 +49,7 @@ class Clients:
             check(body, answer)
 
     async def _answer(self, route: str, body: Body) -> Answer | None:
-        """None: refused, or broken off, as it may be."""
+        """Returns None if the request was refused or broken off in a way that is allowed."""
         if not body.get("stream"):
             response = await self.http.post(route, json=body)
             return whole(response) if response.status_code == 200 else self._refused(response)
@@ -67,7 +67,7 @@ class Clients:
 
 
 async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
-    """As they are in a stream of events: httpx ends lines at U+0085 and others too, which these texts may hold."""
+    """Splits a stream into lines. httpx would also split at U+0085 and others, which the texts may hold."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
@@ -76,7 +76,7 @@ async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
 
 
 def tokens_asked(number: int, random: Random) -> Body:
-    """Prompts have a beginning in common, and an end of their own."""
+    """All prompts begin with the same tokens, and end with their own."""
     num_prompts = random.choice((1, 1, 1, 3))
     tails = [random.choices(range(3, 259), k=random.randint(1, 40)) for _ in range(num_prompts)]
     body: Body = {
@@ -100,7 +100,7 @@ def texts_asked(number: int, random: Random) -> Body:
 
 
 def check(body: Body, answer: Answer) -> None:
-    """Raises unless this may be the answer."""
+    """Raises if this cannot be the answer to the request."""
     if body["model"] == TEXTS:
         _check_texts(body, answer)
         return
@@ -131,7 +131,7 @@ def _check_choice(body: Body, prompt: list[int], index: int, choice: Choice) -> 
 
 
 def seeded_goes_on(prompt: list[int], tokens: list[int], seed: int) -> bool:
-    """Whether a seeded choice may have been written so: from its seed, and from another one after each move."""
+    """Returns True if a seeded choice may be this one: it follows its seed, and another seed after each move."""
     state = state_of(prompt)
     begun = {0: Kind(seed=signed_seed(seed))}
     for place, token in enumerate(tokens):

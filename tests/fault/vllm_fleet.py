@@ -1,4 +1,4 @@
-"""Played vLLM servers and a server of texts behind one gateway, and what is done to them while clients read."""
+"""Played vLLM servers and a text upstream behind one gateway, and what is done to them while clients read."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,16 +21,16 @@ from tests.peers.vllm_tickets import Network
 
 TEXTS = "texts"
 STEP_S = 0.004
-"""A token a choice."""
+"""Time that a server takes for one token of a choice."""
 SETTLED_S = 60.0
-"""In which all that the gateway asks of servers is answered: longer than the longest time-out of a question."""
+"""Time after which every question of the gateway to a server has its answer: more than the longest time-out of one."""
 WAIT_S = 120.0
-"""How long a group waits for a worker: longer than any disturbance."""
+"""Time that a group waits for a worker: longer than any disturbance lasts."""
 
 
 @dataclass
 class VLLMFleet:
-    """`prefill`, two `decodes`, a `guest` that comes and goes, and a server of texts, behind `gateway`."""
+    """`prefill`, two `decodes`, a `guest` that comes and goes, and `texts`, a text upstream, behind `gateway`."""
 
     prefill: FakeVLLM
     decodes: tuple[FakeVLLM, FakeVLLM]
@@ -39,16 +39,16 @@ class VLLMFleet:
     network: Network
     gateway: RunningGateway
     _here: bool = False
-    """Whether the guest was last told to come."""
+    """True if the guest was last told to come."""
     _struck: set[int] = field(default_factory=set)
-    """Ports of servers to which something is being done."""
+    """Ports of the servers that are being struck."""
 
     @property
     def servers(self) -> list[FakeVLLM]:
         return [self.prefill, *self.decodes, self.guest]
 
     async def strike(self, random: Random) -> None:
-        """One thing, with its end, to a server that suffers nothing else."""
+        """Strikes a server that suffers nothing else, and undoes it after a while."""
         server = random.choice([server for server in self.servers if server.port not in self._struck])
         strike = random.choice((self._kill, self._hang, self._fail, self._sicken, self._crowd, self._invite))
         self._struck.add(server.port)
@@ -58,7 +58,7 @@ class VLLMFleet:
             self._struck.discard(server.port)
 
     async def mend(self) -> None:
-        """Every worker is ready, and nothing will fail."""
+        """Ends all trouble, and waits until every worker is ready."""
         for server in self.servers:
             assert server.switches.healthy and not server.switches.pull_fails and not server.switches.pull_hangs
             server.switches.too_busy = 0
@@ -67,7 +67,7 @@ class VLLMFleet:
             await self.gateway.until_state(name_of(server), WorkerState.READY)
 
     async def until_idle(self) -> None:
-        """Nobody has anything open."""
+        """Waits until no server has a request open and the gateway asks for nothing."""
         for server in self.servers:
             await _until_idle(server)
         await self.texts.until_idle()
@@ -90,7 +90,7 @@ class VLLMFleet:
         server.go_on()
 
     async def _fail(self, server: FakeVLLM, random: Random) -> None:
-        """Its fetches of KV."""
+        """Makes the server's fetches of KV fail for a while."""
         how = random.choice(("pull_fails", "pull_hangs"))
         setattr(server.switches, how, True)
         await asyncio.sleep(random.uniform(0.0, 0.8))
@@ -98,7 +98,7 @@ class VLLMFleet:
         server.changed()
 
     async def _sicken(self, server: FakeVLLM, random: Random) -> None:
-        """A dead engine comes back with its server only."""
+        """Makes the server ill. A dead engine comes back only when its server is restarted."""
         server.switches.healthy = False
         await asyncio.sleep(random.uniform(0.0, 0.3))
         await server.kill()
@@ -106,13 +106,13 @@ class VLLMFleet:
         await server.start()
 
     async def _crowd(self, server: FakeVLLM, random: Random) -> None:
-        """It refuses the next requests; the server of texts may refuse one."""
+        """Makes the server refuse the next requests; the text upstream may refuse one too."""
         server.switches.too_busy = random.randint(1, 5)
         busy = Refused.openai(503, "full", code="overloaded")
         self.texts.manners.not_ok += [busy] * random.randint(0, 1)
 
     async def _invite(self, server: FakeVLLM, random: Random) -> None:
-        """The guest comes, or is sent away, whoever was struck."""
+        """Invites the guest, or sends it away, whichever server was chosen."""
         if self._here:
             drain_s = random.choice((0, 0.1, 5))
             await self.gateway.http.delete(f"/workers/guest?drain_timeout={drain_s}", headers=ADMIN)
@@ -127,7 +127,7 @@ async def _until_idle(server: FakeVLLM) -> None:
 
 
 def _asks(worker: Worker) -> bool:
-    """Whether the gateway waits for the answer to something: that a ticket was given back, say."""
+    """Returns True if the gateway waits for the server's answer to something, for example for a returned ticket."""
     try:
         if isinstance(worker.engine, VLLMEngine):
             worker.engine.check()

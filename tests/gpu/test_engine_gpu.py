@@ -1,8 +1,9 @@
-"""The engine on a GPU: what `tests/engines/native` holds on every device, and what only a device can show.
+"""The engine on a GPU: tests of `tests/engines/native` that hold on every device, and those that only a device can
+show.
 
-Bits are not promised there: a row's depend on how many stand beside it. What holds, and is held here: in float32 the
-texts are those of `transformers.generate` but where the model is undecided to within rounding; logits are close in
-every company; and the same steps give the same bits.
+A GPU does not promise equal bits: those of a row depend on how many rows stand beside it. The tests require: float32
+texts are those of `transformers.generate`, unless the model is undecided to within rounding; logits are close in every
+company; the same steps give the same bits.
 """
 
 import warnings
@@ -26,7 +27,7 @@ pytestmark = list(ON_GPU)
 
 NEW_TOKENS = 60
 SIZES = {5: 1, 64: 5, 33: 2, 130: 3}
-"""Prompt length: choices."""
+"""Number of choices, by prompt length."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_ragged_groups_with_preemption_and_chunks_equal_generate(family: str, ea
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "launches"])
 def test_the_same_steps_give_the_same_bits(eager: bool, llama: Path) -> None:
-    """Without prefix cache: a hit makes the second prompt's rows fewer, which is another step."""
+    """There is no prefix cache: with a hit the second prompt would have fewer rows, which is another step."""
     rows = []
     for _ in range(2):
         core, recorder = on_gpu(llama, dtype="bfloat16", prefix_cache=False, enforce_eager=eager)
@@ -141,7 +142,7 @@ def counted_waits() -> Iterator[list[warnings.WarningMessage]]:
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_part_of_the_gpu_is_filled(llama: Path) -> None:
+def test_the_cache_fills_the_given_part_of_the_gpu(llama: Path) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     used = total - torch.cuda.mem_get_info(0)[0]
     core = build_core(engine_config(llama, device=GPU, gpu_memory_utilization=used / total + 0.05))
@@ -150,7 +151,7 @@ def test_a_part_of_the_gpu_is_filled(llama: Path) -> None:
     assert len(run(core, [group("g", prompt_of(83), n=3, max_tokens=5)])["g"].tokens) == 3
 
 
-def test_the_fingerprint_promises_no_sameness(llama: Path) -> None:
+def test_the_fingerprint_promises_only_similar_texts(llama: Path) -> None:
     assert build_parts(engine_config(llama, device=GPU)).info.fingerprint.endswith("-similar")
 
 

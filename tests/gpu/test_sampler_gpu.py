@@ -60,7 +60,7 @@ def test_cuda_draws_a_mixed_step_as_it_draws_each_choice_alone() -> None:
         assert alone[0].token_id == together[row].token_id
 
 
-def test_equal_logits_go_by_lower_id_on_cuda_too() -> None:
+def test_of_equal_logits_the_lower_id_wins_on_cuda_too() -> None:
     logits = logits_of(2).bfloat16()
     params = SamplingParams(max_tokens=9, top_k=20, logprobs=20)
     rows = [Past(row).sample_row(row, params) for row in range(ROWS)]

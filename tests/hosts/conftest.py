@@ -1,4 +1,4 @@
-"""Hosts to serve on."""
+"""Hosts for servers to run on."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from tests.hosts.network import Host, NoNetwork, hosts
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Mapping[str, Host]]:
-    """Four hosts for servers and one for who asks them."""
+    """Four hosts for servers, and one for the client."""
     with ExitStack() as stack:
         try:
             joined = stack.enter_context(hosts("one", "two", "three", "four", "client"))

@@ -2,8 +2,8 @@
 
     host ── eth0 ══════ port ── switch ── port ══════ eth0 ── host        each host and the switch: a namespace
 
-The machine's own network is not touched. A link is cut at the switch, as by whoever pulls the plug there: nothing comes
-through, and neither end of a connection hears that it has ended.
+The machine's own network is not touched. A link is cut at the switch, as if somebody pulled the plug there: nothing
+comes through, and neither end of a connection hears that it has ended.
 """
 
 import ctypes
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUBNET = "10.87.0"
-"""Nobody else sees it: every network made here may have the same."""
+"""Nobody outside sees these addresses, so every network that is made here may have the same ones."""
 CLONE_NEWNET = 0x40000000
-"""Of <sched.h>."""
+"""A constant of <sched.h>."""
 NAMESPACES = Path("/run/netns")
 
 
 class NoNetwork(Exception):
-    """No namespaces can be made here; says why."""
+    """Namespaces cannot be made here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Host:
     address: str
     namespace: str
     switch: str
-    """The namespace its link leads to."""
+    """Name of the namespace that its link leads to."""
     port: str
-    """The link's end there."""
+    """Name of the link's end there."""
 
     @property
     def under(self) -> Sequence[str]:
-        """Before a command: it runs on this host."""
+        """Goes before a command, which then runs on this host."""
         return ("ip", "netns", "exec", self.namespace)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Sockets that this thread makes meanwhile are this host's, for good."""
+        """Sockets that this thread makes in the `with` belong to this host for good."""
         with open("/proc/thread-self/ns/net") as before, open(NAMESPACES / self.namespace) as inside:
             _enter(inside.fileno())
             try:
@@ -59,7 +59,7 @@ class Host:
             ip("-n", self.switch, "link", "set", self.port, "up")
 
     def bytes_received(self) -> int:
-        """Over its link, so far."""
+        """Bytes that have come over its link so far."""
         (link,) = json.loads(ip("-n", self.namespace, "-s", "-j", "link", "show", "eth0"))
         received = link["stats64"]["rx"]["bytes"]
         assert isinstance(received, int)
@@ -68,8 +68,8 @@ class Host:
 
 @contextmanager
 def hosts(*names: str) -> Iterator[Mapping[str, Host]]:
-    """By name, all of them joined; whatever runs on one must have ended before. Raises NoNetwork."""
-    run = secrets.token_hex(4)  # two runs on one machine never meet
+    """Yields the hosts by name, all joined. Whatever runs on one must end before. Raises NoNetwork."""
+    run = secrets.token_hex(4)  # two runs on one machine must not share names
     with ExitStack() as stack:
         switch = stack.enter_context(_namespace(f"motet-{run}-switch"))
         ip("-n", switch, "link", "add", "switch", "type", "bridge")
@@ -81,7 +81,7 @@ def hosts(*names: str) -> Iterator[Mapping[str, Host]]:
 
 
 def ip(*arguments: str) -> str:
-    """What the command says. Raises NoNetwork."""
+    """Runs an `ip` command and returns what it prints. Raises NoNetwork."""
     try:
         return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True).stdout
     except OSError as error:
@@ -97,7 +97,7 @@ def _namespace(name: str) -> Iterator[str]:
         ip("-n", name, "link", "set", "lo", "up")
         yield name
     finally:
-        ip("netns", "delete", name)  # links end with the namespace of either end
+        ip("netns", "delete", name)  # a link ends with the namespace of either end
 
 
 def _joined(namespace: str, switch: str, number: int) -> Host:

@@ -11,14 +11,13 @@ from typing import TypeVar
 import httpx
 import msgspec
 from msgspec.structs import astuple
-from prometheus_client.parser import text_string_to_metric_families
 
 from motet.config import environment
 from tests.fault.answers import Answer, Body, Reader, whole
 from tests.forked import ForkingProcess
 from tests.hosts.network import Host
 from tests.patience import PATIENCE_S
-from tests.status import SeenWorker
+from tests.status import SeenWorker, metric_sum
 
 Seen = TypeVar("Seen")
 
@@ -45,11 +44,11 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> SeenWorker:
-        """The engine of a server that has one."""
+        """Returns the engine of a server that has only one."""
         return self.workers[0]
 
     def worker(self, server: "Server") -> SeenWorker:
-        """As a gateway sees it."""
+        """Returns the worker as a gateway sees it."""
         (found,) = [worker for worker in self.workers if worker.address == server.url]
         return found
 
@@ -74,13 +73,10 @@ class Server:
         return msgspec.json.decode(self.http.get("/status").content, type=Status)
 
     def metric(self, name: str, **labels: str) -> float:
-        """In `/metrics`: the sum over all that have these labels, among others."""
-        families = text_string_to_metric_families(self.http.get("/metrics").text)
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        return metric_sum(self.http.get("/metrics").text, name, **labels)
 
     def until(self, holds: Callable[[Status], bool]) -> Status:
-        """The first look at it for which `holds` is true."""
+        """Returns the first status for which `holds` is true."""
         return eventually(lambda: self.status, holds)
 
     def until_idle(self) -> Status:
@@ -104,7 +100,7 @@ class Streaming:
         return url.removeprefix("http://") == self.response.headers["x-motet-worker"]
 
     def read_some(self, *, choices: int) -> None:
-        """Until so many choices have begun."""
+        """Reads until so many choices have begun."""
         while not sum(bool(choice.text) for choice in self.reader.answer.choices.values()) >= choices:
             self.reader.line(next(self.lines))
 
@@ -115,7 +111,7 @@ class Streaming:
 
 
 def eventually(look: Callable[[], Seen], holds: Callable[[Seen], bool]) -> Seen:
-    """What is seen when `holds` is true for the first time."""
+    """Returns the first thing seen for which `holds` is true."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not holds(seen := look()):
         assert time.monotonic() < deadline_s, f"it stays so: {seen}"
@@ -125,7 +121,7 @@ def eventually(look: Callable[[], Seen], holds: Callable[[Seen], bool]) -> Seen:
 
 @contextmanager
 def serving(forking: ForkingProcess, host: Host, port: int, command: str, *arguments: str) -> Iterator[Server]:
-    """Who asks it must be on a host of the same network."""
+    """Runs a server. Its clients must be on a host of the same network."""
     where = ("--host", host.address)
     environ = {**environment(), **OVER_TCP}
     with (
@@ -137,7 +133,7 @@ def serving(forking: ForkingProcess, host: Host, port: int, command: str, *argum
 
 @contextmanager
 def all_serving(*starting: AbstractContextManager[Server]) -> Iterator[list[Server]]:
-    """Started together, since each takes seconds."""
+    """Starts all servers at the same time, since each takes seconds."""
     with ExitStack() as stack:
         with ThreadPoolExecutor(len(starting)) as pool:
             started = [pool.submit(stack.enter_context, server) for server in starting]

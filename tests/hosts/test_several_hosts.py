@@ -1,7 +1,7 @@
-"""Servers on several hosts, each with an address of its own: KV goes from one to another over TCP, and links are cut.
+"""Servers on several hosts, each with its own address: KV goes from one to another over TCP, and links are cut.
 
-A cut link carries nothing, and nobody is told: no FIN, no RST. Every answer is compared with that of one server that
-does it all and was left alone.
+A cut link carries nothing, and nobody is told: no FIN, no RST. Each answer is compared with that of one server that
+does everything and was left alone.
 """
 
 import os
@@ -32,12 +32,12 @@ PREFILL_PORT, DECODE_PORT, WORKER_PORT, GATEWAY_PORT = 8000, 8001, 8002, 8003
 N = 8
 FAILURES = "motet:kv_transfer_failures_total"
 GIVEN_UP_S = 80
-"""By then a prefill host that is cut off has been given up, on a busy machine too; a prefill may take 120 s."""
+"""Time by which a prefill host that is cut off is given up, even on a busy machine. One prefill may take 120 s."""
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Prefill on one host, decode on another; `gateway` stands before two `workers`, of which `alone` does it all."""
+    """Prefill on one host, decode on another. `gateway` has two `workers`, of which `alone` does everything."""
 
     prefill: Server
     decode: Server
@@ -52,7 +52,7 @@ class Servers:
 
 @pytest.fixture(scope="module")
 def servers(network: Mapping[str, Host], folder: Path, forking: ForkingProcess) -> Iterator[Servers]:
-    """From now on the thread of the tests is on the client's host."""
+    """After this the thread of the tests is on the client's host."""
     one, two, three = network["one"], network["two"], network["three"]
     engine = ("serve", str(folder), *ENGINE)
     prefill = (*engine, *APART, "--role", "prefill", "--side-channel-host", one.address)
@@ -74,19 +74,19 @@ def servers(network: Mapping[str, Host], folder: Path, forking: ForkingProcess) 
 
 
 def asked(name: str, **fields: object) -> Body:
-    """Each name has a prompt that no cache knows, of some 400 KB of KV."""
+    """Each name gives a prompt that no cache knows, with about 400 KB of KV."""
     return {"prompt": f"{name}: {TEXT * 12}", "n": N, "max_tokens": 40, "seed": 7, "ignore_eos": True, **fields}
 
 
 def with_ticket(prefill: Server, body: Body) -> Body:
-    """The prompt is prefilled, and held for who comes with this."""
+    """Prefills the prompt, and returns the body with the ticket."""
     order = {**body, "n": 1, "kv_transfer_params": {"do_remote_decode": True}}
     return {**body, "kv_transfer_params": prefill.http.post(PATH, json=order).json()["kv_transfer_params"]}
 
 
 def check_transfer(servers: Servers, name: str, *, alone: bool = True) -> None:
-    """A group of n takes one prefill and one transfer, whose bytes cross the link of decode. `alone`: nothing else is
-    under way; what was sent into a link that was cut comes when it is back, and may begin a prefill."""
+    """Checks that a group of n takes one prefill and one transfer, whose bytes cross decode's link. `alone`: nothing
+    else is under way. Data sent into a cut link comes when it is back, and may begin a prefill."""
     prefill, decode, body = servers.prefill, servers.decode, asked(name)
     expected = servers.alone.ask(body)
     decode.until(lambda status: status.worker(prefill).state == "ready")
@@ -102,7 +102,7 @@ def check_transfer(servers: Servers, name: str, *, alone: bool = True) -> None:
 
 
 def check_transfers_again(servers: Servers, name: str) -> None:
-    """Nobody holds anything for anybody any more. The first prompt may find that the connection has ended meanwhile."""
+    """Checks that nobody holds anything and KV moves again. The first prompt may find its connection ended."""
     prefill, decode, body = servers.prefill, servers.decode, asked(name)
     assert prefill.until_idle()
     assert decode.until_idle()
@@ -121,7 +121,7 @@ def test_without_the_prefill_host_decode_computes_prompts_and_fetches_them_again
     prefill, decode = servers.prefill, servers.decode
     bodies = [asked(f"without {number}") for number in range(3)]
     expected = [servers.alone.ask(body) for body in bodies]
-    assert decode.ask(bodies[0]) == expected[0]  # leaves a connection to prefill open, which then is dead
+    assert decode.ask(bodies[0]) == expected[0]  # leaves a connection to prefill open, which is dead later
     before = decode.status.totals
     with prefill.host.cut_off():
         for body, answer in zip(bodies[1:], expected[1:], strict=True):
@@ -149,8 +149,8 @@ def test_prefill_host_is_cut_off_while_it_computes_and_holds_nothing_when_it_is_
 
 
 def test_prefill_host_is_cut_off_before_its_prompts_are_fetched(servers: Servers) -> None:
-    """The read stays open, for what is under way may still arrive, and its blocks are used for nothing until it has.
-    Nobody waits behind it."""
+    """The read stays open, since its data may still arrive, and its blocks are not used until it has. Nobody waits
+    behind it."""
     prefill, decode = servers.prefill, servers.decode
     bodies = [asked(f"fetched {number}") for number in range(2)]
     expected = [servers.alone.ask(body) for body in bodies]
@@ -166,7 +166,7 @@ def test_prefill_host_is_cut_off_before_its_prompts_are_fetched(servers: Servers
 
 
 def test_prefill_host_is_cut_off_while_its_prompt_is_fetched(servers: Servers) -> None:
-    """Its engine was asked for the data, and sends it into the cut link."""
+    """The engine was asked for the data, and sends it into the cut link."""
     prefill, decode, body = servers.prefill, servers.decode, asked("fetching")
     expected = servers.alone.ask(body)
     ticket = with_ticket(prefill, body)
@@ -204,13 +204,13 @@ def test_a_worker_is_cut_off_in_mid_answer_and_the_answer_goes_on_elsewhere(serv
     following = [asked(f"gateway {number}") for number in range(2)]
     expected_of = [servers.alone.ask(body) for body in following]
     forks = writing.until_idle().totals.forks
-    assert [gateway.ask(body) for body in following] == expected_of  # they take turns
+    assert [gateway.ask(body) for body in following] == expected_of  # the two workers take turns
     assert writing.status.totals.forks == forks + N - 1
 
 
 @contextmanager
 def stopped(server: Server) -> Iterator[Callable[[], None]]:
-    """Its engine stands still, until what is yielded is called."""
+    """Stops the server's engine, until the test calls what is yielded."""
     engine = server.status.own.pid
     assert engine is not None
     os.kill(engine, signal.SIGSTOP)

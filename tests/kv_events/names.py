@@ -1,4 +1,4 @@
-"""The set of blocks that can be found, as the changes tell."""
+"""The set of blocks that can be found, by the changes that were reported."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 
 
 def apply_to(names: set[BlockName], changes: Sequence[BlockChange]) -> None:
-    """Keeps `names` the set of blocks that can be found."""
+    """Applies the changes to `names`, the set of blocks that can be found."""
     for change in changes:
         match change:
             case Stored():

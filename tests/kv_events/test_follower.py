@@ -1,4 +1,4 @@
-"""What a follower makes of numbers that jump, go back, or come twice: its subscription says what the test says."""
+"""A follower copes with message numbers that jump, go back, or come twice. A script stands for its subscription."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ def message(number: int, *changes: BlockChange) -> NumberedMessage:
 
 
 Replay = Callable[[int, list[NumberedMessage]], Replayed]
-"""What comes of a replay: how often one was asked for, and the messages that would be it."""
+"""Makes the answer to a replay from the number of replays so far and the messages that it should have."""
 
 
 class Script(Subscription):
-    """A subscription without sockets that says `heard`, then nothing more. It replays `kept` from the number asked for
-    on, whole or as `replay` says, or cannot."""
+    """A subscription without sockets that hears `heard`, then nothing more. It replays `kept` from the number asked
+    for, as `replay` says; if `kept` is None it cannot replay."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Script(Subscription):
 
 
 async def told(script: Script) -> list[BlockChange]:
-    """All that the listener hears until the script is over."""
+    """Returns all changes that the listener gets until the script is over."""
     changes: list[BlockChange] = []
     task = asyncio.create_task(Follower(script, changes.extend, name="w").run())
     await script.over.wait()
@@ -75,7 +75,7 @@ async def known(script: Script) -> set[bytes]:
     return names
 
 
-async def test_who_joins_asks_for_everything_and_goes_on_from_there() -> None:
+async def test_a_follower_that_joins_asks_for_everything_and_goes_on_from_there() -> None:
     script = Script([Heard.JOINED, stored(1, B), stored(2, C)], kept=[stored(0, A), stored(1, B)])
     changes = await told(script)
     assert [type(change) for change in changes] == [Cleared, Stored, Stored, Stored]
@@ -84,7 +84,7 @@ async def test_who_joins_asks_for_everything_and_goes_on_from_there() -> None:
 
 
 def growing(asked: int, messages: list[NumberedMessage]) -> Replayed:
-    """Only the first message has been published when it is joined."""
+    """Only the first message has been published when the follower joins."""
     return Replayed(messages[:1] if asked == 1 else messages, whole=True)
 
 
@@ -92,14 +92,14 @@ def restarted(asked: int, _: list[NumberedMessage]) -> Replayed:
     return Replayed([] if asked == 1 else [stored(0, C)], whole=True)
 
 
-async def test_what_was_missed_is_asked_for() -> None:
+async def test_missed_messages_are_asked_for() -> None:
     kept = [stored(0, A), stored(1, B), message(2, Removed((A,))), stored(3, C)]
     script = Script([Heard.JOINED, kept[3], stored(4, D)], kept, growing)
     assert await known(script) == {B, C, D}
     assert script.asked == [0, 1]
 
 
-async def test_without_a_replay_a_gap_ends_what_is_known(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_replay_a_gap_clears_all_known_blocks(caplog: pytest.LogCaptureFixture) -> None:
     script = Script([Heard.JOINED, stored(5, A), stored(6, B), stored(9, C), stored(12, D)], kept=None)
     assert await known(script) == {D}
     assert caplog.messages == [
@@ -108,22 +108,22 @@ async def test_without_a_replay_a_gap_ends_what_is_known(caplog: pytest.LogCaptu
     ]
 
 
-async def test_a_replay_that_begins_too_late_ends_what_was_known_before() -> None:
+async def test_a_replay_that_begins_too_late_clears_the_blocks_known_before() -> None:
     kept = [stored(7, C), stored(8, D)]
     assert await known(Script([Heard.JOINED, stored(1, B), stored(9, A)], [stored(0, A), *kept], growing)) == {A, C, D}
 
 
-async def test_numbers_that_go_back_are_another_start_of_the_worker() -> None:
+async def test_numbers_that_go_back_mean_that_the_worker_was_restarted() -> None:
     script = Script([Heard.JOINED, stored(0, A), stored(1, B), stored(0, C), stored(1, D)], replay=restarted)
     assert await known(script) == {C, D}
     assert script.asked == [0, 0]
 
 
-async def test_a_new_connection_is_asked_for_everything_whatever_its_numbers() -> None:
+async def test_after_a_new_connection_everything_is_asked_for_whatever_its_numbers() -> None:
     assert await known(Script([Heard.JOINED, stored(0, A), Heard.JOINED, stored(1, D)], replay=restarted)) == {C, D}
 
 
-async def test_who_hears_nothing_asks_whether_there_was_something() -> None:
+async def test_a_follower_that_hears_nothing_asks_for_missed_messages() -> None:
     script = Script([Heard.JOINED, Heard.SILENCE, Heard.SILENCE], [stored(0, A), stored(1, B)], growing)
     assert await known(script) == {A, B}
     assert script.asked == [0, 1, 2]
@@ -148,7 +148,7 @@ async def test_who_was_not_told_of_everything_asks_again_when_it_hears_nothing(
 
 
 @pytest.mark.parametrize("strange", [b"nonsense", schema.payload([], 0.0)[:4]])
-async def test_a_message_that_is_not_understood_ends_what_is_known_and_nothing_else(
+async def test_a_message_that_is_not_understood_only_clears_the_known_blocks(
     strange: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -161,7 +161,7 @@ async def test_a_message_that_is_not_understood_ends_what_is_known_and_nothing_e
     ]
 
 
-async def test_a_long_replay_of_which_some_is_dropped_is_asked_for_again() -> None:
+async def test_a_long_replay_with_gaps_is_asked_for_again() -> None:
     def dropping(asked: int, messages: list[NumberedMessage]) -> Replayed:
         """Loses the third message, then every second one, then the end."""
         got = {1: [*messages[:2], *messages[3:]], 2: messages[::2]}.get(asked, messages)
@@ -172,7 +172,7 @@ async def test_a_long_replay_of_which_some_is_dropped_is_asked_for_again() -> No
     assert script.asked == [0, 2, 3, 5]
 
 
-async def test_a_publisher_that_repeats_itself_is_not_asked_for_ever() -> None:
+async def test_a_publisher_that_repeats_itself_is_not_asked_without_end() -> None:
     script = Script([Heard.JOINED], replay=lambda *_: Replayed([stored(3, A)], whole=False))
     assert await known(script) == {A}
     assert script.asked == [0, 4]

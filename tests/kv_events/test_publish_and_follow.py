@@ -1,4 +1,4 @@
-"""A publisher and its followers over real sockets: what they know is what is stored, whatever happened between."""
+"""A publisher and its followers over real sockets: followers know what is stored, whatever happened in between."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ SIZE = 4
 
 
 class Known:
-    """What a follower knows, and when it comes to know it."""
+    """The blocks that a follower knows, and an event for each change."""
 
     def __init__(self) -> None:
         self.names: set[bytes] = set()
@@ -45,7 +45,7 @@ class Known:
         self._changed.set()
 
     async def until(self, holds: Callable[[set[bytes]], bool]) -> None:
-        """Fails by the time limit of a test."""
+        """Waits until the condition is true; the test's time-out is the limit."""
         while not holds(self.names):
             self._changed.clear()
             await self._changed.wait()
@@ -63,7 +63,7 @@ async def publisher(**changes: object) -> AsyncIterator[BlockPublisher]:
 
 @asynccontextmanager
 async def following(endpoint: str, *, replay: bool = True) -> AsyncIterator[Known]:
-    """A follower, which is cancelled at the end."""
+    """Runs a follower, and cancels it at the end."""
     known = Known()
     source = BlockSource(endpoint, replay_endpoint(endpoint) if replay else None)
     task = asyncio.create_task(follow_blocks(source, known))
@@ -76,7 +76,7 @@ async def following(endpoint: str, *, replay: bool = True) -> AsyncIterator[Know
 
 
 class Worker:
-    """Stores and removes blocks of random prompts, some salted, and tells `listener`."""
+    """Stores and removes blocks of random prompts, some with a salt, and reports to `listener`."""
 
     def __init__(self, listener: Callable[[list[BlockChange]], None], seed: int) -> None:
         self.names: set[bytes] = set()
@@ -105,7 +105,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_followers_know_what_is_stored_at_every_moment_that_can_be_told(seed: int) -> None:
+async def test_followers_know_what_is_stored_after_every_message(seed: int) -> None:
     async with publisher(messages_kept=20) as published, following(published.endpoint) as early:
         worker = Worker(published.publish, seed)
         for _ in range(10):
@@ -118,7 +118,7 @@ async def test_followers_know_what_is_stored_at_every_moment_that_can_be_told(se
 
 
 @pytest.mark.parametrize("kept", [1, 1000])
-async def test_who_comes_late_is_told_of_everything_whatever_is_kept(kept: int) -> None:
+async def test_a_late_follower_hears_of_everything_however_much_is_kept(kept: int) -> None:
     async with publisher(messages_kept=kept) as published:
         worker = Worker(published.publish, 5)
         worker.steps(300)
@@ -126,7 +126,7 @@ async def test_who_comes_late_is_told_of_everything_whatever_is_kept(kept: int) 
             await known.until(lambda names: names == worker.names)
 
 
-async def test_what_is_not_kept_is_replayed_as_one_message_that_clears_and_stores_everything() -> None:
+async def test_messages_no_longer_kept_are_replayed_as_one_that_clears_and_stores_everything() -> None:
     async with publisher(messages_kept=1) as published:
         Worker(published.publish, 5).steps(300)
         subscription = Subscription(BlockSource.ours(published.endpoint))
@@ -161,7 +161,7 @@ async def test_a_follower_may_be_there_before_its_worker() -> None:
 
 
 class Lossy(Subscription):
-    """A subscription that loses a third of what is published."""
+    """A subscription that loses a third of the published messages."""
 
     def __init__(self, source: BlockSource) -> None:
         super().__init__(source)
@@ -175,7 +175,7 @@ class Lossy(Subscription):
 
 
 @pytest.mark.parametrize("kept", [2, 1000])
-async def test_who_loses_messages_gets_them_again(kept: int) -> None:
+async def test_a_follower_that_loses_messages_gets_them_again(kept: int) -> None:
     async with publisher(messages_kept=kept) as published:
         lossy, known = Lossy(BlockSource.ours(published.endpoint)), Known()
         follower = asyncio.create_task(Follower(lossy, known, name="w", silence_s=0.05).run())
@@ -190,7 +190,7 @@ async def test_who_loses_messages_gets_them_again(kept: int) -> None:
 
 
 class DroppingPublisher:
-    """Numbers its messages, and sends only some of them; no replay."""
+    """Numbers its messages, sends only some of them, and has no replay."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -210,7 +210,7 @@ class DroppingPublisher:
         self._context.term()
 
 
-async def test_what_is_lost_between_two_messages_is_noticed() -> None:
+async def test_a_message_lost_between_two_others_is_noticed() -> None:
     a, b, c = (block_names([i] * SIZE, SIZE, salt="")[0] for i in range(3))
     stored = {name: Stored((name,), None, (i,) * SIZE) for i, name in enumerate((a, b, c))}
     dropping = DroppingPublisher()
@@ -239,7 +239,7 @@ async def test_nothing_is_left_of_a_publisher_and_its_follower() -> None:
         worker.steps(3)
         await known.until(lambda names: names == worker.names)
     await published.close()
-    published.publish([Cleared()])  # an engine may end after what tells of it
+    published.publish([Cleared()])  # an engine may end after its publisher
     assert asyncio.all_tasks() == tasks
     assert threading.active_count() == threads
     await until_threads(process, native)
@@ -253,7 +253,7 @@ async def until_threads(process: psutil.Process, most: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_those_who_share_a_context_have_no_threads_of_their_own_and_leave_none() -> None:
+async def test_subscriptions_that_share_a_context_have_no_threads_of_their_own_and_leave_none() -> None:
     process, shared = psutil.Process(), SharedContext()
     threads = process.num_threads()
     async with publisher() as published:
@@ -273,7 +273,7 @@ async def test_those_who_share_a_context_have_no_threads_of_their_own_and_leave_
     await until_threads(process, threads)
 
 
-async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() -> None:
+async def test_a_reader_of_hashes_hears_of_the_removal_of_every_stored_hash() -> None:
     tokens = tuple(range(8))
     plain, salted = (tuple(block_names(tokens, SIZE, salt=salt)) for salt in ("", "pepper"))
     async with publisher() as published:
@@ -293,7 +293,7 @@ async def test_who_reads_hashes_is_told_of_the_removal_of_what_it_was_told_of() 
     assert replay.whole and told == [schema.wire_hash(plain[0])]
 
 
-async def test_a_port_that_is_taken_is_told() -> None:
+async def test_a_taken_port_is_an_error_that_names_it() -> None:
     async with publisher() as published:
         port = port_of(published.endpoint)
         with pytest.raises(ConfigError, match=f"cannot listen on tcp://127.0.0.1:{port} and the port after it"):
@@ -301,17 +301,17 @@ async def test_a_port_that_is_taken_is_told() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["", "nonsense", "tcp://host", "tcp://host:port", "tcp://:5557", "http://h:80"])
-def test_an_endpoint_that_can_be_none_is_told(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_an_error(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="not an endpoint"):
         BlockSource.ours(endpoint)
 
 
-async def test_following_what_can_be_no_address_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_following_an_invalid_address_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     await follow_blocks(BlockSource("nonsense", None), Known())
     assert len(caplog.messages) == 1 and "'nonsense' is not an endpoint" in caplog.messages[0]
 
 
-def test_what_is_stored_now_is_told_in_runs_with_tokens_and_parents() -> None:
+def test_stored_blocks_are_reported_in_runs_with_tokens_and_parents() -> None:
     tokens = tuple(range(16))
     a, b, c, d = block_names(tokens, SIZE, salt="")
     other = block_names(range(50, 58), SIZE, salt="pepper")
@@ -338,8 +338,8 @@ def test_what_is_stored_now_is_told_in_runs_with_tokens_and_parents() -> None:
     assert list(now.changes()) == []
 
 
-async def test_a_close_that_is_cancelled_closes_and_says_so() -> None:
-    """It took the cancellation of who closed it for that of its own task."""
+async def test_a_close_that_is_cancelled_still_closes_and_raises_the_cancellation() -> None:
+    """The caller's cancellation used to be taken for that of the publisher's own task."""
     published = BlockPublisher(PublisherOptions(block_size=SIZE))
     closing = asyncio.create_task(published.close())
     await asyncio.sleep(0)
@@ -351,7 +351,7 @@ async def test_a_close_that_is_cancelled_closes_and_says_so() -> None:
 
 
 async def test_a_subscription_that_gets_no_socket_gives_the_context_back() -> None:
-    """It kept it, and the context of all followers was never closed."""
+    """It used to keep the context, so the context of all followers was never closed."""
     shared = SharedContext()
     context = shared.take()
     context.set(zmq.MAX_SOCKETS, 1)

@@ -1,4 +1,4 @@
-"""Names of blocks, from events of engines that have names of their own."""
+"""The reader gives blocks our names, from the events of engines that have names of their own."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ SALT = [[msgspec.Raw(msgspec.msgpack.encode("pepper"))]]
 
 
 def stored(hashes: list[WireHash], begin: int, end: int, **changes: object) -> BlockStored:
-    """Blocks `begin` to `end` of the prompt as vLLM tells of them."""
+    """Returns blocks `begin` to `end` of the prompt, as vLLM reports them."""
     fields: dict[str, object] = {
         "block_hashes": hashes[begin:end],
         "parent_block_hash": hashes[begin - 1] if begin else None,
@@ -37,7 +37,7 @@ def names_of(changes: list[BlockChange]) -> set[bytes]:
 
 
 @pytest.mark.parametrize("hashes", HASHES.values(), ids=HASHES)
-def test_blocks_of_another_engine_get_the_names_that_routing_knows_them_by(hashes: list[WireHash]) -> None:
+def test_blocks_of_another_engine_get_our_names(hashes: list[WireHash]) -> None:
     reader = EventReader()
     changes = reader.changes(stored(hashes, 0, 2)) + reader.changes(stored(hashes, 2, 4))
     assert names_of(changes) == set(NAMES)
@@ -45,7 +45,7 @@ def test_blocks_of_another_engine_get_the_names_that_routing_knows_them_by(hashe
     assert reader.changes(AllBlocksCleared()) == [Cleared()]
 
 
-def test_what_was_removed_is_forgotten() -> None:
+def test_a_removed_block_is_forgotten() -> None:
     reader, hashes = EventReader(), HASHES["numbers"]
     reader.changes(stored(hashes, 0, 4))
     reader.changes(BlockRemoved(hashes, "GPU"))
@@ -54,7 +54,7 @@ def test_what_was_removed_is_forgotten() -> None:
     assert reader.changes(stored(hashes, 2, 4)) == [], "their parent is not known any more"
 
 
-def test_a_block_that_is_told_of_twice_is_removed_once() -> None:
+def test_a_block_that_is_reported_twice_is_removed_once() -> None:
     reader, hashes = EventReader(), HASHES["numbers"]
     assert reader.changes(stored(hashes, 0, 2)) == reader.changes(stored(hashes, 0, 2))
     assert reader.changes(BlockRemoved(hashes[:2], "GPU")) == [Removed(tuple(NAMES[:2]))]
@@ -126,13 +126,13 @@ def test_an_adapter_that_adapts_an_image_is_no_salt() -> None:
         "unknown parent",
     ],
 )
-def test_blocks_that_are_not_found_by_tokens_alone_are_passed_over(what: dict[str, object], known: int) -> None:
+def test_blocks_that_depend_on_more_than_tokens_are_ignored(what: dict[str, object], known: int) -> None:
     reader = EventReader()
     assert names_of(reader.changes(stored(HASHES["numbers"], 0, 4, **what))) == set(NAMES[:known])
     assert len(reader) == known
 
 
-def test_removals_in_other_layers_are_not_those_of_the_block() -> None:
+def test_a_removal_in_other_layers_does_not_remove_the_block() -> None:
     reader, hashes = EventReader(), HASHES["numbers"]
     reader.changes(stored(hashes, 0, 1))
     assert reader.changes(BlockRemoved(hashes[:1], "GPU", 1)) == []

@@ -1,4 +1,4 @@
-"""Bytes that vLLM wrote and reads."""
+"""Our schema reads bytes that vLLM wrote, and writes bytes that vLLM reads."""
 
 import msgspec
 import pytest
@@ -21,10 +21,10 @@ VLLM = bytes.fromhex(
     "02a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c084a474797065ac426c6f636b52656d6f766564ac626c6f636b5f"
     "6861736865739107a66d656469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656400"
 )
-"""A KVEventBatch of vLLM 0.32.0, encoded by itself: a salted prompt, hashes as bytes, a removal, a clearing."""
+"""A KVEventBatch that vLLM 0.32.0 encoded: a salted prompt, hashes as bytes, a removal, a clearing."""
 
 
-def test_what_vllm_writes_is_read() -> None:
+def test_events_that_vllm_writes_are_read() -> None:
     salted, hashed, removed, cleared = schema.events_in(VLLM)
     assert isinstance(salted, BlockStored) and isinstance(hashed, BlockStored)
     assert (salted.block_hashes, salted.parent_block_hash, salted.block_size) == ([2**64 - 3, 7], None, 2)
@@ -37,8 +37,8 @@ def test_what_vllm_writes_is_read() -> None:
     assert cleared == AllBlocksCleared()
 
 
-def test_what_we_write_is_what_vllms_reader_insists_on() -> None:
-    """These were read with vLLM 0.32.0's own decoder: all its fields without a default are there."""
+def test_our_events_have_every_field_that_vllm_s_reader_needs() -> None:
+    """vLLM 0.32.0's own decoder has read these: every field without a default is there."""
     changes: list[BlockChange] = [
         Stored(NAMES, None, tuple(range(8))),
         Stored(NAMES[1:], NAMES[0], (4, 5, 6, 7)),
@@ -77,7 +77,7 @@ def test_what_we_write_is_what_vllms_reader_insists_on() -> None:
     ]
 
 
-def test_of_a_salted_prompt_nothing_but_names_is_told() -> None:
+def test_only_the_names_of_a_salted_prompt_are_published() -> None:
     names = tuple(block_names(range(8), 4, salt="pepper"))
     stored, removed = Stored(names, None, tuple(range(8)), salted=True), Removed((names[1], NAMES[1]))
     payload = schema.payload([schema.event(stored, 4), schema.event(removed, 4, salted=names)], 0.0)
@@ -89,7 +89,7 @@ def test_of_a_salted_prompt_nothing_but_names_is_told() -> None:
 
 
 def test_events_as_arrays_are_read_too() -> None:
-    """vLLM before it wrote maps, and SGLang; trailing fields may be missing, and there may be more."""
+    """Old vLLM versions and SGLang write arrays, which may lack trailing fields or have more."""
     batch = [
         1.5,
         [
@@ -114,13 +114,13 @@ STORED = ["BlockStored", [1], None]
     "strange",
     [{"type": "BlockMoved", "block_hashes": [1]}, ["BlockStored", "x"], 7, {}, [*STORED, [], 0], [*STORED, [-1], 1]],
 )
-def test_an_event_that_is_not_known_is_told_apart_from_its_neighbours(strange: object) -> None:
-    """The last two, which no engine can mean, once ended the following for good."""
+def test_an_unknown_event_does_not_spoil_its_neighbours(strange: object) -> None:
+    """The last two, which no engine can mean, used to end a follower for good."""
     events = list(schema.events_in(msgspec.msgpack.encode([1.0, [strange, {"type": "AllBlocksCleared"}], 0])))
     assert events == [None, AllBlocksCleared()]
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"nonsense", msgspec.msgpack.encode({"ts": 1.0})])
-def test_what_is_no_payload_is_an_error(payload: bytes) -> None:
+def test_an_invalid_payload_is_an_error(payload: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         list(schema.events_in(payload))

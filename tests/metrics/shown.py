@@ -1,4 +1,4 @@
-"""A group whose steps come at given times, and what a step shows of a choice: as little as a record needs."""
+"""A group whose steps come at given times, with only those fields of a choice that a record needs."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ class ShownChoice:
 
 
 class TimedGroup:
-    """Its `record` as the metrics of a model keep it."""
+    """A group with the `record` that the metrics of a model keep of it."""
 
     def __init__(self, metrics: GroupMetrics, num_choices: int, *, started_s: float = 0.0) -> None:
         self._now_s = started_s
         self._metrics = metrics
         self.begun = 0
-        """How often it was told that the first step has come."""
+        """Number of times that the record reported the first step."""
         self.record = metrics.group_opened(
             num_choices, clock=lambda: self._now_s, prompt_tokens=7, max_tokens=9, on_first=self._begin
         )

@@ -1,4 +1,4 @@
-"""The exposition: every metric documented, engine figures as each engine gave them, group figures as they happened."""
+"""The exposition documents every metric, and has each engine's own figures and those of groups as they happened."""
 
 import re
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def a_cell(*, prefill: EngineStats | None, decode: EngineStats | None) -> Scrape
 
 
 def exposed(metrics: Metrics, scrape: Scrape | None = None) -> dict[str, float]:
-    """Sample name with its labels, without the model's and those of the only engine, to its value."""
+    """Returns values by sample name and labels, without the labels of the model and of the only engine."""
     samples: dict[str, float] = {}
     said = {"model_name": "m", "worker": "engine-0", "role": "both"}
     for family in text_string_to_metric_families(text_of(metrics, scrape)):
@@ -57,8 +57,8 @@ def text_of(metrics: Metrics, scrape: Scrape | None = None, *, models: Sequence[
     return metrics.exposition(scrape or Scrape(), models=models, waiting=3).decode()
 
 
-def test_the_page_has_the_row_of_every_metric_that_is_declared() -> None:
-    """The message of a failure holds the rows to be put into docs/metrics.md, and those to be taken out."""
+def test_the_page_has_the_row_of_every_declared_metric() -> None:
+    """If it fails, its message holds the rows that docs/metrics.md lacks, and those to be removed."""
     rows = [line for line in DOC.read_text().splitlines() if line.startswith(f"| `{PREFIX}")]
     declared = [one.row for one in DECLARED]
     missing, left_over = "\n".join(set(declared) - set(rows)), "\n".join(set(rows) - set(declared))
@@ -66,7 +66,7 @@ def test_the_page_has_the_row_of_every_metric_that_is_declared() -> None:
     assert len(rows) == len(declared) == len({one.name for one in DECLARED})
 
 
-def test_exactly_what_is_declared_is_exposed() -> None:
+def test_exactly_the_declared_metrics_are_exposed() -> None:
     families = [(family.name, family.type, family.documentation) for family in Metrics().registry.collect()]
     assert sorted(families) == sorted(
         (PREFIX + declared.name, declared.kind, declared.meaning) for declared in DECLARED
@@ -80,14 +80,14 @@ def test_every_meaning_is_a_sentence_and_every_label_is_in_the_row() -> None:
 
 
 @pytest.mark.parametrize("struct", [EngineStats, RoutingFigures])
-def test_a_declaration_names_only_fields_that_there_are(struct: type) -> None:
+def test_a_declaration_names_only_existing_fields(struct: type) -> None:
     names = set(get_type_hints(struct))
     for _, declared in declared_in(struct):
         assert {declared.share_of, declared.sum_in} <= {"", *names}
         assert bool(declared.bounds) is bool(declared.sum_in) is (declared.kind is MetricKind.HISTOGRAM)
 
 
-def test_the_page_tells_every_way_a_pull_fails() -> None:
+def test_the_page_lists_every_way_in_which_a_pull_fails() -> None:
     head, *told = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", DOC.read_text(), re.MULTILINE)
     assert (head, told) == ("kind", [kind.value for kind in FailureKind])
 
@@ -126,7 +126,7 @@ def test_an_engine_that_never_pulled_has_an_empty_histogram() -> None:
     assert samples[f"{name}_bucket|le=+Inf"] == samples[f"{name}_count"] == 0
 
 
-def test_failures_are_counted_by_what_has_occurred() -> None:
+def test_failures_are_counted_by_kind() -> None:
     samples = exposed(Metrics(), saying(EngineStats(transfer_failures={"stale": 2, "timeout": 1})))
     assert samples["motet:kv_transfer_failures_total|kind=stale"] == 2
     assert samples["motet:kv_transfer_failures_total|kind=timeout"] == 1
@@ -200,7 +200,7 @@ def test_each_worker_of_a_cell_has_its_own_figures() -> None:
     assert samples[f"motet:cache_config_info|{facts[1:]}|role=prefill|worker=prefill-0"] == 1
 
 
-def test_what_reads_the_counters_sums_them_over_the_workers() -> None:
+def test_programs_read_counters_as_sums_over_the_workers() -> None:
     cell = a_cell(prefill=EngineStats(prefill_tokens=40), decode=EngineStats(prefill_tokens=2))
     text = text_of(Metrics(), cell)
     assert figures_in(text).prefill_tokens == 42
@@ -254,7 +254,7 @@ def test_times_between_steps_are_a_histogram() -> None:
     assert samples[f"{name}_sum"] == 7.0055
 
 
-def test_a_group_that_ended_early_leaves_no_times_it_does_not_have() -> None:
+def test_a_group_that_ended_early_leaves_only_the_times_that_it_has() -> None:
     metrics = Metrics()
     TimedGroup(metrics.of("m"), 2).end(1.0, status=499)
     samples = exposed(metrics)
@@ -270,7 +270,7 @@ def test_two_apps_in_one_process_share_nothing() -> None:
     assert "motet:http_requests_total|handler=/health|method=GET|status=200" not in exposed(second)
 
 
-def test_groups_have_the_label_of_their_model_and_the_whole_server_that_of_its_only_one() -> None:
+def test_groups_have_their_model_s_label_and_the_server_that_of_its_only_model() -> None:
     metrics = Metrics()
     for model, status in (("m", 200), ("other", 200), ("other", 499)):
         group = TimedGroup(metrics.of(model), 1)
@@ -286,7 +286,7 @@ def test_groups_have_the_label_of_their_model_and_the_whole_server_that_of_its_o
     assert 'motet:forks_total{model_name="",role="both",worker="engine-0"}' in text
 
 
-def test_what_is_of_the_whole_server_keeps_its_label_when_all_models_but_one_have_gone() -> None:
+def test_metrics_of_the_server_keep_their_label_when_only_one_model_is_left() -> None:
     metrics = Metrics()
     told = [text_of(metrics, models=models) for models in (["m"], ["m", "other"], ["m"])]
     name = "motet:groups_without_first_token"

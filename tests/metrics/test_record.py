@@ -1,4 +1,4 @@
-"""What a group's steps add up to."""
+"""A record adds up the steps of a group."""
 
 from motet.metrics.prometheus import Metrics
 from motet.types import FinishReason

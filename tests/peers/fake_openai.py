@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on a real socket, with the manners of servers that were met (`openai_script`)."""
+"""An OpenAI-compatible server on a real socket, which can deviate as other servers do (`openai_script`)."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,14 @@ from tests.peers.openai_script import Asked, Manners, Refused, Script
 
 
 class FakeOpenAI:
-    """Runs from `async with` to its end."""
+    """A played server that runs while the `async with` lasts."""
 
     def __init__(self, manners: Manners | None = None, *, tls: ssl.SSLContext | None = None) -> None:
         self.manners = manners or Manners()
         self.asked: list[Asked] = []
-        """Requests for choices."""
+        """All requests for choices, in order."""
         self.listed = 0
-        """How often its models were asked for."""
+        """Number of times that a client asked for its models."""
         self.running = 0
         self.most_running = 0
         self.arrived = asyncio.Semaphore(0)
@@ -35,7 +35,7 @@ class FakeOpenAI:
         await self.close()
 
     async def close(self) -> None:
-        """Nobody is there from now on, and every connection breaks. May be called twice."""
+        """Stops the server and breaks every connection. May be called twice."""
         self._server.close()
         for task in self._connections:
             task.cancel()
@@ -47,13 +47,13 @@ class FakeOpenAI:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def shut(self) -> asyncio.Semaphore:
-        """From now on each piece of a stream, and each whole answer, waits for the gate."""
+        """Makes each piece of a stream, and each whole answer, wait for the gate from now on."""
         self.arrived = asyncio.Semaphore(0)
         self.gate = asyncio.Semaphore(0)
         return self.gate
 
     async def until_idle(self) -> None:
-        """Returns once no answer is under way; the test's time-out is the limit."""
+        """Waits until no answer is under way; the test's time-out is the limit."""
         while self.running:
             self._idle.clear()
             await self._idle.wait()
@@ -72,7 +72,7 @@ class FakeOpenAI:
             writer.transport.abort()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection goes on."""
+        """Serves one request. Returns True if the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         line, *lines = head.strip().split("\r\n")
         method, path, _ = line.split()
@@ -105,7 +105,7 @@ class FakeOpenAI:
             self._idle.set()
 
     async def _while_connected(self, reader: asyncio.StreamReader, answer: Coroutine[Any, Any, bool]) -> bool:
-        """As servers do, it stops when the other side goes."""
+        """Stops when the other side goes, as servers do."""
         answering = asyncio.ensure_future(answer)
         gone = asyncio.ensure_future(reader.read(1))
         try:

@@ -1,14 +1,14 @@
-"""A vLLM 0.32 server played on a real socket, in the loop of the test.
+"""A vLLM 0.32 server that is played on a real socket, in the test's own loop.
 
     async with FakeVLLM(network=network, stepped=True) as server:
         ...                                   # ask server.url
         await server.until(lambda: server.open == 1)
         server.step(3)                        # every open request writes three more tokens a choice
-        server.run()                          # and from now on whatever it has to
+        server.run()                          # from now on nothing waits for steps
         ...
-        server.check()                        # nothing open, pinned or wrong
+        server.check()                        # nothing is open, pinned or wrong
 
-What it writes is in `vllm_tokens.py`, what it refuses in `vllm_asked.py`. Servers with one `Network` can fetch KV from
+`vllm_tokens.py` has what it writes, `vllm_asked.py` what it refuses. Servers with the same `Network` can fetch KV from
 each other. `switches` make it an older server, one with other settings, or one that fails.
 """
 
@@ -31,12 +31,12 @@ from tests.peers.vllm_tickets import Network
 
 MODEL = "smollm2"
 TURNS_TO_LET_IN = 3
-"""Of the loop, until whoever it has let in is among the connections. One that asyncio finds closed before is lost: it
-would neither be answered nor broken."""
+"""Turns of the loop that a new connection takes until the server lists it. If asyncio closed it earlier, it would
+neither be answered nor broken."""
 
 
 class Named(NamedTuple):
-    """What the headers of a request call it."""
+    """The names that the headers of a request give it."""
 
     request_id: str | None
     session_id: str | None
@@ -44,7 +44,7 @@ class Named(NamedTuple):
 
 @dataclass
 class FakeVLLM(PlayedEngine):
-    """From `async with` to its end; `kill` and `start` meanwhile, always on the same port."""
+    """A played server that runs while the `async with` lasts. `kill` and `start` in between keep its port."""
 
     model: str = MODEL
     adapters: tuple[str, ...] = ()
@@ -60,9 +60,9 @@ class FakeVLLM(PlayedEngine):
         books = Books(self.model, self.block_size, self.num_blocks)
         super().__init__(books, self.network, self.switches, self.max_model_len, stepped=self.stepped)
         self.asked: list[Asked] = []
-        """All that came to it and were not refused."""
+        """All requests for tokens that were not refused."""
         self.named: list[Named] = []
-        """All that came to it with a prompt, refused ones too."""
+        """The names of all requests with a prompt, also of refused ones."""
 
     async def __aenter__(self) -> "FakeVLLM":
         await self.start()
@@ -79,7 +79,7 @@ class FakeVLLM(PlayedEngine):
 
     @property
     def open(self) -> int:
-        """Requests for tokens that it has not answered yet."""
+        """Number of requests for tokens that are not answered yet."""
         return self.books.open
 
     @property
@@ -87,7 +87,7 @@ class FakeVLLM(PlayedEngine):
         return [self.model, *self.adapters]
 
     def check(self) -> None:
-        """Nothing is left of any request, and no client did what corrupts KV."""
+        """Checks that nothing is left of any request, and that no client did what corrupts KV."""
         assert self.network.faults == []
         assert (self.open, self.network.pulling, self.network.pinned) == (0, 0, [])
 
@@ -114,7 +114,7 @@ class FakeVLLM(PlayedEngine):
         self.books.begin()
 
     async def kill(self) -> None:
-        """As SIGKILL does: the connections break, and what it held is lost. May be called twice."""
+        """Acts as after SIGKILL: connections break and everything held is lost. May be called twice."""
         if self._listener.fileno() < 0:
             return
         asyncio.get_running_loop().remove_reader(self._listener)
@@ -185,7 +185,7 @@ class FakeVLLM(PlayedEngine):
         except Refused:
             ticket = body.get("kv_transfer_params")
             if self.switches.connector and isinstance(ticket, dict) and ticket.get("do_remote_prefill"):
-                self.network.refuse(ticket)  # the serving layer tells the prefill server; so tickets are released
+                self.network.refuse(ticket)  # vLLM tells the prefill server; clients release tickets so
                 self.changed()
             raise
         return await self._answer(request, asked)

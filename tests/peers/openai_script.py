@@ -1,7 +1,7 @@
-"""What a played OpenAI-compatible server says, and the manners in which it says it.
+"""What a played OpenAI-compatible server answers, and the ways in which it can deviate.
 
-Its answers follow from the prompt and the seed alone, so that n choices of one request can be compared with n requests:
-choice i of seed s says `<prompt> <s + i> ...`, a word a piece.
+Its answers follow from the prompt and the seed alone, so that tests can compare n choices of one request with n
+requests: choice i with seed s is `<prompt> <s + i> ...`, one word a piece.
 """
 
 import json
@@ -18,23 +18,23 @@ Json = dict[str, Any]
 class Index(Enum):
     OWN = auto()
     ZERO = auto()
-    """All choices are number 0."""
+    """All choices have number 0."""
     ABSENT = auto()
 
 
 class Usage(Enum):
     END = auto()
-    """Of a stream: in a chunk without choices, if asked for."""
+    """A stream has it in a chunk without choices, if the client asks for it."""
     EACH = auto()
-    """With the last chunk of each choice, asked for or not."""
+    """The last chunk of each choice has it, asked for or not."""
     NONE = auto()
 
 
 class Break(Enum):
-    """What becomes of a stream after its first piece."""
+    """How a stream goes on after its first piece."""
 
     EVENT = auto()
-    """An error event, and the end."""
+    """An error event comes, and the stream ends."""
     CUT = auto()
     """The connection breaks."""
     SILENCE = auto()
@@ -43,7 +43,7 @@ class Break(Enum):
 
 @dataclass(frozen=True)
 class Refused:
-    """What a request gets in place of an answer."""
+    """An answer that a request gets instead of the usual one."""
 
     status: int
     body: bytes = b""
@@ -57,16 +57,16 @@ class Refused:
 
 @dataclass
 class Manners:
-    """How it deviates. By default it does not."""
+    """The ways in which a server deviates. By default it does not."""
 
     ignores_n: bool = False
     index: Index = Index.OWN
-    """On streams."""
+    """How choices are numbered in streams."""
     finishes_at_end: bool = False
-    """All choices together, after the last piece of any."""
+    """All choices finish together, after the last piece of any."""
     never_finishes: bool = False
     ends_with: str = "stop"
-    """The `finish_reason` of a choice that has said all its words."""
+    """The `finish_reason` of a choice that has written all its words."""
     finish_twice: bool = False
     usage: Usage = Usage.END
     no_done: bool = False
@@ -75,16 +75,16 @@ class Manners:
     role_everywhere: bool = False
     no_role: bool = False
     refuses: frozenset[str] = frozenset()
-    """Fields that are a 400; `n` only above 1."""
+    """Fields that get a 400; `n` only above 1."""
     breaks: dict[int, Break] = field(default_factory=dict)
-    """By seed."""
+    """How choices break off, by seed."""
     no_routes: frozenset[str] = frozenset()
     not_ok: list[Refused] = field(default_factory=list)
-    """For the next requests, one each."""
+    """Errors for the next requests, one for each."""
     key: str | None = None
-    """The only one it knows."""
+    """The only API key that the server accepts."""
     listing: Refused | None = None
-    """In place of the list of its models."""
+    """What the server sends instead of the list of its models."""
     models: tuple[Json, ...] = ({"id": "m", "max_model_len": 4096},)
 
 
@@ -104,7 +104,7 @@ class Choice:
 
 
 class Script:
-    """What it says to one request."""
+    """The answer of the server to one request."""
 
     def __init__(self, asked: Asked, manners: Manners) -> None:
         self._chat = asked.path == CHAT
@@ -132,7 +132,7 @@ class Script:
         return {**self._head(kind), "choices": choices, **told}
 
     def events(self) -> Iterator[bytes | None]:
-        """None: the connection breaks."""
+        """Yields the events of a stream. None means that the connection breaks."""
         manners = self._manners
         late: list[bytes | None] = []
         for step in range(max(len(choice.words) for choice in self.choices) + 1):

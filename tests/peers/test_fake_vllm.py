@@ -35,7 +35,7 @@ def pieces_of(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_a_choice_that_is_asked_for_again_with_what_was_written_goes_on_as_the_undisturbed_one() -> None:
+async def test_a_choice_that_is_resumed_with_its_written_tokens_goes_on_as_if_undisturbed() -> None:
     async with FakeVLLM() as server:
         (whole,) = tokens_of(await complete(server, temperature=0))
         assert whole == written(PROMPT, 12)
@@ -150,12 +150,12 @@ async def test_a_test_says_how_far_an_answer_is_written_and_a_killed_server_come
         ({"model": "adapter"}, 200),
     ],
 )
-async def test_it_refuses_what_vllm_refuses(fields: dict[str, object], status: int) -> None:
+async def test_it_refuses_the_requests_that_vllm_refuses(fields: dict[str, object], status: int) -> None:
     async with FakeVLLM(adapters=("adapter",)) as server:
         assert (await complete(server, **fields)).status_code == status
 
 
-async def test_it_tells_what_a_probe_asks() -> None:
+async def test_it_answers_the_questions_of_a_probe() -> None:
     async with (
         FakeVLLM(adapters=("adapter",)) as server,
         httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,

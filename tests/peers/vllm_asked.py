@@ -1,4 +1,4 @@
-"""What a client asked a played vLLM server for, in either dialect, and what such a server refuses."""
+"""The requests of a played vLLM server, in either dialect, and what such a server refuses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ MAX_LOGPROBS = 20
 
 
 class Refused(Exception):
-    """An answer of an error, in vLLM's shape."""
+    """An error as an answer, in vLLM's shape."""
 
     def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """What both dialects have under the same names."""
+    """The fields that both dialects have under the same names."""
 
     n: int
     seed: int | None
@@ -27,18 +27,18 @@ class Sampling:
     max_tokens: int
     min_tokens: int
     stops: frozenset[int]
-    """Tokens that end a choice and are told as its `stop_reason`."""
+    """Tokens that end a choice and become its `stop_reason`."""
     ignore_eos: bool
     logprobs: int | None
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request for tokens. `body` is what was sent."""
+    """One request for tokens. `body` is the JSON that was sent."""
 
     body: Mapping[str, object]
     scale_out: bool
-    """Whether it came to `/inference/v1/generate`."""
+    """True if it came to `/inference/v1/generate`."""
     model: str | None
     prompt: list[int]
     sampling: Sampling
@@ -97,7 +97,7 @@ def generate_asked(body: Mapping[str, object]) -> Asked:
 
 
 def check(asked: Asked, *, models: list[str], max_model_len: int) -> None:
-    """Raises Refused for what vLLM refuses."""
+    """Raises Refused if vLLM would refuse this."""
     sampling = asked.sampling
     if asked.model is not None and asked.model not in models:
         aliases = ", ".join(models)

@@ -1,4 +1,4 @@
-"""What a played vLLM server counts, and its `/metrics`."""
+"""The counts of a played vLLM server, and its `/metrics`."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from tests.peers.vllm_tokens import state_of
 
 @dataclass
 class Books:
-    """Since the last start, apart from the requests that are open."""
+    """Counts since the last start. `open` goes on across starts."""
 
     model: str
     block_size: int
@@ -17,7 +17,7 @@ class Books:
     open: int = 0
     finished: int = 0
     aborted: int = 0
-    """Their connection was closed."""
+    """Requests whose connection was closed."""
     generated_tokens: int = 0
     transfers: int = 0
     local_compute: int = 0
@@ -25,11 +25,11 @@ class Books:
     external_kv_transfer: int = 0
     started_s: float = 0.0
     _cached: set[int] = field(default_factory=set)
-    """States up to the end of each full block that is in the prefix cache."""
+    """The state at the end of each full block that is in the prefix cache."""
     _held: int = 0
 
     def begin(self) -> None:
-        """A new process."""
+        """Begins anew, as a new process does."""
         self.started_s = max(time.time(), self.started_s + 0.01)
         self.finished = self.aborted = self.generated_tokens = self.transfers = 0
         self.local_compute = self.local_cache_hit = self.external_kv_transfer = 0
@@ -44,7 +44,7 @@ class Books:
         self._held -= self._blocks(asked)
 
     def computed(self, asked: Asked) -> None:
-        """Where the prompt of each choice comes from."""
+        """Counts where the prompt of each choice comes from."""
         for _ in range(asked.sampling.n):
             cached = self._take_cached(asked.prompt)
             self.local_cache_hit += cached
@@ -88,7 +88,7 @@ class Books:
         return "\n".join(lines) + "\n"
 
     def _take_cached(self, prompt: list[int]) -> int:
-        """Tokens in leading full blocks that are cached, never the last token; from now on all full blocks are."""
+        """Returns the number of cached tokens in leading full blocks, less the last token, and caches them all."""
         states, state = [], 0
         for end in range(self.block_size, len(prompt) + 1, self.block_size):
             state = state_of(prompt[end - self.block_size : end], state)

@@ -1,4 +1,4 @@
-"""The engine of a played vLLM server: writes token by token, as far as the test lets it, and fetches KV."""
+"""The engine of a played vLLM server: it writes token by token, as far as the test lets it, and fetches KV."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -15,14 +15,14 @@ BROKEN = Refused(500, "Internal server error", kind="InternalServerError")
 
 
 class PlayedEngine:
-    """Of one server; its books last from start to start."""
+    """The engine of one server. Its books last from start to start."""
 
     def __init__(
         self, books: Books, network: Network, switches: Switches, max_model_len: int, *, stepped: bool
     ) -> None:
         self.books = books
         self.id = ""
-        """Of the KV it makes: a new one at each start."""
+        """Names the KV that it makes; each start has a new id."""
         self._network = network
         self._switches = switches
         self._max_model_len = max_model_len
@@ -37,21 +37,21 @@ class PlayedEngine:
             await self._change.wait()
 
     def step(self, count: int = 1) -> None:
-        """Every request that is open now may write so many tokens more a choice."""
+        """Lets every open request write `count` more tokens a choice."""
         self._steps += count
         self.changed()
 
     def hold(self) -> None:
-        """From now on every token waits for a step: for when a gateway has found out what this server is."""
+        """Makes every token wait for a step from now on. Call it when a gateway has found out what this server is."""
         self._stepped = True
 
     def run(self) -> None:
-        """Nobody waits for steps any more."""
+        """Lets nobody wait for steps any more."""
         self._stepped = False
         self.changed()
 
     def stop(self) -> None:
-        """As SIGSTOP does: connections stay, and nothing is answered."""
+        """Acts as after SIGSTOP: connections stay, and nothing is answered."""
         self._awake = False
 
     def go_on(self) -> None:
@@ -67,7 +67,7 @@ class PlayedEngine:
 
     @asynccontextmanager
     async def booked(self, asked: Asked) -> AsyncIterator[int]:
-        """While it is open. Yields the steps before it, which are not for it."""
+        """Keeps the request in the books. Yields the number of steps before it, which do not count for it."""
         before = self._steps
         self.books.arrived(asked)
         self.changed()
@@ -82,7 +82,7 @@ class PlayedEngine:
             self.changed()
 
     async def write(self, asked: Asked, before: int) -> AsyncIterator[list[Child]]:
-        """All choices, after each step. `before`: of `booked`. Raises Refused as the engine fails."""
+        """Yields all choices after each step. `before` comes from `booked`. Raises Refused when the engine fails."""
         wrong = await self._fetched(asked) if asked.reads_ticket and self._switches.connector else False
         self.books.computed(asked)
         children = [Child(i, self._kind(asked, i, wrong), state_of(asked.prompt)) for i in range(asked.sampling.n)]
@@ -112,7 +112,7 @@ class PlayedEngine:
         return Kind(draw=self._network.draws.draw(state_of(asked.prompt)) if drawn else 0, wrong=wrong)
 
     async def _fetched(self, asked: Asked) -> bool:
-        """Pulls the KV, once a choice. Returns whether it is another one's. Raises Refused."""
+        """Pulls the KV once for each choice. Returns True if it was another prompt's. Raises Refused."""
         self._network.pulling += 1
         self.changed()
         try:
@@ -121,7 +121,7 @@ class PlayedEngine:
                 raise BROKEN
             reads = [self._network.read(asked.transfer, asked.prompt) for _ in range(asked.sampling.n)]
         except asyncio.CancelledError:
-            self._network.refuse(asked.transfer)  # an abort tells the prefill server too
+            self._network.refuse(asked.transfer)  # vLLM tells the prefill server after an abort too
             raise
         finally:
             self._network.pulling -= 1

@@ -13,7 +13,7 @@ FINGERPRINT = "vllm-0.32.0-42872a81"
 
 @dataclass
 class Child:
-    """One choice as it is written."""
+    """A choice that is being written."""
 
     index: int
     kind: Kind
@@ -22,10 +22,10 @@ class Child:
     finish_reason: str | None = None
     stop_reason: int | None = None
     told: int = 0
-    """Tokens in pieces sent so far."""
+    """Number of tokens in the pieces sent so far."""
 
     def write(self, sampling: Sampling, room: int) -> None:
-        """One more token. `room`: how many fit into the context."""
+        """Adds one token. `room` is the number of tokens that fit into the context."""
         early = len(self.tokens) < sampling.min_tokens
         ends = sampling.stops if sampling.ignore_eos else sampling.stops | {EOS}
         token = self.kind.token(self.state, len(self.tokens), ends if early else ())
@@ -39,14 +39,14 @@ class Child:
             self.finish_reason = "length"
 
     def tell(self) -> list[int]:
-        """Tokens that were not told yet."""
+        """Returns the tokens that were not sent yet."""
         news, self.told = self.tokens[self.told :], len(self.tokens)
         return news
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Of the answers to one request. `token_ids`: whether the server is new enough to tell them."""
+    """The shapes of the answers to one request. `token_ids`: the server is new enough to send token ids."""
 
     id: str
     model: str
@@ -54,7 +54,7 @@ class Shapes:
     token_ids: bool = True
 
     def piece(self, child: Child) -> Json:
-        """A chunk with what it has written since the last one."""
+        """Makes a chunk of what the choice has written since the last one."""
         first, news = child.told == 0, child.tell()
         if self.asked.scale_out:
             choices = [self._generated(child, news)]
@@ -66,7 +66,7 @@ class Shapes:
         return {**self._head, "choices": [choice]}
 
     def last_piece(self, children: list[Child]) -> Json:
-        """The chunk with the usage."""
+        """Makes the chunk with the usage."""
         if self.asked.scale_out:
             usage = self._usage(children)
             return {"request_id": self.id, "usage": usage, "output_mode": "tokens", "choices": []}
@@ -145,17 +145,17 @@ class Shapes:
 
 
 def letter(token: int) -> str:
-    """Some text: who asks with tokens reads tokens."""
+    """Returns some text. A client that asks with tokens does not read it."""
     return chr(ord("A") + token % 26)
 
 
 def likely(token: int, count: int) -> list[tuple[int, float]]:
-    """The sampled token first, then others, none of them as likely."""
+    """Returns the sampled token and then others, each less likely than the one before."""
     return [((token + k) % VOCAB_SIZE, -0.25 - 0.5 * k) for k in range(count)]
 
 
 def ranked(token: int, count: int) -> Json:
-    """Of the tokens-only dialect, in which k log-probabilities are those of the sampled token and of k - 1 others."""
+    """The tokens-only dialect counts the sampled token among the k log-probabilities."""
     top = [
         {"token_id": id, "logprob": logprob, "rank": rank} for rank, (id, logprob) in enumerate(likely(token, count), 1)
     ]

@@ -1,4 +1,4 @@
-"""What a played vLLM server may be told to be: older, set up in another way, or failing."""
+"""Switches that make a played vLLM server older, set it up in another way, or make it fail."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,32 @@ from tests.peers.vllm_shapes import Json
 
 @dataclass
 class Switches:
-    """What a test may change at any time."""
+    """Tests may change these at any time."""
 
     scale_out: bool = False
-    """Whether `/inference/v1/generate` is there; 403 otherwise."""
+    """If off, `/inference/v1/generate` is a 403."""
     token_ids: bool = True
-    """Off: a server that does not know `return_token_ids`."""
+    """If off, the server does not know `return_token_ids`."""
     tells_blocks: bool = True
-    """Off: their size and number are `None` in its figures."""
+    """If off, the size and number of blocks in its figures are `None`."""
     event_sources: Json | None = None
-    """None: an older server, 404."""
+    """None stands for an older server, which answers 404."""
     connector: bool = True
-    """Off: it makes no tickets, and passes over those it is sent."""
+    """If off, the server makes no tickets and ignores those that it gets."""
     tokens_of_text: list[int] | None = None
-    """What `/tokenize` makes of any text; None: there is no such route."""
+    """The tokens that `/tokenize` makes of any text. None means that there is no such route."""
     refuses_priority: bool = False
     healthy: bool = True
-    """Off: its engine is dead."""
+    """If off, the engine is dead."""
     api_key: str | None = None
     ticket_in_list: bool = False
-    """Whether `kv_transfer_params` of an answer are a list of one."""
+    """If on, `kv_transfer_params` of an answer is a list with one item."""
     pull_fails: bool = False
     pull_hangs: bool = False
     tokens_a_chunk: int = 1
     fail_after: int | None = None
-    """Its engine fails every request after so many tokens a choice."""
+    """Number of tokens a choice after which the engine fails every request."""
     lost: tuple[str, ...] = ()
     """Adapters that it has no more, though it still lists them."""
     too_busy: int = 0
-    """So many requests for tokens are refused with 503."""
+    """Number of requests for tokens that are still to be refused with 503."""

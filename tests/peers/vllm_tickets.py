@@ -8,19 +8,19 @@ from tests.peers.vllm_tokens import Draws, state_of
 
 
 class Held(Enum):
-    """What became of a prefilled prompt."""
+    """The fate of a prefilled prompt's blocks."""
 
     PINNED = auto()
     READ = auto()
     REJECTED = auto()
     EXPIRED = auto()
     LOST = auto()
-    """With its server."""
+    """The server that held them is dead."""
 
 
 @dataclass
 class Prefilled:
-    """One prompt whose blocks wait for a reader."""
+    """A prompt whose blocks wait for a reader."""
 
     id: str
     engine_id: str
@@ -32,13 +32,13 @@ class Prefilled:
 
 @dataclass
 class Network:
-    """What servers of one test know of each other. `faults` are the client's: a test asserts that there are none."""
+    """What the servers of one test know of each other. `faults` are the client's: a test asserts that it has none."""
 
     prefilled: dict[str, Prefilled] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     draws: Draws = field(default_factory=Draws)
     transfers: int = 0
-    """Reads of KV. A choice of a request with a ticket is one."""
+    """Number of reads of KV. Each choice of a request with a ticket is one."""
     pulling: int = 0
 
     @property
@@ -49,19 +49,19 @@ class Network:
         return self.prefilled[ticket].reads
 
     def expire(self) -> None:
-        """The leases of all tickets that nobody used end."""
+        """Ends the leases of all tickets that nobody used."""
         for entry in self.prefilled.values():
             if entry.held is Held.PINNED:
                 entry.held = Held.EXPIRED
 
     def lose(self, engine_id: str) -> None:
-        """The server that had them is dead."""
+        """Notes that the server that held them is dead."""
         for entry in self.prefilled.values():
             if entry.engine_id == engine_id:
                 entry.held = Held.LOST
 
     def pin(self, engine_id: str, prompt: list[int], block_size: int) -> dict[str, object]:
-        """The ticket, as `NixlConnector` writes it."""
+        """Returns the ticket, as `NixlConnector` writes it."""
         entry = Prefilled(f"cmpl-{uuid4().hex[:16]}-0-{uuid4().hex[:8]}", engine_id, state_of(prompt), len(prompt))
         self.prefilled[entry.id] = entry
         return {
@@ -81,13 +81,13 @@ class Network:
         }
 
     def refuse(self, ticket: dict[str, object]) -> None:
-        """A decode server rejected the request with it, and tells the one that holds the blocks."""
+        """Notes that a decode server rejected a request with this ticket, and told the server that holds the blocks."""
         entry = self._entry(ticket)
         if entry is not None and entry.held is Held.PINNED:
             entry.held = Held.REJECTED
 
     def read(self, ticket: dict[str, object], prompt: list[int]) -> "Read":
-        """One sequence fetches it."""
+        """Reads the KV for one sequence."""
         entry = self._entry(ticket)
         if entry is None or entry.held is Held.LOST:
             return Read.FAILED
@@ -107,9 +107,9 @@ class Network:
 
 
 class Read(Enum):
-    """How a fetch went."""
+    """How a fetch ended."""
 
     FETCHED = auto()
     STALE = auto()
-    """The blocks are others' by now: a real server writes nonsense and says nothing."""
+    """The blocks are somebody else's by now: a real server writes nonsense and does not notice."""
     FAILED = auto()

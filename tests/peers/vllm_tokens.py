@@ -1,13 +1,13 @@
-"""What the played vLLM writes: tokens that are a pure function of those before, so that equality is the oracle.
+"""The tokens of the played vLLM: a pure function of those before, so that equality is the oracle.
 
-A token is a hash of all tokens before it, those of the prompt and the written ones. So a choice that is asked for
-again with its prompt and what was written goes on as the undisturbed one would. Three kinds differ in how they begin:
+Each token is a hash of all tokens before it, prompt and written ones. So a choice that is asked for again, with its
+prompt and what was written, goes on as the undisturbed one would. Three kinds differ in how they begin:
 
     greedy      the hash alone: all choices of a prompt are the same
     unseeded    the first token is drawn: the k-th choice over one prompt (k = 0, 1, ...) begins with a hash of the
                 prompt and k; a prompt that ends in tokens written here is a choice that goes on, and nothing is drawn
-    seeded      every token is a hash of those before, of the seed and of its place in this request: as with vLLM, whose
-                generator starts anew, a seeded choice that is resumed goes on differently
+    seeded      a token is a hash of those before, the seed and its place in this request; so a seeded choice that is
+                resumed goes on differently, as with vLLM, whose generator starts anew
 """
 
 import struct
@@ -17,19 +17,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 VOCAB_SIZE = 259
-"""What it writes: of the tiny tokenizer without its merges, every token is a byte or special."""
+"""Tokens that it may write: bytes and special ones, as in the tiny tokenizer without its merges."""
 KNOWN_TOKENS = 512
-"""What it reads: all that the tiny tokenizer makes of texts is among them."""
+"""Tokens that it may read. They include all that the tiny tokenizer makes of texts."""
 EOS = 0
 
 
 def state_of(tokens: Sequence[int], state: int = 0) -> int:
-    """Of everything up to here; `state` is that of the tokens before."""
+    """Returns the state after these tokens; `state` is the one before them."""
     return zlib.crc32(struct.pack(f"<{len(tokens)}q", *tokens), state)
 
 
 def token_at(state: int, *more: int, banned: Collection[int] = ()) -> int:
-    """The token after `state`; the next one that is not banned."""
+    """Returns the token after `state`, or the next one that is not banned."""
     token = state_of(more, state) % VOCAB_SIZE
     while token in banned:
         token = (token + 1) % VOCAB_SIZE
@@ -42,9 +42,9 @@ class Kind:
 
     seed: int | None = None
     draw: int = 0
-    """0 also for greedy ones and for those that go on."""
+    """It is 0 also for greedy choices and for those that go on."""
     wrong: bool = False
-    """Its KV is another one's."""
+    """True if the choice reads another prompt's KV."""
 
     def token(self, state: int, place: int, banned: Collection[int] = ()) -> int:
         if self.wrong:
@@ -55,7 +55,7 @@ class Kind:
 
 
 def written(prompt: Sequence[int], num_tokens: int, kind: Kind | None = None) -> list[int]:
-    """What a choice that ignores the end of sequence has written after so many tokens. Greedy if nothing is said."""
+    """Returns the first tokens of a choice that ignores the end of sequence, greedy by default."""
     kind, state, tokens = kind or Kind(), state_of(prompt), []
     for place in range(num_tokens):
         tokens.append(kind.token(state, place))
@@ -64,13 +64,13 @@ def written(prompt: Sequence[int], num_tokens: int, kind: Kind | None = None) ->
 
 
 def goes_on(prompt: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Whether an unseeded choice is right after its first token, wherever and however often it was resumed."""
+    """Returns True if an unseeded choice is right after its first token, wherever and however often it was resumed."""
     return all(token == token_at(state_of([*prompt, *tokens[:place]])) for place, token in enumerate(tokens) if place)
 
 
 @dataclass
 class Draws:
-    """Which unseeded choices began, and what was written, on all servers of one test."""
+    """The unseeded choices that began, and everything that was written, on all servers of one test."""
 
     _drawn: Counter[int] = field(default_factory=Counter)
     _written: set[int] = field(default_factory=set)

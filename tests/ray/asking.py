@@ -1,4 +1,4 @@
-"""Asks a cluster for an answer, and strikes when it has begun."""
+"""Asks a cluster for an answer, and strikes when the answer has begun."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from tests.fault.answers import Answer, Body, Reader, read
 from tests.ray.running_ray import RunningRay
 
 LONG, LONGEST = 260, 390
-"""Tokens of a choice that is to be struck: half a second's work, of eight; as many as there is room for."""
+"""Tokens of a choice that is to be struck: as many as there is room for. Eight choices of them take half a second."""
 
 
 class Streaming:
@@ -21,7 +21,7 @@ class Streaming:
         self._lines = response.aiter_lines()
 
     async def begin(self) -> None:
-        """Until every choice has a role, and some a token."""
+        """Reads until every choice has a role, and some choice a token."""
         await read(self._lines, self.reader, until=lambda reader: reader.chunks > len(reader.roles) > 0)
 
     async def read_all(self) -> Reader:
@@ -39,7 +39,7 @@ async def streaming(ray: RunningRay, route: str, body: Body, *, session: str = "
 
 
 async def ask_and_strike(ray: RunningRay, route: str, body: Body, strike: Callable[[str], None]) -> Answer:
-    """`strike` gets the name of the worker that writes."""
+    """Calls `strike` with the name of the worker that writes the answer."""
     async with streaming(ray, route, body) as stream:
         strike(stream.worker)
         return (await stream.read_all()).complete()

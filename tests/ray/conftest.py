@@ -1,7 +1,7 @@
-"""A tiny model, what one server makes of it, and clusters: one for each ingress, which tests share.
+"""A tiny model, the answers of one server, and clusters that tests share: one for each ingress.
 
-What takes long to import, such as torch, is imported where it is used: the first process of pytest-xdist reads this
-file too, runs no test, and the others start when it is through.
+Modules that take long to import, such as torch, are imported where they are used: the first process of pytest-xdist
+reads this file too but runs no test, and the others start only when it is through.
 """
 
 import socket
@@ -28,13 +28,13 @@ ENGINES = pytest.StashKey["Engines"]()
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """One loop for all tests, so that several may use one cluster."""
+    """All tests run in one loop, so that several can use one cluster."""
     return "asyncio"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
-    """The first process of pytest-xdist has them for all: they import while the others look for their tests."""
+    """The first process of pytest-xdist forks engines for all others: it imports while they look for their tests."""
     from tests.ray.engines import running_engines
 
     if ENGINES not in node.config.stash:
@@ -70,7 +70,7 @@ async def undisturbed(folder: Path, engines: "Engines") -> "AsyncIterator[Undist
 
 @pytest.fixture(scope="session")
 def taken() -> Iterator[int]:
-    """A port at which somebody else listens."""
+    """Yields a port at which somebody else listens."""
     with socket.socket() as stranger:
         stranger.bind(("", 0))
         stranger.listen()
@@ -79,8 +79,8 @@ def taken() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 async def theirs(engines: "Engines", undisturbed: "Undisturbed") -> "AsyncIterator[TheirCluster]":
-    """Cells join it one after the other: a cluster of their own would cost each of them 15 s of a core. It ends before
-    `undisturbed`, which takes what came later for its own."""
+    """Cells join this cluster one after the other: one of their own would cost each 15 s of a core. It ends before
+    `undisturbed`, which takes any later process for its own."""
     from tests.ray.their_cluster import TheirCluster
 
     cluster = TheirCluster(engines)
@@ -97,9 +97,9 @@ async def shared(
     taken: int,
     theirs: "TheirCluster",
 ) -> "AsyncIterator[RunningRay]":
-    """Tests are put in an order in which each ingress has one cell, and one at a time: behind a gateway on a cluster of
-    its own, else on one that was there. Two replicas decode: one is there when the other is lost. Behind a gateway
-    answers may take long, and elsewhere they are ended soon."""
+    """Tests are ordered so that each ingress has one cell, one at a time: behind a gateway on a cluster of its own,
+    else on one that was there. Two replicas decode, so one is left when the other is lost. Behind a gateway answers may
+    take long; elsewhere they are ended soon."""
     from tests.ray.joined import NEAR
     from tests.ray.running_ray import RunningRay
 
@@ -123,23 +123,23 @@ async def shared(
 
 @pytest.fixture
 async def ray(shared: "RunningRay") -> "RunningRay":
-    """Whole and idle; what a test leaves in it is found by the next one."""
+    """The shared cell, whole and idle. Whatever a test leaves in it disturbs the next one."""
     await shared.until_whole()
     return shared
 
 
 HERE = Path(__file__).parent
 JOINED = ("direct", "test_ends", "test_autoscaling")
-"""On somebody else's cluster, one after the other."""
+"""Groups whose cells join somebody else's cluster, one after the other."""
 GROUPS = ("gateway", *JOINED, "test_nodes", "test_prefix_router")
-"""Of tests that have a cell. Those of one cluster run in one process; in an order by which two end at the same time."""
+"""Groups of tests that have a cell each, in an order in which two processes end at the same time."""
 LAST = "test_a_cell_that_is_ended"
-"""Names that begin so: the end of the cell that is shared."""
+"""Tests whose names begin so end the shared cell."""
 
 
 class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]
-    """Of pytest-xdist: tests that share a cluster run in one process. Its own groups (`--dist loadgroup`) are not found
-    with this version of pytest, which makes names of tests anew."""
+    """Makes pytest-xdist run the tests of one cluster in one process. Its own groups (`--dist loadgroup`) fail with
+    this version of pytest, which gives tests new names."""
 
     def _split_scope(self, nodeid: str) -> str:
         group = group_of(nodeid)
@@ -159,13 +159,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def place(item: pytest.Item) -> tuple[int, bool, bool, bool]:
-    """A process is given its next tests when it has two left: the longest ones come before those."""
+    """A process gets its next tests when it has two left, so the longest ones must come before those."""
     is_long = "under_load" in item.name or "without_controller" in item.name
     return GROUPS.index(group_of(item.nodeid)), item.name.startswith(LAST), "faults" in item.path.stem, not is_long
 
 
 def group_of(nodeid: str) -> str:
-    """The ingress of the cell that is shared, or the module."""
+    """Returns the ingress of the shared cell, or the module."""
     path, _, name = nodeid.partition("::")
     parameter = name.partition("[")[2].partition("]")[0].partition("-")[0]
     return parameter if parameter in list(Ingress) else Path(path).stem

@@ -1,9 +1,9 @@
-"""Engines that are forked from one process that has imported everything, and is no child of those who ask for them.
+"""Engines are forked from one process that has imported everything and is no child of the processes that ask for them.
 
     test, or replica ──socket──► forking process ──fork──► engine
 
 Cells on Ray start twenty engines, and nine tenths of a start are imports. An engine runs what `tests.forked` lets it
-run, and ends with its standard input, which is held by who asked. Replicas ask if their cluster is told to (`hook`).
+run, and ends with its standard input, which its asker holds. Replicas ask if their cluster is told to (`hook`).
 
 python -m tests.ray.engines LISTENING FOLDER    makes a tiny llama there, and forks until standard input ends
 """
@@ -30,21 +30,21 @@ from tests.forked import MESSAGE_BYTES, ROOT, ForkingProcess, Order, become, imp
 
 STDERR = 2
 NAME = "engine-{}"
-"""Of an engine, with the pid of who asked for it; the system keeps 15 letters."""
+"""Name of an engine's process, with the pid of the process that asked for it. The system keeps 15 letters."""
 
 
 class Engines(ForkingProcess):
-    """Made by anybody who knows where the forking process listens."""
+    """Starts engines, for anybody who knows where the forking process listens."""
 
     def __init__(self, at: str) -> None:
         self.at = at
 
     def fork(self, order: Order, *streams: int) -> int:
-        """What the engine says goes where this process's errors go."""
+        """The engine writes its errors where this process does."""
         return int(self._ask(msgspec.json.encode(order), *streams, STDERR, STDERR))
 
     def folder(self) -> Path:
-        """A tiny llama, with a tokenizer."""
+        """Returns the folder of a tiny llama with a tokenizer."""
         return Path(self._ask(b"folder"))
 
     def _ask(self, message: bytes, *streams: int) -> str:
@@ -56,7 +56,7 @@ class Engines(ForkingProcess):
 
 @contextlib.contextmanager
 def running_engines() -> Iterator[Engines]:
-    """The forking process, from `with` to its end."""
+    """Runs the forking process while the `with` lasts."""
     temporary = Path(tempfile.mkdtemp(prefix="motet-engines-"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(temporary / "socket"))
@@ -78,14 +78,14 @@ def running_engines() -> Iterator[Engines]:
 
 
 def engines_of(replicas: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """The processes in which their models run, if they were forked."""
+    """Returns the processes in which their models run, if they were forked."""
     names = {NAME.format(replica.pid) for replica in replicas}
     found = [one for one in psutil.process_iter(["name", "status"]) if one.info["name"] in names]
     return [one for one in found if one.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 def fork_for_all(listening: socket.socket, folder: Path) -> int:
-    """Returns an exit code: in this process when nobody wants it any more, in each engine when that has ended."""
+    """Returns an exit code: in this process when nobody needs it any more, in each engine when that has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: bury())
     while True:
@@ -101,7 +101,7 @@ def fork_for_all(listening: socket.socket, folder: Path) -> int:
                 Path("/proc/self/comm").write_text(NAME.format(asker))
                 become(msgspec.json.decode(message, type=Order), streams)
                 break
-            with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile
+            with contextlib.suppress(BrokenPipeError):  # the process that asked was killed meanwhile
                 asking.send(str(pid or folder).encode())
             for stream in streams:
                 os.close(stream)
@@ -109,7 +109,7 @@ def fork_for_all(listening: socket.socket, folder: Path) -> int:
 
 
 def bury() -> None:
-    """Takes the end of each engine that has ended: until then it would be counted among those that run."""
+    """Waits for each engine that has ended: until then it would count among those that run."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -117,7 +117,7 @@ def bury() -> None:
 
 def main(listening: int, folder: Path) -> int:
     import_everything()
-    from transformers.utils.logging import disable_progress_bar  # with what is imported already
+    from transformers.utils.logging import disable_progress_bar  # loaded already
 
     from tests.tiny_models import save_tiny_model
     from tests.tiny_tokenizer import save_tiny_tokenizer

@@ -13,7 +13,7 @@ AT = "TESTS_FORK_ENGINES_AT"
 
 
 def environ_of(socket: str) -> dict[str, str]:
-    """The environment of a cluster whose engines are forked by the process that listens there."""
+    """Returns the environment of a cluster whose engines the process that listens there forks."""
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environment().get("PYTHONPATH")))),
         "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": f"{__name__}.{fork_engines.__name__}",

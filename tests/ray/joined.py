@@ -1,21 +1,21 @@
-"""What tests and the program that starts somebody else's cluster know of it; free of Ray."""
+"""Facts about somebody else's cluster, for tests and for the program that starts it; free of Ray."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 NEAR, FAR = "near", "far"
-"""Resources: one of the node that it has, the other of the second one that it may have."""
+"""Resources that mark the nodes: the first one, and a second one that only some clusters have."""
 STRANGER, ANSWER = "/stranger", "still here"
-"""Where an application of theirs is, and what it says."""
+"""The route of their application, and what it answers."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A cluster that was there before, with Serve."""
+    """A cluster with Serve that was there before."""
 
     address: str
     port: int
-    """That Serve listens on."""
+    """The port at which Serve listens."""
     pid: int
-    """Of who started it."""
+    """The process that started the cluster."""
     temporary: Path

@@ -1,4 +1,4 @@
-"""A cluster on this machine that is somebody else's: Serve runs on it.
+"""A cluster on this machine that belongs to somebody else: Serve runs on it.
 
 python -m tests.ray.nodes PORT [far]    Serve listens there; prints the cluster's address, and ends with standard input
 

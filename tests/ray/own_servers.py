@@ -1,4 +1,4 @@
-"""Servers of decode replicas that serve clients themselves: each knows its own engine, and prefill."""
+"""Servers of decode replicas that serve clients themselves. Each knows its own engine, and prefill."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,25 +10,25 @@ from tests.patience import PATIENCE_S
 from tests.ray.processes import tcp_addresses
 
 FINISHED = "motet:request_success_total"
-"""Choices."""
+"""The metric that counts finished choices."""
 
 
 class OwnServers:
-    """By replica; from the first look at it to `close`."""
+    """Clients for the servers, by replica: found when first asked for, and kept until `close`."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = headers
         self._known: dict[psutil.Process, httpx.AsyncClient] = {}
 
     async def of(self, replica: psutil.Process) -> httpx.AsyncClient:
-        """It listens on several ports; on one of them, at the address of its node, it speaks our HTTP. Raises
-        httpx.ConnectError if it does not yet."""
+        """Returns a client for the one port of the replica, at its node's address, that speaks our HTTP. Raises
+        httpx.ConnectError if there is none yet."""
         if replica not in self._known:
             self._known[replica] = await self._found(replica)
         return self._known[replica]
 
     async def finished(self, replicas: Sequence[psutil.Process]) -> Counter[psutil.Process]:
-        """Choices that each replica has written."""
+        """Returns the number of choices that each replica has written."""
         texts = {replica: (await (await self.of(replica)).get("/metrics")).text for replica in replicas}
         return Counter({replica: count_of(FINISHED, text) for replica, text in texts.items()})
 

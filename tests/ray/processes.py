@@ -1,4 +1,4 @@
-"""Processes of a cluster on this machine: found by what they are, struck, and looked for when it has ended."""
+"""The processes of a cluster on this machine: tests find them, strike them, and look for any that are left."""
 
 import signal
 import tempfile
@@ -20,13 +20,13 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def engine_of(replica: psutil.Process) -> psutil.Process:
-    """The process in which the replica's model runs."""
+    """Returns the process in which the replica's model runs."""
     (engine,) = engines_of([replica])
     return engine
 
 
 def give_way(engines: Iterable[psutil.Process]) -> None:
-    """They write when nobody else wants the cores: what starts meanwhile is not held up by the load."""
+    """Lets these engines write only when nobody else wants the cores, so that others start undisturbed."""
     for engine in engines:
         engine.nice(19)
 
@@ -48,7 +48,7 @@ def command_of(process: psutil.Process) -> Sequence[str]:
 
 @contextmanager
 def stopped(process: psutil.Process) -> Iterator[None]:
-    """It stands still meanwhile."""
+    """Stops the process while the `with` lasts."""
     process.suspend()
     try:
         yield
@@ -58,7 +58,7 @@ def stopped(process: psutil.Process) -> Iterator[None]:
 
 
 def tcp_addresses(process: psutil.Process) -> set[tuple[str, int]]:
-    """At which it listens."""
+    """Returns the addresses at which the process listens."""
     try:
         found = process.net_connections(kind="tcp4")
     except psutil.NoSuchProcess:
@@ -78,7 +78,7 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 
 def folders(processes: Sequence[psutil.Process]) -> list[Path]:
-    """Of the pipes of engines of these, not of processes that had their numbers before."""
+    """Returns the folders with the pipes of these processes' engines, not those of earlier processes' engines."""
     return [
         path
         for process in processes
@@ -88,7 +88,7 @@ def folders(processes: Sequence[psutil.Process]) -> list[Path]:
 
 
 def _made_s(folder: Path) -> float:
-    """When it was made; 0 if it has gone meanwhile, as that of an engine does when it is connected."""
+    """Returns when the folder was made, or 0 if it is gone: an engine's folder goes when it is connected."""
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

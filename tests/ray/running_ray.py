@@ -1,6 +1,6 @@
-"""`motet ray` as a process of its own on a cluster of its own: asked over HTTP, looked into, and struck.
+"""`motet ray` as a process of its own on a cluster of its own: tests ask it over HTTP, look into it and strike it.
 
-All of Ray that it starts are its children, so whatever is left of it when it has ended is a fault.
+Everything that it starts of Ray is its child, so a test fails if anything is left when it has ended.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from types import TracebackType
 import httpx
 import msgspec
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.ports import free_port
 from motet.config import environment
@@ -31,6 +30,7 @@ from tests.ray.joined import Joined
 from tests.ray.own_servers import OwnServers
 from tests.ray.processes import check_gone, command_of, descendants, end, folders, name_of, tcp_addresses
 from tests.ray.told import Status, Totals, merged
+from tests.status import metric_sum
 
 SETTINGS = {
     "served-model-name": "tiny",
@@ -49,19 +49,19 @@ SETTINGS = {
     "migration-wait": "100",
     "lease": "600",
 }
-"""As engines of other tests have them, and as patient; and ports that no other cluster wants."""
+"""Settings as patient as in other tests, and ports that no other cluster wants."""
 AS_OTHERS = {"RAY_worker_niceness": "0"}
-"""Ray's processes would give way to any other program, whatever starts in them."""
+"""Without this, Ray's processes and whatever starts in them would give way to any other program."""
 API_KEY = "client-key"
 CLUSTER_KEY = "cluster-key"
 LOOK_S = 0.25
-"""Between two looks."""
+"""Time between two looks."""
 REPLICA = "ray::ServeReplica:"
 CONTROLLER = "ray::ServeController"
 
 
 class RunningRay:
-    """From `async with` to its end; what it leaves behind is a fault."""
+    """A cell that runs while the `async with` lasts. It fails if it leaves anything behind."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class RunningRay:
         engines: Engines | None = None,
         **settings: object,
     ) -> None:
-        """`flags`: as on the command line. `settings`: beside those for tiny models. `joined`: in place of a cluster
-        of its own. `engines`: where that one's come from, if they are forked."""
+        """`flags`: as on the command line. `settings`: beside those for tiny models. `joined`: the cluster to join,
+        instead of one of its own. `engines`: forks the engines of that cluster."""
         self.joined = joined
         self.port = joined.port if joined else free_port()
         self._serves = "decode" if settings.get("ingress") == Ingress.DIRECT else ""
-        """Deployment whose replicas each tell of a part of the cell."""
+        """Name of the deployment whose replicas each know a part of the cell."""
         self._wanted = {role: int(str(settings.get(role, 0))) for role in ("prefill", "decode")}
         self.temporary = joined.temporary if joined else temporary_folder()
         if joined:
@@ -123,19 +123,19 @@ class RunningRay:
             self.forget()
 
     def forget(self) -> None:
-        """What Ray itself has left: its logs."""
+        """Removes the logs that Ray itself has left."""
         if self.joined is None:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
     @property
     def started(self) -> list[psutil.Process]:
-        """All of a cluster of its own, or its replicas on one that was there; and their engines."""
+        """Returns all processes of its own cluster, or its replicas on one that was there, with their engines."""
         replicas = self.named(f"{REPLICA}motet")
         return [*descendants(self.child.pid), *(replicas if self.joined else ()), *engines_of(replicas)]
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """All that runs on the cluster."""
+        """Returns all processes that run on the cluster."""
         return descendants(self.joined.pid if self.joined else self.child.pid)
 
     def named(self, beginning: str) -> list[psutil.Process]:
@@ -155,7 +155,7 @@ class RunningRay:
 
     @property
     def gcs_address(self) -> str:
-        """Where a program of its own joins the cluster."""
+        """Returns the address at which a separate program can join the cluster."""
         (address,) = {
             argument.partition("=")[2]
             for process in self.processes
@@ -165,13 +165,13 @@ class RunningRay:
         return address
 
     def replica_at(self, worker: str) -> psutil.Process:
-        """`worker`: its URL, or its name in answers: `host:port`."""
+        """`worker` is its URL, or the `host:port` that names it in answers."""
         port = int(worker.rpartition(":")[2])
         (found,) = [process for process in self.named(REPLICA) if port in {port for _, port in tcp_addresses(process)}]
         return found
 
     async def redeploy(self, config: Path, *changes: str) -> None:
-        """With what `--print-config` prints, as an operator would do it."""
+        """Deploys what `--print-config` prints, as an operator would do it."""
         printed = await self._run("-m", "motet", "ray", *self.arguments, *changes, "--print-config")
         await asyncio.to_thread(config.write_text, printed)
         await self._run("-m", "tests.ray.driver", self.gcs_address, str(config))
@@ -180,7 +180,7 @@ class RunningRay:
         environ = {
             **self.environ,
             "RAY_AUTH_MODE": "token",
-        }  # a cluster of one machine wants it, and who joins must know
+        }  # a cluster of one machine needs it, and so does the program that joins
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -189,12 +189,12 @@ class RunningRay:
         return out.decode()
 
     def log_of(self, replica: psutil.Process) -> str:
-        """What it and its engine have said."""
+        """Returns what the replica and its engine have written to their logs."""
         (path,) = self.temporary.glob(f"ray/session_2*/logs/worker-*-{replica.pid}.err")
         return path.read_text()
 
     async def status(self) -> Status:
-        """Raises httpx.HTTPError if somebody who knows a part of it does not answer."""
+        """Raises httpx.HTTPError if a process that knows a part of the cell does not answer."""
         answers = [(await client.get("/status")).raise_for_status() for client in await self._tellers()]
         return merged([msgspec.json.decode(answer.content, type=Status) for answer in answers])
 
@@ -203,26 +203,23 @@ class RunningRay:
         return (await self.until(lambda status: status.whole)).totals
 
     async def metric(self, name: str, **labels: str) -> float:
-        """In `/metrics`: the sum over all that have these labels, among others."""
         texts = [(await client.get("/metrics")).text for client in await self._tellers()]
-        families = [family for text in texts for family in text_string_to_metric_families(text)]
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        return sum(metric_sum(text, name, **labels) for text in texts)
 
     async def _tellers(self) -> list[httpx.AsyncClient]:
-        """Who together know all of the cell."""
+        """Returns clients for the processes that together know all of the cell."""
         return [await self.own(replica) for replica in self.replicas(self._serves)] if self._serves else [self.http]
 
     async def own(self, replica: psutil.Process) -> httpx.AsyncClient:
-        """The server of a replica that serves clients itself."""
+        """Returns a client for the server of a replica that serves clients itself."""
         return await self._own.of(replica)
 
     async def finished(self) -> Counter[psutil.Process]:
-        """Choices that each replica that serves clients itself has written."""
+        """Returns the number of choices that each replica that serves clients itself has written."""
         return await self._own.finished(self.replicas(self._serves))
 
     async def finished_since(self, before: Counter[psutil.Process], *, choices: int) -> Counter[psutil.Process]:
-        """Those since then, once they are so many: a client has its answer a moment before they are counted."""
+        """Waits until so many more are counted, a moment after clients have them, and returns who wrote them."""
         since = Counter[psutil.Process]()
 
         async def counted() -> bool:
@@ -235,7 +232,7 @@ class RunningRay:
         return +since
 
     async def home_of(self, session: str) -> psutil.Process:
-        """Which of them answers it."""
+        """Returns the replica that answers this session."""
         before = await self.finished()
         body = chat(session, max_tokens=4)
         (await self.http.post(CHAT, json=body, headers={"X-Session-ID": session})).raise_for_status()
@@ -243,11 +240,11 @@ class RunningRay:
         return home
 
     async def until_whole(self, *, seconds: float = PATIENCE_S) -> Status:
-        """As many replicas as were asked for are there, and hold nothing."""
+        """Waits until as many replicas are there as were asked for, and none holds anything."""
         return await self.until(lambda status: status.idle(**self._wanted), seconds=seconds)
 
     async def until(self, holds: Callable[[Status], bool], *, seconds: float = PATIENCE_S) -> Status:
-        """The first look at it for which `holds` is true."""
+        """Returns the first status for which `holds` is true."""
         seen: list[Status] = []
 
         async def look() -> bool:
@@ -261,8 +258,8 @@ class RunningRay:
 
 
 async def eventually_in(seconds: float, holds: Callable[[], Awaitable[bool]], otherwise: Callable[[], str]) -> None:
-    """Asks again after a moment: what is waited for is done by other processes on the same cores, and each look takes
-    some of those."""
+    """Waits a moment between two questions: the processes to wait for run on the same cores, and each look costs some
+    time on those."""
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -274,5 +271,5 @@ async def eventually_in(seconds: float, holds: Callable[[], Awaitable[bool]], ot
 
 
 def temporary_folder() -> Path:
-    """For Ray's sessions, in which there are sockets: their paths must be short."""
+    """Returns a folder for Ray's sessions. It must have a short path since sockets are in it."""
     return Path(tempfile.mkdtemp(prefix="mray", dir="/tmp"))

@@ -1,4 +1,4 @@
-"""A cell on Ray Serve gives the answers of one server, whoever holds the streams, and its refusals come as they are."""
+"""A cell on Ray Serve gives the answers and errors of one server, whichever process holds the streams."""
 
 from functools import partial
 
@@ -68,8 +68,8 @@ async def test_names_of_requests_and_sessions_go_through(ray: RunningRay) -> Non
     assert "(named-by-the-client)" in ray.log_of(prefill)
 
 
-async def test_an_answer_has_one_name_whoever_gave_it(ray: RunningRay) -> None:
-    """Serve names requests too."""
+async def test_an_answer_has_one_request_id_whoever_gave_it(ray: RunningRay) -> None:
+    """Serve gives requests names of its own, too."""
     answer = await ray.http.post(CHAT, json=chat("unnamed", max_tokens=4))
     (name,) = set(answer.headers.get_list("x-request-id"))
     (prefill,) = ray.replicas("prefill")

@@ -17,21 +17,21 @@ from tests.ray.their_cluster import TheirCluster
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray, pytest.mark.long]
 
 ENOUGH = 5
-"""Choices for one replica."""
+"""Choices that one replica should have at a time."""
 STAYING = (
     chat("stays", STREAMED, n=2, max_tokens=LONGEST),
     *(chat(f"stays {i}", max_tokens=LONGEST) for i in range(3)),
 )
-"""What a client each asks for, again and again: on each of two replicas there is always a choice that is written. Whole
+"""Each client asks for this again and again, so there is always a choice to write on each of two replicas. Whole
 answers take less of the cores on which replicas start."""
 LEAVING = chat("leaves", STREAMED, n=3, max_tokens=LONGEST)
 SOON_S = 150.0
-"""Serve has decided, and a replica has started or ended."""
+"""Time by which Serve has decided, and a replica has started or ended."""
 
 
 @pytest.fixture
 async def growing(folder: Path, theirs: TheirCluster) -> AsyncIterator[RunningRay]:
-    """One replica that decodes and none that prefills; there may be two and one."""
+    """A cell with one decode replica and no prefill replica. It may have two and one."""
     running = RunningRay(
         folder,
         "--autoscale",
@@ -51,14 +51,14 @@ async def growing(folder: Path, theirs: TheirCluster) -> AsyncIterator[RunningRa
 
 
 async def keep_asking(ray: RunningRay, body: Body, undisturbed: Undisturbed, over: asyncio.Event) -> None:
-    """One answer after the other, and each as it should be."""
+    """Asks for one answer after the other, and checks each."""
     expected = await undisturbed.answer(CHAT, body)
     while not over.is_set():
         assert await ask(ray.http, CHAT, body) == expected
 
 
 async def prefilled(ray: RunningRay, name: str) -> int:
-    """How many prompts prefill computed while one was answered that nobody knew."""
+    """Returns the number of prompts that prefill computed for a new prompt."""
     before = await ray.totals()
     await ask(ray.http, CHAT, chat(name, n=2, max_tokens=2))
     return (await ray.totals()).prefills - before.prefills
@@ -73,12 +73,12 @@ async def test_replicas_come_and_go_with_the_load_and_no_choice_is_lost(
     async with asyncio.TaskGroup() as clients:
         for body, over in [*((body, nothing) for body in STAYING), (LEAVING, less)]:
             clients.create_task(keep_asking(growing, body, undisturbed, over))
-        # The first prompts missed prefill: it comes, and gets the next one. Eight choices are too many for one replica.
+        # The first prompts missed prefill: it starts, and gets the next one. Eight choices are too many for a replica.
         await growing.until(lambda status: len(status.ready("prefill")) == 1, seconds=SOON_S)
         assert await prefilled(growing, "newcomer") >= 1
         await growing.until(lambda status: len(status.ready("decode")) == 2, seconds=SOON_S)
         assert (await growing.totals()).migrations == 0
-        less.set()  # five are not: while they are written one goes, and its groups go on on the other one
+        less.set()  # Five are not: while they are written one replica goes, and its groups go on on the other one.
         smaller = await growing.until(lambda status: status.totals.migrations > 0, seconds=SOON_S)
         assert smaller.totals.choices_resumed > 0
         nothing.set()

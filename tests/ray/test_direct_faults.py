@@ -1,4 +1,4 @@
-"""What clients see of faults where the replica that decodes holds their streams: there is nobody else to go on."""
+"""Faults where the decode replica itself holds the streams of clients: nobody else can go on with them."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 BACK_S = 150.0
-"""Serve has noticed what is gone, and made another one."""
+"""Time by which Serve has noticed what is gone, and made a new one."""
 
 
 async def test_an_engine_that_dies_in_mid_stream_is_started_again_and_the_answer_is_the_same(
@@ -44,7 +44,7 @@ async def test_an_engine_that_dies_in_mid_stream_is_started_again_and_the_answer
 async def test_an_answer_whose_replica_is_killed_never_looks_complete(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
-    """The next replica learns who prefills from a directory that is new too: prefill has announced itself again."""
+    """The directory is new too, so prefill must announce itself again before the next replica can find it."""
     body = chat("replica dies", COUNTED, n=8, max_tokens=LONG)
     expected = await undisturbed.answer(CHAT, body)
     replicas, (directory,) = ray.replicas("decode"), ray.replicas("directory")
@@ -65,7 +65,7 @@ async def test_an_answer_whose_replica_is_killed_never_looks_complete(
 
 
 async def test_a_cell_that_is_ended_tells_a_stream_whose_time_is_up(ray: RunningRay) -> None:
-    """Serve would kill the replica without a word. The engine stands still: the answer would take for ever."""
+    """Serve would kill the replica without a word. The engine stands still, so the answer would never end."""
     engine, started = engine_of(await ray.home_of("s")), ray.started
     async with streaming(ray, CHAT, chat("too long", COUNTED, n=8, max_tokens=LONG), session="s") as stream:
         with stopped(engine):

@@ -1,4 +1,4 @@
-"""How `motet ray` ends: answers under way have their time, unless it is told twice; nothing it started stays."""
+"""How `motet ray` ends: answers under way get their time, unless it is told twice; nothing that it started stays."""
 
 import asyncio
 import os
@@ -30,8 +30,8 @@ STARTED_S = 150.0
 async def test_a_cell_that_is_ended_lets_an_answer_end_unless_told_twice_and_leaves_nothing(
     ray: RunningRay, undisturbed: Undisturbed, taken: int
 ) -> None:
-    """Of two answers one is written by an engine that stands still: it would have all the time that answers may have.
-    The port of one side channel was taken: all have one of the next ones."""
+    """One of two answers is written by an engine that stands still, so it would use all the time that answers may have.
+    The port of one side channel was taken, so all side channels take one of the next ports."""
     bodies = [chat(f"ends {i}", COUNTED, n=8, max_tokens=LONG) for i in range(2)]
     expected = await undisturbed.answer(CHAT, bodies[1])
     decode = (await ray.status()).ready("decode")
@@ -50,7 +50,7 @@ async def test_a_cell_that_is_ended_lets_an_answer_end_unless_told_twice_and_lea
         os.kill(ray.child.pid, signal.SIGTERM)
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
             await stuck.read_all()
-    engines[stuck.worker].resume()  # one that stands still is killed after 10 s
+    engines[stuck.worker].resume()  # an engine that stands still is killed after 10 s
     assert await asyncio.to_thread(ray.child.wait) == 0
     check_gone(processes)
     assert not folders(processes)
@@ -58,7 +58,7 @@ async def test_a_cell_that_is_ended_lets_an_answer_end_unless_told_twice_and_lea
 
 
 def check_one_session(ray: RunningRay) -> None:
-    """Whoever still asked Ray something when it had ended began another one, of which nobody wanted anything."""
+    """A question to Ray after its end would have begun another session, which nobody wanted."""
     (_,) = ray.temporary.glob("ray/session_2*")
 
 
@@ -68,7 +68,7 @@ async def turns_away(ray: RunningRay) -> bool:
 
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.long)], ids=["joined", "own-cluster"])
 async def test_a_signal_while_replicas_start_ends_them(own: bool, folder: Path, theirs: TheirCluster) -> None:
-    """The test above takes down a cluster of its own too."""
+    """The test above ends a cluster of its own too."""
     ray = RunningRay(folder, joined=None if own else await theirs.joined(), decode=1)
     command = [sys.executable, "-m", "motet", "ray", *ray.arguments, "--port", str(ray.port)]
     starting = await asyncio.create_subprocess_exec(

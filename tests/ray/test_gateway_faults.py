@@ -1,4 +1,4 @@
-"""What a cell on Ray Serve loses, behind a gateway: no choice, whatever is killed. Serve brings back what is gone."""
+"""A cell on Ray Serve behind a gateway loses no choice, whatever is killed. Serve brings back what is gone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,13 +27,12 @@ pytestmark = [
 ]
 
 BACK_S = 150.0
-"""Serve has noticed what is gone, and made another one."""
+"""Time by which Serve has noticed what is gone, and made a new one."""
 
 
 @asynccontextmanager
 async def under_load(ray: RunningRay, undisturbed: Undisturbed, name: str) -> AsyncIterator[list[Answer]]:
-    """A client that asks one thing after the other meanwhile, for a whole answer and a stream in turn; each answer is
-    the undisturbed one."""
+    """A client meanwhile asks for a whole answer and a stream in turn, and compares each with the undisturbed one."""
     bodies = [
         (COMPLETIONS, completion(f"{name} whole", n=4, max_tokens=200)),
         (CHAT, chat(f"{name} streamed", COUNTED, n=4, max_tokens=LONG)),
@@ -57,10 +56,10 @@ async def under_load(ray: RunningRay, undisturbed: Undisturbed, name: str) -> As
             over.set()
 
 
-async def test_a_prefill_replica_that_is_killed_is_done_without_and_met_again(
+async def test_decode_does_without_a_killed_prefill_replica_and_meets_the_next_one(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
-    """Decode replicas stay as they are: only whoever is new is met."""
+    """Decode replicas stay as they are: they connect only to the new prefill replica."""
     bodies = [completion(f"prefill dies {i}", COUNTED, n=8, max_tokens=100) for i in range(4)]
     expected = [await undisturbed.answer(COMPLETIONS, body) for body in bodies]
     decode = {process.pid for process in ray.replicas("decode")}
@@ -96,8 +95,8 @@ async def test_a_gateway_that_is_killed_breaks_its_streams_off_and_the_workers_f
 async def test_without_controller_and_directory_no_choice_is_lost_and_all_is_mended_later(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
-    """Decode replicas are killed too while they write, one and then the other: a group waits for the next. Workers that
-    were there announce themselves to the new directory, and those that Serve makes later do."""
+    """Both decode replicas are killed in turn while they write, and their group waits for the next one. Old workers,
+    and later new ones, announce themselves to the new directory."""
     async with under_load(ray, undisturbed, "headless") as answers:
         (directory,) = ray.replicas("directory")
         (prefill,) = ray.replicas("prefill")
@@ -126,7 +125,7 @@ def kill_decode_replicas(ray: RunningRay) -> None:
 
 
 async def lose_a_decode_replica(ray: RunningRay, undisturbed: Undisturbed) -> None:
-    """In mid-stream."""
+    """Kills the decode replica that writes, in mid-stream."""
     body = chat("decode dies", COUNTED, n=8, max_tokens=LONG, logprobs=True)
     expected = await undisturbed.answer(CHAT, body)
     before = await ray.status()
@@ -146,7 +145,7 @@ async def lose_a_decode_replica(ray: RunningRay, undisturbed: Undisturbed) -> No
 
 
 def names_of_decode(status: Status) -> list[str]:
-    """As answers name workers."""
+    """Returns the names of decode workers, as answers have them."""
     return [worker.address.removeprefix("http://") for worker in status.ready("decode")]
 
 
@@ -169,7 +168,7 @@ async def test_an_update_under_load_loses_and_changes_no_answer(
     await ray.until_whole(seconds=BACK_S)
 
     async def renewed() -> bool:
-        """A gateway that has ended may be there a moment longer."""
+        """An old gateway may be there a moment longer."""
         new = {process.pid for name in ("prefill", "decode", "gateway") for process in ray.replicas(name)}
         return len(new) == 4 and not new & old
 

@@ -1,4 +1,4 @@
-"""A cell on a cluster that was there before it: a node of it dies, and what is somebody else's stays when it ends."""
+"""A cell on a cluster that was there before: a node dies, and at the end only what belongs to the cell goes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Decode replicas behind HAProxy, and the router that it asks which of them has a prompt."""
+"""Decode replicas behind HAProxy, and the router that tells HAProxy which of them has a prompt."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,9 +26,9 @@ FILES = {
     "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": "",
     "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
 }
-"""What HAProxy writes, beside the files of Ray, which are removed."""
+"""Files that HAProxy writes, beside those of Ray, which are removed."""
 PORTS = range(30_000, 31_000)
-"""Of servers of replicas that HAProxy asks."""
+"""Ports of the replicas' servers that HAProxy asks."""
 QUICK_END = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
 
 
@@ -42,19 +42,19 @@ async def ray(folder: Path) -> AsyncIterator[RunningRay]:
 
 
 def asked(name: str) -> Body:
-    """The prompt has 880 tokens, as dear as nine choices that the router believes open: more than it is asked here."""
+    """The prompt has 880 tokens. They weigh as much as nine open choices, more than the router is asked for here."""
     return {"prompt": f"{name}: {TEXT * 40}", "max_tokens": 2}
 
 
 async def cached(ray: RunningRay, name: str) -> int:
-    """Prompt tokens that the replica had, when it was asked for a long prompt."""
+    """Asks for a long prompt, and returns the number of its tokens that the replica had cached."""
     answer = await ray.http.post(COMPLETIONS, json=asked(name))
     assert answer.status_code == httpx.codes.OK
     return int(msgspec.json.decode(answer.content)["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 async def named(ray: RunningRay, name: str) -> psutil.Process:
-    """The replica that the router names for it, asked as HAProxy asks it."""
+    """Returns the replica that the router names for this prompt. It is asked as HAProxy asks it."""
     (router,) = ray.replicas("router")
     (url,) = {f"http://{ip}:{port}" for ip, port in tcp_addresses(router) if port in PORTS}
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
@@ -63,15 +63,15 @@ async def named(ray: RunningRay, name: str) -> psutil.Process:
 
 
 async def test_a_prompt_goes_to_the_replica_that_has_it(ray: RunningRay) -> None:
-    """In an order that is not that of turns. The router learns a moment later what a replica has, and that an answer is
-    over; until then what it named a replica for counts there, so it is asked for as little as can be."""
+    """The order is not that of turns. The router learns a moment late what a replica has and that an answer is over;
+    until then each reply counts as load there, so the test asks as seldom as it can."""
     homes: dict[psutil.Process, str] = {}
     for name in ascii_lowercase:
         before = await ray.finished()
         assert await cached(ray, name) == 0
         (home,) = await ray.finished_since(before, choices=1)
         homes.setdefault(home, name)
-        if len(homes) == 2:  # the router knew both
+        if len(homes) == 2:  # the router knew both replicas
             break
     (one, a), (other, b) = homes.items()
 
@@ -91,7 +91,7 @@ async def test_eight_streamed_choices_are_those_of_one_server(ray: RunningRay, u
     ("content", "status"),
     [(b"no JSON", 400), (b'{"messages": []}', 400), (b'{"prompt": "x", "model": "other"}', 404)],
 )
-async def test_what_is_wrong_with_a_request_is_told_by_a_replica(content: bytes, status: int, ray: RunningRay) -> None:
+async def test_a_replica_reports_what_is_wrong_with_a_request(content: bytes, status: int, ray: RunningRay) -> None:
     route = COMPLETIONS if b"prompt" in content else CHAT
     answer = await ray.http.post(route, content=content, headers={"content-type": "application/json"})
     assert (answer.status_code, "error" in answer.json()) == (status, True)

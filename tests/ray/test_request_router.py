@@ -1,4 +1,4 @@
-"""Decode replicas that serve clients themselves, and which of them Serve's proxy takes."""
+"""Decode replicas that serve clients themselves: which of them does Serve's proxy take?"""
 
 import asyncio
 from contextlib import ExitStack
@@ -32,13 +32,13 @@ async def short(ray: RunningRay, name: str, **headers: str) -> None:
 
 
 async def test_load_is_counted_in_choices(ray: RunningRay) -> None:
-    """The engine that writes many stands still: a request that went there too would not be answered. So many are they
-    that what the other one told a second ago, when tests before this one had eight there, is less."""
+    """The engine that writes many choices stands still, so a request that goes there is not answered. Earlier tests had
+    eight choices on the other one, which may have reported so a second ago: these are many more."""
     many = chat("many", STREAMED, n=MANY, max_tokens=LONGEST)
     before = await ray.finished()
     with ExitStack() as standing:
         async with ray.http.stream("POST", CHAT, json=many, headers={"X-Motet_Choices": str(MANY)}) as answer:
-            lines = answer.aiter_lines()  # kept: whoever lets go of it closes the answer
+            lines = answer.aiter_lines()  # kept, since losing it would close the answer
             await anext(lines)
             busy = await writing(ray)
             standing.enter_context(stopped(engine_of(busy)))
@@ -72,6 +72,6 @@ async def test_a_session_stays_at_its_replica(ray: RunningRay) -> None:
     assert list((await ray.finished_since(before, choices=6)).values()) == [6]
 
 
-async def test_a_header_that_says_nonsense_is_passed_over(ray: RunningRay) -> None:
+async def test_an_invalid_header_is_ignored(ray: RunningRay) -> None:
     answer = await ray.http.post(CHAT, json=chat("x", max_tokens=4, n=2), headers={"x-motet-choices": "many"})
     assert len(msgspec.json.decode(answer.content)["choices"]) == 2

@@ -1,4 +1,4 @@
-"""A cluster that is somebody else's, for as long as tests join it: `tests.ray.nodes` as a process of its own."""
+"""Somebody else's cluster, kept while tests join it: `tests.ray.nodes` as a process of its own."""
 
 import asyncio
 import shutil
@@ -17,11 +17,11 @@ from tests.ray.running_ray import AS_OTHERS, temporary_folder
 
 @dataclass
 class TheirCluster:
-    """`joined` starts it when the first one joins; `end` ends it, if it was started."""
+    """`joined` starts the cluster when the first test joins; `end` ends it, if it was started."""
 
     engines: Engines
     far: bool = False
-    """With a second node, and an application of their own."""
+    """If true, it has a second node, and an application of their own."""
     _process: asyncio.subprocess.Process | None = None
     _joined: Joined | None = None
 

@@ -1,4 +1,4 @@
-"""What those who know a cell tell of it in `/status`."""
+"""The status of a cell on Ray, as the processes that know parts of it report it."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from tests.status import SeenWorker
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Where a worker's KV can be fetched."""
+    """The address from which others can fetch a worker's KV."""
 
     engine_id: str
     port: int
@@ -44,14 +44,14 @@ class Status(msgspec.Struct, frozen=True):
         return all(worker.state != "silent" for worker in self.workers)
 
     def idle(self, **wanted: int) -> bool:
-        """So many of each role are there, and nobody else, and nobody holds anything."""
+        """Returns True if there are so many of each role and no others, and nobody holds anything."""
         there = {role: len(self.ready(role)) for role in wanted}
         return there == wanted and len(self.workers) == sum(wanted.values()) and all(w.idle for w in self.workers)
 
 
 def merged(told: Sequence[Status]) -> Status:
-    """What several tell of one cell: the worst of each worker, and what all of them have done together. Prefill that
-    somebody does not know is not there yet."""
+    """Merges what several processes say of one cell: the worst of each worker, and the totals of all. A prefill worker
+    that some process does not know is not there yet."""
     workers: dict[str, Seen] = {}
     known_to_all = set[str].intersection(*(status.addresses for status in told)) if told else set()
     for worker in (worker for status in told for worker in status.workers):
@@ -63,7 +63,7 @@ def merged(told: Sequence[Status]) -> Status:
     return Status(
         list(workers.values()),
         Totals(
-            prefills=max((one.prefills for one in totals), default=0),  # those of one worker, whom all know
+            prefills=max((one.prefills for one in totals), default=0),  # one worker's, which all processes know
             transfers=sum(one.transfers for one in totals),
             migrations=sum(one.migrations for one in totals),
             choices_resumed=sum(one.choices_resumed for one in totals),

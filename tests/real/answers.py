@@ -1,4 +1,4 @@
-"""What a gateway answers, checked for what every answer must be: each choice once, finished once, counted right."""
+"""Checks what is true of every answer of a gateway: each choice comes once, ends once, and is counted right."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Choice:
 
 @dataclass
 class Answer:
-    """Of one request, as far as it has come."""
+    """The answer to one request, as far as it has come."""
 
     n: int
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Answer:
         return [self.choices[index].text for index in sorted(self.choices)]
 
     def take(self, event: Body) -> None:
-        """A whole answer, or a piece of one."""
+        """Takes a whole answer, or a piece of one."""
         if "error" in event:
             assert isinstance(event["error"], dict)
             self.error = event["error"]
@@ -49,7 +49,7 @@ class Answer:
             self.usage = usage
 
     def check(self, num_tokens: int) -> None:
-        """All n choices are there, and each wrote so many tokens."""
+        """Checks that all n choices are there, and that each has so many tokens."""
         assert self.error is None, self.error
         assert sorted(self.choices) == list(range(self.n))
         assert [choice.finish_reasons for choice in self.choices.values()] == [["length"]] * self.n
@@ -63,7 +63,7 @@ def text_of(choice: dict[str, dict[str, str]]) -> str:
 
 
 def ask(url: str, route: str, body: Body) -> Answer:
-    """The whole answer, streamed or not, as the body says."""
+    """Asks for an answer, streamed or not as the body says, and returns it whole."""
     n = body.get("n", 1)
     assert isinstance(n, int)
     answer = Answer(n)

@@ -1,4 +1,4 @@
-"""Starts vLLM from the virtual environment that `VLLM_VENV` names; without it these tests are skipped."""
+"""Starts vLLM from the virtual environment that `VLLM_VENV` names. Without it these tests are skipped."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,7 +31,7 @@ def weights() -> Path:
 
 @pytest.fixture(scope="module")
 def pair(vllm_folder: Path, weights: Path) -> Iterator[tuple[RealVLLM, RealVLLM]]:
-    """One that is asked through `/v1/completions`, one through `/inference/v1/generate`."""
+    """The first server is asked through `/v1/completions`, the second through `/inference/v1/generate`."""
     with ExitStack() as stack:
         plain = stack.enter_context(real_vllm(vllm_folder, weights, 0))
         scale_out = stack.enter_context(real_vllm(vllm_folder, weights, 1, SCALE_OUT))

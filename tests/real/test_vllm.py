@@ -23,7 +23,7 @@ ROUTES = ("/v1/completions", "/v1/chat/completions")
 
 @dataclass(frozen=True)
 class Cell:
-    """A gateway, and who prefills and decodes behind it; the same one where they are not apart."""
+    """A gateway, and its prefill and decode servers, which are the same one if they are not apart."""
 
     gateway: ChildServer
     prefill: RealVLLM
@@ -38,7 +38,7 @@ class Cell:
 
 
 def unknown() -> str:
-    """A prompt that no cache knows."""
+    """Makes a prompt that no cache knows."""
     return f"{uuid4()}. {LONG}"
 
 
@@ -94,7 +94,7 @@ def test_greedy_choices_are_vllm_s_own_answer(cell: Cell) -> None:
 
 
 def test_choice_i_of_a_seeded_group_is_vllm_s_answer_to_that_seed_plus_i(cell: Cell) -> None:
-    """Short ones: in bf16 what else is in a batch may decide between tokens that are almost alike."""
+    """The answers are short: in bf16 the rest of a batch may decide between tokens that are almost equal."""
     seeded = {"max_tokens": 2, "temperature": 1.0, "ignore_eos": True}
     expected = [choices_of(cell.decode.ask(prompt=LONG, seed=40 + i, **seeded))[0] for i in range(3)]
     assert cell.ask(ROUTES[0], LONG, n=3, seed=40, **seeded).texts == expected

@@ -1,4 +1,4 @@
-"""Real vLLM servers that are killed while they work: what the client sees of it."""
+"""Real vLLM servers are killed while they work: what the client sees."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ IN_PIECES = ("--max-num-batched-tokens", "256")
 DONE = "vllm:request_success_total"
 MIGRATION_WAIT_S = 2
 LEASE_S = 30
-"""vLLM's own, after which it gives up a ticket that nobody used."""
+"""The time after which vLLM gives up a ticket that nobody used. It is vLLM's own."""
 BODY: Body = {
     "model": MODEL_NAME,
     "prompt": LONG,
@@ -38,7 +38,7 @@ BODY: Body = {
 
 @pytest.fixture(scope="module")
 def pair(vllm_folder: Path, weights: Path) -> Iterator[tuple[RealVLLM, RealVLLM]]:
-    """For prefill and for decode. They compute prompts in pieces, so that one can be seen to be under way."""
+    """A prefill and a decode server. They compute prompts in pieces, so that a test can see one under way."""
     with ExitStack() as stack:
         both = [stack.enter_context(real_vllm(vllm_folder, weights, core, *IN_PIECES)) for core in (0, 1)]
         for one in both:
@@ -48,7 +48,7 @@ def pair(vllm_folder: Path, weights: Path) -> Iterator[tuple[RealVLLM, RealVLLM]
 
 @pytest.fixture
 def another(vllm_folder: Path, weights: Path) -> Iterator[RealVLLM]:
-    """On the core of the one that was killed."""
+    """A server on the core of the one that was killed."""
     with real_vllm(vllm_folder, weights, 0) as server:
         server.server.wait_until_ready()
         yield server
@@ -57,7 +57,7 @@ def another(vllm_folder: Path, weights: Path) -> Iterator[RealVLLM]:
 def test_a_ticket_is_released_when_its_client_leaves_while_decode_hangs(
     pair: tuple[RealVLLM, RealVLLM], weights: Path, tmp_path: Path
 ) -> None:
-    """Between two that have met: before its first transfer a vLLM server only connects, and tells nothing until it has
+    """The two have met before: until its first transfer a vLLM server only connects, and reports nothing until it has
     something else to do."""
     prefill, decode = pair
     workers = ("--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode")
@@ -123,7 +123,7 @@ def sent(url: str, body: Body) -> Iterator[None]:
 
 
 def interrupted(url: str, servers: list[RealVLLM]) -> tuple[Answer, RealVLLM]:
-    """An answer whose server is killed when each choice has some tokens, and which one that was."""
+    """Kills the server of an answer when each choice has some tokens. Returns the answer and that server."""
     answer = Answer(3)
     with streaming(url, ROUTES[0], BODY) as events:
         while len(answer.choices) < 3 or min(map(len, answer.texts)) < 40:

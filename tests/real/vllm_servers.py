@@ -1,4 +1,4 @@
-"""Two real vLLM servers, a core each, which can exchange KV; and gateways in front of them."""
+"""Two real vLLM servers with a core each, which can exchange KV, and gateways in front of them."""
 
 import contextlib
 import json
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import httpx
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.ports import free_port
 from bench.vllm import MODEL_NAME, VLLMServer, VLLMSetup, vllm_server
 from bench.vllm_pair import CONNECTOR
 from motet.config import environment
 from motet.deploy.child import ChildServer
+from tests.status import metric_sum
 
 PATIENCE_S = 60.0
 SCALE_OUT = "--enable-scale-out"
@@ -27,7 +27,7 @@ BYTES = "vllm:nixl_bytes_transferred_sum"
 
 @dataclass(frozen=True)
 class RealVLLM:
-    """One of them."""
+    """One real vLLM server."""
 
     server: VLLMServer
 
@@ -36,13 +36,10 @@ class RealVLLM:
         return self.server.url
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples with these labels."""
-        text = httpx.get(f"{self.url}/metrics").text
-        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+        return metric_sum(httpx.get(f"{self.url}/metrics").text, name, **labels)
 
     def local(self, source: str) -> float:
-        """Prompt tokens that came from there."""
+        """Returns the number of prompt tokens from that source."""
         return self.metric("vllm:prompt_tokens_by_source_total", source=source)
 
     @property
@@ -55,7 +52,7 @@ class RealVLLM:
         return self.server.log.read().decode(errors="replace")
 
     def ask(self, **body: object) -> dict[str, object]:
-        """Straight, without a gateway."""
+        """Asks the server directly, without a gateway."""
         response = httpx.post(f"{self.url}/v1/completions", json={"model": MODEL_NAME, **body}, timeout=PATIENCE_S)
         assert response.status_code == httpx.codes.OK, response.text
         found: dict[str, object] = response.json()
@@ -63,7 +60,7 @@ class RealVLLM:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """It is there and answers nothing."""
+        """Stops the server: it is there, and answers nothing."""
         self.server.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -71,7 +68,7 @@ class RealVLLM:
             self.server.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """With its engine, which would outlive it for a while."""
+        """Kills the server with its engine, which would outlive it for a while."""
         server = psutil.Process(self.server.process.pid)
         for process in (*server.children(recursive=True), server):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -81,7 +78,7 @@ class RealVLLM:
 
 @contextlib.contextmanager
 def real_vllm(folder: Path, model: Path, core: int, *arguments: str) -> Iterator[RealVLLM]:
-    """Started, and not yet ready."""
+    """Starts a server, and does not wait until it is ready."""
     connector = ("--kv-transfer-config", json.dumps(CONNECTOR))
     environ = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_CPU_KVCACHE_SPACE": "1"}
     with vllm_server(VLLMSetup(folder, model, (core,), (*connector, *arguments), environ)) as server:
@@ -90,7 +87,7 @@ def real_vllm(folder: Path, model: Path, core: int, *arguments: str) -> Iterator
 
 @contextlib.contextmanager
 def gateway(model: Path, tmp: Path, *arguments: str) -> Iterator[ChildServer]:
-    """`arguments`: its workers, and what else is special about it."""
+    """`arguments` are its workers and other flags."""
     own = ("--tokenizer", str(model), "--bypass-tokens", "0", "--worker-timeout", "20", *arguments)
     there = {**environment(), "TMPDIR": str(tmp)}
     with ChildServer(list(own), command="gateway", environ=there) as server:
@@ -98,7 +95,7 @@ def gateway(model: Path, tmp: Path, *arguments: str) -> Iterator[ChildServer]:
 
 
 def until(holds: Callable[[], bool], otherwise: str) -> None:
-    """Asks again and again: vLLM's counters follow at their own pace."""
+    """Asks again and again, since vLLM's counters follow at their own pace."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, otherwise

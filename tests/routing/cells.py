@@ -1,4 +1,4 @@
-"""Two workers, where a test needs no more: one that prefills and one that decodes, or two of one role."""
+"""Scenes of two workers: one prefill and one decode worker, or two of one role."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a test of routing leaves behind is looked at when it has passed."""
+"""Checks at the end of each routing test that it has left nothing behind."""
 
 from collections.abc import Generator
 from functools import wraps
@@ -11,7 +11,7 @@ from tests.routing.scene import MADE
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Checks at the end of a test every scene that it made: nothing of it is open, kept or running."""
+    """Checks every scene that the test made: nothing of it may be open, kept or running."""
     test = pyfuncitem.obj
 
     @wraps(test)

@@ -1,4 +1,4 @@
-"""Workers of several models and kinds behind one router, and what each of them may be given."""
+"""Workers of several models and kinds behind one router, and a record of what none of them should have been given."""
 
 import logging
 from collections import Counter
@@ -15,7 +15,7 @@ from tests.routing.scene import Scene, WatchedEngine, script
 A, B = ModelName("a"), ModelName("b")
 PLACES = 8
 FRENCH = ModelName("french")
-"""An adapter of `A`."""
+"""An adapter of model `A`."""
 ADAPTER = ModelCard(name=FRENCH, root="adapters/french", parent=A, max_model_len=2048)
 
 
@@ -34,17 +34,17 @@ def info_of(name: str, *, life: int = 0) -> EngineInfo:
 
 
 class Makers:
-    """Which workers made tickets, and what was done that must not be."""
+    """The kind of the worker that made each ticket, and everything that went wrong."""
 
     def __init__(self) -> None:
         self.keys: dict[str, PairKey] = {}
         self.released = Counter[int]()
-        """By lease."""
+        """Number of times that each lease was given back."""
         self.wrong: list[str] = []
 
 
 class KindEngine(WatchedEngine):
-    """Writes down what it should not have been given."""
+    """An engine that records whatever it should not have been given."""
 
     def __init__(self, info: EngineInfo, leases: FakeLeases, makers: Makers) -> None:
         super().__init__(script, info=info, leases=leases)
@@ -80,7 +80,7 @@ class KindEngine(WatchedEngine):
 
 
 class Dropped(logging.Handler):
-    """Groups whose tickets nobody could give back."""
+    """Collects the groups whose tickets nobody could give back."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -92,7 +92,7 @@ class Dropped(logging.Handler):
 
 
 class KindsScene(Scene):
-    """Workers by names such as `prefill-a-vllm-0`."""
+    """A scene whose workers have names such as `prefill-a-vllm-0`."""
 
     def __init__(self, *names: str, spread_choices: int = 0, limit: int = 3) -> None:
         self.makers = Makers()

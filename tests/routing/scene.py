@@ -39,7 +39,7 @@ from motet.types import (
 )
 
 ONE_LIFE = RoutingConfig(migration_limit=0, migration_wait_s=0.0)
-"""A group ends with its worker."""
+"""A group ends when its worker is lost."""
 LEAVING = WorkerLeavingError("it goes")
 APART = ("prefill-0", "decode-0", "decode-1")
 ANY_MODEL = ModelName("")
@@ -47,12 +47,12 @@ ANY_MODEL = ModelName("")
 
 
 def length(index: int) -> int:
-    """Returns the tokens of a choice with its end: no two of a small group end together."""
+    """Returns the number of tokens of a choice, with its end. No two choices of a small group end at the same step."""
     return 3 + 2 * index
 
 
 def script(_: GenerateRequest, start: ChoiceStart) -> Sequence[int]:
-    """Every token depends on index, seed and place; who resumes with other tokens than these is told so."""
+    """Each token depends on index, seed and place. A choice that is resumed with other tokens than these fails."""
     count = length(start.index) - 1
     tokens = [1 + (start.seed * 97 + start.index * 31 + place * 13) % 500 for place in range(count)] + [0]
     assert list(start.written) == tokens[: len(start.written)]
@@ -68,7 +68,7 @@ def group(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> GenerateRequest:
-    """With 200 prompt tokens it is for prefill, if there is one."""
+    """A group with 200 prompt tokens goes to prefill, if there is a prefill worker."""
     return GenerateRequest(
         request_id=RequestId(name),
         prompt=tuple(range(1, prompt_tokens + 1)),
@@ -80,7 +80,7 @@ def group(
 
 
 def answer(index: int) -> list[int]:
-    """Returns what choice `index` of a `group` says."""
+    """Returns the tokens of choice `index` of a `group`."""
     start = choice_starts(index + 1, seed=7)[index]
     return list(script(group(), start))[: group().sampling.max_tokens]
 
@@ -90,14 +90,14 @@ def answers(n: int) -> dict[int, list[int]]:
 
 
 def remember(fleet: Fleet, worker_id: str, request: GenerateRequest, tokens: int) -> None:
-    """The worker is said to have so many tokens of the prompt: whole blocks."""
+    """Notes that the worker has cached so many tokens of the prompt, which must be whole blocks."""
     size = fake_info().block_size
     assert tokens % size == 0
     fleet.index.stored(worker_id, block_names(request.prompt[:tokens], size, salt=request.cache_salt))
 
 
 class Hold:
-    """What prefill does: says that it was entered, waits for `go`, and fails with `error` if there is one."""
+    """A slow prefill: it sets `entered`, waits for `go`, and raises `error` if there is one."""
 
     def __init__(self, *, error: MotetError | None = None, held: bool = True) -> None:
         self.entered = asyncio.Event()
@@ -114,7 +114,7 @@ class Hold:
 
 
 class Slowly:
-    """What prefill does: takes a few turns of the loop, and fails if there is an error."""
+    """A prefill that takes a few turns of the loop, and raises `error` if there is one."""
 
     def __init__(self, error: MotetError | None = None, *, turns: int = 3) -> None:
         self._error = error
@@ -127,8 +127,8 @@ class Slowly:
 
 
 class WatchedEngine(FakeEngine):
-    """Says when it was given a group; `refusal` is raised by `generate` itself; a release waits for `may_release`; with
-    `dead` it gives no figures; without `sane` it has a bug that the group "unlucky" meets."""
+    """Sets `submitted` when it is given a group. `generate` raises `refusal`, a release waits for `may_release`. If
+    `dead`, it has no figures; if not `sane`, it has a bug that the group "unlucky" meets."""
 
     def __init__(self, answers: Script, *, info: EngineInfo, leases: FakeLeases) -> None:
         super().__init__(answers, info=info, leases=leases)
@@ -168,7 +168,7 @@ def worker(
     fail_after: dict[int, MotetError] | None = None,
     during_prefill: DuringPrefill | None = None,
 ) -> tuple[Worker, WatchedEngine]:
-    """A worker by a name such as `decode-1`, for a fleet that a test makes itself."""
+    """Makes a worker with a name such as `decode-1`, for a fleet that the test makes itself."""
     address = TransferAddress(f"engine-of-{name}", "127.0.0.1", 1)
     info = info or fake_info(role=Role(name.partition("-")[0]), transfer=address)
     engine = WatchedEngine(script, info=info, leases=leases or FakeLeases())
@@ -177,7 +177,7 @@ def worker(
 
 
 class Clock:
-    """Stands still unless it is set."""
+    """A clock that stands still unless a test sets it."""
 
     def __init__(self, now_s: float = 100.0) -> None:
         self.now_s = now_s
@@ -187,9 +187,10 @@ class Clock:
 
 
 class Tasks:
-    """Those that the running loop begins from now on: at the end of a test all of them must be over.
+    """The tasks that the running loop begins from now on, noted as they begin. At the end all of them must be over.
 
-    They are noted as they begin. `asyncio.all_tasks` goes through every task that the collector has not met yet."""
+    `asyncio.all_tasks` would go through every task that the collector has not met yet.
+    """
 
     def __init__(self) -> None:
         self._begun: list[asyncio.Task[Any]] = []
@@ -207,7 +208,7 @@ class Tasks:
 
 @dataclass
 class Heard:
-    """What the reader of one group got, choice by choice."""
+    """The tokens that the reader of one group got, by choice."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -226,13 +227,13 @@ class Heard:
                 self.finished[choice.index] = choice.finish
 
     async def read(self, stream: GroupStream, request: GenerateRequest) -> "Heard":
-        """To the end."""
+        """Reads the stream to its end."""
         async for delta in stream:
             self.take(delta, request)
         return self
 
     def begins(self, whole: "Heard") -> bool:
-        """Returns True if `whole` goes on from here, choice by choice."""
+        """Returns True if each choice of `whole` begins with what was heard here."""
         return (
             all(whole.tokens[index][: len(got)] == got for index, got in self.tokens.items())
             and all(whole.logprobs[index][: len(got)] == got for index, got in self.logprobs.items())
@@ -247,11 +248,11 @@ async def undisturbed(request: GenerateRequest) -> Heard:
 
 
 MADE: list["Scene"] = []
-"""The scenes of the test that runs; `conftest` checks them at its end."""
+"""The scenes of the running test. `conftest` checks them at its end."""
 
 
 class Scene:
-    """Workers by name, such as `decode-1`, with `places` places and `blocks` blocks each, behind a router."""
+    """Workers with names such as `decode-1`, each with `places` places and `blocks` blocks, behind a router."""
 
     def __init__(
         self,
@@ -273,7 +274,7 @@ class Scene:
         self.leases = FakeLeases()
         self.fleet = Fleet(clock=self.clock)
         self.engines: dict[str, WatchedEngine] = {}
-        """Those of the present lives."""
+        """The engine of each worker's present life, by worker."""
         self.all: list[WatchedEngine] = []
         self.lives = Counter[str]()
         for name in names:
@@ -287,7 +288,7 @@ class Scene:
         )
         self.router = Router(self.fleet, routing, cell=cell, role=role, clock=self.clock)
         self.others: list[asyncio.Future[None]] = []
-        """Whatever else a test has going on; it ends it."""
+        """Other things that a test has going on. The test ends them itself."""
         self.tasks = Tasks()
         MADE.append(self)
 
@@ -301,7 +302,7 @@ class Scene:
         return WatchedEngine(script, info=info, leases=self.leases)
 
     def start(self, name: str) -> WatchedEngine:
-        """For the first time or again."""
+        """Starts a worker, for the first time or again."""
         engine = self.engines[name] = self.make_engine(name)
         self.lives[name] += 1
         self.all.append(engine)
@@ -319,14 +320,14 @@ class Scene:
         await settle()
 
     def gate(self, steps: int) -> asyncio.Semaphore:
-        """All workers together take so many steps, and one more each time it is released."""
+        """Lets all workers together take so many steps, and one more each time the gate is released."""
         gate = asyncio.Semaphore(steps)
         for engine in self.all:
             engine.gate = gate
         return gate
 
     def writers(self) -> list[str]:
-        """Who has an open group."""
+        """Returns the workers that have an open group."""
         return [name for name, engine in self.engines.items() if engine.open]
 
     def writer(self) -> WatchedEngine:
@@ -334,7 +335,7 @@ class Scene:
         return self.engines[name]
 
     def kill(self, name: str, error: EngineDiedError = GONE) -> None:
-        """Nobody tells the fleet."""
+        """Kills an engine without telling the fleet."""
         self.engines[name].die(error)
 
     def kill_all(self) -> None:
@@ -343,7 +344,7 @@ class Scene:
             self.fleet.mark(name, WorkerState.DEAD)
 
     async def evict(self, name: str) -> None:
-        """Its time to drain is up."""
+        """Ends the worker's time to drain, so its groups must go."""
         self.fleet.mark(name, WorkerState.DRAINING)
         await self.fleet.evict(name, LEAVING)
 
@@ -353,22 +354,22 @@ class Scene:
 
     @property
     def asked(self) -> list[GenerateRequest]:
-        """Every group that any engine was given to write, by name: life by life."""
+        """All groups that any engine was given to write, sorted by name. A move adds its number to the name."""
         return sorted((one for engine in self.all for one in engine.requests), key=lambda one: one.request_id)
 
     @property
     def gone(self) -> list[str]:
-        """Groups that were let through, in that order, if there is one worker that writes."""
+        """The groups that began, in order. Only for scenes in which one worker writes."""
         return [one.request_id for engine in self.all for one in engine.requests]
 
     @property
     def prefills(self) -> list[str]:
-        """Groups that were prefilled, by name."""
+        """The groups that were prefilled, by name."""
         return [one.request_id for engine in self.all for one in engine.prefills]
 
     @property
     def released(self) -> list[Ticket]:
-        """Tickets that were given back."""
+        """The tickets that were given back."""
         return [ticket for engine in self.all for ticket in engine.released]
 
     @property
@@ -377,28 +378,28 @@ class Scene:
 
     @property
     def written(self) -> int:
-        """Tokens that the workers have written."""
+        """Number of tokens that the workers have written."""
         return sum(engine.generated_tokens for engine in self.all)
 
     @property
     def moves(self) -> dict[tuple[str, str], int]:
-        """Moves by cause and outcome."""
+        """Number of moves by cause and outcome."""
         return dict(self.router.counts.migrations)
 
     @property
     def bypasses(self) -> dict[str, int]:
-        """Bypasses that happened, by reason."""
+        """Number of bypasses by reason, without zeros."""
         return {reason: number for reason, number in self.router.counts.bypasses.items() if number}
 
     def expire_leases_of_those_who_left(self) -> None:
-        """If nobody else was there either, they could not be told."""
+        """Ends the leases of workers that left. If nobody else was there, they could not be given back."""
         here = [member.worker.engine for member in self.fleet.members if member.worker is not None]
         for engine in self.all:
             if engine not in here and engine.info.transfer is not None:
                 self.leases.lose(engine.info.transfer.engine_id)
 
     def check(self) -> None:
-        """Nothing is open, kept or running."""
+        """Checks that nothing is open, kept or running."""
         for engine in self.all:
             engine.check()
         self.router.check()
@@ -406,7 +407,7 @@ class Scene:
 
 
 class Given:
-    """A group and its stream."""
+    """A group that the router was given, its stream, and what was read of it."""
 
     def __init__(self, request: GenerateRequest, stream: GroupStream) -> None:
         self.request = request
@@ -418,7 +419,7 @@ class Given:
             self.heard.take(await anext(self.stream), self.request)
 
     async def read(self) -> Heard:
-        """To the end; then whoever waits for its room has had the time to go."""
+        """Reads to the end, and then gives a group that waits for room the time to begin."""
         await self.heard.read(self.stream, self.request)
         await settle()
         return self.heard
@@ -435,12 +436,12 @@ async def turn(times: int = 1) -> None:
 
 
 async def settle() -> None:
-    """Lets everything that can run do so."""
+    """Lets everything run that can."""
     await turn(30)
 
 
 async def tokens_of(stream: GroupStream) -> dict[int, list[int]]:
-    """By choice, to the end of the stream."""
+    """Reads to the end, and returns the tokens by choice."""
     tokens: dict[int, list[int]] = {}
     async for delta in stream:
         for choice in delta.choices:
@@ -460,7 +461,7 @@ def load_of(scene: Scene, work: Work) -> Load:
 
 
 async def error_of(stream: GroupStream) -> MotetError | None:
-    """Returns what it ends with."""
+    """Returns the error that the stream ends with."""
     try:
         async for _ in stream:
             pass
@@ -470,7 +471,7 @@ async def error_of(stream: GroupStream) -> MotetError | None:
 
 
 async def read(stream: GroupStream, request: GenerateRequest, heard: Heard) -> None:
-    """To the end or the error that ends it."""
+    """Reads to the end, or to the error that ends the stream."""
     try:
         await heard.read(stream, request)
     except MotetError:

@@ -1,13 +1,7 @@
-"""On which worker a session was last."""
+"""The affinity of sessions: the worker that each was last on."""
 
 from motet.routing.affinity import MAX_SESSIONS, Affinity
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.routing.scene import Clock
 
 
 def test_a_session_is_where_it_was_given_to_last() -> None:
@@ -19,8 +13,8 @@ def test_a_session_is_where_it_was_given_to_last() -> None:
     assert (affinity.worker_of("s"), affinity.worker_of("t")) == ("b", "a")
 
 
-def test_a_silent_session_is_forgotten_when_its_time_is_over_and_not_before() -> None:
-    clock = Clock()
+def test_an_idle_session_is_forgotten_after_its_time_and_not_before() -> None:
+    clock = Clock(0.0)
     affinity = Affinity(clock=clock, ttl_s=10)
     affinity.keep("s", "a")
     clock.now_s = 6
@@ -32,8 +26,8 @@ def test_a_silent_session_is_forgotten_when_its_time_is_over_and_not_before() ->
     assert (affinity.worker_of("s"), affinity.worker_of("t")) == (None, None)
 
 
-def test_asking_does_not_lengthen_a_stay() -> None:
-    clock = Clock()
+def test_asking_where_a_session_is_does_not_keep_it_longer() -> None:
+    clock = Clock(0.0)
     affinity = Affinity(clock=clock, ttl_s=10)
     affinity.keep("s", "a")
     clock.now_s = 9
@@ -42,7 +36,7 @@ def test_asking_does_not_lengthen_a_stay() -> None:
     assert affinity.worker_of("s") is None
 
 
-def test_of_too_many_the_one_silent_longest_is_forgotten() -> None:
+def test_if_there_are_too_many_sessions_the_one_idle_longest_is_forgotten() -> None:
     affinity = Affinity(clock=Clock())
     for session in ("s", "t", *map(str, range(MAX_SESSIONS - 2)), "s", "u"):
         affinity.keep(session, {"s": "a", "u": "c"}.get(session, "b"))
@@ -58,7 +52,7 @@ def test_a_worker_that_leaves_takes_its_sessions_with_it() -> None:
     assert [affinity.worker_of(session) for session in "stu"] == [None, "b", None]
 
 
-def test_requests_without_a_session_stay_nowhere() -> None:
+def test_requests_without_a_session_are_not_remembered() -> None:
     affinity = Affinity(clock=Clock())
     affinity.keep("", "a")
     assert affinity.worker_of("") is None

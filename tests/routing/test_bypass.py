@@ -1,4 +1,4 @@
-"""When decode computes a prompt by itself."""
+"""The reasons for which decode computes a prompt by itself."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_single_token_never_goes_to_prefill(bypass_tokens: int) -> None:
     ("prompt_tokens", "cached_tokens", "expected"),
     [(127, 0, BypassReason.SHORT), (128, 0, None), (1000, 873, BypassReason.SHORT), (1000, 872, None)],
 )
-def test_what_is_left_to_compute_beside_the_cache_decides(
+def test_the_uncached_part_of_a_prompt_decides(
     prompt_tokens: int, cached_tokens: int, expected: BypassReason | None
 ) -> None:
     assert reason(128, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens) is expected
@@ -43,14 +43,12 @@ def test_prompt_logprobs_need_every_row_on_decode() -> None:
     assert reason(0, prompt_logprobs=True) is BypassReason.PROMPT_LOGPROBS
 
 
-def test_a_busy_prefill_is_passed_by() -> None:
+def test_a_busy_prefill_is_bypassed() -> None:
     assert reason(prefill=BUSY) is BypassReason.PREFILL_BUSY
 
 
 @pytest.mark.parametrize("bypass_tokens", [0, 128])
-def test_prefill_that_is_down_is_passed_by_and_what_it_could_not_have_done_has_its_own_reason(
-    bypass_tokens: int,
-) -> None:
+def test_prefill_that_is_down_is_bypassed_unless_another_reason_comes_first(bypass_tokens: int) -> None:
     assert reason(bypass_tokens, prefill=None) is BypassReason.PREFILL_DOWN
     assert reason(bypass_tokens, prefill=None, prompt_logprobs=True) is BypassReason.PROMPT_LOGPROBS
     assert reason(bypass_tokens, prefill=None, prompt_tokens=1) is BypassReason.ONE_TOKEN
@@ -78,7 +76,7 @@ def test_bypass_tokens_0_lets_decode_compute_nothing_by_choice() -> None:
         (Load(1000, 1, 1000.0), Load(1000, 0, 1000.0), True),  # 1.001 s against 1.0 s
     ],
 )
-def test_the_side_that_is_through_first_gets_the_prompt(prefill: Load, decode: Load, longer: bool) -> None:
+def test_the_side_that_would_finish_first_gets_the_prompt(prefill: Load, decode: Load, longer: bool) -> None:
     assert waiting_takes_longer(prefill, decode) is longer
 
 
@@ -105,5 +103,5 @@ def test_decode_that_was_not_measured_is_taken_to_be_as_fast_as_prefill() -> Non
         (MotetError("else"), BypassReason.PREFILL_FAILED),
     ],
 )
-def test_a_prefill_that_failed_is_counted_by_what_was_wrong(error: MotetError, reason: BypassReason) -> None:
+def test_a_failed_prefill_is_counted_by_its_cause(error: MotetError, reason: BypassReason) -> None:
     assert reason_of(error) is reason

@@ -1,4 +1,4 @@
-"""Which worker gets the next group, and why."""
+"""The choice of the worker that gets the next group, and its reason."""
 
 from dataclasses import replace
 
@@ -34,17 +34,17 @@ def chosen(
 
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("work", Work)
-def test_of_none_none_is_chosen(policy: Policy, work: Work) -> None:
+def test_without_workers_none_is_chosen(policy: Policy, work: Work) -> None:
     assert choose([], replace(GROUP, work=work), policy=policy, turn=3) is None
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_the_only_one_is_chosen_even_if_it_is_to_be_avoided_and_full(policy: Policy) -> None:
+def test_the_only_worker_is_chosen_even_if_it_is_full_and_to_be_avoided(policy: Policy) -> None:
     assert chosen(replace(IDLE, avoid=True, open_choices=256), policy=policy) == (0, Reason.ONLY_ONE)
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_one_to_be_avoided_is_taken_only_if_nobody_else_is_there(policy: Policy) -> None:
+def test_a_worker_to_be_avoided_is_chosen_only_if_nobody_else_is_there(policy: Policy) -> None:
     avoided, full = replace(IDLE, avoid=True), replace(IDLE, open_choices=250)
     assert chosen(avoided, full, policy=policy) == (1, Reason.ROOM)
     assert chosen(avoided, avoided, policy=policy)[0] == 0
@@ -60,19 +60,21 @@ def test_one_to_be_avoided_is_taken_only_if_nobody_else_is_there(policy: Policy)
         replace(IDLE, trunk_blocks=9_000, tail_blocks=893),
     ],
 )
-def test_one_without_room_for_all_choices_is_worse_than_the_busiest_with_room(full: Candidate, policy: Policy) -> None:
+def test_a_worker_without_room_for_all_choices_is_worse_than_the_busiest_with_room(
+    full: Candidate, policy: Policy
+) -> None:
     busy = replace(IDLE, open_choices=248, queued_tokens=100_000)
     assert chosen(full, busy, policy=policy) == (1, Reason.ROOM)
 
 
-def test_blocks_of_the_prompt_that_are_there_take_no_room() -> None:
+def test_cached_blocks_of_the_prompt_take_no_room() -> None:
     tight = replace(IDLE, trunk_blocks=9_900, num_blocks=10_000)
     assert not has_room(tight, GROUP)
     assert has_room(replace(tight, cached_tokens=160), GROUP)
 
 
 def test_room_is_counted_in_blocks_of_the_worker() -> None:
-    large = replace(IDLE, num_blocks=13 + 8, block_size=128)  # 12.5 blocks of prompt, a tail for each choice
+    large = replace(IDLE, num_blocks=13 + 8, block_size=128)  # 12.5 blocks of prompt, and a tail for each choice
     assert has_room(large, GROUP)
     assert not has_room(replace(large, num_blocks=20), GROUP)
     assert has_room(replace(large, num_blocks=20, cached_tokens=128), GROUP)
@@ -84,7 +86,7 @@ def test_a_prefill_needs_blocks_and_no_place_among_the_choices() -> None:
     assert not has_room(replace(IDLE, num_blocks=99), prefill)
 
 
-def test_a_cached_prefix_draws_a_group_and_the_reason_says_so() -> None:
+def test_a_cached_prefix_draws_a_group_and_is_the_reason() -> None:
     assert chosen(IDLE, replace(IDLE, cached_tokens=800)) == (1, Reason.PREFIX)
 
 
@@ -130,7 +132,7 @@ def test_a_session_whose_prompt_is_known_to_be_cached_is_not_counted_twice() -> 
     assert chosen(IDLE, replace(home, queued_tokens=home.queued_tokens + 1))[0] == 0
 
 
-def test_the_session_policy_stays_whatever_it_costs_and_else_takes_the_least_loaded() -> None:
+def test_the_session_policy_stays_at_any_cost_and_begins_at_the_least_loaded() -> None:
     home = replace(IDLE, has_session=True, open_choices=200, queued_tokens=10**6)
     assert chosen(IDLE, home, policy=Policy.SESSION) == (1, Reason.SESSION)
     assert chosen(replace(IDLE, open_choices=2), replace(IDLE, open_choices=1), policy=Policy.SESSION) == (
@@ -146,24 +148,24 @@ def test_least_loaded_looks_at_choices_then_blocks_and_for_prefill_at_the_queue_
     assert chosen(replace(few, tail_blocks=1), few, policy=Policy.LEAST_LOADED)[0] == 1
 
 
-def test_round_robin_passes_over_those_without_room() -> None:
+def test_round_robin_skips_workers_without_room() -> None:
     full = replace(IDLE, open_choices=256)
     places = [chosen(IDLE, full, IDLE, policy=Policy.ROUND_ROBIN, turn=turn)[0] for turn in range(4)]
     assert places == [0, 2, 2, 0]
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_equal_ones_take_turns(policy: Policy) -> None:
+def test_equal_workers_take_turns(policy: Policy) -> None:
     assert [chosen(IDLE, IDLE, IDLE, policy=policy, turn=turn)[0] for turn in range(5)] == [0, 1, 2, 0, 1]
 
 
-def test_why_names_the_costs_and_what_they_are_made_of() -> None:
+def test_the_explanation_names_the_costs_and_their_parts() -> None:
     decision = choose([replace(IDLE, id="a", queued_tokens=9), replace(IDLE, id="b")], GROUP, policy=Policy.KV, turn=0)
     assert decision is not None
     assert decision.why == "least of 2: b 1600 (own 1600, queued 0, load 0), a 1609 (own 1600, queued 9, load 0)"
 
 
-def test_why_names_a_handful_of_a_thousand() -> None:
+def test_the_explanation_names_a_handful_of_a_thousand_workers() -> None:
     decision = choose([IDLE] * 1000, GROUP, policy=Policy.KV, turn=0)
     assert decision is not None
     assert decision.why.count("own") == 4
@@ -185,7 +187,7 @@ CANDIDATES = st.builds(
 
 
 @given(st.lists(CANDIDATES, min_size=2, max_size=8), st.integers(0, 100), st.booleans())
-def test_nobody_who_may_be_taken_is_cheaper_than_the_chosen(
+def test_no_eligible_worker_is_cheaper_than_the_chosen_one(
     candidates: list[Candidate], turn: int, needs_prompt: bool
 ) -> None:
     wanted = replace(GROUP, needs_prompt=needs_prompt)

@@ -1,4 +1,4 @@
-"""What it costs to put a group on a worker."""
+"""The cost of putting a group on a worker."""
 
 from dataclasses import replace
 
@@ -32,21 +32,21 @@ def test_cost_is_own_and_queued_tokens_and_each_choice_trunk_block_and_tail_bloc
 def test_the_delay_of_others_weighs_more_for_a_small_group_and_nothing_on_an_idle_worker() -> None:
     alone = replace(WORKER, open_choices=0)
     single = replace(GROUP, choices=1)
-    assert own_cost(WORKER, single) == 1280.0  # 320 tokens: one choice waits, and three others beside it
+    assert own_cost(WORKER, single) == 1280.0  # 320 tokens: one choice waits, and three others stand still
     assert own_cost(alone, single) == own_cost(alone, GROUP) == 320.0
 
 
-def test_with_a_ticket_only_a_pull_is_left_of_the_own_tokens() -> None:
-    # 320 tokens to pull at a quarter of a token each: 80. Nobody stands still for them.
+def test_with_a_ticket_the_own_tokens_cost_only_a_pull() -> None:
+    # 320 tokens to pull cost a quarter of a token each: 80. No other choice stands still for them.
     assert cost(WORKER, replace(GROUP, needs_prompt=False), weights=WEIGHTS) == 1460.0
 
 
 def test_a_block_weighs_by_its_tokens() -> None:
-    # Half as many tokens a block as the weights are for: 80 / 2 = 40 in the place of 80 for the blocks.
+    # Blocks have half as many tokens as the weights expect, so they cost 40 instead of 80.
     assert cost(replace(WORKER, block_size=8), GROUP, weights=WEIGHTS) == 1900.0
 
 
-def test_no_worker_has_more_of_a_prompt_than_there_is() -> None:
+def test_cached_tokens_beyond_the_prompt_do_not_count() -> None:
     assert cost(replace(WORKER, cached_tokens=999), GROUP, weights=WEIGHTS) == 1380.0
 
 
@@ -55,13 +55,13 @@ def test_the_explanation_names_the_worker_and_the_parts() -> None:
 
 
 @given(st.sampled_from(["queued_tokens", "open_choices", "trunk_blocks", "tail_blocks"]), st.integers(1, 100))
-def test_whatever_a_worker_has_more_to_do_makes_it_dearer(what: str, more: int) -> None:
+def test_more_work_of_any_kind_makes_a_worker_dearer(what: str, more: int) -> None:
     busier = replace(WORKER, **{what: getattr(WORKER, what) + more})
     assert cost(busier, GROUP) > cost(WORKER, GROUP)
 
 
 @given(st.integers(0, 400), st.integers(0, 400), st.booleans())
-def test_whatever_more_is_cached_makes_it_cheaper(one: int, other: int, needs_prompt: bool) -> None:
+def test_more_cached_tokens_make_a_worker_cheaper(one: int, other: int, needs_prompt: bool) -> None:
     group = replace(GROUP, needs_prompt=needs_prompt)
     costs = [cost(replace(WORKER, cached_tokens=tokens), group) for tokens in (one, other)]
     assert (costs[0] < costs[1]) == (one > other)

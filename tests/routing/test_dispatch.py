@@ -1,4 +1,4 @@
-"""Several workers of one role as one engine."""
+"""The dispatcher makes one engine of several workers of a role."""
 
 import msgspec
 import pytest
@@ -82,7 +82,7 @@ async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason(
     assert "decode-1 136 (own 136" in (pair.fleet.reports()[1].last_decision or "")
 
 
-async def test_the_first_delta_says_who_writes() -> None:
+async def test_the_first_delta_names_the_worker_that_writes() -> None:
     pair = Pair("decode")
     pair.fleet.mark("decode-0", WorkerState.DRAINING)
     stream = pair.router.generate(group())
@@ -93,9 +93,7 @@ async def test_the_first_delta_says_who_writes() -> None:
 @pytest.mark.parametrize(
     ("error", "state"), [(EngineDiedError("gone"), WorkerState.DEAD), (OverloadedError("full"), WorkerState.READY)]
 )
-async def test_an_engine_that_does_not_even_take_a_group_is_passed_over_too(
-    error: MotetError, state: WorkerState
-) -> None:
+async def test_an_engine_that_refuses_a_group_at_once_is_passed_over_too(error: MotetError, state: WorkerState) -> None:
     pair = Pair("decode")
     pair.first.refusal = error
     with pytest.raises(type(error)):
@@ -106,7 +104,7 @@ async def test_an_engine_that_does_not_even_take_a_group_is_passed_over_too(
     assert pair.fleet.reports()[0].state is state
 
 
-async def test_a_group_whose_worker_dies_is_not_begun_again_and_the_worker_gets_no_more() -> None:
+async def test_a_group_whose_worker_dies_is_not_begun_again_and_that_worker_gets_no_more() -> None:
     pair = Pair("decode")
     pair.first.fail_after = {1: EngineDiedError("gone")}
     stream = pair.router.generate(group("a"))
@@ -131,7 +129,7 @@ async def test_a_worker_that_its_keeper_found_silent_stays_silent_when_its_group
     fleet.check()
 
 
-async def test_with_all_workers_dead_every_group_is_told_so() -> None:
+async def test_with_all_workers_dead_every_group_ends_with_that_error() -> None:
     one, engine = worker("decode-0", fail_after={0: EngineDiedError("worker 0 is gone")})
     router = Router(Fleet([one]), ONE_LIFE)
     with pytest.raises(EngineDiedError, match="worker 0 is gone"):
@@ -150,13 +148,13 @@ async def test_cached_tokens_are_those_of_the_worker_that_would_get_the_group() 
     assert load_of(pair, Work.GENERATE).own_tokens == 136
     stream = pair.router.generate(group("first", n=8))
     assert pair.groups == (0, 1)
-    # So much is being written there that the other one is cheaper.
+    # So much is being written there that the other worker is cheaper.
     assert load_of(pair, Work.GENERATE).own_tokens == 200
     await stream.aclose()
     assert load_of(pair, Work.GENERATE).own_tokens == 136
 
 
-async def test_figures_are_summed_over_those_that_live() -> None:
+async def test_figures_are_summed_over_living_workers() -> None:
     pair = Pair("decode")
     streams = [pair.router.generate(group(name, prompt_tokens=10)) for name in ("a", "b")]
     assert (await pair.router.stats()).prompt_tokens == 20
@@ -174,7 +172,7 @@ async def test_info_of_one_worker_is_its_own() -> None:
     assert Router(Fleet([one]), role=Role.DECODE).info is engine.info
 
 
-async def test_while_no_worker_is_up_info_is_what_held_last() -> None:
+async def test_while_no_worker_is_up_info_stays_as_it_was_last() -> None:
     one, engine = worker("decode-0")
     fleet = Fleet()
     router = Router(fleet, role=Role.DECODE)
@@ -186,7 +184,7 @@ async def test_while_no_worker_is_up_info_is_what_held_last() -> None:
     assert router.info is engine.info
 
 
-async def test_info_of_several_is_what_holds_on_any_of_them() -> None:
+async def test_info_of_several_workers_holds_on_each_of_them() -> None:
     pair = Pair("decode")
     address = TransferAddress("x", "127.0.0.1", 1)
     base = msgspec.structs.replace(fake_info(role=Role.DECODE, transfer=address), pid=1)

@@ -1,4 +1,4 @@
-"""What a router learns about its workers from what it gives them."""
+"""The books of a router: what it learns about workers from the groups that it gives them."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ from tests.routing.scene import ONE_LIFE, Hold, WatchedEngine, group, load_of, s
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_group_with_a_ticket_is_nothing_to_read() -> None:
+async def test_a_group_with_a_ticket_adds_no_tokens_to_read() -> None:
     pair = Pair("decode")
     ticket = await pair.first.prefill(group())
     stream = pair.router.generate(group(n=1, ticket=ticket))
@@ -59,7 +59,7 @@ async def test_there_is_no_prefill_load_while_no_prefill_worker_is_up() -> None:
     assert apart.router.dispatcher.load(Work.PREFILL, group()) is None
 
 
-async def test_the_books_count_choices_trunk_blocks_once_and_the_blocks_of_what_was_written() -> None:
+async def test_the_books_count_choices_each_trunk_block_once_and_all_tail_blocks() -> None:
     gate = asyncio.Semaphore(40)
     one, engine = worker("decode-0", gate=gate)
     engine.script = lambda _, __: [1]
@@ -75,9 +75,9 @@ async def test_the_books_count_choices_trunk_blocks_once_and_the_blocks_of_what_
         sampling=SamplingParams(max_tokens=100, ignore_eos=True),
     )
     stream = router.generate(request)
-    assert count() == (2, 3, 2)  # 33 tokens are 3 blocks of 16; each choice has begun its first
+    assert count() == (2, 3, 2)  # 33 tokens are 3 blocks of 16, and each choice has begun its first tail block
     await anext(stream)
-    assert count() == (2, 3, 3)  # the first choice has written 16, and needs a second one
+    assert count() == (2, 3, 3)  # the first choice has written 16 tokens, and needs a second tail block
     for _ in range(16):
         await anext(stream)
     assert count() == (2, 3, 5)  # 32 and 17 tokens
@@ -90,7 +90,7 @@ async def test_the_books_count_choices_trunk_blocks_once_and_the_blocks_of_what_
 
 
 class Chunks:
-    """A stream whose deltas bring many tokens of a choice at once, as those of a vLLM server may."""
+    """A stream with many tokens of a choice in one delta, as a vLLM server may send."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
@@ -103,7 +103,7 @@ class Chunks:
         return GroupDelta(self._request.request_id, choices)
 
     async def aclose(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: no block is held."""
 
 
 class ChunkEngine(WatchedEngine):
@@ -112,14 +112,14 @@ class ChunkEngine(WatchedEngine):
 
 
 async def test_tail_blocks_are_counted_by_tokens_and_not_by_deltas() -> None:
-    """Where a delta brought 40 tokens, one was counted, and groups were put where there was no room."""
+    """A delta with 40 tokens used to count as one, so groups were put where there was no room."""
     engine = ChunkEngine(script, info=fake_info(), leases=FakeLeases())
     fleet = Fleet([Worker("both-0", engine, "")])
     router, books = Router(fleet, ONE_LIFE), fleet.members[0].books
     stream = router.generate(group(prompt_tokens=33, n=2))
     assert books.tail_blocks == 2
     await anext(stream)
-    assert books.tail_blocks == 3 + 6  # 40 and 80 tokens, of blocks of 16: the next block is there when one is full
+    assert books.tail_blocks == 3 + 6  # 40 and 80 tokens in blocks of 16: a full block already needs the next one
     await anext(stream)
     assert books.tail_blocks == 6 + 11
     await stream.aclose()

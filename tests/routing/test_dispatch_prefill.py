@@ -1,4 +1,5 @@
-"""Several prefill workers as one: the next one is asked where one cannot, and tickets go back where they came from."""
+"""Several prefill workers as one: if one cannot prefill, the next is asked, and tickets go back where they were
+made."""
 
 import asyncio
 
@@ -41,7 +42,7 @@ async def test_prefill_goes_where_the_fewest_prompt_tokens_wait() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineDiedError("gone"), OverloadedError("full")])
-async def test_where_a_prefill_worker_cannot_the_next_one_is_asked_in_the_same_call(error: MotetError) -> None:
+async def test_if_one_prefill_worker_fails_the_next_is_asked_in_the_same_call(error: MotetError) -> None:
     pair = Pair(first=failing(error))
     ticket = await pair.router.prefill(group())
     assert ticket.remote_engine_id == "prefill-1, life 0"
@@ -49,7 +50,7 @@ async def test_where_a_prefill_worker_cannot_the_next_one_is_asked_in_the_same_c
     await pair.router.release(ticket)
 
 
-async def test_a_prefill_worker_that_died_gets_nothing_until_it_is_said_to_be_ready() -> None:
+async def test_a_prefill_worker_that_died_gets_nothing_until_it_is_marked_ready() -> None:
     hold = failing(EngineDiedError("gone"))
     pair = Pair(first=hold)
     for now_s, prefills in [(0.0, (1, 1)), (1000.0, (1, 2))]:
@@ -64,7 +65,7 @@ async def test_a_prefill_worker_that_died_gets_nothing_until_it_is_said_to_be_re
     assert pair.prefill_counts == (2, 3)
 
 
-async def test_one_that_takes_no_more_is_passed_over_for_half_a_second() -> None:
+async def test_a_full_prefill_worker_is_passed_over_for_half_a_second() -> None:
     pair = Pair(first=failing(OverloadedError("full")))
     for now_s, prefills in [(0.0, (1, 1)), (REFUSAL_S - 0.01, (1, 2)), (REFUSAL_S - 0.01, (1, 3))]:
         pair.clock.now_s = now_s
@@ -76,7 +77,7 @@ async def test_one_that_takes_no_more_is_passed_over_for_half_a_second() -> None
     assert pair.prefill_counts == (2, 5)
 
 
-async def test_one_that_takes_no_more_is_asked_all_the_same_where_nobody_else_is_there() -> None:
+async def test_a_full_prefill_worker_is_asked_again_if_there_is_no_other() -> None:
     hold = failing(OverloadedError("full"))
     pair = Pair(first=hold, second=failing(EngineDiedError("gone")))
     with pytest.raises(OverloadedError):
@@ -94,7 +95,7 @@ async def test_an_error_of_the_group_is_not_taken_to_another_worker(error: Motet
     assert pair.prefill_counts == (1, 0)
 
 
-async def test_when_no_prefill_worker_is_left_the_last_one_says_why_and_then_all_are_down() -> None:
+async def test_with_no_prefill_worker_left_the_last_error_counts_and_then_prefill_is_down() -> None:
     first, second = (failing(EngineDiedError(f"worker {i} is gone")) for i in range(2))
     pair = Pair(first=first, second=second)
     with pytest.raises(EngineDiedError, match="worker 1 is gone"):
@@ -104,7 +105,7 @@ async def test_when_no_prefill_worker_is_left_the_last_one_says_why_and_then_all
     assert pair.prefill_counts == (1, 1)
 
 
-async def test_when_one_is_full_and_one_dead_it_is_for_want_of_room() -> None:
+async def test_with_one_worker_full_and_one_dead_prefill_counts_as_full() -> None:
     pair = Pair(first=failing(OverloadedError("full")), second=failing(EngineDiedError("gone")))
     with pytest.raises(OverloadedError):
         await pair.router.prefill(group())
@@ -117,7 +118,7 @@ async def test_a_ticket_is_given_back_to_the_worker_that_holds_the_lease() -> No
     assert (pair.first.released, pair.second.released) == ([], [ticket])
 
 
-async def test_a_ticket_of_a_worker_that_takes_no_more_is_given_back_there() -> None:
+async def test_a_ticket_of_a_draining_worker_is_given_back_there() -> None:
     pair = Pair()
     ticket = await pair.first.prefill(group())
     pair.fleet.mark("prefill-0", WorkerState.DRAINING)
@@ -125,7 +126,7 @@ async def test_a_ticket_of_a_worker_that_takes_no_more_is_given_back_there() -> 
     assert (pair.first.released, pair.second.released) == ([ticket], [])
 
 
-async def test_a_ticket_of_nobody_here_is_given_back_through_any_worker() -> None:
+async def test_a_ticket_of_an_unknown_worker_is_given_back_through_any_worker() -> None:
     pair = Pair()
     stranger = msgspec.structs.replace(await pair.first.prefill(group()), remote_engine_id="elsewhere")
     await pair.router.release(stranger)
@@ -142,7 +143,7 @@ async def test_a_prefill_that_is_cancelled_leaves_the_books() -> None:
 
 
 @pytest.mark.parametrize("policy", [Policy.KV, Policy.ROUND_ROBIN, Policy.LEAST_LOADED])
-async def test_equal_prefill_workers_take_turns_and_each_has_its_reason(policy: Policy) -> None:
+async def test_equal_prefill_workers_take_turns_and_each_choice_has_its_reason(policy: Policy) -> None:
     leases = FakeLeases()
     workers, engines = zip(*(worker(f"prefill-{i}", leases=leases) for i in range(3)), strict=True)
     fleet = Fleet(workers)
@@ -163,7 +164,7 @@ async def test_a_prefill_worker_that_is_just_leaving_is_passed_over() -> None:
 
 @pytest.mark.parametrize("policy", [Policy.KV, Policy.SESSION])
 async def test_the_turns_of_a_session_are_prefilled_by_one_worker(policy: Policy) -> None:
-    """They alternated: only the worker that wrote a session was remembered."""
+    """The turns used to alternate, since only the worker that wrote a session was remembered."""
     pair = Pair(policy=policy)
     for number in range(4):
         request = msgspec.structs.replace(group(f"turn {number}"), session_id="session")

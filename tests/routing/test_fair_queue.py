@@ -1,4 +1,4 @@
-"""The order in which waiting groups go, and that none waits for ever."""
+"""The order in which waiting groups begin. None waits for ever."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def popped(waiting: FairQueue[str], now_s: float = 0.0) -> list[str]:
     return items
 
 
-def test_of_equal_groups_the_first_to_come_goes_first() -> None:
+def test_equal_groups_go_in_the_order_in_which_they_came() -> None:
     waiting = queue()
     for number in range(4):
         waiting.push(f"g{number}", choices=3, priority=0, now_s=0.0)
@@ -54,7 +54,7 @@ def test_a_small_group_overtakes_a_large_one_that_came_a_little_before_and_not_o
     assert popped(waiting) == ["small", "large", "late"]
 
 
-def test_the_largest_group_waits_no_longer_for_small_ones_that_come_later_than_one_that_is_large_enough() -> None:
+def test_beyond_a_certain_size_small_groups_overtake_a_larger_group_no_longer() -> None:
     waiting = queue()
     waiting.push("largest", choices=1000, priority=0, now_s=0.0)
     waiting.push("small", choices=1, priority=0, now_s=MOST_S - 1.1)
@@ -70,7 +70,7 @@ def test_a_lower_priority_number_goes_first_whatever_its_size() -> None:
     assert popped(waiting) == ["urgent", "usual", "idle"]
 
 
-def test_one_that_does_not_fit_is_passed_over_for_a_while_and_then_room_is_kept_for_it() -> None:
+def test_a_group_that_does_not_fit_is_passed_over_for_a_while_and_then_room_is_kept_for_it() -> None:
     waiting = queue()
     waiting.push("large", choices=2, priority=0, now_s=0.0)
     for number in range(3):
@@ -83,7 +83,7 @@ def test_one_that_does_not_fit_is_passed_over_for_a_while_and_then_room_is_kept_
     assert waiting.pop(small, 99.0) == "small2"
 
 
-def test_patience_runs_for_every_group_passed_over_not_for_the_first_alone() -> None:
+def test_patience_runs_for_every_group_that_is_passed_over() -> None:
     waiting = queue()
     waiting.push("first", choices=1, priority=0, now_s=0.0)
     waiting.push("second", choices=1, priority=0, now_s=0.1)
@@ -102,7 +102,7 @@ def test_a_client_that_left_is_out_of_the_queue_and_leaving_twice_changes_nothin
     assert popped(waiting) == ["b"]
 
 
-def test_what_has_waited_too_long_is_handed_out_once_longest_wait_first() -> None:
+def test_groups_that_waited_too_long_are_returned_once_longest_wait_first() -> None:
     waiting = queue(max_wait_s=10.0)
     waiting.push("large", choices=50, priority=0, now_s=0.0)
     waiting.push("small", choices=1, priority=0, now_s=1.0)
@@ -136,7 +136,7 @@ ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 64)), min_size=
 
 @given(ARRIVALS)
 def test_nobody_is_overtaken_by_a_group_that_comes_later_than_its_size_allows(arrivals: list[tuple[int, int]]) -> None:
-    """The first bound of the module: all fit, one goes every second."""
+    """The first bound of the module: all fit, and one begins every second."""
     waiting: FairQueue[Group] = FairQueue(
         max_wait_s=1e9, per_choice_s=PER_CHOICE_S, most_s=MOST_S, patience_s=PATIENCE_S
     )
@@ -155,7 +155,7 @@ def test_nobody_is_overtaken_by_a_group_that_comes_later_than_its_size_allows(ar
 
 
 class Room:
-    """A server with room for so many choices, each open for twelve seconds."""
+    """A server with room for so many choices. Each group holds its places for twelve seconds."""
 
     def __init__(self, choices: int) -> None:
         self.choices = choices
@@ -173,7 +173,7 @@ class Room:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_its_patience_nobody_behind_a_group_that_does_not_fit_goes(seed: int) -> None:
-    """The second bound, and that every group has its turn: many small ones, a few that need half the room or all."""
+    """The second bound of the module: every group has its turn, also the few that need half the room or all."""
     random = Random(seed)
     arrivals = [(random.randrange(60), random.choice([1, 2, 4, 8, 8, 8, 32, 64])) for _ in range(80)]
     waiting: FairQueue[Group] = FairQueue(

@@ -1,4 +1,4 @@
-"""Workers join, leave, die and return: what the fleet says of them, and whose books are whose."""
+"""Workers join, leave, die and return: the fleet reports them, and each life of a worker has its own books."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def ready(fleet: Fleet, work: Work) -> list[str]:
     return [member.id for member in fleet.ready(work)]
 
 
-def test_workers_are_told_of_in_the_order_in_which_they_joined() -> None:
+def test_workers_are_reported_in_the_order_in_which_they_joined() -> None:
     decode, prefill = worker("decode-0")[0], worker("prefill-0")[0]
     fleet = Fleet([decode])
     fleet.expect("decode-9", "http://nine", role=Role.DECODE)
@@ -42,7 +42,7 @@ def test_workers_are_told_of_in_the_order_in_which_they_joined() -> None:
     assert one.last_decision is None
 
 
-def test_a_worker_that_was_expected_and_came_is_one_and_says_itself_what_it_is() -> None:
+def test_an_expected_worker_that_comes_is_one_member_and_reports_its_own_role() -> None:
     fleet = Fleet()
     expected = fleet.expect("decode-0", "http://zero")
     assert fleet.expect("decode-0", "http://other") is expected
@@ -51,7 +51,7 @@ def test_a_worker_that_was_expected_and_came_is_one_and_says_itself_what_it_is()
     assert (report.state, report.role, report.address) == (WorkerState.READY, Role.DECODE, "127.0.0.1:1")
 
 
-def test_only_who_is_ready_gets_work() -> None:
+def test_only_ready_workers_get_work() -> None:
     fleet = Fleet([worker("decode-0")[0], worker("decode-1")[0]])
     for state in WorkerState:
         fleet.mark("decode-0", state)
@@ -85,7 +85,7 @@ def test_workers_that_do_both_are_not_asked_to_prefill() -> None:
 
 
 @pytest.mark.parametrize("role", ["decode", "both", "prefill"])
-def test_there_is_hope_until_all_who_could_generate_are_given_up(role: str) -> None:
+def test_there_is_hope_until_all_workers_that_could_generate_are_given_up(role: str) -> None:
     fleet = Fleet([worker(f"{role}-0")[0], worker(f"{role}-1")[0]])
     for number in range(2):
         assert fleet.serving().hopeful
@@ -98,7 +98,7 @@ def test_there_is_hope_until_all_who_could_generate_are_given_up(role: str) -> N
     assert fleet.serving().hopeful
 
 
-def test_who_refused_is_passed_over_for_a_while_and_a_new_start_of_it_is_not() -> None:
+def test_a_worker_that_refused_is_passed_over_for_a_while_but_not_after_a_restart() -> None:
     clock = Clock()
     fleet = Fleet(clock=clock)
     member = fleet.put(worker("decode-0")[0])
@@ -113,7 +113,7 @@ def test_who_refused_is_passed_over_for_a_while_and_a_new_start_of_it_is_not() -
     assert not member.refused
 
 
-async def test_each_change_wakes_whoever_waits_for_one() -> None:
+async def test_each_change_wakes_every_waiter() -> None:
     fleet = Fleet([worker("decode-0")[0], worker("decode-1")[0]])
     changes = {
         "dead": lambda: fleet.mark("decode-0", WorkerState.DEAD),
@@ -138,8 +138,8 @@ async def test_each_change_wakes_whoever_waits_for_one() -> None:
     fleet.check()
 
 
-async def test_a_change_after_the_call_is_not_missed_though_nobody_awaits_yet() -> None:
-    """It was, while the waiting began only when the task that waits had its turn."""
+async def test_a_change_between_the_call_and_the_await_is_not_missed() -> None:
+    """It used to be missed, since the wait began only when the waiting task had its turn."""
     fleet = Fleet()
     changed = fleet.changed()
     fleet.put(worker("decode-0")[0])
@@ -168,9 +168,7 @@ async def test_a_worker_that_returns_has_new_books_and_groups_of_its_former_life
 
 
 @pytest.mark.parametrize("removed", [False, True])
-async def test_a_death_that_a_slow_reader_learns_of_late_says_nothing_of_the_worker_that_returned(
-    removed: bool,
-) -> None:
+async def test_a_death_that_a_slow_reader_finds_late_does_not_mark_the_returned_worker(removed: bool) -> None:
     one, engine = worker("decode-0")
     fleet = Fleet([one])
     router = Router(fleet, ONE_LIFE)
@@ -188,7 +186,7 @@ async def test_a_death_that_a_slow_reader_learns_of_late_says_nothing_of_the_wor
     router.check()
 
 
-async def test_evicted_groups_end_with_the_error_that_says_so_wherever_they_are() -> None:
+async def test_evicted_groups_end_with_the_given_error_wherever_they_are() -> None:
     tasks = Tasks()
     gate = asyncio.Semaphore(0)
     one, engine = worker("decode-0", gate=gate)
@@ -207,7 +205,7 @@ async def test_evicted_groups_end_with_the_error_that_says_so_wherever_they_are(
         for _ in range(2):
             with pytest.raises(WorkerLeavingError):
                 await anext(stream)
-    assert states(fleet)["decode-0"] is WorkerState.READY  # whoever evicts says what becomes of the worker
+    assert states(fleet)["decode-0"] is WorkerState.READY  # eviction itself does not change the worker's state
     await fleet.evict("decode-0", LEAVING)
     await fleet.evict("unknown", LEAVING)
     router.check()
@@ -231,7 +229,7 @@ async def test_groups_that_have_ended_are_not_evicted() -> None:
     router.check()
 
 
-async def test_when_the_last_worker_leaves_there_is_nobody() -> None:
+async def test_when_the_last_worker_leaves_the_fleet_is_empty() -> None:
     fleet = Fleet([worker("decode-0")[0]])
     router = Router(fleet, ONE_LIFE)
     fleet.remove("decode-0")
@@ -241,13 +239,13 @@ async def test_when_the_last_worker_leaves_there_is_nobody() -> None:
     assert await answers_of(router, group()) == answers(2)
 
 
-async def test_the_report_tells_why_a_worker_got_its_last_group() -> None:
+async def test_the_report_has_the_reason_why_a_worker_got_its_last_group() -> None:
     fleet = Fleet([worker("decode-0")[0]])
     await answers_of(Router(fleet, ONE_LIFE), group())
     assert [report.last_decision for report in fleet.reports()] == ["only decode-0 is there"]
 
 
-async def test_choices_that_others_gave_a_worker_count_and_ours_do_not_count_twice() -> None:
+async def test_choices_of_other_routers_count_and_ours_do_not_count_twice() -> None:
     pair = Pair("decode")
     first, second = pair.fleet.members
     stream = pair.router.generate(group("ours", n=4))

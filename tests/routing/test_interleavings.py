@@ -1,7 +1,7 @@
-"""One life of a group, ended at every moment and in every way: afterwards no ticket, no group, no task is left of it.
+"""One life of a group ends at every moment and in every way: no ticket, group or task of it may be left.
 
-The states of a journey are walked through by scenes (it waits for room, is prefilled, is written whole or in parts, and
-moves), and each scene is ended after every number of turns of the loop (in `make check`: of every fourth).
+Scenes walk through the states of a journey (the group waits for room, is prefilled, is written whole or in parts, and
+moves). Each scene is ended after every number of turns of the loop (in `make check`: after every fourth).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def losing(
     spread_choices: int = 0,
     places: int = 1024,
 ) -> Scene:
-    """A slow prefill worker and two decode workers that fail so; a whole group goes to the first one."""
+    """A slow prefill worker and two decode workers that fail like this. A whole group goes to the first one."""
     scene = Scene(*APART, spread_choices=spread_choices, places=places)
     scene.engines["prefill-0"].during_prefill = Slowly(prefill)
     scene.engines["decode-0"].fail_after = first
@@ -45,7 +45,7 @@ def losing(
 
 
 def crowded(first: dict[int, MotetError], second: dict[int, MotetError] | None = None) -> Scene:
-    """The group has to wait for two others to end."""
+    """A scene in which the group has to wait for two others to end."""
     scene = losing(first, second, places=N)
     for name in ("before", "beside"):
         given = scene.come(name, N)
@@ -103,7 +103,7 @@ ENDS: dict[str, Callable[[Scene, Given], Awaitable[None]]] = {
 
 
 async def leave_all(scene: Scene, given: Given) -> None:
-    """Whatever else was in the scene goes too."""
+    """Ends everything else in the scene too."""
     await given.stream.aclose()
     await scene.router.close()
     await asyncio.gather(*scene.others)
@@ -111,7 +111,7 @@ async def leave_all(scene: Scene, given: Given) -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("name", SCENES)
-async def test_ended_after_any_number_of_turns_of_the_loop(name: str, end: str) -> None:
+async def test_a_group_that_ends_after_any_number_of_turns_leaves_nothing(name: str, end: str) -> None:
     whole = await undisturbed(group(n=N))
     for turns in some(range(MOST_TURNS), name + end):
         scene = SCENES[name]()
@@ -124,13 +124,13 @@ async def test_ended_after_any_number_of_turns_of_the_loop(name: str, end: str) 
         await reader
         scene.check()
         assert given.heard.begins(whole)
-        if was_over:  # then nothing happens in later turns
+        if was_over:  # later turns would change nothing
             break
 
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("name", SCENES)
-async def test_ended_unread(name: str, end: str) -> None:
+async def test_a_group_that_nobody_reads_leaves_nothing_when_it_ends(name: str, end: str) -> None:
     for turns in some((0, 1, 2, 4, 8, 16, 32), name + end):
         scene = SCENES[name]()
         given = scene.come("g", N)
@@ -141,7 +141,7 @@ async def test_ended_unread(name: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENES)
-async def test_who_closes_it_is_cancelled(name: str) -> None:
+async def test_a_group_leaves_nothing_if_the_task_that_closes_it_is_cancelled(name: str) -> None:
     for turns in some(range(0, MOST_TURNS, 3), name):
         for more in (0, 1, 2):
             scene = SCENES[name]()
@@ -152,7 +152,7 @@ async def test_who_closes_it_is_cancelled(name: str) -> None:
             await turn(more)
             closing.cancel()
             await asyncio.wait([closing])
-            if more == 0:  # it never began
+            if more == 0:  # the reader never began
                 reader.cancel()
                 await asyncio.wait([reader])
             else:
@@ -186,8 +186,8 @@ async def test_a_reader_cancelled_after_any_number_of_turns_leaves_the_group_to_
         scene.check()
 
 
-async def test_so_many_turns_are_enough_for_a_group_that_waits_and_moves() -> None:
-    """Else the tests above would never see the last of them."""
+async def test_the_number_of_turns_is_enough_for_a_group_that_waits_and_moves() -> None:
+    """Otherwise the tests above would never reach the last turns of a group."""
     scene = SCENES["waits, then its worker dies"]()
     given = scene.come("g", N)
     reader = asyncio.ensure_future(read(given.stream, given.request, given.heard))
@@ -197,7 +197,7 @@ async def test_so_many_turns_are_enough_for_a_group_that_waits_and_moves() -> No
     await leave_all(scene, given)
 
 
-def test_a_group_moves_only_where_the_table_leads() -> None:
+def test_a_journey_changes_state_only_as_its_table_allows() -> None:
     for old in GroupState:
         for new in GroupState:
             if new is old or new in NEXT[old]:
@@ -215,7 +215,7 @@ async def tokens(stream: GroupStream) -> dict[int, list[int]]:
 
 
 class Play:
-    """One group, whose prefill, steps and releases happen when told to."""
+    """One group. Its prefill, steps and releases happen when the test says so."""
 
     def __init__(self, prefill_error: MotetError | None, fail_after: dict[int, MotetError]) -> None:
         self.hold = Hold(error=prefill_error)
@@ -246,7 +246,7 @@ class Play:
             self.others[-1].cancel()
 
     async def finish(self) -> None:
-        """Lets go of everything that was held, and leaves."""
+        """Lets everything go on that was held, and leaves."""
         self.hold.go.set()
         self.cell.prefill.may_release.set()
         for _ in range(MOST_TURNS):

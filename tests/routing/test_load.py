@@ -1,4 +1,4 @@
-"""What a worker has to read, and how fast it reads: computed by hand in every test."""
+"""The prompt tokens that wait on a worker, and how fast it reads them: every figure is computed by hand."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_tokens_wait_until_their_prompt_is_done_or_dropped(books: WorkerLoad) ->
     books.check()
 
 
-def test_a_load_takes_as_long_as_what_waits_and_its_own_prompt() -> None:
+def test_a_load_takes_the_time_of_all_waiting_tokens_and_its_own_prompt() -> None:
     assert Load(50, waiting_tokens=150).seconds(100.0) == 2.0
 
 
@@ -36,11 +36,11 @@ def test_a_prompt_that_waited_behind_another_is_measured_by_its_own_time(books: 
     books.done(first, computed_tokens=400)  # 400 tokens in 2 s
     assert books.tokens_per_s == 200
     clock.now_s += 1
-    books.done(second, computed_tokens=400)  # 400 tokens in 1 s, and not in the 3 s since it was given
+    books.done(second, computed_tokens=400)  # 400 tokens in 1 s, not in the 3 s since the worker got it
     assert books.tokens_per_s == pytest.approx((KEPT * 400 + 400) / (KEPT * 2 + 1))
 
 
-def test_time_in_which_nothing_was_to_be_read_does_not_count(books: WorkerLoad, clock: Clock) -> None:
+def test_idle_time_does_not_count(books: WorkerLoad, clock: Clock) -> None:
     for _ in range(3):
         reading = books.give(400)
         clock.now_s += 2
@@ -57,7 +57,7 @@ def test_old_measurements_fade(books: WorkerLoad, clock: Clock) -> None:
     assert books.tokens_per_s == pytest.approx(400, rel=0.01)
 
 
-def test_short_and_cached_and_dropped_prompts_are_not_measured(books: WorkerLoad, clock: Clock) -> None:
+def test_short_cached_and_dropped_prompts_are_not_measured(books: WorkerLoad, clock: Clock) -> None:
     for tokens in (127, 0):
         reading = books.give(400)
         clock.now_s += 1
@@ -67,7 +67,7 @@ def test_short_and_cached_and_dropped_prompts_are_not_measured(books: WorkerLoad
 
 
 @pytest.mark.parametrize("left", ["open_choices", "trunk_blocks", "tail_blocks", "waiting_tokens"])
-def test_books_that_are_not_empty_are_noticed(books: WorkerLoad, left: str) -> None:
+def test_check_finds_books_that_are_not_empty(books: WorkerLoad, left: str) -> None:
     books.check()
     setattr(books, left, 1)
     with pytest.raises(AssertionError, match="left in the books"):

@@ -1,4 +1,4 @@
-"""What a reader gets of a group whose workers die or leave is what it would have got of one that stayed."""
+"""A reader gets the same from a group whose workers die or leave as from one that stays."""
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 N = 3
 STEPS = length(N - 1)
-"""Of the longest choice."""
+"""Number of tokens of the longest choice."""
 FLEETS = [("both-0", "both-1", "both-2"), ("prefill-0", "decode-0", "decode-1")]
 
 
@@ -51,7 +51,7 @@ async def test_a_group_may_lose_a_worker_at_every_step(steps: int) -> None:
     assert scene.moves == {("died", "resumed"): STEPS - steps}
 
 
-async def test_a_resumed_group_says_what_is_written_under_a_name_of_its_own() -> None:
+async def test_a_resumed_group_has_the_written_tokens_and_a_name_of_its_own() -> None:
     scene, request, heard = Scene("both-0", "both-1", "both-2"), group(n=N), Heard()
     whole = await undisturbed(request)
     stream = scene.router.generate(request)
@@ -85,12 +85,12 @@ async def test_the_prompt_is_reported_once(steps: int) -> None:
     (report,) = heard.prompts
     assert report.logprobs is not None
     assert len(report.logprobs) == len(request.prompt)
-    # Nobody computes every row of the prompt once more for what has been told.
+    # Nobody computes the rows of the prompt once more, since they were already reported.
     assert scene.asked[1].sampling.prompt_logprobs == (0 if steps == 0 else None)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-async def test_a_worker_that_leaves_hands_its_groups_on(steps: int) -> None:
+async def test_the_groups_of_a_leaving_worker_go_on_elsewhere(steps: int) -> None:
     scene, request, heard = Scene("both-0", "both-1"), group(), Heard()
     stream = scene.router.generate(request)
     for _ in range(steps):
@@ -102,7 +102,7 @@ async def test_a_worker_that_leaves_hands_its_groups_on(steps: int) -> None:
     assert scene.moves == {("leaving", "resumed"): 1}
 
 
-async def test_a_group_whose_worker_falls_silent_goes_on() -> None:
+async def test_a_group_whose_worker_falls_silent_goes_on_elsewhere() -> None:
     scene, request, heard = Scene("both-0", "both-1"), group(), Heard()
     stream = scene.router.generate(request)
     heard.take(await anext(stream), request)
@@ -151,15 +151,15 @@ async def test_a_ticket_of_the_client_is_dropped_when_its_group_moves(steps: int
     scene.writer().die()
     assert await heard.read(stream, request) == await undisturbed(group())
     assert [one.ticket for one in scene.asked] == [ticket, None]
-    assert len(scene.leases.held) == leases_left  # of the dead no lease is told: it ends by itself
+    assert len(scene.leases.held) == leases_left  # a dead worker's lease is not given back: it ends by itself
     scene.leases.held.clear()
 
 
 @pytest.mark.parametrize(("other", "told"), [("fake-same", "equal"), ("other-same", "other")])
-async def test_the_log_says_when_a_group_goes_on_where_the_text_may_differ(
+async def test_the_log_tells_if_the_text_may_differ_after_a_move(
     other: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It went on with other weights without a word."""
+    """It used to go on with other weights without a word."""
     scene, request, heard = Scene("both-0", "both-1"), group(n=N), Heard()
     stream = scene.router.generate(request)
     heard.take(await anext(stream), request)

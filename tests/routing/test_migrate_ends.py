@@ -1,4 +1,4 @@
-"""Choices that are stopped, readers that leave or are cancelled and servers that close, before, in and after a move."""
+"""Choices are stopped, readers leave or are cancelled, and servers close: before, during and after a move."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ async def test_a_choice_stopped_between_the_move_and_its_first_step_is_stopped_t
 
 
 @apart_and_not
-async def test_when_all_choices_are_stopped_in_a_move_the_group_is_over(names: tuple[str, ...]) -> None:
+async def test_when_all_choices_are_stopped_during_a_move_the_group_is_over(names: tuple[str, ...]) -> None:
     scene, request, heard = Scene(*names), group(n=2), Heard()
     stream = scene.router.generate(request)
     heard.take(await anext(stream), request)
@@ -102,7 +102,7 @@ async def test_when_all_choices_are_stopped_in_a_move_the_group_is_over(names: t
 
 
 async def test_a_group_whose_choices_are_all_done_needs_no_other_worker() -> None:
-    """Its last choices were stopped, and the worker died before it could say that the group was over."""
+    """The last choices were stopped, and the worker died before it could report the end of the group."""
     scene, request, heard = Scene("both-0", "both-1"), group(n=2), Heard()
     stream = scene.router.generate(request)
     for _ in range(length(0)):
@@ -117,7 +117,7 @@ async def test_a_group_whose_choices_are_all_done_needs_no_other_worker() -> Non
 
 @apart_and_not
 @pytest.mark.parametrize("is_read", [True, False])
-async def test_who_closes_while_a_group_waits_for_a_worker_ends_it(is_read: bool, names: tuple[str, ...]) -> None:
+async def test_closing_a_group_that_waits_for_a_worker_ends_it(is_read: bool, names: tuple[str, ...]) -> None:
     scene, request, heard = Scene(*names), group(), Heard()
     stream = scene.router.generate(request)
     heard.take(await anext(stream), request)
@@ -137,7 +137,7 @@ async def test_who_closes_while_a_group_waits_for_a_worker_ends_it(is_read: bool
 
 
 @apart_and_not
-async def test_who_closes_before_the_first_delta_after_a_move_ends_it(names: tuple[str, ...]) -> None:
+async def test_closing_a_group_before_the_first_delta_after_a_move_ends_it(names: tuple[str, ...]) -> None:
     scene, request, heard = Scene(*names), group(), Heard()
     gate = asyncio.Semaphore(1)
     for engine in scene.all:
@@ -155,8 +155,10 @@ async def test_who_closes_before_the_first_delta_after_a_move_ends_it(names: tup
 
 
 @apart_and_not
-async def test_a_reader_that_is_cancelled_in_a_move_leaves_it_to_the_next_one(names: tuple[str, ...]) -> None:
-    """The next one saw the end of a stream that had been closed, as if the group were done."""
+async def test_a_reader_that_is_cancelled_during_a_move_leaves_the_group_to_the_next_one(
+    names: tuple[str, ...],
+) -> None:
+    """The next reader used to see the end of a closed stream, as if the group were done."""
     scene, request, heard = Scene(*names, limit=1), group(), Heard()
     stream = scene.router.generate(request)
     heard.take(await anext(stream), request)

@@ -1,4 +1,4 @@
-"""When a group is not followed any more, what it waits for, and that every move has one outcome."""
+"""How often a group moves, what it waits for, and that every move has exactly one outcome."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ def always(error: MotetError) -> dict[int, MotetError]:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_a_group_moves_so_often_and_then_ends_with_its_worker(limit: int) -> None:
+async def test_a_group_moves_up_to_the_limit_and_then_ends_with_its_worker(limit: int) -> None:
     names = [f"both-{number}" for number in range(limit + 2)]
     scene, request, heard = Scene(*names, limit=limit), group(), Heard()
     stream = scene.router.generate(request)
@@ -45,7 +45,7 @@ async def test_a_group_moves_so_often_and_then_ends_with_its_worker(limit: int) 
     assert len(scene.asked) == 1 + limit
 
 
-async def test_deaths_before_the_first_delta_after_one_are_one_move_and_count_against_the_limit() -> None:
+async def test_deaths_before_the_first_delta_are_one_move_but_each_counts_against_the_limit() -> None:
     scene, request = Scene("both-0", "both-1", "both-2", "both-3", limit=2), group()
     for name in ("both-1", "both-2", "both-3"):
         scene.engines[name].fail_after = always(EngineDiedError("gone"))
@@ -62,7 +62,7 @@ async def test_deaths_before_the_first_delta_after_one_are_one_move_and_count_ag
     "error", [RequestError("never"), ContextLengthError("too long"), EngineError("sick"), EngineClosedError("closed")]
 )
 @pytest.mark.parametrize("step", [0, 2])
-async def test_what_would_come_again_and_what_we_did_ourselves_is_not_tried_again(step: int, error: MotetError) -> None:
+async def test_errors_that_would_come_again_and_our_own_closing_are_not_retried(step: int, error: MotetError) -> None:
     scene, request = Scene("both-0", "both-1"), group()
     scene.engines["both-0"].fail_after = {step: error}
     stream = scene.router.generate(request)
@@ -72,7 +72,7 @@ async def test_what_would_come_again_and_what_we_did_ourselves_is_not_tried_agai
     assert scene.moves == {}
 
 
-async def test_a_move_that_ends_with_such_an_error_has_failed() -> None:
+async def test_a_move_that_ends_with_a_final_error_has_failed() -> None:
     scene, request = Scene("both-0", "both-1"), group()
     scene.engines["both-1"].fail_after = always(EngineError("sick"))
     stream = scene.router.generate(request)
@@ -93,7 +93,7 @@ async def test_a_group_that_is_refused_is_given_to_another_worker_at_once() -> N
     assert (scene.router.counts.choices_resumed, scene.router.counts.tokens_replayed) == (3, 0)
 
 
-async def test_a_group_that_has_shown_nothing_is_refused_after_so_many_refusals() -> None:
+async def test_a_group_without_tokens_is_refused_after_too_many_refusals() -> None:
     scene, request = Scene("both-0", "both-1", limit=0), group()
     for engine in scene.all:
         engine.fail_after = always(FULL)
@@ -109,7 +109,7 @@ async def test_a_group_that_has_shown_nothing_is_refused_after_so_many_refusals(
 
 
 @pytest.mark.parametrize("error", [FULL, DrainingError("going")])
-async def test_a_group_that_has_shown_something_waits_for_room_as_for_a_worker(error: MotetError) -> None:
+async def test_a_group_with_tokens_waits_for_room_as_it_does_for_a_worker(error: MotetError) -> None:
     scene, request, heard = Scene("both-0", "both-1", wait_s=5.0), group(), Heard()
     scene.engines["both-1"].fail_after = always(error)
     stream = scene.router.generate(request)
@@ -127,7 +127,7 @@ async def test_a_group_that_has_shown_something_waits_for_room_as_for_a_worker(e
     assert scene.moves == {("died", "resumed"): 1}
 
 
-async def test_and_is_refused_when_none_came_in_time() -> None:
+async def test_a_group_with_tokens_is_refused_if_no_room_comes_in_time() -> None:
     scene, request = Scene("both-0", "both-1", wait_s=5.0), group()
     scene.engines["both-1"].fail_after = always(FULL)
     stream = scene.router.generate(request)
@@ -142,7 +142,7 @@ async def test_and_is_refused_when_none_came_in_time() -> None:
     assert scene.moves == {("died", "refused"): 1}
 
 
-async def test_who_has_shown_something_asks_again_although_nobody_says_that_there_is_room() -> None:
+async def test_a_group_with_tokens_asks_again_for_room_without_being_notified() -> None:
     scene, request, heard = Scene("both-0", "both-1"), group(), Heard()
     scene.engines["both-1"].fail_after = always(FULL)
     stream = scene.router.generate(request)
@@ -175,7 +175,7 @@ async def test_with_all_workers_dead_a_group_waits_for_one_to_return(steps: int,
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 15.0])
-async def test_beyond_its_wait_it_ends_with_what_it_lost_its_worker_by(wait_s: float) -> None:
+async def test_after_its_wait_a_group_ends_with_the_error_of_its_lost_worker(wait_s: float) -> None:
     scene, request = Scene("both-0", "both-1", wait_s=wait_s), group()
     stream = scene.router.generate(request)
     await anext(stream)
@@ -190,7 +190,7 @@ async def test_beyond_its_wait_it_ends_with_what_it_lost_its_worker_by(wait_s: f
     assert scene.moves == {("died", "no-worker"): 1}
 
 
-async def test_where_nobody_will_come_back_it_does_not_wait() -> None:
+async def test_a_group_does_not_wait_for_workers_that_are_given_up() -> None:
     scene, request = Scene("both-0"), group()
     stream = scene.router.generate(request)
     await anext(stream)
@@ -205,7 +205,7 @@ async def test_where_nobody_will_come_back_it_does_not_wait() -> None:
 
 @pytest.mark.parametrize(("steps", "moves"), [(1, 3), (0, 1)])
 async def test_the_wait_begins_anew_with_each_loss(steps: int, moves: int) -> None:
-    """`steps`: of each worker that returns before it dies too."""
+    """Each worker that returns writes `steps` steps before it dies too."""
     scene, request, heard = Scene("both-0", wait_s=10.0), group(), Heard()
     short_life: dict[int, MotetError] = {steps: EngineDiedError("gone")}
     scene.engines["both-0"].fail_after = {1: EngineDiedError("gone")}
@@ -222,7 +222,7 @@ async def test_the_wait_begins_anew_with_each_loss(steps: int, moves: int) -> No
 
 
 @pytest.mark.parametrize("names", [("both-0",), ("prefill-0", "decode-0")], ids=["alike", "apart"])
-async def test_a_group_that_begins_while_nobody_is_there_is_told_so(names: tuple[str, ...]) -> None:
+async def test_a_new_group_without_any_worker_is_refused_at_once(names: tuple[str, ...]) -> None:
     scene = Scene(*names)
     scene.kill_all()
     with pytest.raises(NoWorkerError) as raised:
@@ -231,7 +231,7 @@ async def test_a_group_that_begins_while_nobody_is_there_is_told_so(names: tuple
     assert scene.moves == {}
 
 
-async def test_one_whose_last_decode_worker_dies_while_it_is_prefilled_waits_too() -> None:
+async def test_a_group_whose_last_decode_worker_dies_during_prefill_waits_too() -> None:
     scene, request = Scene("prefill-0", "decode-0"), group()
     go = asyncio.Event()
 

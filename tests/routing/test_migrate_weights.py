@@ -1,4 +1,4 @@
-"""Workers of one model's name whose weights differ: what one has begun, no other goes on with."""
+"""Workers with the same model name but other weights never go on with each other's groups."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ OLD, NEW, UNTOLD = "01d", "2e3", ""
 
 
 class WeightsScene(Scene):
-    """Workers by name, each with the digest of its weights."""
+    """A scene of workers, each with the digest of its weights."""
 
     def __init__(self, digests: Mapping[str, str], **options: float) -> None:
         self.digests = digests
@@ -30,7 +30,7 @@ class WeightsScene(Scene):
         return engine
 
     async def begun_on_both_0(self, request: GenerateRequest, heard: Heard, *, steps: int = 1) -> asyncio.Future[Heard]:
-        """Has that worker write so many steps of a group, and die."""
+        """Lets `both-0` write so many steps of a group, and kills it."""
         for name in self.engines:
             self.fleet.mark(name, WorkerState.READY if name == "both-0" else WorkerState.DRAINING)
         stream = self.router.generate(request)
@@ -44,10 +44,10 @@ class WeightsScene(Scene):
         return reading
 
 
-async def test_a_group_goes_on_where_the_weights_are_those_that_began_it() -> None:
-    """It went on with other weights: an answer that began as one model's and ended as another's."""
+async def test_a_group_goes_on_only_with_the_weights_that_began_it() -> None:
+    """It used to go on with other weights: the answer began as one model's and ended as another's."""
     scene, request = WeightsScene({"both-0": OLD, "both-1": NEW, "both-2": NEW, "both-3": OLD}), group()
-    for _ in range(3):  # whoever's turn it is
+    for _ in range(3):  # whoever has the next turn
         reading = await scene.begun_on_both_0(request, Heard())
         assert await reading == await undisturbed(request)
         assert [engine.requests for engine in scene.engines.values()][1:3] == [[], []]
@@ -55,7 +55,7 @@ async def test_a_group_goes_on_where_the_weights_are_those_that_began_it() -> No
     scene.check()
 
 
-async def test_where_only_other_weights_are_left_it_waits_as_if_there_were_no_worker() -> None:
+async def test_if_only_other_weights_are_left_a_group_waits_as_without_a_worker() -> None:
     scene, request = WeightsScene({"both-0": OLD, "both-1": NEW}), group()
     reading = await scene.begun_on_both_0(request, Heard(), steps=2)
     assert not reading.done()
@@ -68,7 +68,7 @@ async def test_where_only_other_weights_are_left_it_waits_as_if_there_were_no_wo
     scene.check()
 
 
-async def test_and_ends_with_what_it_lost_its_worker_by_when_none_came_in_time() -> None:
+async def test_if_its_weights_do_not_return_in_time_a_group_ends_with_the_error_of_its_lost_worker() -> None:
     scene = WeightsScene({"both-0": OLD, "both-1": NEW}, wait_s=0.0)
     with pytest.raises(EngineDiedError):
         await (await scene.begun_on_both_0(group(), Heard()))
@@ -80,7 +80,7 @@ async def test_and_ends_with_what_it_lost_its_worker_by_when_none_came_in_time()
 @pytest.mark.parametrize(
     ("first", "second", "steps"), [(OLD, UNTOLD, 1), (UNTOLD, NEW, 1), (OLD, NEW, 0)], ids=["to", "from", "not-begun"]
 )
-async def test_weights_that_are_not_told_stand_in_nobodys_way_nor_do_any_in_that_of_what_is_not_begun(
+async def test_unknown_weights_and_those_of_a_group_without_tokens_are_no_obstacle(
     first: str, second: str, steps: int
 ) -> None:
     scene, request = WeightsScene({"both-0": first, "both-1": second}), group()
@@ -90,7 +90,7 @@ async def test_weights_that_are_not_told_stand_in_nobodys_way_nor_do_any_in_that
     scene.check()
 
 
-async def test_weights_are_remembered_across_a_worker_that_does_not_tell_them() -> None:
+async def test_weights_are_remembered_across_a_worker_that_does_not_report_them() -> None:
     scene, request, heard = WeightsScene({"both-0": OLD, "both-1": UNTOLD, "both-2": NEW}, wait_s=0.0), group(), Heard()
     scene.fleet.mark("both-2", WorkerState.DEAD)
     scene.gate(2)

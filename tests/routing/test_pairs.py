@@ -1,4 +1,4 @@
-"""Prefill and decode workers whose KV is alike, and tickets whose maker has no reader."""
+"""Pairs of prefill and decode workers with the same kind of KV, and tickets whose maker has no reader."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ async def ticket_of(server: KindsScene, name: str) -> Ticket:
         {"bytes_per_block": 17},
     ],
 )
-async def test_kv_is_alike_if_kind_model_numbers_and_blocks_are(other: dict[str, object]) -> None:
+async def test_kv_is_alike_only_if_kind_model_weights_and_blocks_are(other: dict[str, object]) -> None:
     info = fake_info()
     assert pair_key(info) == pair_key(msgspec.structs.replace(info, max_model_len=1, num_blocks=1, device="other"))
     assert pair_key(info) != pair_key(msgspec.structs.replace(info, **other))
@@ -91,7 +91,7 @@ async def test_for_an_adapter_both_workers_of_a_pair_must_have_it() -> None:
 
 @pytest.mark.parametrize("n", [2, 6])
 async def test_a_ticket_whose_readers_are_gone_is_given_back_at_once_and_the_group_goes_without(n: int) -> None:
-    """Also where the group was to be split: then its parts go without."""
+    """If the group was to be split, its parts go without the ticket."""
     server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "both-a-vllm-0", spread_choices=4)
     server.engines["both-a-vllm-0"].fail_after = {}
     hold = Hold()
@@ -106,7 +106,7 @@ async def test_a_ticket_whose_readers_are_gone_is_given_back_at_once_and_the_gro
     assert sum(server.makers.released.values()) == 1
 
 
-async def test_a_clients_ticket_that_nobody_reads_is_given_back_by_routing() -> None:
+async def test_a_client_s_ticket_that_nobody_reads_is_given_back_by_routing() -> None:
     server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-motet-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.fleet.mark("decode-a-vllm-0", WorkerState.DRAINING)
@@ -145,7 +145,7 @@ async def test_a_foreign_ticket_is_given_back_by_a_reader_then_by_any_of_its_kin
     assert caplog.messages[-1] == "nobody can give back the ticket of t: its lease ends by itself"
 
 
-async def test_a_ticket_that_nobody_is_there_to_give_back_is_told_of() -> None:
+async def test_a_ticket_that_nobody_can_give_back_is_counted() -> None:
     server = KindsScene("prefill-a-vllm-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.fleet.mark("prefill-a-vllm-0", WorkerState.DEAD)
@@ -165,7 +165,7 @@ async def test_a_ticket_of_ours_is_given_back_by_its_maker_and_never_by_another_
 
 
 @pytest.mark.parametrize(("kind", "parts", "spreads"), [("motet", 2, 1), ("vllm", 1, 0)])
-async def test_a_group_whose_ticket_may_have_one_reader_stays_whole(kind: str, parts: int, spreads: int) -> None:
+async def test_a_group_whose_ticket_allows_one_reader_stays_whole(kind: str, parts: int, spreads: int) -> None:
     names = (f"prefill-a-{kind}-0", f"decode-a-{kind}-0", f"decode-a-{kind}-1")
     server = KindsScene(*names, spread_choices=4)
     request = of_a(n=8)
@@ -174,7 +174,7 @@ async def test_a_group_whose_ticket_may_have_one_reader_stays_whole(kind: str, p
     assert server.router.figures().spreads == spreads
 
 
-async def test_a_group_that_is_not_prefilled_is_split_whatever_tickets_may_have() -> None:
+async def test_a_group_that_is_not_prefilled_is_split_however_few_readers_tickets_allow() -> None:
     server = KindsScene("decode-a-vllm-0", "decode-a-vllm-1", spread_choices=4)
     request = msgspec.structs.replace(of_a(n=8), prompt=(1, 2, 3, 4))
     await answered(server, request)
@@ -182,7 +182,7 @@ async def test_a_group_that_is_not_prefilled_is_split_whatever_tickets_may_have(
 
 
 async def test_a_group_that_was_planned_in_parts_stays_whole_if_its_ticket_has_fewer_readers() -> None:
-    """A prefill worker of ours was to make it, died, and one of another kind made it."""
+    """A prefill worker of ours was to make the ticket and died, and one of another kind made it."""
     server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "decode-a-motet-1", spread_choices=4)
     hold = Hold()
     server.engines["prefill-a-motet-0"].during_prefill = hold

@@ -1,4 +1,4 @@
-"""A group that a gateway has placed on this server: the gateway queues it and moves it, so the router does neither."""
+"""A group that a gateway has placed on this server: the gateway queues and moves it, so the router does neither."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def place(scene: Scene, name: str = "g", n: int = 2) -> Given:
     return Given(request, scene.router.placed().generate(request))
 
 
-async def test_a_placed_group_passes_the_queue_and_those_who_wait_in_it() -> None:
+async def test_a_placed_group_passes_the_queue_and_the_groups_in_it() -> None:
     scene = Scene("both-0", places=4)
     first, waits = scene.come("first", 4), scene.come("waits", 1)
     placed = place(scene, "placed", 4)

@@ -1,4 +1,4 @@
-"""Whatever ends a group, and whenever: no ticket is left ungiven, no group open, no task running."""
+"""However and whenever a group ends, no ticket is kept, no group open and no task running."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from tests.routing.scene import Hold, answer, answers, group, tokens_of
 pytestmark = pytest.mark.anyio
 
 
-async def test_closed_before_prefill_began_nothing_happens() -> None:
+async def test_a_group_closed_before_prefill_begins_starts_nothing() -> None:
     cell = Cell()
     stream = cell.router.generate(group())
     await stream.aclose()
@@ -21,7 +21,7 @@ async def test_closed_before_prefill_began_nothing_happens() -> None:
     assert cell.decode.requests == []
 
 
-async def test_closed_during_prefill_it_is_cancelled() -> None:
+async def test_closing_a_group_during_prefill_cancels_it() -> None:
     hold = Hold()
     cell = Cell(during_prefill=hold)
     stream = cell.router.generate(group())
@@ -53,7 +53,7 @@ async def test_a_reader_that_is_cancelled_during_prefill_does_not_end_the_group(
     assert await tokens_of(stream) == answers(2)
 
 
-async def test_closed_after_the_first_delta_the_ticket_is_not_given_back() -> None:
+async def test_closing_a_group_after_the_first_delta_does_not_give_the_ticket_back() -> None:
     cell = Cell()
     stream = cell.router.generate(group())
     await anext(stream)
@@ -61,7 +61,7 @@ async def test_closed_after_the_first_delta_the_ticket_is_not_given_back() -> No
     assert cell.prefill.released == []
 
 
-async def test_closed_while_decode_has_the_group_and_has_not_read_the_ticket_is_given_back() -> None:
+async def test_closing_a_group_before_decode_has_read_the_ticket_gives_it_back() -> None:
     gate = asyncio.Semaphore(0)
     cell = Cell(gate=gate)
     stream = cell.router.generate(group())
@@ -84,7 +84,7 @@ async def test_decode_that_fails_before_the_first_delta_leaves_no_ticket(error: 
 
 
 async def test_decode_that_dies_unseen_leaves_no_ticket() -> None:
-    """Nobody iterates, so nobody is told; the stream gives the ticket back when it is closed."""
+    """Nobody reads the stream, so nobody hears of the death. The stream gives the ticket back when it is closed."""
     cell = Cell()
     stream = cell.router.generate(group())
     await cell.decode.submitted.wait()
@@ -93,7 +93,7 @@ async def test_decode_that_dies_unseen_leaves_no_ticket() -> None:
     assert len(cell.prefill.released) == 1
 
 
-async def test_decode_that_dies_after_the_first_delta_is_the_readers() -> None:
+async def test_the_reader_gets_the_error_if_decode_dies_after_the_first_delta() -> None:
     cell = Cell(fail_after={1: EngineDiedError("gone")})
     stream = cell.router.generate(group())
     await anext(stream)
@@ -121,7 +121,7 @@ async def test_a_bypassed_group_that_decode_refuses_at_once_was_never_open() -> 
         cell.router.generate(group(prompt_tokens=5))
 
 
-async def test_a_ticket_is_given_back_although_who_closes_is_cancelled() -> None:
+async def test_a_ticket_is_given_back_even_if_the_task_that_closes_is_cancelled() -> None:
     cell = Cell(gate=asyncio.Semaphore(0))
     cell.prefill.may_release.clear()
     stream = cell.router.generate(group())
@@ -184,7 +184,7 @@ async def test_when_every_choice_is_stopped_on_decode_before_it_read_no_ticket_i
     assert await tokens_of(stream) == {}
 
 
-async def test_a_prefill_that_failed_is_logged_with_the_clients_id(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_prefill_is_logged_with_the_client_s_id(caplog: pytest.LogCaptureFixture) -> None:
     cell = Cell(during_prefill=Hold(error=EngineError("out of blocks"), held=False))
     with caplog.at_level(logging.WARNING, logger="motet.routing"):
         await tokens_of(cell.router.generate(group()))

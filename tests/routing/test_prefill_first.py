@@ -1,4 +1,4 @@
-"""Prefill and decode apart: one prefill a group, bypass by reason, and a prefill that fails is never the client's."""
+"""Prefill and decode apart: one prefill a group, a reason for each bypass, and no prefill error reaches the client."""
 
 import asyncio
 
@@ -72,7 +72,7 @@ async def test_a_group_begins_without_being_iterated() -> None:
     ("reason", "prompt_tokens", "cached_tokens", "prompt_logprobs"),
     [("one-token", 1, 0, None), ("short", 127, 0, None), ("short", 200, 80, None), ("prompt-logprobs", 200, 0, 0)],
 )
-async def test_decode_computes_by_itself_what_does_not_pay(
+async def test_decode_computes_prompts_for_which_prefill_does_not_pay(
     reason: str, prompt_tokens: int, cached_tokens: int, prompt_logprobs: int | None
 ) -> None:
     cell = Cell()
@@ -131,7 +131,7 @@ async def test_prefill_that_was_never_measured_is_not_too_busy() -> None:
         (EngineError("out of blocks"), "prefill-failed"),
     ],
 )
-async def test_where_prefill_fails_decode_computes_and_the_client_sees_nothing(error: MotetError, reason: str) -> None:
+async def test_if_prefill_fails_decode_computes_and_the_client_notices_nothing(error: MotetError, reason: str) -> None:
     cell = Cell(during_prefill=Hold(error=error, held=False))
     request = group()
     assert await answers_of(cell.router, request) == answers(2)
@@ -140,13 +140,13 @@ async def test_where_prefill_fails_decode_computes_and_the_client_sees_nothing(e
     assert cell.bypasses == {reason: 1}
 
 
-async def test_a_late_prefill_is_ended_and_decode_computes() -> None:
+async def test_a_late_prefill_is_cancelled_and_decode_computes() -> None:
     cell = Cell(during_prefill=Hold(), cell=CellConfig(prefill_timeout_s=0.01))
     assert await answers_of(cell.router, group()) == answers(2)
     assert cell.bypasses == {"prefill-late": 1}
 
 
-async def test_a_request_that_can_never_run_is_the_clients() -> None:
+async def test_a_request_that_can_never_run_is_the_client_s_error() -> None:
     cell = Cell(during_prefill=Hold(error=RequestError("too long", param="messages"), held=False))
     stream = cell.router.generate(group())
     with pytest.raises(RequestError, match="too long"):
@@ -195,7 +195,7 @@ async def test_a_cell_takes_no_tickets_and_a_decode_server_does() -> None:
     assert decoding.router.info == decoding.decode.info
 
 
-async def test_prefill_and_release_are_the_prefill_sides_and_stats_decodes() -> None:
+async def test_prefill_and_release_go_to_the_prefill_side_and_stats_to_decode() -> None:
     cell = Cell()
     ticket = await cell.router.prefill(group(), readers=2)
     assert ticket.readers == 2
@@ -220,7 +220,7 @@ async def test_closing_ends_groups_in_both_phases_and_both_sides() -> None:
     await cell.router.close()
 
 
-async def test_a_group_of_a_closed_cell_ends_with_the_error_that_says_so() -> None:
+async def test_a_group_of_a_closed_cell_ends_with_an_error_about_that() -> None:
     cell = Cell()
     await cell.router.close()
     with pytest.raises(EngineClosedError):
@@ -234,7 +234,7 @@ async def test_with_the_prefill_workers_down_decode_computes() -> None:
     assert cell.bypasses == {"prefill-down": 1}
 
 
-async def test_without_prefill_workers_nothing_is_passed_by() -> None:
+async def test_without_prefill_workers_no_bypass_is_counted() -> None:
     decoder, decode = worker("both-0")
     router = Router(Fleet([decoder]), ONE_LIFE)
     assert await answers_of(router, group()) == answers(2)
@@ -242,7 +242,7 @@ async def test_without_prefill_workers_nothing_is_passed_by() -> None:
     decode.check()
 
 
-async def test_where_nobody_decodes_no_prompt_is_prefilled() -> None:
+async def test_without_decode_workers_no_prompt_is_prefilled() -> None:
     cell = Cell()
     cell.fleet.mark("decode-0", WorkerState.DEAD)
     with pytest.raises(NoWorkerError):
@@ -280,7 +280,7 @@ async def test_two_prefill_workers_take_turns_and_a_dead_one_is_passed_over() ->
 
 @pytest.mark.parametrize(("may_come", "missed"), [(False, {}), (True, {"prefill-down": 1, "short": 1})])
 async def test_prefill_is_missed_where_it_may_come_and_would_have_paid(may_come: bool, missed: dict[str, int]) -> None:
-    """A prefill worker that is not there now may be started where it is missed."""
+    """A missing prefill worker may be started, if the router counts that it is missed."""
     cell = Cell(cell=CellConfig(prefill_may_come=may_come))
     cell.fleet.remove("prefill-0")
     assert await answers_of(cell.router, group("long")) == answers(2)

@@ -1,4 +1,4 @@
-"""Who has which prompt blocks."""
+"""The index knows which worker has which prompt blocks."""
 
 from collections.abc import Iterator
 from itertools import takewhile
@@ -29,7 +29,7 @@ def test_overlap_counts_leading_blocks_and_names_only_workers_with_any(index: Pr
     assert index.overlap([]) == {}
 
 
-def test_overlap_names_who_has_more_later(index: PrefixIndex) -> None:
+def test_overlap_lists_workers_with_more_blocks_later(index: PrefixIndex) -> None:
     index.stored("all", [A, B, C])
     for number in range(2 * FEW):
         index.stored(f"one-{number}", [A])
@@ -38,7 +38,7 @@ def test_overlap_names_who_has_more_later(index: PrefixIndex) -> None:
     assert counts == [1] * 2 * FEW + [2, 3]
 
 
-def test_blocks_after_a_missing_one_are_of_no_use(index: PrefixIndex) -> None:
+def test_blocks_after_a_missing_one_do_not_count(index: PrefixIndex) -> None:
     index.stored("w", [A, B, C])
     index.removed("w", [B])
     assert index.overlap([A, B, C]) == {"w": 1}
@@ -46,14 +46,14 @@ def test_blocks_after_a_missing_one_are_of_no_use(index: PrefixIndex) -> None:
     assert index.overlap([A, B, C]) == {}
 
 
-def test_names_are_taken_no_further_than_somebody_has_them(index: PrefixIndex) -> None:
+def test_names_are_computed_only_as_far_as_some_worker_has_them(index: PrefixIndex) -> None:
     index.stored("w", [A])
     names = iter([A, B, C, D])
     assert index.overlap(names) == {"w": 1}
     assert list(names) == [C, D]
 
 
-def test_names_of_prompts_are_what_it_is_asked_with(index: PrefixIndex) -> None:
+def test_overlap_finds_the_names_of_a_prompt_s_blocks(index: PrefixIndex) -> None:
     index.stored("w", block_names(range(64), 16, salt="salt"))
     assert index.overlap(block_names([*range(40), *range(90, 130)], 16, salt="salt")) == {"w": 2}
     assert index.overlap(block_names(range(64), 16, salt="other salt")) == {}
@@ -70,7 +70,7 @@ def test_a_worker_that_is_gone_has_nothing_and_its_successor_begins_with_nothing
     assert (len(index), index.blocks("old"), index.blocks("new")) == (2, 0, 1)
 
 
-def test_what_was_never_known_can_be_removed_and_cleared(index: PrefixIndex) -> None:
+def test_unknown_blocks_and_workers_can_be_removed_and_cleared(index: PrefixIndex) -> None:
     index.removed("w", [A])
     index.cleared("w")
     index.stored("w", [A])
@@ -98,7 +98,7 @@ def test_check_finds_books_that_do_not_agree() -> None:
 
 
 class Naive:
-    """What each worker has, as sets."""
+    """A simple model of the index: a set of blocks for each worker."""
 
     def __init__(self) -> None:
         self.sets: dict[str, set[BlockName]] = {}
@@ -114,7 +114,7 @@ EVENTS = st.tuples(st.sampled_from(["stored", "stored", "removed", "cleared"]), 
 
 
 @given(st.lists(EVENTS, max_size=80), NAMES)
-def test_after_any_events_it_says_what_sets_would_say(
+def test_after_any_events_the_index_agrees_with_sets(
     events: list[tuple[str, str, list[BlockName]]], asked: list[BlockName]
 ) -> None:
     index, naive = PrefixIndex(), Naive()

@@ -1,4 +1,4 @@
-"""When a group could begin at once on some worker."""
+"""A group has room if it could begin at once on some worker."""
 
 import msgspec
 import pytest
@@ -15,11 +15,11 @@ from tests.routing.scene import Clock, script
 PLACES = 8
 BLOCKS = 20
 PROMPT = 33
-"""Three blocks."""
+"""Number of tokens that fill three blocks."""
 
 
 def fleet(count: int, clock: Clock | None = None) -> list[Member]:
-    """Idle workers."""
+    """Returns idle workers."""
     info = msgspec.structs.replace(fake_info(), max_num_seqs=PLACES, num_blocks=BLOCKS)
     members = Fleet(clock=clock or Clock())
     return [members.put(Worker(f"both-{n}", FakeEngine(script, info=info), "127.0.0.1:1")) for n in range(count)]
@@ -32,11 +32,11 @@ def room(
     return has_room(members, choices=choices, largest_part=part, prompt_tokens=prompt_tokens, on_the_way=on_the_way)
 
 
-def test_nobody_has_no_room() -> None:
+def test_without_workers_there_is_no_room() -> None:
     assert not room([], 1)
 
 
-def test_a_worker_that_is_not_up_has_none() -> None:
+def test_a_worker_that_is_not_up_has_no_room() -> None:
     assert not room([Fleet().expect("both-0", "127.0.0.1:1")], 1)
 
 
@@ -48,14 +48,14 @@ def test_there_is_room_up_to_the_last_place_and_no_further(open_choices: int, ch
     assert not room(members, choices + 1)
 
 
-def test_what_others_gave_a_worker_takes_places_too() -> None:
+def test_choices_of_other_routers_take_places_too() -> None:
     (member,) = members = fleet(1)
     member.reported(5)
     assert room(members, 3)
     assert not room(members, 4)
 
 
-def test_the_room_of_two_workers_is_not_that_of_one() -> None:
+def test_room_on_two_workers_is_not_added_up() -> None:
     members = fleet(2)
     for member in members:
         member.books.open_choices = 5
@@ -64,7 +64,7 @@ def test_the_room_of_two_workers_is_not_that_of_one() -> None:
 
 
 @pytest.mark.parametrize(("trunk_blocks", "tail_blocks"), [(13, 0), (0, 13), (7, 6)])
-def test_blocks_are_wanted_for_the_trunk_and_a_tail_block_a_choice(trunk_blocks: int, tail_blocks: int) -> None:
+def test_a_group_needs_blocks_for_its_trunk_and_one_tail_block_a_choice(trunk_blocks: int, tail_blocks: int) -> None:
     (member,) = members = fleet(1)
     member.books.open_choices = 1
     member.books.trunk_blocks, member.books.tail_blocks = trunk_blocks, tail_blocks
@@ -80,7 +80,7 @@ def test_an_idle_worker_has_room_for_a_group_of_any_size() -> None:
     assert not room(members, 100)
 
 
-def test_a_worker_that_refused_a_moment_ago_has_none() -> None:
+def test_a_worker_that_refused_a_moment_ago_has_no_room() -> None:
     clock = Clock()
     members = fleet(1, clock)
     members[0].refuse()
@@ -89,7 +89,7 @@ def test_a_worker_that_refused_a_moment_ago_has_none() -> None:
     assert room(members, 1)
 
 
-def test_choices_on_the_way_take_places_that_no_books_know() -> None:
+def test_choices_on_the_way_take_places_before_any_books_have_them() -> None:
     members = fleet(2)
     assert room(members, 8, on_the_way=8)
     assert not room(members, 8, on_the_way=9)
@@ -98,7 +98,7 @@ def test_choices_on_the_way_take_places_that_no_books_know() -> None:
     assert not room(members, 8, on_the_way=3)
 
 
-def test_a_worker_with_more_than_it_can_hold_takes_nothing_from_the_others() -> None:
+def test_an_overfull_worker_takes_no_room_from_others() -> None:
     full, other = members = fleet(2)
     full.books.open_choices = PLACES + 20
     other.books.open_choices = 2
@@ -123,7 +123,7 @@ def test_a_group_larger_than_all_workers_goes_when_they_are_idle() -> None:
     assert not room(members, 2 * PLACES + 1, largest_part=PLACES)
 
 
-def test_it_is_looked_no_further_than_needed() -> None:
+def test_the_search_for_room_ends_at_the_first_worker_that_has_it() -> None:
     members = iter(fleet(3))
     assert has_room(members, choices=1, largest_part=1, prompt_tokens=PROMPT, on_the_way=0)
     assert len(list(members)) == 2
@@ -133,7 +133,7 @@ SIZES = st.tuples(st.integers(1, 12), st.integers(1, 400))
 
 
 @given(groups=st.lists(SIZES, max_size=30), open_choices=st.lists(st.integers(0, PLACES), max_size=3))
-def test_a_look_for_many_groups_finds_what_one_for_each_finds(
+def test_one_look_for_many_groups_agrees_with_a_look_for_each(
     groups: list[tuple[int, int]], open_choices: list[int]
 ) -> None:
     members = fleet(len(open_choices))

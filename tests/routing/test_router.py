@@ -1,4 +1,4 @@
-"""The parts of routing put together as in a scene, over fake workers."""
+"""The parts of routing together, over fake workers."""
 
 import asyncio
 
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.anyio
         (("prefill-0", "decode-0"), group(n=3, prompt_tokens=20)),
     ],
 )
-async def test_a_group_with_nothing_special_has_one_stream_around_that_of_its_worker(
+async def test_a_simple_group_has_one_stream_around_the_worker_s(
     names: tuple[str, ...], request_: GenerateRequest, spread_choices: int
 ) -> None:
-    """And no task: whoever reads it reads the worker."""
+    """There is no task either: the client's reader reads the worker directly."""
     scene = Scene(*names, spread_choices=spread_choices)
     stream = scene.router.generate(request_)
     assert type(stream) is Journey
@@ -32,7 +32,7 @@ async def test_a_group_with_nothing_special_has_one_stream_around_that_of_its_wo
     assert await Heard().read(stream, request_) == await undisturbed(request_)
 
 
-async def test_a_group_in_parts_that_is_being_prefilled_takes_the_places_of_those_that_come() -> None:
+async def test_a_group_in_parts_takes_its_places_already_during_prefill() -> None:
     scene, hold = Scene("prefill-0", "decode-0", "decode-1", spread_choices=4, places=8), Hold()
     scene.engines["prefill-0"].during_prefill = hold
     requests = [group("parts", n=8), group("whole", n=4), group("waits", n=8)]
@@ -46,7 +46,7 @@ async def test_a_group_in_parts_that_is_being_prefilled_takes_the_places_of_thos
         assert heard == await undisturbed(request)
 
 
-async def test_the_figures_are_those_of_every_part() -> None:
+async def test_the_figures_come_from_every_part_of_routing() -> None:
     scene = Scene("prefill-0", "decode-0", "decode-1", spread_choices=4)
     first, second = group("first", n=8), group("second", n=8, prompt_tokens=20)
     streams = [scene.router.generate(request) for request in (first, second)]

@@ -1,4 +1,4 @@
-"""A fleet whose workers serve several models, and one of them as an engine."""
+"""A fleet whose workers serve several models, and the workers of one model as one engine."""
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ def names(server: KindsScene) -> list[str]:
     return list(server.fleet.models())
 
 
-async def test_a_model_is_known_in_its_place_until_its_last_worker_is_removed() -> None:
+async def test_a_model_keeps_its_place_until_its_last_worker_is_removed() -> None:
     server = KindsScene("decode-b-vllm-0", "decode-a-motet-0", "decode-b-motet-0")
     server.offer("decode-a-motet-0", ADAPTER)
     assert names(server) == [B, A, FRENCH]
@@ -40,7 +40,7 @@ async def test_a_model_is_known_in_its_place_until_its_last_worker_is_removed() 
     assert names(server) == [A, FRENCH, B]
 
 
-async def test_an_adapter_that_a_worker_has_no_more_is_not_known_and_gets_nothing() -> None:
+async def test_an_adapter_that_its_worker_has_lost_is_unknown_and_gets_nothing() -> None:
     server = KindsScene("decode-a-motet-0", "decode-a-motet-1")
     assert ready(server, FRENCH) == []
     server.offer("decode-a-motet-1", ADAPTER)
@@ -50,7 +50,7 @@ async def test_an_adapter_that_a_worker_has_no_more_is_not_known_and_gets_nothin
     assert (ready(server, FRENCH), names(server)) == ([], [A])
 
 
-async def test_what_a_worker_offers_is_told_to_who_waits_and_is_there_when_it_returns() -> None:
+async def test_a_new_offer_wakes_waiters_and_is_still_there_when_the_worker_returns() -> None:
     server = KindsScene("decode-a-motet-0")
     changed = server.fleet.changed()
     server.fleet.offer("decode-a-motet-0", [ADAPTER])
@@ -74,7 +74,7 @@ async def test_prefill_workers_generate_only_where_nobody_else_with_the_model_co
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], [])
 
 
-async def test_hope_is_for_workers_of_the_model_and_for_those_that_have_not_told_theirs() -> None:
+async def test_there_is_hope_for_workers_of_the_model_and_for_those_of_unknown_model() -> None:
     fleet = KindsScene("decode-a-motet-0", "decode-b-motet-0").fleet
     fleet.give_up("decode-a-motet-0")
     assert (fleet.serving(A).hopeful, fleet.serving(B).hopeful, fleet.serving("never heard of").hopeful) == (
@@ -87,7 +87,7 @@ async def test_hope_is_for_workers_of_the_model_and_for_those_that_have_not_told
     assert fleet.ready(Work.GENERATE, "never heard of") == ()
 
 
-async def test_workers_that_take_texts_are_members_and_get_no_groups() -> None:
+async def test_text_upstreams_are_members_and_get_no_groups() -> None:
     server = KindsScene("decode-a-motet-0")
     fleet = server.fleet
     fleet.expect("upstream", "https://there", text=True)
@@ -105,7 +105,7 @@ async def test_workers_that_take_texts_are_members_and_get_no_groups() -> None:
     assert (fleet.texts("t"), names(server)) == ([], [A, "t"])
 
 
-async def test_open_choices_of_texts_are_in_the_books_that_are_checked() -> None:
+async def test_check_finds_open_choices_of_text_upstreams() -> None:
     fleet = KindsScene().fleet
     fleet.expect("upstream", "https://there", text=True)
     member = fleet.put_text("upstream", [TEXT])
@@ -114,13 +114,13 @@ async def test_open_choices_of_texts_are_in_the_books_that_are_checked() -> None
     books.open_choices += 1
     with pytest.raises(AssertionError, match="left in the books"):
         fleet.check()
-    fleet.put_text("upstream", [TEXT])  # another life, new books
+    fleet.put_text("upstream", [TEXT])  # another life, with new books
     books.open_choices -= 1
     fleet.check()
     assert fleet.put_text("removed", [TEXT]) is None
 
 
-async def test_the_info_of_a_model_is_that_of_its_workers_and_what_held_last_while_none_is_up() -> None:
+async def test_the_info_of_a_model_comes_from_its_workers_and_stays_while_none_is_up() -> None:
     server = KindsScene("decode-a-motet-0", "decode-b-vllm-0")
     server.offer("decode-a-motet-0", ADAPTER)
     of = {model: server.router.of(model) for model in (A, B, FRENCH, ModelName("unknown"))}
@@ -135,7 +135,7 @@ async def test_the_info_of_a_model_is_that_of_its_workers_and_what_held_last_whi
         assert of[ModelName("unknown")].info
 
 
-async def test_the_figures_of_a_model_are_those_of_its_workers() -> None:
+async def test_the_figures_of_a_model_come_from_its_workers() -> None:
     server = KindsScene("decode-a-motet-0", "decode-a-motet-1", "decode-b-vllm-0")
     of_a, of_b = (server.router.of(model) for model in (A, B))
     stream = of_a.generate(group())
@@ -159,7 +159,7 @@ async def test_groups_of_a_model_go_to_its_workers_and_end_without_one() -> None
         await stream.aclose()
 
 
-async def test_blocks_are_looked_for_in_each_worker_by_its_own_size() -> None:
+async def test_cached_blocks_are_looked_up_by_each_worker_s_own_block_size() -> None:
     server = KindsScene("decode-a-motet-0", "decode-a-vllm-0", "decode-a-vllm-1")
     request = msgspec.structs.replace(group(prompt_tokens=400), model=A)
     server.fleet.index.stored("decode-a-motet-0", block_names(request.prompt[:160], 16, salt=""))

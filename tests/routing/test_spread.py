@@ -1,4 +1,4 @@
-"""What a reader gets of a group in parts is what it would have got of it in one piece, for one prefill."""
+"""A reader gets the same from a group in parts as from the whole group, for one prefill."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def decoding(count: int, kind: str = "decode") -> tuple[str, ...]:
 
 
 def parts_of(scene: Scene) -> list[list[int]]:
-    """Numbers of the choices of each group that a worker was given."""
+    """Returns the indices of the choices of each group that a worker was given."""
     return [[start.index for start in one.choices] for one in scene.asked]
 
 
@@ -41,7 +41,7 @@ async def test_a_large_group_is_written_in_parts_after_one_prefill(workers: int,
     assert scene.router.counts.spreads == 1
 
 
-async def test_a_part_has_the_numbers_seeds_and_wishes_of_the_whole_and_a_name_of_its_own() -> None:
+async def test_a_part_has_the_indices_seeds_and_settings_of_the_whole_and_a_name_of_its_own() -> None:
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     await Heard().read(scene.router.generate(request), request)
     first, second = scene.asked
@@ -110,8 +110,8 @@ async def test_greedy_groups_small_ones_and_those_with_a_ticket_stay_whole() -> 
 
 
 @pytest.mark.parametrize("prompt_tokens", [20, 200])
-async def test_a_large_group_that_is_not_worth_splitting_is_handed_down(prompt_tokens: int) -> None:
-    """It is for prefill as a small one is."""
+async def test_a_large_group_that_is_not_worth_splitting_stays_whole(prompt_tokens: int) -> None:
+    """It goes to prefill as a small group does."""
     scene, request = Scene("prefill-0", "decode-0", spread_choices=4), group(n=N, prompt_tokens=prompt_tokens)
     assert await Heard().read(scene.router.generate(request), request) == await undisturbed(request)
     assert len(scene.prefills) == (prompt_tokens == 200)
@@ -174,7 +174,7 @@ async def test_a_slow_reader_holds_the_parts_back() -> None:
     await stream.aclose()
 
 
-async def test_large_groups_side_by_side_are_each_what_they_would_be_alone() -> None:
+async def test_large_groups_side_by_side_have_the_tokens_that_they_would_have_alone() -> None:
     scene = Scene("prefill-0", *decoding(3), spread_choices=4)
     requests = [group(f"g{number}", n=N) for number in range(6)]
     reading = [Heard().read(scene.router.generate(request), request) for request in requests]

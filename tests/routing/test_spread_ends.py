@@ -1,4 +1,4 @@
-"""Workers that die, readers that leave and servers that close, while a group is in parts."""
+"""Workers die, readers leave and servers close while a group is in parts."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ async def test_a_worker_that_dies_is_not_noticed_in_any_choice(dying: str, turns
 
 @pytest.mark.parametrize("steps", [0, 1])
 async def test_a_part_that_moves_leaves_the_other_alone_and_no_lease_behind(steps: int) -> None:
-    """The part that died before its first step has not read the ticket: its lease has a reader too few."""
+    """The part that died before its first step did not read the ticket, so its lease lacks a reader."""
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     gate = scene.gate(0)
     reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
@@ -58,7 +58,7 @@ async def test_a_ticket_that_every_part_has_read_is_not_given_back() -> None:
 
 
 async def test_a_reader_does_not_wait_until_the_ticket_is_given_back() -> None:
-    """One part has not read it: its worker died before."""
+    """One part has not read it, since its worker died before."""
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     scene.all[0].may_release.clear()
     scene.engines["decode-0"].fail_after = {0: EngineDiedError("gone")}
@@ -98,7 +98,7 @@ async def test_an_error_of_one_part_ends_all() -> None:
         await anext(stream)
 
 
-async def test_what_prefill_says_of_the_request_ends_the_group() -> None:
+async def test_a_request_error_of_prefill_ends_the_group() -> None:
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     scene.engines["prefill-0"].during_prefill = Hold(error=RequestError("never"), held=False)
     with pytest.raises(RequestError, match="never"):
@@ -164,13 +164,13 @@ async def test_an_error_is_not_lost_with_a_reader_that_is_cancelled() -> None:
         scene.check()
 
 
-async def test_a_group_that_was_closed_elsewhere_tells_its_reader_the_end_whatever_was_queued() -> None:
-    """Its reader waited for ever once the parts had filled the queue."""
+async def test_the_reader_of_a_group_closed_elsewhere_sees_the_end_whatever_was_queued() -> None:
+    """Once the parts had filled the queue, its reader used to wait for ever."""
     scene = Scene(*APART, spread_choices=4)
     scene.gate(10**6)
     stream = scene.router.generate(group(n=N))
     await anext(stream)
-    await settle()  # the parts have put in all that there is room for
+    await settle()  # the parts have filled the queue
     await stream.aclose()
     for _ in range(2):
         with pytest.raises(StopAsyncIteration):

@@ -1,4 +1,4 @@
-"""Into how many parts a large group is split, and how large they are."""
+"""The plan for a large group: how many parts it is split into, and how large they are."""
 
 import pytest
 from hypothesis import given
@@ -36,16 +36,14 @@ def test_choices_are_poured_over_the_lowest_until_all_stand_level(
 
 
 @given(choices=st.integers(0, 500), levels=LEVELS)
-def test_nothing_is_lost_nothing_is_negative_and_no_other_filling_is_more_level(
-    choices: int, levels: list[int]
-) -> None:
+def test_every_choice_is_placed_and_no_other_placement_is_more_level(choices: int, levels: list[int]) -> None:
     poured = filled(choices, levels)
     assert len(poured) == len(levels)
     assert sum(poured) == choices
     assert min(poured) >= 0
     filled_up = [level + got for level, got in zip(levels, poured, strict=True)]
     highest_given = max((up for up, got in zip(filled_up, poured, strict=True) if got), default=0)
-    # Moving one choice from the highest that got any to any other would leave that one higher than it was.
+    # If one choice moved from the fullest worker that got any to any other, that one would become fuller than it was.
     assert all(up + 1 >= highest_given for up in filled_up)
 
 
@@ -81,7 +79,7 @@ def test_a_group_just_above_the_limit_is_split_into_halves() -> None:
     assert plan_parts(large(9), [0, 0, 0, 0], spread_choices=8) == [5, 4]
 
 
-def test_nothing_is_split_where_it_is_not_wanted() -> None:
+def test_no_group_is_split_if_splitting_is_off() -> None:
     assert plan_parts(large(512), [0, 0], spread_choices=0) == [512]
 
 
@@ -107,7 +105,7 @@ def test_no_part_is_made_for_a_few_choices() -> None:
     assert plan_parts(large(20), [12, 0], spread_choices=8) == [16, 4]
 
 
-def test_where_the_prompt_would_be_computed_again_a_long_one_is_not_split() -> None:
+def test_a_group_whose_long_prompt_would_be_computed_twice_is_not_split() -> None:
     short, long = {"prompt_tokens": 100}, {"prompt_tokens": 20_000}
     assert plan_parts(large(32, **long, ticket=False), [0, 0], spread_choices=8) == [32]
     assert plan_parts(large(32, **short, ticket=False), [0, 0], spread_choices=8) == [16, 16]
@@ -131,8 +129,8 @@ def test_an_answer_of_unknown_length_is_not_taken_to_be_endless() -> None:
     assert plans[0] == plans[1]
 
 
-def test_of_equal_times_the_fewer_parts() -> None:
-    """One token a choice: what splitting saves is what a part costs."""
+def test_of_equally_fast_plans_the_one_with_fewer_parts_wins() -> None:
+    """Each choice has one token, so splitting saves as much time as a part costs."""
     group = SplitFacts(choices=8, prompt_tokens=0, max_tokens=1, ticket=True)
     assert time_ms(group, [8], levels=[0, 0]) == time_ms(group, [4, 4], levels=[0, 0]) == PART_MS + 4.0
     assert plan_parts(group, [0, 0], spread_choices=4) == [8]

@@ -1,4 +1,4 @@
-"""Choices that are stopped before, while and after their group is in parts."""
+"""Choices are stopped before, while and after their group is in parts."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def test_choices_stopped_before_the_parts_are_made_are_left_out() -> None:
     assert heard.tokens == {index: whole.tokens[index] for index in range(N) if index not in (0, 5)}
 
 
-async def test_when_stopped_choices_leave_one_part_the_lease_waits_for_nobody() -> None:
+async def test_when_stopped_choices_leave_only_one_part_the_lease_waits_for_no_other() -> None:
     scene, request, hold = Scene(*APART, spread_choices=4), group(n=N), Hold()
     scene.engines["prefill-0"].during_prefill = hold
     reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
@@ -87,7 +87,7 @@ async def test_a_part_whose_choices_are_all_stopped_before_it_read_the_ticket_ho
 
 
 async def test_a_part_that_is_stopped_after_its_worker_died_holds_no_lease() -> None:
-    """The dead tell no lease, and this reader of it will not come: it lasted until the other part had ended."""
+    """The dead give no lease back, and this reader never comes: the lease lasted until the other part ended."""
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     gate = scene.gate(0)
     reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))

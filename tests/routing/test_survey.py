@@ -1,4 +1,4 @@
-"""What a choice of a worker is made from: books, cached prefixes, sessions and refusals of those that are ready."""
+"""The facts for choosing a worker: books, cached prefixes, sessions and refusals of all that are ready."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ def seen(fleet: Fleet, request: GenerateRequest, work: Work = Work.GENERATE) -> 
     return found
 
 
-def test_where_nobody_is_ready_there_is_nothing_to_see() -> None:
+def test_without_ready_workers_the_survey_is_empty() -> None:
     assert survey(Fleet(), Work.GENERATE, request=group()) is None
     workers = fleet("prefill-0", "decode-0")
     assert survey(workers, Work.PREFILL, request=group(), besides=["prefill-0"]) is None
@@ -39,7 +39,7 @@ def test_where_nobody_is_ready_there_is_nothing_to_see() -> None:
         assert survey(workers, Work.GENERATE, request=group()) is None
 
 
-def test_only_those_who_do_such_work_are_looked_at_and_none_of_those_left_out() -> None:
+def test_only_workers_for_such_work_are_considered_and_no_excluded_ones() -> None:
     workers = fleet("prefill-0", "decode-0", "decode-1", "both-0")
     assert [one.id for one in seen(workers, group()).candidates] == ["decode-0", "decode-1", "both-0"]
     assert [one.id for one in seen(workers, group(), Work.PREFILL).candidates] == ["prefill-0"]
@@ -74,7 +74,7 @@ def test_the_books_of_each_worker_are_seen() -> None:
     assert (busy.max_choices, busy.num_blocks) == (fake_info().max_num_seqs, fake_info().num_blocks)
 
 
-def test_what_a_worker_has_cached_of_the_prompt_is_seen_and_counts_for_its_load() -> None:
+def test_cached_tokens_of_the_prompt_are_seen_and_lower_the_load() -> None:
     workers = fleet("both-0", "both-1", "both-2")
     remember(workers, "both-1", group(), 4 * BLOCK)
     remember(workers, "both-2", group(prompt_tokens=500), 10 * BLOCK)
@@ -84,7 +84,7 @@ def test_what_a_worker_has_cached_of_the_prompt_is_seen_and_counts_for_its_load(
 
 
 def test_the_last_token_of_a_prompt_is_never_cached() -> None:
-    """Its logits are wanted, so it is always computed: a block that ends with it does not count."""
+    """Its logits are needed, so it is always computed: a block that ends with it does not count."""
     workers, request = fleet("both-0"), group(prompt_tokens=2 * BLOCK)
     remember(workers, "both-0", request, 2 * BLOCK)
     assert seen(workers, request).candidates[0].cached_tokens == BLOCK
@@ -100,7 +100,7 @@ def test_groups_of_another_salt_find_nothing_cached() -> None:
     assert seen(workers, request).candidates[0].cached_tokens == 4 * BLOCK
 
 
-def test_the_session_is_where_it_was() -> None:
+def test_the_session_s_worker_is_marked() -> None:
     workers = fleet("both-0", "both-1")
     workers.sessions[Work.GENERATE].keep("mine", "both-1")
     request = msgspec.structs.replace(group(), session_id="mine")
@@ -119,7 +119,7 @@ def test_a_worker_that_refused_is_avoided_for_a_moment() -> None:
     assert [one.avoid for one in seen(workers, group()).candidates] == [False, False]
 
 
-def test_how_fast_a_worker_reads_prompts_is_of_its_load() -> None:
+def test_the_reading_speed_of_a_worker_is_part_of_its_load() -> None:
     clock = Clock()
     workers = fleet("both-0", clock=clock)
     books = workers.members[0].books
@@ -130,7 +130,7 @@ def test_how_fast_a_worker_reads_prompts_is_of_its_load() -> None:
     assert (load.own_tokens, load.waiting_tokens, load.tokens_per_s) == (200, 0, 500.0)
 
 
-def test_of_many_workers_some_are_looked_at_and_those_that_are_special_for_the_group() -> None:
+def test_of_many_workers_some_are_considered_and_all_that_are_special_for_the_group() -> None:
     names = [f"both-{number}" for number in range(EVERYBODY + 72)]
     workers = fleet(*names)
     remember(workers, "both-150", group(), BLOCK)
@@ -142,7 +142,7 @@ def test_of_many_workers_some_are_looked_at_and_those_that_are_special_for_the_g
     assert [member.id for member, _ in found.present] == [one.id for one in found.candidates]
 
 
-def test_who_has_most_tokens_cached_is_among_the_few_looked_at_whatever_the_sizes_of_blocks() -> None:
+def test_the_worker_with_most_cached_tokens_is_considered_whatever_its_block_size() -> None:
     many = fleet(*(f"both-{number}" for number in range(2 * EVERYBODY)))
     many.put(worker("both-wide", info=msgspec.structs.replace(fake_info(), block_size=4 * BLOCK))[0])
     request = group(prompt_tokens=10 * BLOCK)
@@ -154,14 +154,14 @@ def test_who_has_most_tokens_cached_is_among_the_few_looked_at_whatever_the_size
 
 
 def test_a_decision_is_as_much_work_in_a_fleet_of_one_thousand_as_of_250() -> None:
-    """It once went through all of them four times, 4 ms at 10,000."""
+    """A decision used to go through all workers four times, which took 4 ms at 10,000."""
 
     def work(members: int) -> int:
         large = fleet(*(f"both-{number}" for number in range(members)))
         request = group(prompt_tokens=10 * BLOCK)
         for member in large.members:
             remember(large, member.id, request, 2 * BLOCK)
-        seen(large, request)  # works out who may get it, until a member changes
+        seen(large, request)  # finds who may get it, which holds until a member changes
         return bytecodes(lambda: seen(large, request))
 
     assert work(1000) < 1.1 * work(250)

@@ -1,4 +1,4 @@
-"""Requests for texts: who gets them, what the books say meanwhile, and where they go when a server fails."""
+"""Requests for texts: which server gets them, what the books have meanwhile, and where they go when a server fails."""
 
 import asyncio
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def part(index: int) -> TextStep:
 
 
 class ScriptedGroup:
-    """Brings one read after another, then its end; waits for ever where it is told to `hang`."""
+    """A group that yields one read after the other and then ends. It waits for ever if `hangs`."""
 
     worker = ""
     usage: Usage | None = None
@@ -73,7 +73,7 @@ class ScriptedGroup:
 
 @dataclass
 class ScriptedSource:
-    """What each request in turn brings; the last again and again."""
+    """A source whose requests get these reads in turn, and the last ones again and again."""
 
     scripts: list[list[Read]] = field(default_factory=lambda: [[[ended(0)]]])
     hangs: bool = False
@@ -88,7 +88,7 @@ class ScriptedSource:
 
 
 class Texts:
-    """A fleet of servers that take texts, `a`, `b` and so on, which serve model m."""
+    """A fleet of text upstreams `a`, `b` and so on, which serve model m."""
 
     def __init__(self, *sources: ScriptedSource) -> None:
         self.clock = Clock()
@@ -103,7 +103,7 @@ class Texts:
         return [member.open_choices for member in self.fleet.members]
 
     async def all_of(self, request: TextRequest) -> str:
-        """Reads it to its end, and tells who had it."""
+        """Reads a request to its end, and returns the server that had it."""
         group = self.router.generate(request)
         try:
             while await group.read():
@@ -144,7 +144,7 @@ async def test_servers_take_turns_where_they_are_equally_busy() -> None:
     assert [await texts.all_of(asking()) for _ in range(6)] == list("abcabc")
 
 
-async def test_a_session_stays_unless_its_server_is_busier_by_more_than_a_little() -> None:
+async def test_a_session_stays_unless_its_server_is_much_busier() -> None:
     texts = Texts(ScriptedSource([[[part(0)]]]), ScriptedSource())
     assert await texts.all_of(asking(session="s")) == "a"
     busy = texts.router.generate(asking(STAY_CHOICES - 1, session="s"))
@@ -157,7 +157,7 @@ async def test_a_session_stays_unless_its_server_is_busier_by_more_than_a_little
     await busier.read()
     assert await texts.all_of(asking(session="s")) == "b"
     await busy.aclose()
-    assert await texts.all_of(asking(session="s")) == "b"  # where it is now
+    assert await texts.all_of(asking(session="s")) == "b"  # the session is on b now
     await busier.aclose()
     texts.fleet.check()
 
@@ -190,7 +190,7 @@ async def test_a_request_is_tried_twice_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineSilentError("silent"), EngineError("refused the key"), LIMIT])
-async def test_errors_that_another_try_would_not_mend_are_told_at_once(error: MotetError) -> None:
+async def test_errors_that_another_try_would_not_mend_are_raised_at_once(error: MotetError) -> None:
     texts = Texts(ScriptedSource([[error]]), other := ScriptedSource())
     with pytest.raises(type(error)):
         await texts.all_of(asking())
@@ -204,7 +204,7 @@ async def test_a_server_that_has_reached_its_limit_comes_last_for_a_while() -> N
     assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3
 
 
-async def test_what_has_begun_ends_with_its_server() -> None:
+async def test_a_request_that_has_begun_ends_with_its_server() -> None:
     texts = Texts(ScriptedSource([[[part(0)], DIED]]), other := ScriptedSource())
     with pytest.raises(EngineDiedError):
         await texts.all_of(asking(2))
@@ -222,7 +222,7 @@ async def test_a_server_that_leaves_gives_its_waiting_requests_to_others() -> No
     assert await reading == "b"
 
 
-async def test_leaving_empties_the_books_and_tells_the_fleet() -> None:
+async def test_leaving_empties_the_books_and_notifies_the_fleet() -> None:
     texts = Texts(source := ScriptedSource([[[part(0)]]], hangs=True))
     group = texts.router.generate(asking(3))
     await group.read()
@@ -241,7 +241,7 @@ async def test_clients_may_have_a_name_of_their_own_for_a_model() -> None:
     await group.aclose()
 
 
-async def test_without_a_server_that_has_the_model_it_is_said_so() -> None:
+async def test_without_a_server_for_the_model_the_error_says_so() -> None:
     texts = Texts(ScriptedSource())
     with pytest.raises(NoWorkerError, match="the model `other`"):
         await texts.all_of(asking(model="other"))

@@ -1,4 +1,4 @@
-"""Figures of several workers as one."""
+"""The figures of several workers are merged into one."""
 
 from dataclasses import fields
 
@@ -19,7 +19,7 @@ def test_every_plain_figure_is_summed() -> None:
     assert [getattr(total, name) for name in PLAIN] == [2**place + 3**place for place in range(len(PLAIN))]
 
 
-def test_sums_of_numbers_counts_and_kinds_and_the_age_of_the_oldest() -> None:
+def test_totals_are_sums_by_bucket_and_kind_and_the_age_of_the_oldest() -> None:
     one = EngineStats(
         steps=1, transfer_seconds_sum=0.5, oldest_lease_s=2.0, transfer_seconds=(1, 2), transfer_failures={"stale": 1}
     )
@@ -39,12 +39,12 @@ def test_sums_of_numbers_counts_and_kinds_and_the_age_of_the_oldest() -> None:
     )
 
 
-def test_of_one_worker_they_are_its_own() -> None:
+def test_the_totals_of_one_worker_are_its_own_figures() -> None:
     one = EngineStats(groups_running=1, oldest_lease_s=0.0, transfer_seconds=(1,))
     assert total_stats([one]) == one
 
 
-def test_what_holds_of_several_is_the_smallest_room_of_any() -> None:
+def test_common_info_has_the_smallest_limits_of_all_workers() -> None:
     one = msgspec.structs.replace(fake_info(transfer=TransferAddress("x", "127.0.0.1", 1)), pid=1)
     two = msgspec.structs.replace(one, max_model_len=100, num_blocks=7, max_num_seqs=2, pid=2)
     assert common_info([one]) is one
@@ -52,7 +52,7 @@ def test_what_holds_of_several_is_the_smallest_room_of_any() -> None:
     assert common_info([one, two]) == msgspec.structs.replace(two, pid=None, transfer=None)
 
 
-def test_where_one_differs_nothing_is_promised_of_what_they_write() -> None:
+def test_if_one_worker_differs_equal_texts_are_not_promised() -> None:
     one = fake_info()
     other = msgspec.structs.replace(one, fingerprint="other-same")
     assert common_info([one, one]).fingerprint == "fake-same"
@@ -62,14 +62,14 @@ def test_where_one_differs_nothing_is_promised_of_what_they_write() -> None:
     assert common_info([trained, one]).model_digest == ""
 
 
-def test_the_smallest_room_is_that_for_the_fewest_tokens() -> None:
+def test_the_smallest_cache_is_the_one_for_the_fewest_tokens() -> None:
     small = msgspec.structs.replace(fake_info(), block_size=16, num_blocks=1000, bytes_per_block=1)
     large = msgspec.structs.replace(fake_info(), block_size=128, num_blocks=364, bytes_per_block=8)
     common = common_info([large, small])
     assert (common.block_size, common.num_blocks, common.bytes_per_block) == (16, 1000, 1)
 
 
-def test_what_an_engine_does_not_tell_is_as_the_others_say() -> None:
+def test_a_value_that_one_engine_does_not_report_comes_from_the_others() -> None:
     ours = fake_info(vocab_size=512, eos_token_ids=(0, 7))
     silent = msgspec.structs.replace(ours, kind=EngineKind.VLLM, vocab_size=UNKNOWN_VOCABULARY, eos_token_ids=())
     for infos in ([ours, silent], [silent, ours]):

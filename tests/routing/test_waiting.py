@@ -1,4 +1,4 @@
-"""Which group goes when: at once if there is room, else in a fair order as soon as there is."""
+"""A group begins at once if there is room, else in a fair order as soon as there is."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def test_a_group_without_room_waits_until_another_has_ended() -> None:
 
 
 async def test_a_group_goes_as_soon_as_choices_have_ended() -> None:
-    """Not when their whole group has, nor when somebody looks again."""
+    """It waits neither for their whole group nor for the next regular look."""
     scene = Scene("both-0", places=3)
     first, second = scene.come("first", 3), scene.come("second", 1)
     await first.step(length(0) - 1)
@@ -88,7 +88,7 @@ async def test_lower_priorities_go_first_and_small_groups_before_large_ones_that
 
 
 async def test_a_small_group_that_comes_while_a_large_one_waits_goes_at_once_for_a_while() -> None:
-    """It waited until somebody looked again, with room enough."""
+    """It used to wait until the next regular look, though there was enough room."""
     scene = Scene("both-0", places=4)
     first, large = scene.come("first", 2), scene.come("large", 4)
     await settle()
@@ -117,7 +117,7 @@ async def test_a_group_that_is_larger_than_any_worker_goes_when_one_is_idle() ->
 
 
 async def test_a_group_waits_for_blocks_too() -> None:
-    scene = Scene("both-0", places=100, blocks=30)  # a prompt has 13
+    scene = Scene("both-0", places=100, blocks=30)  # a prompt takes 13
     first, second = scene.come("first", 4), scene.come("second", 1)
     await settle()
     assert scene.gone == ["first"]
@@ -138,8 +138,8 @@ async def test_choices_that_are_being_prefilled_take_places_already() -> None:
     assert await second.read() == await undisturbed(second.request)
 
 
-async def test_room_that_comes_without_anybody_telling_is_found() -> None:
-    """The group before it left during its prefill: no worker had it, so none says that it has gone. Takes half a
+async def test_room_that_nobody_reports_is_found() -> None:
+    """The group before it left during its prefill. No worker had it, so none reports its end. This takes half a
     second."""
     scene, hold = Scene("prefill-0", "decode-0", places=4), Hold()
     scene.engines["prefill-0"].during_prefill = hold
@@ -164,8 +164,8 @@ async def test_a_group_that_is_resumed_does_not_wait() -> None:
     assert scene.router.counts.queue_seconds[0] == 3
 
 
-async def test_without_a_worker_a_new_group_is_told_so_at_once_and_those_that_wait_go_on_waiting() -> None:
-    """While others waited, a new one waited too."""
+async def test_without_a_worker_a_new_group_is_refused_at_once_and_waiting_ones_stay() -> None:
+    """If others waited, a new group used to wait too."""
     scene = Scene("both-0", places=4)
     first, waiting = scene.come("first", 4), scene.come("waiting", 2)
     await settle()
@@ -181,19 +181,19 @@ async def test_without_a_worker_a_new_group_is_told_so_at_once_and_those_that_wa
     assert sum(scene.router.counts.queue_seconds) == 2
 
 
-async def test_when_no_worker_will_come_back_all_that_wait_are_told_so() -> None:
+async def test_when_no_worker_will_come_back_all_waiting_groups_are_refused() -> None:
     scene = Scene("both-0", places=4)
     first, waiting = scene.come("first", 4), scene.come("waiting", 2)
     await settle()
     scene.kill_all()
     scene.fleet.give_up("both-0")
     for one in (first, waiting):
-        with pytest.raises(EngineDiedError):  # of which NoWorkerError is one
+        with pytest.raises(EngineDiedError):  # NoWorkerError is one of these
             await one.read()
     assert scene.gone == ["first"]
 
 
-async def test_who_lets_groups_in_goes_home_when_nobody_waits_and_comes_back() -> None:
+async def test_the_task_that_admits_groups_ends_when_nobody_waits_and_starts_again() -> None:
     scene, tasks = Scene("both-0", places=2), Tasks()
     for round_ in range(3):
         first, second = scene.come(f"first{round_}", 2), scene.come(f"second{round_}", 2)
@@ -203,7 +203,7 @@ async def test_who_lets_groups_in_goes_home_when_nobody_waits_and_comes_back() -
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_group_that_comes_just_when_the_last_one_has_gone_in_goes_too(turns: int) -> None:
+async def test_a_group_that_comes_just_when_the_last_one_was_admitted_begins_too(turns: int) -> None:
     scene = Scene("both-0", places=2)
     first, second = scene.come("first", 2), scene.come("second", 2)
     await settle()

@@ -1,4 +1,4 @@
-"""Groups that wait for room: refused, stopped, left by their readers, closed, or unlucky."""
+"""Groups that wait for room are refused, stopped, left by their readers, closed, or meet a bug."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tests.routing.scene import Scene, settle, undisturbed
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_group_that_waits_too_long_is_refused_before_anything_of_it_ran() -> None:
+async def test_a_group_that_waits_too_long_is_refused_before_any_of_it_ran() -> None:
     scene = Scene("both-0", places=4, queue_timeout_s=10.0)
     first, waiting = scene.come("first", 4), scene.come("waiting", 2)
     await scene.pass_time(9.9)
@@ -30,7 +30,7 @@ async def test_a_group_that_waits_too_long_is_refused_before_anything_of_it_ran(
     assert sum(scene.router.counts.queue_seconds) == 1, "only those that were let in are counted"
 
 
-async def test_whoever_came_later_waits_on() -> None:
+async def test_a_group_that_came_later_waits_on() -> None:
     scene = Scene("both-0", places=4, queue_timeout_s=10.0)
     first, waiting = scene.come("first", 4), scene.come("waiting", 2)
     await scene.pass_time(5.0)
@@ -42,7 +42,7 @@ async def test_whoever_came_later_waits_on() -> None:
     assert await later.read() == await undisturbed(later.request)
 
 
-async def test_a_group_that_went_in_is_not_refused_any_more() -> None:
+async def test_an_admitted_group_is_not_refused_any_more() -> None:
     scene = Scene("both-0", places=4, queue_timeout_s=10.0)
     first, waiting = scene.come("first", 4), scene.come("waiting", 4)
     await first.read()
@@ -96,7 +96,7 @@ async def test_choices_stopped_while_their_group_waits_are_left_out_of_it() -> N
     assert [start.index for start in scene.asked[-1].choices] == [1, 3]
 
 
-async def test_a_group_that_fits_since_choices_of_it_were_stopped_goes() -> None:
+async def test_a_group_that_fits_after_choices_were_stopped_begins() -> None:
     scene = Scene("both-0", places=4)
     first, waiting = scene.come("first", 2), scene.come("waiting", 4)
     await settle()
@@ -132,7 +132,7 @@ async def test_when_all_choices_are_stopped_the_group_is_over() -> None:
     assert scene.gone == ["first"]
 
 
-async def test_closing_the_server_ends_groups_that_wait_and_those_that_went_in() -> None:
+async def test_closing_the_server_ends_waiting_and_admitted_groups() -> None:
     scene = Scene("both-0", places=4)
     given = [scene.come(name, 4) for name in ("ended", "went in", "read", "unread")]
     await given[0].read()
@@ -147,8 +147,8 @@ async def test_closing_the_server_ends_groups_that_wait_and_those_that_went_in()
     assert scene.gone == ["ended", "went in"]
 
 
-async def test_a_group_that_comes_after_the_server_has_closed_is_told_so() -> None:
-    """It waited for ever, behind groups that nobody let in any more."""
+async def test_a_group_that_comes_after_the_server_has_closed_is_refused() -> None:
+    """It used to wait for ever, behind groups that nobody admitted any more."""
     scene = Scene("both-0", places=4)
     given = [scene.come(name, 4) for name in ("first", "waiting")]
     await settle()
@@ -171,8 +171,8 @@ async def test_an_error_of_a_group_that_waited_ends_it() -> None:
     await waiting.stream.aclose()
 
 
-async def test_a_bug_that_one_group_meets_is_its_own_and_the_others_go_in() -> None:
-    """Whoever lets groups in ended with it, and all others waited for ever."""
+async def test_a_bug_in_one_group_does_not_keep_others_from_being_admitted() -> None:
+    """The task that admits groups used to end with it, and all others waited for ever."""
     scene = Scene("both-0", places=4)
     scene.engines["both-0"].sane = False
     first, unlucky, second = (scene.come(name, 4) for name in ("first", "unlucky", "second"))
@@ -183,7 +183,7 @@ async def test_a_bug_that_one_group_meets_is_its_own_and_the_others_go_in() -> N
     assert await second.read() == await undisturbed(second.request)
 
 
-async def test_a_group_that_is_open_is_noticed() -> None:
+async def test_check_finds_an_open_group() -> None:
     scene = Scene("both-0", places=4)
     first, waiting = scene.come("first", 4), scene.come("waiting", 4)
     with pytest.raises(AssertionError, match="groups left open"):
@@ -194,7 +194,7 @@ async def test_a_group_that_is_open_is_noticed() -> None:
 
 
 async def test_a_worker_whose_figures_make_no_sense_does_not_stop_admission_for_ever() -> None:
-    """Looking for room on it raised, in the task that lets groups in: all later groups waited past every time-out."""
+    """The search for room raised in the task that admits groups, so all later groups waited past time-outs."""
     scene = Scene("both-0", places=4)
     first, unlucky = scene.come("first", 4), scene.come("unlucky", 4)
     await settle()

@@ -1,4 +1,4 @@
-"""Groups of several models that wait: each for workers of its model, behind those only that want the same ones."""
+"""Groups of several models wait: each for workers of its model, and only behind groups that need the same workers."""
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ async def test_a_full_model_does_not_hold_up_another() -> None:
     server = KindsScene("both-a-motet-0", "both-b-vllm-0")
     streams = [come(server, f"a{number}", A, n=PLACES) for number in range(2)]
     assert waiting(server) == 1
-    server.clock.now_s += 10.0  # nobody of its model passes the one that waits any more
+    server.clock.now_s += 10.0  # no group of its model overtakes the waiting one any more
     streams.append(come(server, "b", B, n=2))
     assert (waiting(server), len(server.engines["both-b-vllm-0"].requests)) == (1, 1)
     streams.append(come(server, "small", A, n=1))
@@ -69,7 +69,7 @@ async def test_an_adapter_wants_the_room_of_its_base_model_and_waits_its_turn() 
 
 
 def queue_of(*lanes: str) -> FairQueue[str]:
-    """One waits in each, in this order; nobody fits at 0 s."""
+    """One group waits for each of these models, in this order. No group fits at 0 s."""
     queue = FairQueue[str](max_wait_s=100.0, patience_s=1.0)
     for number, lane in enumerate(lanes):
         queue.push(f"{lane}{number}", choices=1, priority=0, now_s=0.0, lane=lane)
@@ -77,7 +77,7 @@ def queue_of(*lanes: str) -> FairQueue[str]:
     return queue
 
 
-async def test_room_is_kept_in_the_lane_of_who_waited_long_enough_and_in_those_with_the_same_room() -> None:
+async def test_room_is_kept_in_the_lane_of_the_longest_wait_and_in_lanes_with_the_same_room() -> None:
     queue = queue_of("a", "a", "b", "c")
 
     def with_b(one: str, other: str) -> bool:

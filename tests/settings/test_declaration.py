@@ -1,4 +1,4 @@
-"""Every declaration can be understood, its default is allowed, and a value out of its range is refused."""
+"""Every declaration has a clear meaning and a default that is allowed, and refuses values out of its range."""
 
 import re
 from itertools import product
@@ -21,13 +21,13 @@ def refusal_of(name: str, value: object) -> str:
     return caught.value.message
 
 
-def test_every_name_is_one_setting_and_every_flag_too() -> None:
+def test_every_name_and_every_flag_belongs_to_one_setting() -> None:
     assert len(SETTINGS) == sum(len(settings) for settings in RECORDS.values())
     assert len({one.flag for one in SETTINGS.values()}) == len(SETTINGS)
     assert {name for command in ServerCommand for name in names_of(command)} == SETTINGS.keys()
 
 
-def test_a_setting_says_what_it_means_in_sentences() -> None:
+def test_the_meaning_of_a_setting_is_in_sentences() -> None:
     assert [one.name for one in SETTINGS.values() if not re.fullmatch(r"[A-Za-z].*\w.*[.]", one.help)] == []
 
 
@@ -35,7 +35,7 @@ def test_the_default_is_a_value_that_is_allowed() -> None:
     assert {one.name: one.refusal(one.default) for one in SETTINGS.values() if one.refusal(one.default)} == {}
 
 
-def test_keys_are_secrets_and_nothing_else_is() -> None:
+def test_only_keys_are_secrets() -> None:
     keys = {name for name in SETTINGS if name.endswith(("_key", "_keys")) or name == "key_of"}
     assert {name for name, one in SETTINGS.items() if one.secret} == keys
 
@@ -88,7 +88,7 @@ def test_keys_are_secrets_and_nothing_else_is() -> None:
         ("resources_of", (["decode:h100"], ["both=h100:1"])),
     ],
 )  # fmt: skip
-def test_a_value_that_cannot_be_is_refused_and_its_flag_named(names: str, values: tuple[object, ...]) -> None:
+def test_an_invalid_value_is_refused_and_its_flag_named(names: str, values: tuple[object, ...]) -> None:
     for name, value in product(names.split(), values):
         assert refusal_of(name, value).startswith(f"{SETTINGS[name].flag} "), (name, value)
 

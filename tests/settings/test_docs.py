@@ -1,4 +1,4 @@
-"""docs/settings.md is what the declarations say, and so are the flags and defaults of shorter tables elsewhere."""
+"""docs/settings.md and shorter tables elsewhere agree with the declarations of settings."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ HEADER = "| flag | default | meaning |"
 TABLES = [ROOT / "docs" / name for name in ("kv_events.md", "prefill_decode.md", "workers.md")]
 
 
-def test_the_page_of_settings_is_what_the_declarations_say() -> None:
+def test_the_page_of_settings_follows_from_the_declarations() -> None:
     assert PAGE.read_text() == page(), "run python tools/settings_page.py"
 
 
@@ -30,6 +30,6 @@ def test_tables_of_flags_have_the_defaults_that_are_declared(file: Path) -> None
             assert BY_FLAG[flag].shown_default == default.strip("`"), flag
 
 
-def test_no_other_document_has_a_table_of_flags_that_is_not_compared() -> None:
+def test_every_table_of_flags_is_compared() -> None:
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     assert [file for file in documents if HEADER in file.read_text()] == TABLES

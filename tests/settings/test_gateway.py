@@ -1,4 +1,4 @@
-"""The settings of a gateway, beside those of a server."""
+"""The settings of a gateway, and those that it shares with a server."""
 
 from pathlib import Path
 
@@ -41,13 +41,13 @@ def test_workers_come_from_flags_the_environment_and_a_file(tmp_path: Path) -> N
         ({"workers": [URL], "max_choices": 1, "max_n": 2}, "--max-choices 1 with --max-n 2"),
     ],
 )
-def test_what_cannot_be_is_refused(flags: dict[str, object], says: str) -> None:
+def test_invalid_settings_are_refused(flags: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(flags)
     assert says in caught.value.message
 
 
-def test_the_settings_of_other_commands_are_passed_over_where_they_are_shared(tmp_path: Path) -> None:
+def test_settings_of_other_commands_are_ignored_in_the_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "motet.toml"
     file.write_text(f'workers = ["{URL}"]\nmax_num_seqs = 2\n')
     environ = {"MOTET_WORKER_TIMEOUT_S": "0", "MOTET_BLOCK_SIZE": "3", "MOTET_PORT": "1"}
@@ -66,5 +66,5 @@ def test_a_name_that_no_command_knows_is_refused() -> None:
         resolved({"workers": [URL]}, {"MOTET_WORKER": URL})
 
 
-def test_the_workers_key_is_not_shown() -> None:
+def test_the_worker_api_key_is_not_shown() -> None:
     assert resolved({"workers": [URL], "worker_api_key": "secret"}).rows["worker_api_key"].shown == "given"

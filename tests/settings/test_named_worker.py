@@ -1,4 +1,4 @@
-"""How workers are named on a command line, in the environment and in a file."""
+"""The names of workers on a command line, in the environment and in a file."""
 
 import pytest
 
@@ -48,11 +48,11 @@ def test_anything_else_is_refused(text: str, says: str) -> None:
     assert says in caught.value.message
 
 
-def test_roles_may_be_said_apart_from_urls() -> None:
+def test_roles_may_be_given_apart_from_urls() -> None:
     assert roles_by_url([f"{A}/v1=prefill", f"{B}=decode"]) == {A: Role.PREFILL, B: Role.DECODE}
 
 
-def test_what_belongs_to_a_url_stands_behind_the_last_equals_sign() -> None:
+def test_the_value_of_a_url_stands_behind_the_last_equals_sign() -> None:
     assert by_url([f"{A}/?a=b=key"]) == {f"{A}/?a=b": "key"}
 
 
@@ -62,6 +62,6 @@ def test_a_word_without_a_url_or_a_url_without_a_word_is_refused(text: str) -> N
         by_url([text])
 
 
-def test_a_role_that_is_none_is_refused() -> None:
+def test_an_unknown_role_is_refused() -> None:
     with pytest.raises(ConfigError, match="http://a:8000=cook: a role is one of prefill, decode, both"):
         roles_by_url([f"{A}=cook"])

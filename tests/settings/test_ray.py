@@ -28,7 +28,7 @@ def test_ray_has_settings_of_its_own_and_shares_those_of_a_server() -> None:
     assert not {"ingress", "gateways"} & set(names_of(ServerCommand.SERVE))
 
 
-def test_they_come_from_flags_the_environment_and_a_file(tmp_path: Path) -> None:
+def test_ray_settings_come_from_flags_the_environment_and_a_file(tmp_path: Path) -> None:
     file = tmp_path / "motet.toml"
     file.write_text('resources_of = ["decode=h100:1", "gateway=edge:0.1"]\nautoscale = true\nrole = "prefill"\n')
     settings = resolved({"app_name": "mine"}, {"MOTET_INGRESS": "direct", "MOTET_GPUS_PER_WORKER": "0.5"}, file)
@@ -57,7 +57,7 @@ def test_they_come_from_flags_the_environment_and_a_file(tmp_path: Path) -> None
         ({"prefix_router": True}, "--prefix-router with ingress gateway (default): a gateway chooses by prefix"),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_flag_is_named(flags: dict[str, object], says: str) -> None:
+def test_invalid_settings_are_refused_and_the_flag_is_named(flags: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(flags)
     assert says in caught.value.message
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused_and_the_flag_is_named(flags: dict[str, object
         {"gpu_memory_utilization": 0.9, "prefill": 1, "decode": 1, "gpus_per_worker": 1.0},
     ],
 )
-def test_what_can_be_is_not_refused(flags: dict[str, object]) -> None:
+def test_valid_settings_are_not_refused(flags: dict[str, object]) -> None:
     resolved(flags)
 
 
@@ -95,7 +95,7 @@ def test_first_ports_are_apart_by_the_replicas_of_the_lower_one(
         resolved(flags)
 
 
-def test_resources_are_told_by_role() -> None:
+def test_resources_are_given_by_role() -> None:
     texts = ["decode=h100:1", "decode=node:10.0.0.1:0.5", "gateway=edge:2"]
     assert resources_by_role(texts) == {"decode": {"h100": 1.0, "node:10.0.0.1": 0.5}, "gateway": {"edge": 2.0}}
 
@@ -103,7 +103,7 @@ def test_resources_are_told_by_role() -> None:
 @pytest.mark.parametrize(
     "text", ["", "decode", "decode=h100", "decode=:1", "decode=h100:", "decode=a:0", "decode=a:nan"]
 )
-def test_what_is_no_resource_is_said(text: str) -> None:
+def test_an_invalid_resource_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not ROLE=NAME:AMOUNT"):
         resources_by_role([text])
 
@@ -125,8 +125,8 @@ CHOSEN: dict[str, object] = {
 }
 
 
-def test_what_was_chosen_makes_the_same_settings_elsewhere() -> None:
-    """Replicas get it, and a config for `serve deploy`."""
+def test_chosen_settings_make_the_same_settings_elsewhere() -> None:
+    """Replicas get the chosen settings, and so does a config for `serve deploy`."""
     settings = resolved(CHOSEN, {"MOTET_CLUSTER_KEY": "secret", "MOTET_MAX_WAITING_GROUPS": "7"})
     chosen = settings.chosen()
     assert chosen.keys() == CHOSEN.keys() | {"cluster_key", "max_waiting_groups"}
@@ -138,15 +138,15 @@ def test_what_was_chosen_makes_the_same_settings_elsewhere() -> None:
     assert (again.ray, again.cell) == (settings.ray, settings.cell)
 
 
-def test_what_the_environment_says_of_this_machine_is_not_chosen_for_others() -> None:
-    """Every replica was told the address of the machine at which `motet ray` had been started."""
+def test_settings_of_this_machine_are_not_chosen_for_others() -> None:
+    """Every replica used to get the address of the machine at which `motet ray` was started."""
     here = {"MOTET_SIDE_CHANNEL_HOST": "10.1.0.1"}
     assert resolved({}, here).chosen() == {}
     assert resolved({"side_channel_host": "10.1.0.1"}, here).chosen() == {"side_channel_host": "10.1.0.1"}
 
 
 def test_every_setting_of_ray_can_be_chosen() -> None:
-    """A value of each kind comes through: what is no JSON does not."""
+    """A value of each kind comes through, though some cannot be written as JSON."""
     defaults = {name: SETTINGS[name].default for name in names_of(ServerCommand.RAY)}
     flags = {name: value for name, value in defaults.items() if value not in (None, ())}
     settings = resolved(flags)

@@ -1,4 +1,4 @@
-"""Settings: which source wins, who is named, what is refused."""
+"""Settings: which source wins, which one an error names, and what is refused."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def refused(flags: dict[str, object] | None = None, environ: dict[str, str] | No
     return caught.value.message
 
 
-def test_nothing_given_is_all_defaults() -> None:
+def test_without_any_source_all_settings_are_defaults() -> None:
     settings = resolved()
     assert {row.source for row in settings.rows.values()} == {"default"}
     assert settings.model.model == "smollm2"
@@ -42,7 +42,7 @@ def test_a_flag_wins_over_the_environment_over_a_file_over_the_default(tmp_path:
     assert (rows["host"].value, rows["host"].source) == ("127.0.0.1", "default")
 
 
-def test_the_environment_speaks_of_numbers_switches_and_lists() -> None:
+def test_the_environment_may_set_numbers_switches_and_lists() -> None:
     environ = {
         "MOTET_KV_CACHE_GB": "0.5",
         "MOTET_PREFIX_CACHE": "false",
@@ -98,7 +98,7 @@ def test_the_role_of_a_server_is_one_of_three() -> None:
     assert refused({"role": "prefil"}) == "--role prefil: must be one of prefill, decode, both"
 
 
-def test_defaults_give_way_to_what_was_set() -> None:
+def test_defaults_adapt_to_settings_that_were_given() -> None:
     rows = resolved({"max_num_seqs": 16}).rows
     assert (rows["max_n"].value, rows["max_n"].source) == (16, "default, from max_num_seqs")
     rows = resolved({"max_num_seqs": 2000, "max_n": 1500}).rows
@@ -133,7 +133,7 @@ def test_settings_that_do_not_fit_each_other_are_refused_by_name(flags: dict[str
     assert refused(flags).startswith(names)
 
 
-def test_the_source_to_blame_is_named(tmp_path: Path) -> None:
+def test_an_error_names_the_source_of_the_value(tmp_path: Path) -> None:
     assert refused(environ={"MOTET_PORT": "70000"}).startswith("port 70000 (MOTET_PORT)")
     file = tmp_path / "motet.toml"
     file.write_text("block_size = 4")

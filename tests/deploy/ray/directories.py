@@ -1,4 +1,4 @@
-"""A directory in the loop of the test, behind a client that may fail, hang, and find another one in its place."""
+"""A directory in the test's own loop, behind a client that may fail, hang, or find a new directory in its place."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ AWAY = DirectoryError("the directory of workers cannot be reached: it is away")
 
 
 class Clock:
-    """Stands still until a test moves it."""
+    """A clock that stands still until the test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -31,41 +31,41 @@ class Clock:
 
 
 class FakeDirectory(RayDirectory):
-    """In the loop of the test. `announced` and `withdrawn`: all that it was told, in order, heard or not."""
+    """`announced` and `withdrawn` hold everything that it was told, in order, even if it could not be reached."""
 
     def __init__(self, book: Directory | None = None) -> None:
-        """`book`: of another one's directory."""
+        """`book` may be the one of another directory."""
         super().__init__(handle=None)
         self.clock = Clock()
         self.book = book or Directory(clock=self.clock, gather_s=0.0)
         self.announced: list[Announcement] = []
         self.withdrawn: list[str] = []
         self.asked = 0
-        """How often it was asked for changes."""
+        """Number of times that it was asked for changes."""
         self.fails: DirectoryError | None = None
         self.hangs = False
         self._told = asyncio.Event()
         self._over = asyncio.Event()
 
     def begin_again(self) -> None:
-        """As another one, that has heard of nobody; who waits for a change of the former one is told so."""
+        """Begins again as a new directory that knows nobody, and ends all waits for changes."""
         self.book = Directory(clock=self.clock, gather_s=0.0)
         self._end_waits()
 
     def go_away(self) -> None:
-        """Cannot be asked until `fails` is None again, and those who wait for a change are told so."""
+        """Cannot be reached until `fails` is None again. It ends all waits for changes."""
         self.fails = AWAY
         self._end_waits()
 
     def settle(self) -> None:
-        """Lets the time pass after which all who are there have been heard of; those it knows are, meanwhile."""
+        """Lets time pass until every worker could announce itself; those in the book do so meanwhile."""
         while not (listing := self.book.listing()).settled:
             self.clock.now_s += 1.0
             for known in listing.workers:
                 self.book.announce(known)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Returns once that is so; looked at whenever it was told something."""
+        """Looks whenever it is told or asked something, and returns once `holds` is true."""
         while not holds():
             self._told.clear()
             await self._told.wait()
@@ -106,7 +106,7 @@ class FakeDirectory(RayDirectory):
             await asyncio.Event().wait()
 
     def stages(self, id: str) -> list[WorkerStage]:
-        """Of a worker, as it announced them; each once."""
+        """Returns the stages that a worker has announced, without repetitions."""
         stages = [announcement.stage for announcement in self.announced if announcement.id == id]
         return [stage for number, stage in enumerate(stages) if number == 0 or stages[number - 1] is not stage]
 
@@ -125,7 +125,7 @@ def worker(
 
 
 async def until_listed(following: Following, holds: Callable[[tuple[str, ...]], bool]) -> None:
-    """Returns once the ids of those who are known are so."""
+    """Returns once `holds` is true of the known ids."""
     while True:
         revision = following.revision
         if holds(tuple(known.id for known in following.workers)):

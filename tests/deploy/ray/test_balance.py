@@ -1,4 +1,4 @@
-"""Which decode replica a router takes, by what it knows of the replicas and of a request before its body has come."""
+"""The decode replica that a router chooses, by what it knows of replicas and of a request whose body is yet to come."""
 
 import pickle  # noqa: TID251  as Serve's proxy hands a request to its router
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ TOLD: Mapping[str, Record | None] = {"a": None, "b": None}
 
 
 def told(**open_choices: tuple[int, int]) -> dict[str, Record | None]:
-    """Number of the record and open choices, by replica."""
+    """Number of the last record and of open choices, by replica."""
     return {id: Record(*both) for id, both in open_choices.items()}
 
 
@@ -41,7 +41,7 @@ def test_requests_count_by_their_choices() -> None:
     assert [route(balance, f"small-{number}", RequestHeaders()) for number in range(8)] == [other] * 8
 
 
-def test_a_request_that_is_over_counts_no_more() -> None:
+def test_a_finished_request_no_longer_counts() -> None:
     balance = Balance()
     large = route(balance, "large", RequestHeaders(choices=8))
     route(balance, "small", RequestHeaders(choices=2))
@@ -51,23 +51,23 @@ def test_a_request_that_is_over_counts_no_more() -> None:
     assert route(balance, "next", RequestHeaders()) == large
 
 
-def test_what_others_have_there_counts_as_the_replica_told_last() -> None:
+def test_requests_of_other_routers_count_as_the_replica_reported_last() -> None:
     balance = Balance()
     assert balance.ranked(RequestHeaders(), told(a=(1, 6), b=(1, 5)))[0] == "b"
     balance.book("mine", "b", asked=RequestHeaders(choices=2))
     assert balance.ranked(RequestHeaders(), told(a=(1, 6), b=(1, 5)))[0] == "a"
 
 
-def test_own_requests_are_not_counted_again_when_a_replica_tells_them() -> None:
+def test_own_requests_are_not_counted_twice_when_a_replica_reports_them() -> None:
     balance = Balance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
     balance.book("mine", "a", asked=RequestHeaders(choices=8))
-    # 8 of a's 9 are known here already; b has 10 of others
+    # 8 of a's 9 are this router's own; b has 10 of others
     assert balance.ranked(RequestHeaders(), told(a=(2, 9), b=(2, 10)))[0] == "a"
     assert balance.ranked(RequestHeaders(), told(a=(3, 9), b=(3, 8)))[0] == "b"
 
 
-def test_choices_that_no_header_told_are_seen_when_the_replica_tells_them() -> None:
+def test_choices_without_a_header_count_once_the_replica_reports_them() -> None:
     balance = Balance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
     balance.book("eight, without a header", "a", asked=RequestHeaders())
@@ -76,15 +76,15 @@ def test_choices_that_no_header_told_are_seen_when_the_replica_tells_them() -> N
     assert balance.ranked(RequestHeaders(), told(a=(2, 8), b=(2, 2)))[0] == "b"
 
 
-def test_a_request_that_may_not_have_arrived_before_a_record_is_not_forgotten_for_it() -> None:
+def test_a_record_does_not_forget_a_request_that_may_have_arrived_after_it() -> None:
     balance = Balance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
     balance.book("on its way", "a", asked=RequestHeaders(choices=4))
     assert balance.ranked(RequestHeaders(), told(a=(2, 0), b=(2, 3)))[0] == "b"
 
 
-def test_records_that_were_under_way_when_a_request_was_routed_do_not_make_it_forgotten() -> None:
-    """Such as the first ones of a replica, which come several at a time."""
+def test_records_under_way_when_a_request_was_routed_do_not_forget_it() -> None:
+    """The first records of a replica are such a case: several come at a time."""
     clock = Clock()
     balance = Balance(clock=clock)
     assert route(balance, "eight", RequestHeaders(choices=8), {"a": None}) == "a"
@@ -93,7 +93,7 @@ def test_records_that_were_under_way_when_a_request_was_routed_do_not_make_it_fo
         assert balance.ranked(RequestHeaders(), told(a=(number, 0), b=(number, 7)))[0] == "b"
 
 
-def test_a_request_whose_end_nobody_told_is_forgotten_when_the_replica_has_less() -> None:
+def test_a_request_whose_end_got_lost_is_forgotten_when_the_replica_reports_less() -> None:
     clock = Clock()
     balance = Balance(clock=clock)
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
@@ -172,7 +172,7 @@ def test_a_request_that_went_elsewhere_counts_there() -> None:
         {"record": 1, "open_choices": None},
     ],
 )
-def test_stats_of_another_shape_say_nothing(stats: object) -> None:
+def test_stats_of_another_shape_are_ignored(stats: object) -> None:
     assert record_of(stats) is None
 
 
@@ -189,14 +189,14 @@ def test_a_header_that_is_no_number_of_choices_counts_as_one(text: str, choices:
 
 
 @dataclass
-class Brought:
-    """What the proxy pickles, as far as it is looked at."""
+class PickledRequest:
+    """The parts that are read of what the proxy pickles."""
 
     asgi_scope: dict[str, object]
 
 
 def scope(*headers: tuple[bytes, bytes]) -> bytes:
-    return pickle.dumps(Brought({"headers": list(headers)}))
+    return pickle.dumps(PickledRequest({"headers": list(headers)}))
 
 
 def test_choices_and_session_are_read_from_headers_however_they_are_written() -> None:

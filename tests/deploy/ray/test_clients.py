@@ -1,4 +1,4 @@
-"""A replica with clients notices that Serve is ending it, and calls for prefill where it was missed."""
+"""A replica with clients notices that Serve is ending it, and starts prefill replicas where groups miss them."""
 
 import asyncio
 from typing import Any, cast
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Serve:
-    """Ends somebody, or not; `waits` counts the seconds that the replica has looked."""
+    """Serve's controller, which ends a replica or does not. `waits` counts the seconds that the replica has looked."""
 
     def __init__(self) -> None:
         self.ends_one = True
@@ -43,12 +43,12 @@ class Serve:
 
 EVENTS: dict[str, tuple[dict[int, str], float, int]] = {
     "one that is not asked any more is being ended": ({}, 30.0, 30),
-    # counted from the last question on, which came within the 45th second
+    # counted from the last question, which came within the 45th second
     "one that is asked stays": ({20: "asks", 45: "asks"}, 30.0, 74),
     "a controller that is away ends nobody": ({10: "ends nobody", 500: "ends one"}, 30.0, 9 + 490 + 21),
     "the shortest time leaves room for a controller that is busy": ({}, 0.0, int(LEAST_S)),
 }
-"""What happens in which second, the limit, and the second in which the replica knows."""
+"""The events by second, the limit, and the second in which the replica notices."""
 
 
 @pytest.mark.parametrize(("until", "limit_s", "waits"), EVENTS.values(), ids=EVENTS)
@@ -60,8 +60,8 @@ async def test_a_replica_notices_that_it_is_being_ended(until: dict[int, str], l
     assert serve.waits == waits
 
 
-async def test_a_controller_is_asked_only_by_whom_it_passes_over() -> None:
-    """Its answer tells of all replicas: all of them together would keep it busy."""
+async def test_only_a_replica_that_the_controller_passes_over_asks_it() -> None:
+    """The controller's answer tells of all replicas. If all of them asked together, it would be busy."""
     serve = Serve()
     serve.interest.asked()
     serve.until = dict.fromkeys(range(3, 60, 3), "asks")
@@ -70,7 +70,7 @@ async def test_a_controller_is_asked_only_by_whom_it_passes_over() -> None:
     assert serve.times_asked == 10 - OVERDUE_S
 
 
-async def test_one_that_was_never_asked_is_still_starting() -> None:
+async def test_a_replica_that_was_never_asked_is_still_starting() -> None:
     serve = Serve()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(serve.interest.lost(30.0), timeout=0.2)
@@ -78,7 +78,7 @@ async def test_one_that_was_never_asked_is_still_starting() -> None:
 
 
 class Prefill:
-    """Missed so often, and woken when the test says so."""
+    """Counts calls for prefill, which `missed` groups lacked. The test lets time pass with `look`."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -110,7 +110,7 @@ class Prefill:
         await self._looked.wait()
 
     async def come(self) -> None:
-        """Until the waker has seen it and waits for its next look."""
+        """Lets prefill come, and returns when the waker has seen it and waits for its next look."""
         self._looked.clear()
         self.there.set()
         await self._looked.wait()
@@ -121,7 +121,7 @@ class Prefill:
 
 async def test_prefill_that_nobody_misses_is_left_alone() -> None:
     prefill = Prefill()
-    prefill.missed = 5  # before the waker came
+    prefill.missed = 5  # missed before the waker started
     waker = prefill.waker()
     await prefill.look()
     await prefill.look()
@@ -139,10 +139,10 @@ async def test_one_call_waits_for_a_replica_however_many_groups_miss_it() -> Non
     assert prefill.calls == 1
     await prefill.come()
     await prefill.look()
-    assert prefill.calls == 1  # those were missed before it came
+    assert prefill.calls == 1  # they were missed before prefill came
     prefill.missed = 8
     await prefill.look()
-    assert prefill.calls == 2  # it has gone again
+    assert prefill.calls == 2  # prefill has gone again
     await ended(waker)
 
 
@@ -173,7 +173,7 @@ async def test_it_ends_while_its_call_waits() -> None:
 
 
 class EndedHandle:
-    """Of a deployment that was taken down while it was called: Ray cancels the call."""
+    """A handle of a deployment that ended during the call, which Ray then cancels."""
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -182,8 +182,8 @@ class EndedHandle:
         raise asyncio.CancelledError
 
 
-async def test_a_call_that_ends_with_its_deployment_has_failed_like_any_other() -> None:
-    """It ended the waker, and prefill was never called for again."""
+async def test_a_call_that_ends_with_its_deployment_counts_as_failed() -> None:
+    """This used to end the waker, and prefill was never called for again."""
     with pytest.raises(DirectoryError, match="ended before it answered"):
         await wake(EndedHandle())
 
@@ -193,7 +193,7 @@ async def ends_nobody() -> bool:
 
 
 class Unwatched:
-    """A server whose figures cannot be had."""
+    """A server whose figures cannot be read."""
 
     def __init__(self) -> None:
         self.serving = self.service = self.config = self.workforce = self.router = self
@@ -203,13 +203,13 @@ class Unwatched:
         raise LookupError("nobody counts")
 
     def check(self) -> None:
-        """It is well itself."""
+        """The server itself is well."""
 
     async def close(self) -> None: ...
 
 
-async def test_a_replica_whose_task_has_failed_is_of_no_use() -> None:
-    """Nobody looked at the tasks: prefill was never called for again, and nobody knew."""
+async def test_a_replica_whose_task_has_failed_is_unhealthy() -> None:
+    """Nobody used to look at the tasks: prefill was never called for again, unnoticed."""
     server: Any = Unwatched()
     streams = ClientStreams(server, cast(Handle, EndedHandle()), one_is_ended=ends_nobody)
     streams.check()

@@ -1,4 +1,4 @@
-"""What is known before a cluster is started, and what Serve takes. Apart from the rest, for it imports Ray."""
+"""Checks before a cluster starts, and the config that Serve takes. These tests are apart since they import Ray."""
 
 import socket
 
@@ -14,13 +14,13 @@ from tests.deploy.ray.test_serve_config import FLAGS
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Using extra keyword arguments"),  # Ray's, of pydantic
+    pytest.mark.filterwarnings("ignore:Using extra keyword arguments"),  # Ray uses pydantic so
 ]
 
 
 def test_a_port_that_is_taken_is_known_before_anything_is_started() -> None:
-    """Serve tried for a minute to listen there, and then showed a traceback."""
-    from motet.deploy.ray.foreground import LOCAL, connected  # here: it takes seconds, also where it is not selected
+    """Serve used to try for a minute to listen there, and then showed a traceback."""
+    from motet.deploy.ray.foreground import LOCAL, connected  # here, not above: it takes seconds
 
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
@@ -35,7 +35,7 @@ def test_a_port_that_is_taken_is_known_before_anything_is_started() -> None:
 
 @pytest.mark.parametrize("flags", [FLAGS, {}])
 def test_the_config_is_one_for_serve(flags: dict[str, object]) -> None:
-    from ray.serve.schema import ServeDeploySchema  # here: it takes seconds, also where this test is not selected
+    from ray.serve.schema import ServeDeploySchema  # here, not above: it takes seconds
 
     text = serve_config(resolve_settings(flags, environ={}, command=ServerCommand.RAY))
     schema = ServeDeploySchema.model_validate(yaml.safe_load(text))

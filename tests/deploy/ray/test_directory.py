@@ -1,4 +1,4 @@
-"""Who is there, as the directory has it."""
+"""The workers that a directory lists."""
 
 import asyncio
 
@@ -12,14 +12,14 @@ pytestmark = pytest.mark.anyio
 
 
 class Book:
-    """A directory, and the clock it goes by."""
+    """A directory and its clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.directory = Directory(clock=self.clock, gather_s=0.0)
 
     def let_pass(self, seconds: float) -> None:
-        """With a look every second, as there is while anybody is there."""
+        """Lets time pass, with a look every second, as if somebody were there."""
         until_s = self.clock.now_s + seconds
         while self.clock.now_s < until_s:
             self.clock.now_s = min(until_s, self.clock.now_s + 1.0)
@@ -37,14 +37,14 @@ class Book:
         return asyncio.ensure_future(self.directory.changed(version, timeout_s=timeout_s))
 
 
-def test_who_announces_itself_is_told_who_is_there() -> None:
+def test_a_worker_that_announces_itself_learns_who_is_there() -> None:
     book = Book()
     book.directory.announce(worker("a", Role.PREFILL))
     listing = book.directory.announce(worker("b", Role.DECODE, met=("engine",)))
     assert listing.workers == (worker("a", Role.PREFILL), worker("b", Role.DECODE, met=("engine",)))
 
 
-def test_one_that_is_not_heard_of_is_forgotten_and_may_come_back() -> None:
+def test_a_silent_worker_is_forgotten_and_may_come_back() -> None:
     book = Book()
     book.directory.announce(worker("a"))
     book.directory.announce(worker("b"))
@@ -57,7 +57,7 @@ def test_one_that_is_not_heard_of_is_forgotten_and_may_come_back() -> None:
     assert book.ids == ["b", "a"]
 
 
-def test_the_same_said_again_is_no_change() -> None:
+def test_a_repeated_announcement_is_no_change() -> None:
     book = Book()
     first = book.directory.announce(worker("a", stage=WorkerStage.MEETING)).version
     assert book.directory.announce(worker("a", stage=WorkerStage.MEETING)).version == first
@@ -67,8 +67,8 @@ def test_the_same_said_again_is_no_change() -> None:
     assert book.version == ready
 
 
-def test_who_has_withdrawn_is_not_brought_back_by_what_was_on_its_way() -> None:
-    """It was listed for another ten seconds, and asked in vain."""
+def test_a_late_announcement_does_not_bring_back_a_worker_that_withdrew() -> None:
+    """It used to be listed for another ten seconds, and was asked in vain."""
     book = Book()
     book.directory.announce(worker("a"))
     book.directory.withdraw("a")
@@ -77,15 +77,15 @@ def test_who_has_withdrawn_is_not_brought_back_by_what_was_on_its_way() -> None:
     assert book.version == before
 
 
-def test_who_has_withdrawn_is_not_remembered_for_ever() -> None:
+def test_a_worker_that_withdrew_is_not_remembered_for_ever() -> None:
     book = Book()
     book.directory.withdraw("a")
     book.let_pass(WITHDRAWN_S + 0.1)
     assert [listed.id for listed in book.directory.announce(worker("a")).workers] == ["a"]
 
 
-def test_who_listens_at_an_address_takes_the_place_of_who_listened_there() -> None:
-    """The other one was killed, and would be listed until it expires, with its role at an address of another role."""
+def test_a_worker_takes_the_place_of_an_older_one_at_the_same_address() -> None:
+    """The old worker was killed, and would be listed until it expires, with its role at an address of another role."""
     book = Book()
     book.directory.announce(worker("killed", Role.PREFILL, url="http://10.0.0.1:4000"))
     book.directory.announce(worker("other", Role.PREFILL, url="http://10.0.0.1:4001"))
@@ -94,7 +94,7 @@ def test_who_listens_at_an_address_takes_the_place_of_who_listened_there() -> No
 
 
 def test_a_directory_that_was_asleep_forgets_nobody_and_is_not_settled() -> None:
-    """Nobody could announce itself meanwhile; all were gone at once, and came back one by one."""
+    """Nobody could announce itself meanwhile. All workers used to vanish at once, and came back one by one."""
     book = Book()
     book.directory.announce(worker("a"))
     book.clock.now_s += 3600.0
@@ -114,7 +114,7 @@ async def test_an_old_version_is_answered_at_once() -> None:
     assert [listed.id for listed in (await book.directory.changed(DirectoryVersion(), timeout_s=60)).workers] == ["a"]
 
 
-async def test_a_change_wakes_all_who_wait_and_each_once() -> None:
+async def test_a_change_wakes_every_waiter_once() -> None:
     book = Book()
     waiting = [book.waiting(book.version) for _ in range(3)]
     await asyncio.sleep(0)
@@ -129,13 +129,13 @@ async def test_a_change_wakes_all_who_wait_and_each_once() -> None:
     assert (await again).workers == ()
 
 
-async def test_who_waits_for_a_change_is_answered_when_the_time_is_up() -> None:
+async def test_a_waiter_is_answered_when_its_time_is_up() -> None:
     book = Book()
     version = book.directory.announce(worker("a")).version
     assert (await book.directory.changed(version, timeout_s=0.0)).version == version
 
 
-async def test_who_waits_for_a_change_is_told_of_one_who_fell_silent() -> None:
+async def test_a_waiter_hears_that_a_worker_fell_silent() -> None:
     clock = Clock()
     directory = Directory(clock=clock, expiry_s=0.02, gather_s=0.0)
     version = directory.announce(worker("a")).version
@@ -147,7 +147,7 @@ async def test_who_waits_for_a_change_is_told_of_one_who_fell_silent() -> None:
     assert (await waiting).workers == ()
 
 
-async def test_a_listing_is_settled_once_all_have_had_time_to_be_heard_of() -> None:
+async def test_a_listing_is_settled_once_every_worker_had_time_to_announce_itself() -> None:
     book = Book()
     first = book.directory.listing()
     assert not first.settled
@@ -166,7 +166,7 @@ def test_an_announcement_that_says_nothing_new_is_answered_without_a_listing() -
     assert [listed.id for listed in book.directory.announce(worker("b"), known).workers] == ["a", "b"]
 
 
-async def test_whom_a_worker_has_met_is_news_and_that_fewer_wait_for_it_is_none() -> None:
+async def test_a_meeting_is_news_and_that_fewer_wait_is_none() -> None:
     book = Book()
     known = book.directory.announce(worker("a", Role.DECODE)).version
     met = book.directory.announce(worker("a", Role.DECODE, met=("x", "y"))).version
@@ -175,7 +175,7 @@ async def test_whom_a_worker_has_met_is_news_and_that_fewer_wait_for_it_is_none(
     assert book.directory.announce(worker("a", Role.DECODE, met=("x", "z"))).version != met
 
 
-async def test_changes_that_come_together_are_told_together() -> None:
+async def test_changes_that_come_together_are_reported_together() -> None:
     directory = Directory(gather_s=0.05)
     known = directory.announce(worker("a")).version
     waiting = asyncio.ensure_future(directory.changed(known, timeout_s=10.0))

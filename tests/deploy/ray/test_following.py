@@ -1,4 +1,4 @@
-"""What is known of the workers while the directory says so, and while it says nothing, or something old."""
+"""What a follower knows of the workers while the directory answers, is silent, or says something old."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.deploy.ray.directories import FakeDirectory, ended, until_listed, wor
 pytestmark = pytest.mark.anyio
 
 FIRST, SECOND = "first", "second"
-"""Starts of a directory."""
+"""Ids of two starts of a directory."""
 
 
 def listing(epoch: str, number: int, *workers: Announcement, settled: bool = True) -> Listing:
@@ -24,7 +24,7 @@ def ids(following: Following) -> list[str]:
 
 
 class Waits:
-    """Counts the waits, and lets go on at once."""
+    """Counts the waits, and ends each at once."""
 
     def __init__(self) -> None:
         self.waits_s: list[float] = []
@@ -34,22 +34,22 @@ class Waits:
         await asyncio.sleep(0)
 
 
-def test_what_is_listed_is_known() -> None:
+def test_listed_workers_are_known() -> None:
     following = Following(FakeDirectory())
     following.take(listing(FIRST, 1, worker("a"), worker("b")))
     following.take(listing(FIRST, 2, worker("b", stage=WorkerStage.LEAVING)))
     assert following.workers == (worker("b", stage=WorkerStage.LEAVING),)
 
 
-def test_an_older_listing_that_comes_later_is_passed_over() -> None:
-    """An announcement and the question for changes are answered side by side; a worker that had come was gone again."""
+def test_an_older_listing_that_comes_later_is_ignored() -> None:
+    """Announcements and questions for changes overlap: a worker that had come was gone again."""
     following = Following(FakeDirectory())
     following.take(listing(FIRST, 3, worker("a"), worker("b")))
     following.take(listing(FIRST, 2, worker("a")))
     assert ids(following) == ["a", "b"]
 
 
-def test_what_a_former_directory_still_answers_is_passed_over() -> None:
+def test_late_answers_of_a_former_directory_are_ignored() -> None:
     following = Following(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a")))
     following.take(listing(SECOND, 1, worker("b"), settled=False))
@@ -70,8 +70,8 @@ def test_a_directory_that_was_started_again_makes_nobody_disappear_until_it_is_s
     assert ids(following) == ["c"]
 
 
-def test_who_leaves_a_directory_that_is_not_settled_is_gone_at_once() -> None:
-    """It had been heard of, so that it is missing now means something."""
+def test_a_worker_that_leaves_an_unsettled_directory_is_gone_at_once() -> None:
+    """The new directory had heard of the worker, so its absence now means something."""
     following = Following(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a"), worker("b")))
     following.take(listing(SECOND, 1, worker("a"), settled=False))
@@ -87,14 +87,14 @@ def test_two_directories_started_one_after_the_other_make_nobody_disappear() -> 
     assert sorted(ids(following)) == ["a", "b"]
 
 
-def test_whose_address_another_one_has_is_not_waited_for() -> None:
+def test_a_worker_whose_address_another_one_has_is_not_waited_for() -> None:
     following = Following(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a", url="http://x:1")))
     following.take(listing(SECOND, 1, worker("b", url="http://x:1"), settled=False))
     assert ids(following) == ["b"]
 
 
-async def test_a_change_wakes_who_waits_and_what_was_before_is_not_missed() -> None:
+async def test_a_change_wakes_waiters_and_an_earlier_change_is_not_missed() -> None:
     following = Following(FakeDirectory())
     revision = following.revision
     following.take(listing(FIRST, 1, worker("a")))
@@ -119,7 +119,7 @@ async def test_following_keeps_up_and_asks_once_a_change() -> None:
     assert directory.asked == 4
 
 
-async def test_while_the_directory_is_away_who_was_known_stays_and_it_is_said_once(
+async def test_workers_stay_known_while_the_directory_is_away_and_one_line_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     directory, waits = FakeDirectory(), Waits()
@@ -144,7 +144,7 @@ async def test_while_the_directory_is_away_who_was_known_stays_and_it_is_said_on
 
 
 async def test_a_former_directory_that_still_answers_is_not_asked_without_pause() -> None:
-    """Its versions are never the known one, so it answers at once."""
+    """Its versions never match the known one, so it answers at once."""
     directory, waits = FakeDirectory(), Waits()
     following = Following(directory, wait=waits)
     following.take(directory.book.listing())
@@ -175,8 +175,8 @@ def test_a_worker_is_named_from_when_it_is_ready_until_it_leaves() -> None:
     assert listed.named == [named("ready", Role.DECODE)]
 
 
-async def test_a_list_says_what_came_before_it_was_asked() -> None:
-    """A gateway that is watched again, as at its start, once missed who came in between, for ever."""
+async def test_a_list_has_what_came_before_the_question() -> None:
+    """A gateway that is watched again, as at its start, used to miss workers that came in between, for ever."""
     following = Following(FakeDirectory())
     listed = ListedWorkers(following, tuple(Role), repeat_s=3600.0)
     assert listed.named == []
@@ -186,8 +186,8 @@ async def test_a_list_says_what_came_before_it_was_asked() -> None:
     assert await listed.next() == [named("b", Role.DECODE)]
 
 
-async def test_a_list_is_said_again_after_a_while() -> None:
-    """Who is listed again while it is still leaving is heeded only when it has left, and nothing else may change."""
+async def test_a_list_is_repeated_after_a_while() -> None:
+    """A worker that is listed again while it leaves is heeded only after that, maybe without other changes."""
     following = Following(FakeDirectory())
     following.take(listing(FIRST, 1, worker("a", Role.DECODE)))
     listed = ListedWorkers(following, tuple(Role), repeat_s=0.001)

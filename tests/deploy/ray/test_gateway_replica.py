@@ -78,8 +78,8 @@ async def test_workers_are_taken_when_they_are_ready_and_kept_until_they_leave(f
     belongings.check()
 
 
-async def test_who_is_listed_already_is_taken_at_once(folder: Path) -> None:
-    """What came between its two looks at the list was lost, and it waited until somebody else came or went."""
+async def test_a_worker_that_is_listed_already_is_taken_at_once(folder: Path) -> None:
+    """A change between the gateway's first two looks at the list used to get lost until the next one."""
     directory = FakeDirectory()
     async with RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=(KEY,)) as both:
         both.engine.let_run()

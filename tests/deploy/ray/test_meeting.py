@@ -1,4 +1,4 @@
-"""Decode and prefill workers get to know each other, in whatever order they come, die and are started again."""
+"""Decode and prefill workers meet, in whatever order they come, die and are started again."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Listens:
-    """A worker that is told who is listed."""
+    """A worker that hears which workers are listed."""
 
     def __init__(self) -> None:
         self.following = Following(FakeDirectory())
@@ -28,7 +28,7 @@ class Listens:
 
 
 class Decode(Listens):
-    """A decode worker's engine and meeting. Some engines `hang`, some `refuse`."""
+    """A decode worker's engine and its meeting. Prefill engines in `hang` do not answer, those in `refuse` say no."""
 
     def __init__(self, *, hang: Sequence[str] = (), refuse: Sequence[str] = (), limit_s: float = 60.0) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def prefill(engine_id: str, stage: WorkerStage = WorkerStage.MEETING) -> Announc
     return worker(f"of {engine_id}", Role.PREFILL, stage, engine_id=engine_id)
 
 
-async def test_all_who_are_there_are_met_and_nobody_else() -> None:
+async def test_all_listed_prefill_workers_are_met_and_nobody_else() -> None:
     async with Decode() as decode:
         decode.list(
             prefill("a", WorkerStage.MEETING),
@@ -109,12 +109,12 @@ async def test_all_who_are_there_are_met_and_nobody_else() -> None:
         assert (sorted(decode.connected), decode.told) == (["a", "b"], 2)
 
 
-async def test_nobody_there_is_nobody_to_wait_for() -> None:
+async def test_without_prefill_workers_there_is_nobody_to_wait_for() -> None:
     async with Decode() as decode:
         assert await decode.all_met() == ()
 
 
-async def test_whoever_comes_later_is_met_once() -> None:
+async def test_a_worker_that_comes_later_is_met_once() -> None:
     async with Decode() as decode:
         decode.list(prefill("a"))
         await decode.all_met()
@@ -154,8 +154,8 @@ async def test_an_own_engine_that_dies_while_it_meets_has_met_nobody(caplog: pyt
     assert caplog.text == ""
 
 
-async def test_one_that_does_not_answer_holds_up_no_other() -> None:
-    """All who came meanwhile once waited until it was given up, and so did those who waited to be met."""
+async def test_a_worker_that_does_not_answer_holds_up_no_other() -> None:
+    """Everybody who came meanwhile used to wait until it was given up, and so did those who waited to be met."""
     async with Decode(hang=["silent"]) as decode:
         decode.list(prefill("silent"), prefill("a"))
         await decode.until_met("a")
@@ -163,14 +163,14 @@ async def test_one_that_does_not_answer_holds_up_no_other() -> None:
         await decode.until_met("a", "b")
 
 
-async def test_one_that_does_not_answer_is_given_up_in_time(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_does_not_answer_is_given_up_in_time(caplog: pytest.LogCaptureFixture) -> None:
     async with Decode(hang=["silent"], limit_s=0.01) as decode:
         decode.list(prefill("silent"))
         assert await decode.all_met() == ("silent",)
     assert "cannot fetch from silent at 127.0.0.1:1: no answer within 0.01 s" in caplog.text
 
 
-async def test_one_that_refuses_is_done_without_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_refuses_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     async with Decode(refuse=["a"]) as decode:
         decode.list(prefill("a"))
         assert await decode.all_met() == ("a",)
@@ -180,7 +180,7 @@ async def test_one_that_refuses_is_done_without_and_not_asked_again(caplog: pyte
     assert "another cluster key" in caplog.text
 
 
-async def test_one_that_leaves_while_it_is_met_is_not_waited_for() -> None:
+async def test_a_worker_that_leaves_while_it_is_met_is_not_waited_for() -> None:
     async with Decode(hang=["a"]) as decode:
         decode.list(prefill("a"))
         waiting = asyncio.ensure_future(decode.all_met())
@@ -190,7 +190,7 @@ async def test_one_that_leaves_while_it_is_met_is_not_waited_for() -> None:
         await decode.until_none_is_asked()
 
 
-async def test_at_its_end_nobody_is_being_met() -> None:
+async def test_nobody_is_being_met_once_the_meeting_has_ended() -> None:
     async with Decode(hang=["a", "b"]) as decode:
         decode.list(prefill("a"), prefill("b"))
         await decode.until_asked("a", "b")
@@ -234,7 +234,7 @@ async def test_prefill_waits_for_nobody_where_nobody_fetches() -> None:
     await prefill.waiting()
 
 
-async def test_prefill_is_done_waiting_when_who_has_not_met_it_is_gone() -> None:
+async def test_prefill_stops_waiting_when_the_last_worker_that_has_not_met_it_is_gone() -> None:
     prefill = Prefill()
     prefill.list(decoding())
     task = prefill.waiting()
@@ -244,7 +244,7 @@ async def test_prefill_is_done_waiting_when_who_has_not_met_it_is_gone() -> None
 
 
 async def test_prefill_whose_engine_was_started_again_waits_until_that_one_is_met() -> None:
-    """It once waited for its former engine to be met, for as long as it may wait."""
+    """It used to wait until its former engine was met, for as long as it may wait."""
     prefill = Prefill()
     prefill.list(decoding())
     task = prefill.waiting()
@@ -262,8 +262,8 @@ async def test_prefill_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) 
     assert "not met within 0.01 s by dead: reports ready without them" in caplog.text
 
 
-async def test_what_nobody_foresaw_ends_the_meeting() -> None:
-    """Whoever keeps it sees that, and the replica is replaced."""
+async def test_an_unexpected_error_ends_the_meeting() -> None:
+    """The worker sees the error, and its replica is replaced."""
 
     async def connect(address: TransferAddress) -> None:
         raise ZeroDivisionError

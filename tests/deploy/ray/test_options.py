@@ -1,4 +1,4 @@
-"""What Serve is told of each deployment, and who decides where a request of a client goes."""
+"""The options that Serve gets for each deployment, and who decides where a client's request goes."""
 
 import logging
 
@@ -43,7 +43,7 @@ def test_a_cell_has_the_deployments_that_it_needs(flags: dict[str, object], name
     assert all(options[name]["name"] == name for name in names)
 
 
-def test_there_are_as_many_replicas_as_was_said_and_one_directory() -> None:
+def test_there_are_as_many_replicas_as_set_and_one_directory() -> None:
     options = deployment_options(settings(prefill=2, decode=3, gateways=4))
     assert {name: one["num_replicas"] for name, one in options.items()} == {
         DIRECTORY: 1,
@@ -55,7 +55,7 @@ def test_there_are_as_many_replicas_as_was_said_and_one_directory() -> None:
     assert deployment_options(settings())[DECODE]["num_replicas"] == 1
 
 
-def test_workers_get_cpus_gpus_and_what_else_their_role_wants() -> None:
+def test_workers_get_cpus_gpus_and_other_resources_of_their_role() -> None:
     options = deployment_options(
         settings(
             prefill=1,
@@ -83,20 +83,20 @@ def test_answers_have_their_time_before_a_replica_is_ended() -> None:
 
 
 def test_dead_replicas_are_noticed_within_two_seconds_unless_there_are_very_many() -> None:
-    """Serve's controller asks all of them, and is one process."""
+    """Serve's controller is one process that asks all of them."""
     for decode, period_s in ((1, 2.0), (200, 2.0), (500, 5.0), (10_000, 10.0)):
         behind_gateways = deployment_options(settings(prefill=1, decode=decode))
         assert behind_gateways[DECODE]["health_check_period_s"] == period_s
         assert all(behind_gateways[name]["health_check_period_s"] == 2.0 for name in (DIRECTORY, GATEWAY, PREFILL))
 
 
-def test_replicas_with_streams_of_clients_are_asked_often_however_many_they_are() -> None:
-    """By that they notice that they are to end."""
+def test_replicas_with_clients_are_asked_often_however_many_there_are() -> None:
+    """That is how they notice that they are to end."""
     assert deployment_options(settings(ingress="direct", decode=10_000))[DECODE]["health_check_period_s"] == 2.0
 
 
 def test_serve_holds_back_no_request() -> None:
-    """The server in the replica refuses them with a reason."""
+    """The server in the replica refuses requests itself, with a reason."""
     for one in deployment_options(settings(prefill=1, decode=1)).values():
         assert one["max_ongoing_requests"] >= 100_000
 
@@ -115,7 +115,7 @@ def direct(**flags: object) -> Settings:
     return settings(**{"ingress": "direct", **flags})
 
 
-def test_the_proxy_asks_our_router_and_is_told_how_long_sessions_last() -> None:
+def test_the_proxy_uses_our_router_with_the_time_that_sessions_last() -> None:
     config = request_router_options(direct(session_expiry_s=30.0), {})["request_router_config"]
     assert config["request_router_class"] == REQUEST_ROUTER
     assert config["request_router_kwargs"] == {"session_ttl_s": 30.0}
@@ -125,7 +125,7 @@ def test_behind_gateways_serve_chooses_as_it_likes() -> None:
     assert request_router_options(direct(ingress="gateway"), {}) == {}
 
 
-def test_haproxy_has_no_use_for_a_router_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_haproxy_ignores_the_router_and_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert request_router_options(direct(), {HAPROXY: "1"}) == {}
     assert "--prefix-router" in caplog.text
@@ -135,7 +135,7 @@ def test_with_the_hook_haproxy_has_a_router() -> None:
     assert request_router_options(direct(prefix_router=True), BOTH)["request_router_config"]
 
 
-def test_the_hook_is_for_the_ray_it_is_known_in() -> None:
+def test_the_hook_works_only_with_known_versions_of_ray() -> None:
     check_hook(direct(prefix_router=True), BOTH, ray_version="2.60.1")
     with pytest.raises(ConfigError, match=r"--prefix-router .* 2\.60\.x, and this is Ray 2\.61\.0"):
         check_hook(direct(prefix_router=True), BOTH, ray_version="2.61.0")

@@ -1,4 +1,4 @@
-"""A decode replica that serves clients itself, and the prefill replicas it asks."""
+"""A decode replica that serves clients itself, and the prefill replicas that it asks."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ BODY = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
 
 
 class DirectCell:
-    """Prefill replicas and a decode replica that clients ask."""
+    """Some prefill replicas, and a decode replica that clients ask."""
 
     def __init__(self, folder: Path) -> None:
         self.directory = FakeDirectory()
@@ -43,7 +43,7 @@ class DirectCell:
 
 
 async def until_member(decode: RunningWorker, url: str, state: WorkerState | None) -> None:
-    """Returns once the worker at that URL is so; None: not known any more."""
+    """Returns once the worker at that URL is in that state. None means that it is not known any more."""
     fleet = decode.worker.serving.workforce.router.fleet
     while next((member.state for member in fleet.members if member.address == url), None) is not state:
         await fleet.changed()
@@ -93,8 +93,8 @@ async def test_an_answer_names_the_replica_that_wrote_it(folder: Path) -> None:
             assert answer.headers["x-motet-worker"] == worker["id"] == id
 
 
-async def test_a_replica_that_follows_prefill_no_more_is_of_no_use(folder: Path) -> None:
-    """It went on without prefill for good, and said that it was well."""
+async def test_a_replica_that_no_longer_follows_prefill_is_unhealthy(folder: Path) -> None:
+    """It used to go on without prefill for good, and reported that it was well."""
     belongings, cell = Belongings(), DirectCell(folder)
     async with cell.decode() as decode:
         decode.worker.check()

@@ -1,4 +1,4 @@
-"""Which replica the router of `--prefix-router` names, of replicas that it knows only by what they say."""
+"""The replica that the router of `--prefix-router` names, when it knows replicas only by their own reports."""
 
 import json
 from pathlib import Path
@@ -86,14 +86,14 @@ async def test_token_ids_are_taken_as_they_are(choice: PrefixChoice, fleet: Flee
     assert await choice.choose(body, "") == "http://b"
 
 
-async def test_a_salt_hides_what_others_have_cached(choice: PrefixChoice, fleet: Fleet, tokenizer: Tokenizer) -> None:
+async def test_a_salt_hides_what_others_cached(choice: PrefixChoice, fleet: Fleet, tokenizer: Tokenizer) -> None:
     cache(fleet, "b", tokenizer.encode(TEXT), salt="mine")
     busy(fleet, "b", 1)
     assert await choice.choose(completion(cache_salt="yours"), "") == "http://a"
     assert await choice.choose(completion(cache_salt="mine"), "") == "http://b"
 
 
-async def test_what_was_sent_to_a_replica_counts_until_it_tells_what_it_has(choice: PrefixChoice, fleet: Fleet) -> None:
+async def test_choices_sent_to_a_replica_count_until_it_reports_its_load(choice: PrefixChoice, fleet: Fleet) -> None:
     first = await choice.choose(completion(n=4, best_of=8), "")
     assert sorted(open_choices(fleet).values()) == [0, 8]
     assert await choice.choose(completion(prompt=["x", "y"], n=2), "") != first
@@ -132,6 +132,6 @@ async def test_a_body_that_cannot_be_read_goes_to_the_least_loaded(
     assert await choice.choose(body, "") == "http://b"
 
 
-async def test_while_nobody_is_there_nobody_is_named(tokenizer: Tokenizer) -> None:
+async def test_without_replicas_none_is_named(tokenizer: Tokenizer) -> None:
     choice = PrefixChoice(Fleet(), ListedModels(), policy=Policy.KV)
     assert await choice.choose(chat(), "s") is None

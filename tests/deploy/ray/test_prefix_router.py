@@ -1,4 +1,4 @@
-"""The router of `--prefix-router` over decode replicas in the loop of the test, which it learns of from a directory."""
+"""The router of `--prefix-router` over decode replicas in the test's own loop. A directory tells it of them."""
 
 import asyncio
 import json
@@ -44,13 +44,13 @@ async def router(directory: FakeDirectory) -> AsyncIterator[PrefixRouter]:
 
 
 async def until(router: PrefixRouter, holds: Callable[[str], bool], body: bytes = b"") -> str:
-    """The first answer for which it holds; what is waited for is a round of questions to the workers."""
-    while not holds(named := await router.replica(body, "")):  # noqa: ASYNC110  what it waits for is in other objects
+    """Returns the first answer for which `holds` is true: it takes a round of questions to the workers."""
+    while not holds(named := await router.replica(body, "")):  # noqa: ASYNC110  other objects change, without an event
         await asyncio.sleep(0.01)
     return named
 
 
-async def test_while_nobody_is_known_it_names_nobody(router: PrefixRouter) -> None:
+async def test_without_known_replicas_it_names_none(router: PrefixRouter) -> None:
     assert await router.replica(BODY, "s") == NOBODY
     router.check()
 
@@ -76,7 +76,7 @@ async def test_eight_choices_at_one_replica_send_the_next_to_the_other(
         assert {first, await router.replica(BODY, "")} == {"one", "two"}
 
 
-async def test_one_that_has_ended_is_unhealthy(router: PrefixRouter) -> None:
+async def test_a_router_that_has_ended_is_unhealthy(router: PrefixRouter) -> None:
     router.check()
     await router.close()
     with pytest.raises(EngineDiedError):

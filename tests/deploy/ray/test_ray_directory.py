@@ -1,4 +1,4 @@
-"""The directory as a replica reaches it through Serve: in bytes, with a limit, and whatever goes wrong is one error."""
+"""The directory as a replica reaches it through Serve: in bytes, with a time limit, and one error for all failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ class Remote:
 
 
 class FakeHandle:
-    """Of a deployment that keeps a directory; `instead`: what each call does in its place."""
+    """A handle of a deployment that keeps a directory. `instead` takes the place of every call."""
 
     def __init__(self, instead: Callable[[], Awaitable[bytes]] | None = None) -> None:
         self._replica = DirectoryReplica()
@@ -46,7 +46,7 @@ class FakeHandle:
         return Remote(getattr(self._replica, name))
 
 
-async def test_what_is_announced_and_listed_travels_as_it_is() -> None:
+async def test_announcements_and_listings_arrive_unchanged() -> None:
     directory = RayDirectory(FakeHandle(), listen_s=LISTENS_S)
     said = worker("a", Role.DECODE, WorkerStage.MEETING, engine_id="engine", met=("b", "c"))
     listing = await directory.announce(said, DirectoryVersion())
@@ -58,7 +58,7 @@ async def test_what_is_announced_and_listed_travels_as_it_is() -> None:
 
 
 class ReplicaGoneError(Exception):
-    """Stands for all that Ray may raise."""
+    """Stands for anything that Ray may raise."""
 
 
 async def gone() -> bytes:
@@ -92,8 +92,8 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("instead", "says"), ANSWERS)
-async def test_whatever_goes_wrong_is_one_error(instead: Callable[[], Awaitable[bytes]], says: str) -> None:
-    """Who follows the directory goes on after such an error, and ended for good after any other."""
+async def test_every_failure_is_the_same_error(instead: Callable[[], Awaitable[bytes]], says: str) -> None:
+    """A follower of the directory goes on after such an error. Any other error used to end it for good."""
     directory = RayDirectory(FakeHandle(instead), ask_timeout_s=0.01, listen_s=LISTENS_S)
     with pytest.raises(DirectoryError, match=says):
         await directory.changed(DirectoryVersion())
@@ -101,7 +101,7 @@ async def test_whatever_goes_wrong_is_one_error(instead: Callable[[], Awaitable[
         await directory.announce(worker("a"), DirectoryVersion())
 
 
-async def test_a_call_that_cannot_even_be_made_is_the_same_error() -> None:
+async def test_a_call_that_cannot_be_made_is_the_same_error() -> None:
     class NoHandle:
         def __getattr__(self, name: str) -> Any:
             raise ReplicaGoneError("Serve was shut down")
@@ -110,7 +110,7 @@ async def test_a_call_that_cannot_even_be_made_is_the_same_error() -> None:
         await RayDirectory(NoHandle()).withdraw("a")
 
 
-async def test_who_is_cancelled_itself_is() -> None:
+async def test_a_caller_that_is_cancelled_stays_cancelled() -> None:
     asking = asyncio.create_task(RayDirectory(FakeHandle(silent)).withdraw("a"))
     await asyncio.sleep(0)
     await ended(asking)

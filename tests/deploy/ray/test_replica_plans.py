@@ -1,4 +1,4 @@
-"""What each replica is, by the settings of the application and the place it runs at."""
+"""The plan of each replica, by the application's settings and the place where the replica runs."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_a_worker_is_one_engine_and_a_server_on_its_node(model: Path) -> None:
 
 
 def test_an_address_for_the_side_channel_wins_over_the_node_s(model: Path) -> None:
-    """A node may have a fast network beside the one that Ray knows; each says so in its environment."""
+    """A node may have a fast network beside the one that Ray knows; each node names it in its environment."""
     there = {"MOTET_SIDE_CHANNEL_HOST": "192.168.0.7"}
     for chosen in (settings(model, side_channel_host="192.168.0.7"), settings(model, there)):
         plan = plan_of(chosen, Role.PREFILL)
@@ -84,7 +84,7 @@ def test_an_engine_has_as_many_threads_as_cpus_are_kept_for_it(model: Path) -> N
     assert threads(cpus_per_worker=8.0, num_threads=2) == 2
 
 
-def test_only_who_serves_clients_takes_their_keys(model: Path) -> None:
+def test_only_replicas_that_serve_clients_take_their_keys(model: Path) -> None:
     direct = settings(model, ingress="direct", prefill=1, decode=1, api_keys=["client"])
     behind = settings(model, prefill=1, decode=1, api_keys=["client"])
     assert plan_of(direct, Role.DECODE).server.server.api_keys == ("client",)
@@ -96,8 +96,8 @@ def test_only_who_serves_clients_takes_their_keys(model: Path) -> None:
     assert not any(serves_clients(behind, role) for role in Role)
 
 
-def test_blocks_are_told_of_only_where_somebody_follows_them(model: Path) -> None:
-    """The tokens of prompts are in what is told, for whoever asks."""
+def test_blocks_are_published_only_where_somebody_follows_them(model: Path) -> None:
+    """Published events hold the tokens of prompts, and anybody can read them."""
 
     def tells(role: Role, **flags: object) -> bool:
         plan = plan_of(settings(model, None, prefill=1, decode=1, **flags), role)
@@ -112,7 +112,7 @@ def test_blocks_are_told_of_only_where_somebody_follows_them(model: Path) -> Non
 
 
 def test_without_keys_everybody_may_ask(model: Path) -> None:
-    """The application always makes one; this is a replica that was made without it."""
+    """The application always makes a key; this replica was made without it."""
     open_to_all = settings(model, cluster_key="")
     assert engine_key(open_to_all) == ""
     assert plan_of(open_to_all, Role.BOTH).server.server.api_keys == ()
@@ -150,7 +150,7 @@ def test_a_gateway_needs_no_model_but_may_have_another_tokenizer(model: Path, tm
     assert plan.tokenizers == TokenizerRules({}, others=model, chat_template="{{ messages }}", parsers=parsers)
 
 
-def test_what_is_not_on_the_node_is_named(model: Path) -> None:
+def test_an_error_names_the_file_that_the_node_lacks(model: Path) -> None:
     with pytest.raises(ModelLoadError, match="not/here"):
         plan_of(settings(Path("./not/here")), Role.BOTH)
     with pytest.raises(ConfigError, match="--chat-template /gone"):

@@ -1,4 +1,4 @@
-"""A server as a task of its replica."""
+"""A server that runs as a task of its replica."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SERVING = Serving("http://here", SimpleNamespace(), SimpleNamespace(), "workforc
 
 
 class Script:
-    """A server that serves at once, if it is to, and ends when it is told to, or is told to fail."""
+    """A scripted server: it serves at once or not at all, and ends when it is asked to or fails."""
 
     def __init__(self, *, serves: bool = True, fails: BaseException | None = None, lasts: bool = True) -> None:
         self.begun = asyncio.Event()
@@ -56,13 +56,13 @@ async def test_it_serves_from_its_start_to_its_stop() -> None:
     assert not server.serves
 
 
-async def test_one_that_was_never_started_is_stopped_at_once() -> None:
+async def test_a_server_that_was_never_started_is_stopped_at_once() -> None:
     server = RunningServer[str]()
     await server.close()
     assert not server.serves
 
 
-async def test_why_it_cannot_start_is_raised_and_it_may_be_tried_again() -> None:
+async def test_a_failed_start_raises_its_reason_and_may_be_tried_again() -> None:
     server = RunningServer[str]()
     with pytest.raises(ModelLoadError, match="gone"):
         await server.start(Script(serves=False, fails=ModelLoadError("gone"), lasts=False))
@@ -72,7 +72,7 @@ async def test_why_it_cannot_start_is_raised_and_it_may_be_tried_again() -> None
     await server.close()
 
 
-async def test_one_that_ends_before_it_serves_has_not_started() -> None:
+async def test_a_server_that_ends_before_it_serves_has_not_started() -> None:
     with pytest.raises(StartupError, match="ended before it was ready: stopped_before_ready"):
         await RunningServer[str]().start(Script(serves=False, lasts=False))
 
@@ -87,7 +87,7 @@ async def test_being_cancelled_while_it_starts_stops_it() -> None:
     assert script.over.is_set()
 
 
-async def test_one_that_ends_by_itself_is_of_no_use_any_more(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_ends_by_itself_is_unhealthy(caplog: pytest.LogCaptureFixture) -> None:
     server, script = RunningServer[str](), Script(fails=RuntimeError("a defect"))
     await server.start(script)
     script.ends.set()

@@ -1,4 +1,4 @@
-"""How many replicas the load wants."""
+"""The number of replicas that a load needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ Figures = Mapping[str, Mapping[object, float]]
 
 
 @dataclass(frozen=True)
-class Told:
-    """A `Context`."""
+class FakeContext:
+    """Stands for a `Context` of Serve."""
 
     aggregated_metrics: Figures | None
 
 
 def wanted(*choices: float, fullness: tuple[float, ...] = (), per_replica: int = 64) -> int:
-    """With so many open choices on each replica."""
+    """Returns the number of wanted replicas, for so many open choices on each one that there is."""
     told: Figures = {CHOICES: dict(enumerate(choices)), FULLNESS: dict(enumerate(fullness))}
-    number, _ = ReplicasByLoad(counted=CHOICES, per_replica=per_replica)(Told(told))
+    number, _ = ReplicasByLoad(counted=CHOICES, per_replica=per_replica)(FakeContext(told))
     return number
 
 
@@ -44,28 +44,28 @@ def test_the_choices_of_all_replicas_are_shared_out(choices: tuple[float, ...], 
     assert wanted(*choices) == replicas
 
 
-def test_the_error_of_a_mean_is_no_replica() -> None:
+def test_a_rounding_error_in_the_mean_adds_no_replica() -> None:
     assert wanted(0.1 * 3 / 0.3 * 64) == 1  # 64.00000000000001
 
 
 def test_a_replica_that_is_nearly_full_counts_for_more_than_its_choices() -> None:
     assert wanted(8.0, fullness=(0.5,)) == 1
     assert wanted(8.0, fullness=(0.9,)) == 2
-    assert wanted(8.0, 8.0, fullness=(0.45, 0.45)) == 2  # the same load on two
+    assert wanted(8.0, 8.0, fullness=(0.45, 0.45)) == 2  # the same load on two replicas
     assert wanted(130.0, fullness=(0.5,)) == 3
 
 
 @pytest.mark.parametrize("told", [None, {}, {FULLNESS: {"a": 1.0}}])
-def test_without_a_word_from_a_replica_none_is_wanted(told: Figures | None) -> None:
-    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(Told(told)) == (0, {})
+def test_without_reports_no_replica_is_wanted(told: Figures | None) -> None:
+    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(FakeContext(told)) == (0, {})
 
 
 def test_prompts_are_counted_for_prefill() -> None:
     told: Figures = {CHOICES: {"a": 500.0}, PROMPTS: {"a": 4.5}}
-    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(Told(told)) == (2, {})
+    assert ReplicasByLoad(counted=PROMPTS, per_replica=4)(FakeContext(told)) == (2, {})
 
 
-def test_a_replica_tells_what_is_open_and_how_full_it_is() -> None:
+def test_a_replica_reports_its_open_choices_and_how_full_it_is() -> None:
     stats = EngineStats(
         groups_running=2, groups_waiting=3, choices_running=16, choices_waiting=24, blocks_used=30, blocks_total=100
     )

@@ -18,7 +18,7 @@ def resolved(flags: dict[str, object], environ: dict[str, str] | None = None, fi
 
 
 def written(settings: Settings) -> dict[str, Any]:
-    """As YAML has it."""
+    """Returns the config as it is read back from YAML."""
     config: dict[str, Any] = yaml.safe_load(serve_config(settings))
     return config
 
@@ -47,7 +47,7 @@ FLAGS: dict[str, object] = {
 }
 
 
-def test_it_says_where_serve_listens_and_what_it_runs() -> None:
+def test_the_config_has_serve_s_address_and_the_application() -> None:
     config = written(resolved(FLAGS))
     assert config["http_options"] == {"host": "0.0.0.0", "port": 9000}
     assert config["proxy_location"] == "EveryNode"
@@ -84,7 +84,7 @@ def test_no_key_is_in_it_wherever_it_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["", "plain", "# no comment", "- a", "a: b", "'", '"', "\\", "\t\n", "é", "\U0001f642"]
 )
-def test_whatever_a_value_is_it_comes_back(value: str) -> None:
+def test_every_kind_of_value_comes_back(value: str) -> None:
     assert args_of(written(resolved({"cors_origins": [value, "last"]})))["cors_origins"] == [value, "last"]
 
 
@@ -100,5 +100,5 @@ def test_a_setting_of_another_command_is_refused() -> None:
         check_arguments(["prefill_urls"])
 
 
-def test_what_is_printed_is_taken() -> None:
+def test_the_printed_config_is_accepted() -> None:
     check_arguments(args_of(written(resolved(FLAGS))))

@@ -1,4 +1,4 @@
-"""A prefill or decode replica: where it listens, whom it meets, what it says of itself, and what is left of it."""
+"""A prefill or decode replica: where it listens, whom it meets, what it reports, and what is left at its end."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class ListeningStarter(Starter):
-    """Its engines listen on their side-channel port as those of processes do."""
+    """Its engines listen on their side-channel port, as engine processes do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ListeningStarter(Starter):
             one.close()
 
 
-async def test_two_that_start_at_the_same_time_meet_before_both_are_ready(folder: Path) -> None:
+async def test_two_workers_that_start_at_the_same_time_meet_before_both_are_ready(folder: Path) -> None:
     belongings, directory, starter = Belongings(), FakeDirectory(), Starter()
     prefill = RunningWorker(folder, directory, Role.PREFILL, starter=starter)
     decode = RunningWorker(folder, directory, Role.DECODE, starter=starter)
@@ -58,8 +58,8 @@ async def test_two_that_start_at_the_same_time_meet_before_both_are_ready(folder
     belongings.check()
 
 
-async def test_who_comes_later_is_met_at_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It waits until decode says so, which has something new to say, and not only every few seconds."""
+async def test_a_worker_that_comes_later_is_met_at_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Prefill waits until decode reports the meeting, which is news and does not wait a few seconds."""
     directory, starter = FakeDirectory(), Starter()
     seldom = WorkerLimits(announce_s=3600.0, meet_s=PATIENCE_S, farewell_s=0.05)
     async with (
@@ -70,8 +70,8 @@ async def test_who_comes_later_is_met_at_once(folder: Path, caplog: pytest.LogCa
     assert "reports ready without them" not in caplog.text
 
 
-async def test_who_was_started_again_is_met_again(folder: Path) -> None:
-    """A prefill worker has another engine then, and a decode worker one that has met nobody."""
+async def test_a_worker_that_was_started_again_is_met_again(folder: Path) -> None:
+    """A prefill worker then has another engine, and a decode worker one that has met nobody."""
     directory, starter = FakeDirectory(), Starter()
     async with (
         RunningWorker(folder, directory, Role.DECODE, starter=starter, restarts=1) as decode,
@@ -137,7 +137,7 @@ async def test_a_port_that_is_taken_is_tried_one_step_on(folder: Path) -> None:
         starter.close()
 
 
-async def test_when_all_ports_are_taken_it_is_said_which_flag_helps(folder: Path) -> None:
+async def test_if_all_ports_are_taken_the_error_names_the_flag_that_helps(folder: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = port_of(taken)
         start = RunningWorker(
@@ -147,8 +147,8 @@ async def test_when_all_ports_are_taken_it_is_said_which_flag_helps(folder: Path
             await start
 
 
-async def test_a_port_that_somebody_took_meanwhile_is_left_for_the_next_one(folder: Path) -> None:
-    """The engine finds out, for it binds only when its model is loaded."""
+async def test_if_somebody_took_the_port_meanwhile_the_next_one_is_tried(folder: Path) -> None:
+    """The engine finds out, since it binds only after it has loaded its model."""
     errors = {Role.PREFILL: PortTakenError("taken")}
     starter = Starter(errors=errors)
     free = free_port()
@@ -172,7 +172,7 @@ async def test_a_directory_that_does_not_answer_ends_the_start_after_its_limit(f
 
 
 async def test_a_directory_that_is_away_at_first_and_at_the_end_holds_up_nothing(folder: Path) -> None:
-    """A model that has been loaded is not loaded again because the directory is being started again."""
+    """A model that is loaded is not loaded again because the directory is starting again."""
     belongings, directory = Belongings(), FakeDirectory()
     directory.fails = AWAY
     decode = RunningWorker(folder, directory, Role.DECODE, starter=Starter())
@@ -187,7 +187,7 @@ async def test_a_directory_that_is_away_at_first_and_at_the_end_holds_up_nothing
     belongings.check()
 
 
-async def test_a_worker_whose_engine_is_lost_for_good_says_so_and_is_listed_no_more(folder: Path) -> None:
+async def test_a_worker_whose_engine_is_lost_for_good_fails_its_check_and_leaves_the_list(folder: Path) -> None:
     directory = FakeDirectory()
     async with RunningWorker(folder, directory, Role.BOTH, starter=Starter()) as both:
         async with httpx.AsyncClient(base_url=both.url, verify=False, timeout=PATIENCE_S) as http:
@@ -204,8 +204,8 @@ async def test_a_worker_whose_engine_is_lost_for_good_says_so_and_is_listed_no_m
 NEVER_S = 3600.0
 
 
-class Said:
-    """A worker with something to say."""
+class Speaker:
+    """A worker that announces itself."""
 
     def __init__(self, directory: FakeDirectory | None = None, *, period_s: float = NEVER_S) -> None:
         self.met: tuple[str, ...] = ()
@@ -221,22 +221,22 @@ class Said:
         return worker("a", Role.DECODE, stage, met=self.met)
 
 
-async def test_the_directory_s_answer_is_known_before_anything_else_is_done() -> None:
-    """Of two that start at once, the second one sees the first one before it goes on."""
-    said = Said()
-    said.directory.book.announce(worker("other"))
-    await said.announcing.reach(WorkerStage.MEETING, limit_s=1.0)
-    assert [known.id for known in said.following.workers] == ["other", "a"]
+async def test_a_worker_waits_for_the_directory_s_answer_before_anything_else() -> None:
+    """If two start at once, the second one sees the first one before it goes on."""
+    speaker = Speaker()
+    speaker.directory.book.announce(worker("other"))
+    await speaker.announcing.reach(WorkerStage.MEETING, limit_s=1.0)
+    assert [known.id for known in speaker.following.workers] == ["other", "a"]
 
 
-async def test_news_are_told_at_once_and_the_rest_every_few_seconds() -> None:
-    said = Said(period_s=0.01)
-    await said.announcing.reach(WorkerStage.READY, limit_s=1.0)
-    keeping = asyncio.create_task(said.announcing.keep())
-    await said.directory.until(lambda: len(said.said) >= 3)
+async def test_news_is_announced_at_once_and_the_rest_every_few_seconds() -> None:
+    speaker = Speaker(period_s=0.01)
+    await speaker.announcing.reach(WorkerStage.READY, limit_s=1.0)
+    keeping = asyncio.create_task(speaker.announcing.keep())
+    await speaker.directory.until(lambda: len(speaker.said) >= 3)
     await ended(keeping)
-    assert set(said.said) == {(WorkerStage.READY, ())}
-    quiet = Said()
+    assert set(speaker.said) == {(WorkerStage.READY, ())}
+    quiet = Speaker()
     keeping = asyncio.create_task(quiet.announcing.keep())
     for number in range(1, 3):
         quiet.met += (str(number),)
@@ -248,7 +248,7 @@ async def test_news_are_told_at_once_and_the_rest_every_few_seconds() -> None:
 
 
 class SlowDirectory(FakeDirectory):
-    """Answers an announcement when it is let to."""
+    """A directory that answers an announcement when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,66 +260,66 @@ class SlowDirectory(FakeDirectory):
         return listing
 
 
-async def test_what_is_new_while_it_announces_is_told_right_after() -> None:
+async def test_news_during_an_announcement_follows_right_after() -> None:
     directory = SlowDirectory()
-    said = Said(directory)
-    keeping = asyncio.create_task(said.announcing.keep())
-    said.announcing.has_news()
-    await directory.until(lambda: len(said.said) == 1)
-    said.met = ("new",)
-    said.announcing.has_news()
+    speaker = Speaker(directory)
+    keeping = asyncio.create_task(speaker.announcing.keep())
+    speaker.announcing.has_news()
+    await directory.until(lambda: len(speaker.said) == 1)
+    speaker.met = ("new",)
+    speaker.announcing.has_news()
     directory.may_answer.release()
-    await directory.until(lambda: len(said.said) == 2)
+    await directory.until(lambda: len(speaker.said) == 2)
     await ended(keeping)
-    assert said.said == [(WorkerStage.MEETING, ()), (WorkerStage.MEETING, ("new",))]
+    assert speaker.said == [(WorkerStage.MEETING, ()), (WorkerStage.MEETING, ("new",))]
 
 
-async def test_one_announcement_comes_after_the_other() -> None:
-    """Two on their way could arrive in another order, and a worker that leaves would be ready again."""
+async def test_an_announcement_waits_for_the_one_before() -> None:
+    """If two were on their way, they could arrive in the other order, and a worker that leaves would be ready again."""
     directory = SlowDirectory()
-    said = Said(directory)
-    keeping = asyncio.create_task(said.announcing.keep())
-    said.announcing.has_news()
-    await directory.until(lambda: len(said.said) == 1)
-    leaving = asyncio.create_task(said.announcing.reach(WorkerStage.LEAVING, limit_s=NEVER_S))
+    speaker = Speaker(directory)
+    keeping = asyncio.create_task(speaker.announcing.keep())
+    speaker.announcing.has_news()
+    await directory.until(lambda: len(speaker.said) == 1)
+    leaving = asyncio.create_task(speaker.announcing.reach(WorkerStage.LEAVING, limit_s=NEVER_S))
     await asyncio.sleep(0)
-    assert len(said.said) == 1
+    assert len(speaker.said) == 1
     directory.may_answer.release()
     directory.may_answer.release()
     await leaving
     await ended(keeping)
-    assert said.said == [(WorkerStage.MEETING, ()), (WorkerStage.LEAVING, ())]
+    assert speaker.said == [(WorkerStage.MEETING, ()), (WorkerStage.LEAVING, ())]
 
 
-async def test_a_directory_that_is_away_for_a_moment_is_told_when_it_is_back() -> None:
-    said = Said()
-    said.directory.fails = AWAY
-    reaching = asyncio.create_task(said.announcing.reach(WorkerStage.MEETING, limit_s=NEVER_S))
-    await said.directory.until(lambda: len(said.said) == 1)
-    said.directory.fails = None
+async def test_a_directory_that_was_away_for_a_moment_gets_the_announcement_when_it_is_back() -> None:
+    speaker = Speaker()
+    speaker.directory.fails = AWAY
+    reaching = asyncio.create_task(speaker.announcing.reach(WorkerStage.MEETING, limit_s=NEVER_S))
+    await speaker.directory.until(lambda: len(speaker.said) == 1)
+    speaker.directory.fails = None
     await reaching
-    assert len(said.said) == 2
+    assert len(speaker.said) == 2
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_directory_that_is_away_is_not_waited_for_longer_than_its_limit(hangs: bool) -> None:
-    said = Said()
-    said.directory.hangs, said.directory.fails = hangs, None if hangs else AWAY
+    speaker = Speaker()
+    speaker.directory.hangs, speaker.directory.fails = hangs, None if hangs else AWAY
     why = "does not answer" if hangs else "it is away"
     with pytest.raises(DirectoryError, match=rf"{why}; it was tried for 0\.02 s"):
-        await said.announcing.reach(WorkerStage.READY, limit_s=0.02)
+        await speaker.announcing.reach(WorkerStage.READY, limit_s=0.02)
 
 
-async def test_who_was_not_heard_says_it_again() -> None:
-    said = Said(period_s=0.01)
-    said.directory.fails = AWAY
-    keeping = asyncio.create_task(said.announcing.keep())
-    await said.directory.until(lambda: len(said.said) >= 2)
-    said.directory.fails = None
-    count = len(said.said)
-    await said.directory.until(lambda: len(said.said) > count + 1)
+async def test_an_announcement_that_got_lost_is_repeated() -> None:
+    speaker = Speaker(period_s=0.01)
+    speaker.directory.fails = AWAY
+    keeping = asyncio.create_task(speaker.announcing.keep())
+    await speaker.directory.until(lambda: len(speaker.said) >= 2)
+    speaker.directory.fails = None
+    count = len(speaker.said)
+    await speaker.directory.until(lambda: len(speaker.said) > count + 1)
     await ended(keeping)
-    assert [known.id for known in said.directory.book.listing().workers] == ["a"]
+    assert [known.id for known in speaker.directory.book.listing().workers] == ["a"]
 
 
 STATS = EngineStats(groups_running=2, choices_running=8, choices_waiting=4, prompt_tokens=100, blocks_total=10)
@@ -327,7 +327,7 @@ LOAD = {CHOICES: 12.0, PROMPTS: 2.0, FULLNESS: 8 / 256}
 
 
 class AskedEngine(DyingEngine):
-    """Has so much to do, or is in a step that takes long."""
+    """An engine that reports this much work, or is in a step that takes long."""
 
     told: EngineStats | None = STATS
 
@@ -352,7 +352,7 @@ def running(folder: Path, starter: Asked) -> RunningWorker:
     return RunningWorker(folder, FakeDirectory(), Role.BOTH, starter=starter, limits=replace(QUICK, tell_s=0.05))
 
 
-async def test_a_replica_tells_what_its_engine_has(folder: Path) -> None:
+async def test_a_replica_reports_the_load_of_its_engine(folder: Path) -> None:
     starter = Asked()
     async with running(folder, starter) as one:
         assert await one.worker.load() == LOAD
@@ -360,8 +360,8 @@ async def test_a_replica_tells_what_its_engine_has(folder: Path) -> None:
         assert await one.worker.load() == {CHOICES: 0.0, PROMPTS: 0.0, FULLNESS: 0.0}
 
 
-async def test_a_replica_in_a_long_step_has_the_load_that_it_had(folder: Path) -> None:
-    """Without a word from it Serve would take it to have none, and end the one that has most to do."""
+async def test_during_a_long_step_a_replica_reports_the_load_that_it_had(folder: Path) -> None:
+    """Without its report Serve would think that it has no load, and end the replica that has most to do."""
     starter = Asked()
     async with running(folder, starter) as one:
         assert await one.worker.load() == LOAD
@@ -390,7 +390,7 @@ def test_first_ports_may_be_others() -> None:
     assert side_channel_ports(Role.DECODE, 1, ray=config)[0] == 40001
 
 
-def test_zero_and_a_role_that_nobody_asks_take_any_free_one() -> None:
+def test_port_zero_and_a_role_that_nobody_asks_take_any_free_port() -> None:
     assert list(side_channel_ports(Role.DECODE, 5, ray=RayConfig(decode_port=0))) == [0]
     assert list(side_channel_ports(Role.BOTH, 5, ray=RayConfig())) == [0]
 
@@ -416,10 +416,10 @@ def test_a_port_whose_last_connection_is_just_over_is_free() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = port_of(listener)
         with socket.create_connection(("127.0.0.1", port)):
-            listener.accept()[0].close()  # first: the connection lingers at this end
+            listener.accept()[0].close()  # closed first here, so the connection lingers at this end
     assert is_free("127.0.0.1", port)
 
 
-def test_an_address_that_is_not_here_is_not_taken() -> None:
-    """All ports were said to be taken there, where the engine says that no interface has that address."""
+def test_a_foreign_address_is_not_reported_as_taken_ports() -> None:
+    """All its ports used to be called taken. The engine says that no interface has that address."""
     assert is_free("192.0.2.1", 20000)

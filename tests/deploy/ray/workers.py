@@ -1,4 +1,4 @@
-"""Runs prefill and decode replicas in the loop of the test, with scripted engines, over real sockets."""
+"""Runs prefill and decode replicas in the test's own loop, with scripted engines, over real sockets."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ QUICK = WorkerLimits(announce_s=0.05, retry_s=0.01, meet_s=PATIENCE_S, reach_s=P
 
 
 class RunningWorker:
-    """A replica from `async with` to its end."""
+    """A replica that runs while the `async with` lasts."""
 
     def __init__(
         self,
@@ -68,19 +68,19 @@ class RunningWorker:
 
     @property
     def engine(self) -> DyingEngine:
-        """The one it has now."""
+        """The engine that it has now."""
         (engine,) = [worker.engine for worker in self.worker.serving.workforce.workers if worker.local]
         return dying(engine)
 
     @property
     def engine_id(self) -> str:
         transfer = self.engine.info.transfer
-        assert transfer is not None  # it has a role
+        assert transfer is not None  # set, since the engine has a role
         return transfer.engine_id
 
     @property
     def announced_met(self) -> Set[str]:
-        """Whom it has ever announced to have met."""
+        """Returns every engine that it has ever announced to have met."""
         return {engine_id for said in self.directory.announced if said.id == self.id for engine_id in said.met}
 
 
@@ -90,14 +90,14 @@ def dying(engine: Engine) -> DyingEngine:
 
 
 class Belongings:
-    """What the process has while a test begins, and is to have when it ends: tasks, and sockets that listen."""
+    """Tasks and listening sockets of the process when a test begins. It may have no others when the test ends."""
 
     def __init__(self) -> None:
         self._tasks = asyncio.all_tasks()
         self._listening = listening()
 
     def check(self) -> None:
-        """Raises if there is more now."""
+        """Raises if the process has more now."""
         assert asyncio.all_tasks() == self._tasks
         assert listening() <= self._listening
 
