@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from motet.ids import RequestId
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
+from motet.text.group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
 from motet.types import (
     ChoiceDelta,
@@ -65,3 +68,20 @@ def events(
 
 def text_of(shown: Sequence[ChoiceEvent]) -> str:
     return "".join(event.text for event in shown)
+
+
+class Enough(Exception):
+    """Raised to stop reading."""
+
+
+async def first_of(group: TextGroup) -> list[GroupStep]:
+    """Returns the next step; the group can be read on."""
+    steps: list[GroupStep] = []
+
+    def take(read: Sequence[GroupStep]) -> None:
+        steps.extend(read)
+        raise Enough
+
+    with pytest.raises(Enough):
+        await group.run(take)
+    return steps

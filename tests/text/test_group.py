@@ -1,6 +1,7 @@
 """A group turns the engine's deltas into the events of all its choices."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceStart, FinishReason, GenerateRequest, PromptReport, Usage
-from tests.text.feeding import request
+from tests.text.feeding import first_of, request
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -26,8 +27,7 @@ def script(*answers: str) -> Script:
 
 async def rest_of(group: TextGroup) -> list[GroupStep]:
     steps: list[GroupStep] = []
-    while (read := await group.read()) is not None:
-        steps += read
+    await group.run(steps.extend)
     return steps
 
 
@@ -56,11 +56,14 @@ async def test_a_stop_string_ends_its_choice_in_the_engine_too(tokenizer: Tokeni
     engine = FakeEngine(script(*ANSWERS))
     group = TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules(stop=("END",)))
     steps: list[GroupStep] = []
-    while (read := await group.read()) is not None:
-        steps += read
+
+    def take(read: Sequence[GroupStep]) -> None:
+        steps.extend(read)
         ended = {event.index for s in steps for event in s.events if event.finish}
         if r := engine.open.get(RequestId("r")):
             assert set(r.unfinished) == {0, 1, 2} - ended
+
+    await group.run(take)
     assert [text_of(index, steps) for index in range(3)] == ["one", "two ", "four five six"]
     finishes = {e.index: (e.finish, e.stop_reason) for s in steps for e in s.events if e.finish}
     stop = FinishReason.STOP
@@ -91,7 +94,7 @@ async def test_steps_with_nothing_to_show_are_skipped(tokenizer: Tokenizer) -> N
 async def test_the_prompt_is_counted_once_and_answers_are_summed(tokenizer: Tokenizer) -> None:
     group = TextGroup(FakeEngine(script("a", "abc", "ab")), request(), tokenizer=tokenizer, rules=TextRules())
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=0)
-    await group.read()
+    await first_of(group)
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=3)
     await rest_of(group)
     assert group.usage == Usage(prompt_tokens=3, completion_tokens=2 + 4 + 3)
@@ -107,9 +110,9 @@ async def test_usage_of_several_groups_adds_up() -> None:
 async def test_the_engines_error_reaches_the_reader(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc"), fail_after={1: EngineDiedError("gone")})
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
-    await group.read()
+    await first_of(group)
     with pytest.raises(EngineDiedError):
-        await group.read()
+        await rest_of(group)
     engine.check()
 
 
@@ -118,9 +121,9 @@ async def test_a_reader_that_was_cancelled_can_still_close_the_group(tokenizer: 
     engine = FakeEngine(script("abc"), gate=asyncio.Semaphore(steps))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
     for _ in range(steps):
-        await group.read()
+        await first_of(group)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(group.read(), timeout=0)
+        await asyncio.wait_for(rest_of(group), timeout=0)
     await group.aclose()
     engine.check()
 
@@ -128,10 +131,10 @@ async def test_a_reader_that_was_cancelled_can_still_close_the_group(tokenizer: 
 async def test_a_stream_that_ends_early_is_an_error_and_not_a_short_answer(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc"))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
-    await group.read()
+    await first_of(group)
     await engine.stop_choice(RequestId("r"), 0)  # nobody asked for this
     with pytest.raises(EngineError, match=r"before its choices \[0\] had ended"):
-        await group.read()
+        await rest_of(group)
 
 
 class WatchedEngine(FakeEngine):
@@ -164,10 +167,12 @@ async def test_the_engines_stream_is_closed_before_the_last_event_comes(
 ) -> None:
     engine = WatchedEngine(script("abcd"))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules(stop=stop))
-    while not any(event.finish for step in await group.read() or () for event in step.events):
+    steps: list[GroupStep] = []
+    while not any(event.finish for step in steps for event in step.events):
         assert engine.closed_groups == []
+        steps = await first_of(group)
     assert "r" in engine.closed_groups
-    assert await group.read() is None
+    assert await rest_of(group) == []
 
 
 async def test_a_resumed_choice_that_had_ended_is_stopped_and_has_no_events(tokenizer: Tokenizer) -> None:
@@ -177,7 +182,7 @@ async def test_a_resumed_choice_that_had_ended_is_stopped_and_has_no_events(toke
     group = TextGroup(
         engine, msgspec.structs.replace(request(), choices=starts), tokenizer=tokenizer, rules=TextRules(stop=("b",))
     )
-    first = await group.read() or ()
+    first = await first_of(group)
     assert set(engine.open[RequestId("r")].unfinished) == {1}
     steps = [*first, *await rest_of(group)]
     assert (text_of(0, steps), text_of(1, steps)) == ("", "yz")

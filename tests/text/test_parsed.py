@@ -18,7 +18,7 @@ from motet.text.tokenizer import Tokenizer
 from motet.text.tools.base import ParsedRegion, ToolFormat
 from motet.text.tools.cursor import Cursor
 from motet.types import ChoiceDelta, FinishReason
-from tests.text.feeding import INDEX, LENGTH, STOP, events, ids_of, request, stream, text_of
+from tests.text.feeding import INDEX, LENGTH, STOP, events, first_of, ids_of, request, stream, text_of
 from tests.text.small_format import call, joined, small_format, tool_rules
 from tests.text.test_group import rest_of
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, build_tiny_tokenizer, fake_answer
@@ -143,10 +143,10 @@ async def test_a_parser_that_fails_ends_its_group_and_no_other(
     form = AnswerFormat(lambda: next(parsers), frozenset())
     failing = TextGroup(engine, request(3, "one"), tokenizer=tokenizer, rules=TextRules(format=form))
     other = TextGroup(engine, request(3, "two"), tokenizer=tokenizer, rules=TextRules(format=answer_format(tokenizer)))
-    await failing.read()
-    await failing.read()
+    await first_of(failing)
+    await first_of(failing)
     with pytest.raises(AnswerParserError, match=r"the answer of choice 1 could not be read: KeyError\('name'\)"):
-        await failing.read()
+        await first_of(failing)
     assert "Traceback" in caplog.text and "KeyError: 'name'" in caplog.text
     assert engine.open.keys() == {"two"}
     steps = await rest_of(other)

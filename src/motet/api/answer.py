@@ -11,7 +11,7 @@ It is an object and not a generator, since a generator that was never started ne
 import logging
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import reduce
 from typing import Generic
@@ -20,12 +20,12 @@ import anyio
 from fastapi import Response as ResponseJsonBody
 from msgspec.json import encode as json_bytes
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from motet.api.admission import Place
 from motet.api.caller import CLIENT_GONE, body_send, while_client_stays
 from motet.api.failure import error_json
-from motet.api.groups import SENT, AnswerGroup, MergedGroups, Reader, StepT, TokenGroup, UsedT
+from motet.api.groups import SENT, AnswerGroup, MergedGroups, StepT, Take, TokenGroup, UsedT
 from motet.api.plan import Head, Plan
 from motet.api.service import Service
 from motet.errors import MotetError
@@ -38,6 +38,7 @@ log = logging.getLogger("motet.api")
 
 WORKER_HEADER = "x-motet-worker"
 DONE = b"data: [DONE]\n\n"
+MORE_BODY: dict[str, object] = {"type": "http.response.body", "body": b"", "more_body": True}
 END = b"}\n\n"
 
 
@@ -118,13 +119,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             self._open()
             if self._writer.starts_at_once:
                 await self._start()
-            # Each step of the answer passes here: a call more between it and the loop is paid for every token.
-            read, feed, usage, send = self._reader(), self._writer.feed, self._usage, self._send_body
-            while (steps := await read()) is not None:
-                if data := feed(steps, usage):
-                    if not self._started:
-                        await self._start()
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._source().run(self._passing_on())
             await self._finish()
         except Exception as error:
             await self._fail(error)
@@ -138,12 +133,29 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         for group, place in zip(self._groups, self._places, strict=True):
             group.open(place)
 
-    def _reader(self) -> Reader[StepT]:
-        """Returns what reads the groups: the only one of a request is read without a task and a queue between."""
+    def _source(self) -> AnswerGroup[StepT, UsedT] | MergedGroups[StepT]:
+        """Returns what runs the groups: the only one of a request runs without a task and a queue between."""
         if len(self._groups) == 1 and not self._writer.starts_at_once:
-            return self._groups[0].reader()
+            return self._groups[0]
         self._merged = MergedGroups(self._groups)
-        return self._merged.read
+        return self._merged
+
+    def _passing_on(self) -> Take[StepT]:
+        """Returns what sends the bytes of each step. Every token passes there, so it has all that it needs at hand."""
+        feed, usage, send = self._writer.feed, self._usage, self._send_body
+
+        def pass_on(steps: Sequence[StepT]) -> Awaitable[None] | None:
+            if not (data := feed(steps, usage)):
+                return None
+            message = MORE_BODY.copy()  # quicker than a new dictionary, and a server may keep it
+            message["body"] = data
+            return send(message) if self._started else self._begin(message)
+
+        return pass_on
+
+    async def _begin(self, message: Message) -> None:
+        await self._start()
+        await self._send_body(message)
 
     async def _finish(self) -> None:
         data = self._writer.close(self._usage())

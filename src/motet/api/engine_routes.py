@@ -27,7 +27,7 @@ from motet.api.answer import AnswerWriter, GeneratedResponse
 from motet.api.caller import body_of, caller_of, is_id, new_router
 from motet.api.collect import WholeWriter
 from motet.api.failure import INTERNAL, invalid_value
-from motet.api.groups import AnswerGroup, GroupAccount, Reader, TokenGroup
+from motet.api.groups import AnswerGroup, GroupAccount, Take, TokenGroup
 from motet.api.kv_params import MAX_READERS, PrefillOrder
 from motet.api.plan import Head, Plan
 from motet.api.served import ServedModel
@@ -186,23 +186,18 @@ class EngineGroup(AnswerGroup[GroupDelta, Usage]):
         self._open_ids.add(request.request_id)
         self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place)
 
-    def reader(self) -> Reader[GroupDelta]:
-        return self._read
-
-    async def _read(self) -> tuple[GroupDelta] | None:
+    async def run(self, take: Take[GroupDelta]) -> None:
         assert self._stream is not None and self._account is not None  # it has been opened
-        try:
-            delta = await self._stream.__anext__()
-        except StopAsyncIteration:
-            return None
         tokens = self._tokens
-        for choice in delta.choices:
-            tokens[choice.index] = tokens.get(choice.index, 0) + len(choice.token_ids)
-        if delta.prompt is not None:
-            self._cached_tokens = delta.prompt.cached_tokens
-        ends = [(one.index, one.finish.reason if one.finish else None) for one in delta.choices]
-        self._account.step([ChoiceEvent(index, "", (), finish=finish) for index, finish in ends], True)
-        return (delta,)
+        async for delta in self._stream:
+            for choice in delta.choices:
+                tokens[choice.index] = tokens.get(choice.index, 0) + len(choice.token_ids)
+            if delta.prompt is not None:
+                self._cached_tokens = delta.prompt.cached_tokens
+            ends = [(one.index, one.finish.reason if one.finish else None) for one in delta.choices]
+            self._account.step([ChoiceEvent(index, "", (), finish=finish) for index, finish in ends], True)
+            if (taking := take((delta,))) is not None:
+                await taking
 
     async def close(self, *, status: int) -> None:
         if self._stream is None:

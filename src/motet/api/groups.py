@@ -5,13 +5,13 @@
     UpstreamRequest   all prompts of a request to a text upstream (`upstream`)
 
 `answer.GeneratedResponse` owns the groups of a request: it opens all or none and closes them together. With one group
-it reads the group itself, a step at a time; with several, `MergedGroups`.
+the group hands its steps over itself; with several, `MergedGroups`.
 """
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Generic, Self, TypeVar
 
 from motet.api.admission import Place
@@ -31,8 +31,8 @@ StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
 """The type of a group's usage."""
 
-Reader = Callable[[], Coroutine[None, None, Sequence[StepT] | None]]
-"""Returns at least one step; None after the last."""
+Take = Callable[[Sequence[StepT]], Awaitable[None] | None]
+"""Takes the next steps, at least one; what it returns is awaited before there are more."""
 
 SENT = 200
 """The status of a request whose whole answer has been sent."""
@@ -61,8 +61,8 @@ class AnswerGroup(ABC, Generic[StepT, UsedT]):
         """Submits the group. Raises the error if it is refused."""
 
     @abstractmethod
-    def reader(self) -> Reader[StepT]:
-        """Returns what reads the group, once it is open."""
+    def run(self, take: Take[StepT]) -> Coroutine[None, None, None]:
+        """Reads the group, once it is open, to its end."""
 
     @abstractmethod
     async def close(self, *, status: int) -> None:
@@ -80,8 +80,14 @@ class MergedGroups(Generic[StepT]):
         self._error: Exception | None = None
         self._pumps = [asyncio.create_task(self._pump(group)) for group in groups]
 
-    async def read(self) -> Sequence[StepT] | None:
-        """Returns what is there, at least one step; None after the end. An error is raised behind what came before."""
+    async def run(self, take: Take[StepT]) -> None:
+        """Reads all groups to their end. An error is raised behind what came before."""
+        while steps := await self._ready():
+            if (taking := take(steps)) is not None:
+                await taking
+
+    async def _ready(self) -> Sequence[StepT]:
+        """Returns the steps that lie ready, at least one; none after the end."""
         steps: list[StepT] = []
         while self._unfinished and self._error is None and not (steps and self._queue.empty()):
             item = await self._queue.get()
@@ -93,7 +99,7 @@ class MergedGroups(Generic[StepT]):
                 steps += item
         if self._error is not None and not steps:
             raise self._error
-        return steps or None
+        return steps
 
     async def aclose(self) -> None:
         """Stops reading the groups."""
@@ -103,9 +109,7 @@ class MergedGroups(Generic[StepT]):
 
     async def _pump(self, group: AnswerGroup[StepT, UsedT]) -> None:
         try:
-            read = group.reader()
-            while (steps := await read()) is not None:
-                await self._queue.put(steps)
+            await group.run(self._queue.put)
             await self._queue.put(None)
         except Exception as error:  # the reader raises it
             await self._queue.put(error)
@@ -205,18 +209,18 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         if self._text is not None:
             self._text.on_step = self._account.step
 
-    def reader(self) -> Reader[GroupStep]:
-        return self._prefilled if self._text is None else self._text.read
+    def run(self, take: Take[GroupStep]) -> Coroutine[None, None, None]:
+        return self._prefill(take) if self._text is None else self._text.run(take)
 
-    async def _prefilled(self) -> tuple[GroupStep] | None:
-        """Returns one step, once: the choice ends without a token, and there is a ticket."""
-        if self._ticket is not None:
-            return None
+    async def _prefill(self, take: Take[GroupStep]) -> None:
+        """Gives one step: the choice ends without a token, and there is a ticket."""
         assert self._plan.order is not None and self._account is not None  # it is open, and is not to be written
         self._ticket = await self._plan.served.engine.prefill(self._request, readers=self._plan.order.readers)
         ended = ChoiceEvent(self._request.choices[0].index, "", (), finish=FinishReason.LENGTH)
         self._account.step((ended,), True)
-        return (GroupStep((ended,), PromptReport(self._ticket.cached_tokens), self._number, self._ticket),)
+        step = GroupStep((ended,), PromptReport(self._ticket.cached_tokens), self._number, self._ticket)
+        if (taking := take((step,))) is not None:
+            await taking
 
     @property
     def usage(self) -> Usage:

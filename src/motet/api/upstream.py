@@ -23,7 +23,7 @@ from motet.api.answer import AnswerWriter, EventWriter, GeneratedResponse, head_
 from motet.api.caller import body_of, caller_of
 from motet.api.collect import chat_usage_json
 from motet.api.failure import schema_failure
-from motet.api.groups import AnswerGroup, GroupAccount, Reader
+from motet.api.groups import AnswerGroup, GroupAccount, Take
 from motet.api.plan import Head
 from motet.api.schemas.shared import MAX_SEED, MIN_SEED, StreamingFields, StreamOptions
 from motet.api.served import TextModel
@@ -167,16 +167,12 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         )
         self._group = self._model.source.generate(request)
 
-    def reader(self) -> Reader[TextStep]:
-        return self._read
-
-    async def _read(self) -> Sequence[TextStep] | None:
+    async def run(self, take: Take[TextStep]) -> None:
         assert self._group is not None and self._account is not None  # it has been opened
-        steps = await self._group.read()
-        if not steps:
-            return None
-        self._account.step([piece for step in steps for piece in step.pieces], True)
-        return steps
+        while steps := await self._group.read():
+            self._account.step([piece for step in steps for piece in step.pieces], True)
+            if (taking := take(steps)) is not None:
+                await taking
 
     async def close(self, *, status: int) -> None:
         async with AsyncExitStack() as closing:  # the group is closed also if the account cannot be

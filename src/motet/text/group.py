@@ -7,7 +7,7 @@
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -61,16 +61,15 @@ class TextGroup:
         """Called with the events of every step, before the step is read, and True if they may end a choice."""
         self._stream = engine.generate(request)
 
-    async def read(self) -> tuple[GroupStep] | None:
-        """Returns the next step that has something to show; None after the last."""
-        while self._unfinished:
-            try:
-                delta = await self._stream.__anext__()
-            except StopAsyncIteration:
-                left = sorted(self._unfinished)
-                raise EngineError(
-                    f"the engine ended group {self._request.request_id} before its choices {left} had ended"
-                ) from None
+    async def run(  # noqa: C901 (in one piece, since every token passes here)
+        self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]
+    ) -> None:
+        """Reads the group to its end. Gives `take` each step that has something to show, and awaits what it returns. If
+        `take` raises, the group may be run on."""
+        if not self._unfinished:
+            return
+        on_step = self.on_step
+        async for delta in self._stream:
             events: list[ChoiceEvent] = []
             ended = self._ended_before
             try:
@@ -90,10 +89,13 @@ class TextGroup:
             if over := bool(ended):
                 await self._end(ended, delta)
             if events or prompt is not None:
-                on_step = self.on_step  # `self.on_step()` looks for a method first, at each step
                 on_step(events, over)
-                return (GroupStep(events, prompt, self._number),)
-        return None
+                if (taking := take((GroupStep(events, prompt, self._number),))) is not None:
+                    await taking
+            if not self._unfinished:
+                return
+        left = sorted(self._unfinished)
+        raise EngineError(f"the engine ended group {self._request.request_id} before its choices {left} had ended")
 
     async def aclose(self) -> None:
         """Ends the group if it is not over. May be called at any time, twice too."""
