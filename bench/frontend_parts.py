@@ -53,7 +53,7 @@ async def _engine_us(groups: int, n: int) -> float:
 
     async def wait() -> None:
         for _ in range(STEPS):
-            await engine.pulse.next()
+            await engine.pulse.next(None)
 
     engine.steps(n, STEPS)  # made beforehand
     spent = []

@@ -47,11 +47,11 @@ class Replay:
         if body not in self._known:
             self._known[body] = await recorded(self._original, scope, body)
         start, *parts, last = self._known[body]
-        await self._pulse.next()
+        await self._pulse.next(None)
         await send(start)
         for number, part in enumerate(parts):
             if number:
-                await self._pulse.next()
+                await self._pulse.next(None)
             await send(part)
         await send(last)
 

@@ -136,7 +136,7 @@ async def test_pulses_rest_after_a_burst() -> None:
     pulse, loop = Pulse(burst=3, rest_s=0.02), asyncio.get_running_loop()
     came_s = []
     for _ in range(4):
-        await pulse.next()
+        await pulse.next(None)
         came_s.append(loop.time())
     assert came_s[3] - came_s[2] >= 0.019  # the loop's clock is coarser than its timers
 

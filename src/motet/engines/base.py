@@ -1,6 +1,6 @@
 """The seam of the system: everything that turns token ids into token ids is an `Engine`, also the router."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -20,7 +20,7 @@ class GroupStream(Protocol):
 
     def __aiter__(self) -> "GroupStream": ...
 
-    async def __anext__(self) -> GroupDelta: ...
+    def __anext__(self) -> Awaitable[GroupDelta]: ...
 
     async def aclose(self) -> None:
         """Ends the group: its blocks are free one step later at the latest. May be called at any time, twice too."""
