@@ -254,7 +254,10 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
     """Streamed groups of tokens: one choice a chunk, all chunks of a step in one piece. Most chunks are a text between
     bytes that are ready."""
 
-    def __init__(self, plan: Plan, kind: str, *, usage_json: Callable[[Usage], bytes]) -> None:
+    def __init__(
+        self, plan: Plan, kind: str, *, usage_json: Callable[[Usage], bytes], before: bytes, after: bytes, plain: bool
+    ) -> None:
+        """`before`, `after`: what stands around texts; `plain`: nothing stands beside one before its choice ends."""
         super().__init__(
             head_json(plan.head, kind),
             usage_json=usage_json,
@@ -264,15 +267,10 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
         self._size = plan.group_size
         self._begun: set[int] = set()
         """Prompts whose first step has come."""
-        self._before_text: list[bytes] = []
+        self._before_text = [b"%b%d%b" % (self._opening, index, before) for index in range(plan.num_choices)]
         """What comes before the text of each choice; the choices of each prompt follow those of the one before."""
-        self._after_text: bytes | None = None
-        """What follows the text of most chunks; None where that changes from chunk to chunk."""
-
-    def _plainly(self, before: bytes, after: bytes, *, num_choices: int, plain: bool) -> None:
-        """Sets what stands around texts. `plain`: nothing stands beside a text before the end of its choice."""
-        self._before_text = [b"%b%d%b" % (self._opening, index, before) for index in range(num_choices)]
         self._after_text = after + self._without_usage if plain and not self._continuous_usage else None
+        """What follows the text of most chunks; None where that changes from chunk to chunk."""
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         before_text, after_text, closing = self._before_text, self._after_text, self._without_usage

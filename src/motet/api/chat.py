@@ -4,7 +4,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import TokenChunks, answer_plan
-from motet.api.caller import caller_of, new_router
+from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import WholeChoice, WholeWriter, chat_usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import Plan, RouteOptions, chat_prompt, check_reading, check_size, make_plan, with_answer_rules
@@ -20,15 +20,16 @@ from motet.types import Usage
 
 
 def chat_router(service: Service) -> APIRouter:
-    router = new_router(route_class=text_models_first(service, TextRoute.CHAT))
+    router = new_router()
 
-    @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         async with request_context(service, body, caller=caller_of(request), num_choices=body.n) as context:
             body = body.without_answer() if context.order else body
             plan = await plan_chat(service, body, context=context)
             return answer_plan(service, plan, writer=(ChatChunks if body.stream else ChatBody)(plan, body))
 
+    handle = text_models_first(service, TextRoute.CHAT, ours=with_body(ChatRequest, chat_completions))
+    router.routes.append(PostRoute("/v1/chat/completions", handle, methods=["POST"]))
     return router
 
 
@@ -110,17 +111,23 @@ class ChatChunks(TokenChunks):
     for the end of its choice."""
 
     def __init__(self, plan: Plan, body: ChatRequest) -> None:
-        super().__init__(plan, "chat.completion.chunk", usage_json=chat_usage_json)
+        self._plain = not body.logprobs and not body.return_token_ids
+        """True if nothing stands beside a delta before the end of its choice."""
+        super().__init__(
+            plan,
+            "chat.completion.chunk",
+            usage_json=chat_usage_json,
+            before=b',"delta":{"content":',
+            after=AFTER_TEXT,
+            plain=self._plain,
+        )
         self._prompt = plan.groups[0].prompt
         self._tokenizer = plan.served.tokenizer
         self._num_top = body.num_logprobs
         self._token_ids = body.return_token_ids
         self._reasoning = body.include_reasoning
-        self._plain = not body.logprobs and not body.return_token_ids
-        """True if nothing stands beside a delta before the end of its choice."""
         self._undecided = set(range(self._size)) if body.tool_rules else set[int]()
         """Choices of which it is not known yet if their content is a string, or stays null beside calls."""
-        self._plainly(b',"delta":{"content":', AFTER_TEXT, num_choices=self._size, plain=self._plain)
 
     def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
         prompt = b',"prompt_token_ids":' + msgspec.json.encode(self._prompt) if self._token_ids else b""

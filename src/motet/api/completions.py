@@ -4,7 +4,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import TokenChunks, answer_plan
-from motet.api.caller import caller_of, new_router
+from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import Plan, RouteOptions, check_size, completion_prompts, held_to, make_plan
@@ -19,15 +19,16 @@ from motet.types import PromptReport, Usage
 
 
 def completion_router(service: Service) -> APIRouter:
-    router = new_router(route_class=text_models_first(service, TextRoute.COMPLETIONS))
+    router = new_router()
 
-    @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         async with request_context(service, body, caller=caller_of(request), num_choices=body.num_drawn) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
             return answer_plan(service, plan, writer=(CompletionChunks if body.stream else CompletionBody)(plan, body))
 
+    handle = text_models_first(service, TextRoute.COMPLETIONS, ours=with_body(CompletionRequest, completions))
+    router.routes.append(PostRoute("/v1/completions", handle, methods=["POST"]))
     return router
 
 
@@ -120,14 +121,14 @@ class CompletionChunks(TokenChunks):
     """Streamed completions: prompts x n choices numbered prompt-major."""
 
     def __init__(self, plan: Plan, body: CompletionRequest) -> None:
-        super().__init__(plan, "text_completion", usage_json=usage_json)
+        plain = body.logprobs is None and not body.return_token_ids
+        kind = "text_completion"
+        super().__init__(plan, kind, usage_json=usage_json, before=b',"text":', after=AFTER_TEXT, plain=plain)
         self._plan = plan
         self._texts = CompletionTexts(plan, body)
         self._token_ids = body.return_token_ids
         self._opens = body.echo or body.return_token_ids
         """True if each choice begins with a chunk about the prompt."""
-        plain = body.logprobs is None and not body.return_token_ids
-        self._plainly(b',"text":', AFTER_TEXT, num_choices=plan.num_choices, plain=plain)
 
     def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
         """The echo, and the prompt's token ids."""

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import END, EventWriter, answer_plan, ticket_before
-from motet.api.caller import caller_of, new_router
+from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import Plan, RouteOptions, check_size, held_to, make_plan
@@ -21,7 +21,6 @@ from motet.types import PromptReport, TokenLogprob, Usage
 def generate_router(service: Service) -> APIRouter:
     router = new_router()
 
-    @router.post("/inference/v1/generate")
     async def generate(body: TokensRequest, request: Request) -> Response:
         caller = caller_of(request, named=body.request_id)
         async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
@@ -29,6 +28,7 @@ def generate_router(service: Service) -> APIRouter:
             plan = await _plan(service, body, context=context)
             return answer_plan(service, plan, writer=(TokensChunks if body.stream else TokensBody)(plan, body))
 
+    router.routes.append(PostRoute("/inference/v1/generate", with_body(TokensRequest, generate), methods=["POST"]))
     return router
 
 

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from motet.api.answer import GroupsWriter, answer_plan
-from motet.api.caller import caller_of, new_router
+from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.chat import plan_chat
 from motet.api.failure import error_body, invalid_value, schema_failure
 from motet.api.kv_params import request_context
@@ -55,7 +55,6 @@ KEPT_ELSEWHERE = (
 def responses_router(service: Service) -> APIRouter:
     router = new_router()
 
-    @router.post("/v1/responses")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         with in_its_own_words():
             chat = chat_request(body)
@@ -65,6 +64,8 @@ def responses_router(service: Service) -> APIRouter:
                 kind = ResponseEvents if body.stream else ResponseBody
                 writer = kind(plan.head, echo, tokenizer=plan.served.tokenizer, chat=chat)
                 return answer_plan(service, plan, writer=writer)
+
+    router.routes.append(PostRoute("/v1/responses", with_body(ResponsesRequest, responses), methods=["POST"]))
 
     async def not_kept(response_id: str) -> Response:
         raise NotFoundError(

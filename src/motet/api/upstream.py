@@ -10,17 +10,16 @@
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from pydantic import ConfigDict, Field, ValidationError
 
 from motet.api.admission import Place
 from motet.api.answer import AnswerWriter, EventWriter, GeneratedResponse, head_json
-from motet.api.caller import body_of, caller_of
+from motet.api.caller import Handler, body_of, caller_of
 from motet.api.collect import chat_usage_json
 from motet.api.failure import schema_failure
 from motet.api.groups import AnswerGroup, GroupAccount, Take
@@ -33,32 +32,24 @@ from motet.engines.wire import UNREADABLE
 from motet.ids import new_request_id
 from motet.types import Usage
 
-Handler = Callable[[Request], Awaitable[Response]]
-
 ID_PREFIXES = {TextRoute.CHAT: "chatcmpl", TextRoute.COMPLETIONS: "cmpl"}
 PROMPT_PARAMS = {TextRoute.CHAT: "messages", TextRoute.COMPLETIONS: "prompt"}
 
 
-def text_models_first(service: Service, path: TextRoute) -> type[APIRoute]:
-    """Returns the class of the routes of a router that has this path alone."""
+def text_models_first(service: Service, path: TextRoute, *, ours: Handler) -> Handler:
+    """Returns what answers requests of this path: `ours` those for models that are asked in tokens."""
 
-    class TextModelsFirst(APIRoute):
-        def get_route_handler(self) -> Handler:  # type: ignore[override]  # FastAPI says Coroutine, and awaits it
-            ours = super().get_route_handler()
+    async def handle(request: Request) -> Response:
+        models = service.models()
+        if not any(isinstance(model, TextModel) for model in models.values()):
+            return await ours(request)
+        fields, name = _read(await body_of(request))
+        model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
+        if fields is None or not isinstance(model, TextModel):
+            return await ours(request)
+        return _answer(service, model, path=path, fields=fields, request=request)
 
-            async def handle(request: Request) -> Response:
-                models = service.models()
-                if not any(isinstance(model, TextModel) for model in models.values()):
-                    return await ours(request)
-                fields, name = _read(await body_of(request))
-                model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
-                if fields is None or not isinstance(model, TextModel):
-                    return await ours(request)
-                return _answer(service, model, path=path, fields=fields, request=request)
-
-            return handle
-
-    return TextModelsFirst
+    return handle
 
 
 def _answer(service: Service, model: TextModel, *, path: TextRoute, fields: Fields, request: Request) -> Response:

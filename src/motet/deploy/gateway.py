@@ -30,7 +30,6 @@ from motet.engines.upstream.upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import ConfigError, DrainingError, NotFoundError, RequestError, WorkerLeavingError
 from motet.kv_events.follower import SharedContext, follow_blocks
-from motet.routing.member import Member
 from motet.routing.router import Router
 from motet.routing.text_routed import TextRouted
 from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
@@ -268,7 +267,9 @@ class Gateway:
 
     async def _idle(self, id: str) -> None:
         """Returns once the worker has nothing of ours. Checks regularly, since the end of a prefill wakes nobody."""
-        while (member := self._fleet.get(id)) is not None and _busy(member):
+        while (member := self._fleet.get(id)) is not None:
+            if not (member.groups or member.books.waiting_tokens or member.books.open_choices):
+                return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._fleet.changed()
@@ -323,10 +324,6 @@ class Gateway:
         self._fleet.put(newcomer)
         if kind is not EngineKind.MOTET:
             await meet_fleet(newcomer, self._fleet)
-
-
-def _busy(member: Member) -> bool:
-    return bool(member.groups or member.books.waiting_tokens or member.books.open_choices)
 
 
 def _free_id(url: str, taken: Collection[str]) -> str:

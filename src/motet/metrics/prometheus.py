@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -100,9 +100,8 @@ class Metrics(Collector):
         self._by_model: dict[str, GroupMetrics] = {}
         """Every model that was ever served; a model that has gone keeps its counts."""
         self.registry.register(self)
-        waiting = WITHOUT_FIRST_TOKEN
-        self._waiting = Gauge(PREFIX + waiting.name, waiting.meaning, [MODEL], registry=self.registry)
         self._http: Counter[tuple[str, ...]] = Counter()
+        self._waiting = 0
 
     def of(self, model: str) -> GroupMetrics:
         """Returns a model's metrics. `model` must be one that is served: each name costs memory for ever."""
@@ -117,9 +116,7 @@ class Metrics(Collector):
         """Returns the text of `/metrics`. `models`: the models served now, which are in it from the first scrape on."""
         for model in models:
             self.of(model)
-        self._scrape = scrape
-        self._waiting.clear()
-        self._waiting.labels(self._shared_name).set(waiting)
+        self._scrape, self._waiting = scrape, waiting
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -137,6 +134,9 @@ class Metrics(Collector):
         yield states
         yield from exposed(RoutingFigures, [((model,), scrape.routing)], labels=(MODEL,))
         yield counted(HTTP_REQUESTS, self._http, labels=())
+        waiting = _family(WITHOUT_FIRST_TOKEN, (MODEL,))
+        waiting.add_metric((model,), self._waiting)
+        yield waiting
 
     @property
     def _shared_name(self) -> str:

@@ -85,7 +85,8 @@ class TextGroup:
                 raise
             prompt = delta.prompt
             if prompt is not None or delta.worker:
-                self._note(delta)
+                self.worker = delta.worker or self.worker
+                self._cached_tokens = self._cached_tokens if prompt is None else prompt.cached_tokens
             if over := bool(ended):
                 await self._end(ended, delta)
             if events or prompt is not None:
@@ -116,12 +117,6 @@ class TextGroup:
     def num_tokens(self) -> dict[int, int]:
         """The number of output tokens of each choice so far."""
         return {index: choice.num_tokens for index, choice in self._choices.items()}
-
-    def _note(self, delta: GroupDelta) -> None:
-        """Notes what the first delta of a worker says."""
-        self.worker = delta.worker or self.worker
-        if delta.prompt is not None:
-            self._cached_tokens = delta.prompt.cached_tokens
 
     async def _end(self, indices: Sequence[int], delta: GroupDelta) -> None:
         """Ends choices, which `delta` has ended in the engine too, or which have ended only here."""

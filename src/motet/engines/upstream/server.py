@@ -188,7 +188,8 @@ class UpstreamServer:
             raise EngineDiedError(error.message) from error
 
     def _refused(self, refusal: Refusal) -> MotetError:
-        status, error = refusal.status, any_error_in(refusal.body) or OpenAIError(_text_in(refusal) or refusal.phrase)
+        text = "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted  # no page for browsers
+        status, error = refusal.status, any_error_in(refusal.body) or OpenAIError(text or refusal.phrase)
         quoted = f"{self.name} answered {status}: {error.message or refusal.phrase}"
         if status in WRONG_KEY and not self._passes_key:
             return EngineError(f"{quoted}. It refused the key of this gateway, not the client's.")
@@ -201,11 +202,6 @@ class UpstreamServer:
         if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
             return EngineError(f"{self.name} answered {status}: redirects are not followed; give its own URL")
         return EngineError(quoted)
-
-
-def _text_in(refusal: Refusal) -> str:
-    """Returns the body unless it is a page for browsers."""
-    return "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted
 
 
 def _card(model: ListedModel, listed: set[str]) -> ModelCard:
