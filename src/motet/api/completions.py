@@ -122,8 +122,9 @@ class CompletionChunks(TokenChunks):
 
     def __init__(self, plan: Plan, body: CompletionRequest) -> None:
         plain = body.logprobs is None and not body.return_token_ids
-        kind = "text_completion"
-        super().__init__(plan, kind, usage_json=usage_json, before=b',"text":', after=AFTER_TEXT, plain=plain)
+        super().__init__(
+            plan, "text_completion", usage_json=usage_json, before=b',"text":', after=AFTER_TEXT, plain=plain
+        )
         self._plan = plan
         self._texts = CompletionTexts(plan, body)
         self._token_ids = body.return_token_ids

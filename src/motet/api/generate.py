@@ -92,11 +92,7 @@ class TokensBody(WholeWriter):
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
         every = {entry.token_id: (entry.logprob, entry.rank)} | ranked
         return {
-            token: {
-                "logprob": max(logprob, LOWEST),
-                "rank": rank,
-                "decoded_token": self._tokenizer.token_text(token),
-            }
+            token: {"logprob": max(logprob, LOWEST), "rank": rank, "decoded_token": self._tokenizer.token_text(token)}
             for token, (logprob, rank) in every.items()
         }
 

@@ -252,6 +252,4 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
 
     def _tokens(self) -> Mapping[int, int]:
         """Returns the number of output tokens of each choice."""
-        if self._text is None:
-            return {start.index: 0 for start in self._request.choices}
-        return self._text.num_tokens
+        return self._text.num_tokens if self._text else {start.index: 0 for start in self._request.choices}

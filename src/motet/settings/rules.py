@@ -124,9 +124,7 @@ RULES = (
         lambda s: s.ray.decode_port == 0 or s.ray.decode_port + max(1, s.cell.decode) <= MAX_PORT + 1,
     ),
     Rule(
-        ("port", "ingress"),
-        "clients must know Serve's port: it cannot be any free one",
-        lambda s: s.server().port != 0,
+        ("port", "ingress"), "clients must know Serve's port: it cannot be any free one", lambda s: s.server().port != 0
     ),
     Rule(
         ("prefix_router", "ingress"),

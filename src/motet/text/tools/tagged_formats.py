@@ -22,16 +22,7 @@ from dataclasses import dataclass
 from motet.text.stop import StopMatcher, StopStrings
 from motet.text.tools.base import ParsedCall, Tool, ToolFormat, ToolRules, region_reader, tool_named, tool_until
 from motet.text.tools.cursor import Cursor, EndOfText, NotACall
-from motet.text.tools.grammar import (
-    NEWLINE,
-    arguments_of_tool,
-    call_rules,
-    document,
-    json_rule,
-    repeated,
-    tag,
-    tagged,
-)
+from motet.text.tools.grammar import NEWLINE, arguments_of_tool, call_rules, document, json_rule, repeated, tag, tagged
 from motet.text.tools.typed import as_json, property_schema, quoted, types_of
 
 
