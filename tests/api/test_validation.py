@@ -1,5 +1,7 @@
 """Mistakes that a chat request may not make: the status, the named field, and OpenAI's words."""
 
+import json
+
 import pytest
 
 from motet.text.tokenizer import Tokenizer
@@ -149,8 +151,26 @@ async def test_body_that_is_no_json_object_is_a_400(refusing: Served, body: byte
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_json_is_read_without_a_content_type(served: Served) -> None:
-    assert (await served.http.post("/v1/completions", content=b'{"prompt": "x"}')).status_code == 200
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        (None, 200),
+        ("", 200),
+        ("Application/JSON ; charset=utf-8", 200),
+        ("application/vnd.api+json", 200),
+        ("application/jsonx", 400),
+        ("text/plain", 400),
+        ("application/x-www-form-urlencoded", 400),
+    ],
+)
+async def test_json_is_read_if_its_content_type_does_not_say_otherwise(
+    served: Served, content_type: str | None, status: int
+) -> None:
+    """A browser lets the pages of any site post text and forms to a server on the user's machine."""
+    headers = {} if content_type is None else {"content-type": content_type}
+    for route, body in (("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"})):
+        answer = await served.http.post(route, content=json.dumps(body), headers=headers)
+        assert answer.status_code == status, answer.text
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
+_JSON_TYPE = re.compile(r"\s*$|application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Caller:
 
 
 def new_router(prefix: str = "") -> APIRouter:
-    """Returns a router without routes. JSON is read whatever content type a client gives it, or none."""
+    """Returns a router without routes. JSON is read also if a client gives it no content type."""
     return APIRouter(prefix=prefix, redirect_slashes=False, strict_content_type=False)
 
 
@@ -94,8 +95,7 @@ async def body_of(request: Request) -> bytes:
 
 
 class PostRoute(Route):
-    """A route without FastAPI's own way to the body, for requests that generate: it takes 7 % less of the time before
-    a group begins. Figures of HTTP name it as they name FastAPI's routes."""
+    """A route without FastAPI's own way to the body, which is longer. Figures of HTTP name it like FastAPI's."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -103,10 +103,12 @@ class PostRoute(Route):
 
 
 def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Response]]) -> Handler:
-    """Returns what answers requests with such a JSON body."""
+    """Returns what answers requests with such a JSON body. Pages of any site may post other content types."""
 
     async def handle(request: Request) -> Response:
         try:
+            if not _JSON_TYPE.match(request.headers.get("content-type", "")):
+                raise ValueError("the content type is not JSON's")
             body = schema.model_validate(json.loads(await body_of(request)))
         except ValidationError as error:
             raise schema_failure(error) from error

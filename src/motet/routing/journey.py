@@ -247,10 +247,8 @@ class Journey:
                 await asyncio.wait((self._prefilling,))
             if isinstance(self._source, Together):
                 await self._source.aclose()
-            if len(self._parts) == 1:
-                await self._parts[0].aclose()
-            else:
-                await asyncio.gather(*(part.aclose() for part in self._parts))
+            closing = [part.aclose() for part in self._parts]
+            await (closing[0] if len(closing) == 1 else asyncio.gather(*closing))
             held, self._held = self._held, None
             if held is not None:  # no part has got it
                 held.settled(read=False)
