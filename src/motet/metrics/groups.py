@@ -10,10 +10,10 @@ from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from motet.metrics.declare import PREFIX, Declared, counter, histogram
+from motet.metrics.declare import PREFIX, Declared, MetricKind, counter, histogram
 from motet.types import FinishReason
 
 MODEL = "model_name"
@@ -226,9 +226,14 @@ class GroupMetrics:
                 self._observed[PER_TOKEN].add(record.decode_s(index) / (tokens[index] - 1))
 
 
+def family(declared: Declared, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
+    """Returns a metric without values. `labels`: the names of those beside its own."""
+    kind = CounterMetricFamily if declared.kind is MetricKind.COUNTER else GaugeMetricFamily
+    return kind(PREFIX + declared.name, declared.meaning, labels=(*labels, *declared.labels))
+
+
 def counted(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labels: tuple[str, ...]) -> Metric:
-    """Returns a counter with these values. `labels`: the names of those beside its own."""
-    metric = CounterMetricFamily(PREFIX + declared.name, declared.meaning, labels=(*labels, *declared.labels))
+    metric = family(declared, labels)
     for values, number in counts.items():
         metric.add_metric(values, number)
     return metric

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from motet.metrics.declare import PREFIX, Declared, MetricKind, counter, declared_in, gauge, numbers
-from motet.metrics.groups import MODEL, GroupFamilies, GroupMetrics, buckets_of, counted
+from motet.metrics.declare import PREFIX, MetricKind, counter, declared_in, gauge, numbers
+from motet.metrics.groups import MODEL, GroupFamilies, GroupMetrics, buckets_of, counted, family
 from motet.metrics.routing import RoutingFigures
 from motet.types import EngineInfo, EngineStats
 
@@ -78,16 +78,11 @@ def exposed(
                 histogram.add_metric(values, buckets, getattr(figures, declared.sum_in))
             yield histogram
             continue
-        family = _family(declared, labels)
+        metric = family(declared, labels)
         for values, figures in samples:
             for own, number in numbers(figures, name, declared=declared).items():
-                family.add_metric((*values, *own), number)
-        yield family
-
-
-def _family(declared: Declared, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
-    family = CounterMetricFamily if declared.kind is MetricKind.COUNTER else GaugeMetricFamily
-    return family(PREFIX + declared.name, declared.meaning, labels=(*labels, *declared.labels))
+                metric.add_metric((*values, *own), number)
+        yield metric
 
 
 class Metrics(Collector):
@@ -124,17 +119,17 @@ class Metrics(Collector):
         workers = [((model, one.worker, one.info.role.value), one) for one in scrape.engines]
         answers = [(labels, one.stats) for labels, one in workers if one.stats is not None]
         yield from exposed(EngineStats, answers, labels=WORKER_LABELS)
-        facts = _family(CACHE_FACTS, WORKER_LABELS)
+        facts = family(CACHE_FACTS, WORKER_LABELS)
         for labels, one in workers:
             facts.add_metric([*labels, *(str(getattr(one.info, name)) for name in CACHE_FACTS.labels)], 1)
         yield facts
-        states = _family(WORKER_STATE, (MODEL,))
+        states = family(WORKER_STATE, (MODEL,))
         for (worker, state), is_so in scrape.states.items():
             states.add_metric((model, worker, state), int(is_so))
         yield states
         yield from exposed(RoutingFigures, [((model,), scrape.routing)], labels=(MODEL,))
         yield counted(HTTP_REQUESTS, self._http, labels=())
-        waiting = _family(WITHOUT_FIRST_TOKEN, (MODEL,))
+        waiting = family(WITHOUT_FIRST_TOKEN, (MODEL,))
         waiting.add_metric((model,), self._waiting)
         yield waiting
 
