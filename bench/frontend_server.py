@@ -78,7 +78,7 @@ async def recorded(app: ASGIApp, scope: Scope, body: bytes) -> list[Message]:
     async def send(message: Message) -> None:
         messages.append(message)
 
-    await app(scope, receive, send)
+    await app({**scope, "extensions": {}}, receive, send)  # without the server's way around messages
     return messages
 
 

@@ -4,11 +4,14 @@ import asyncio
 import gc
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from motet.api.caller import WRITE
 from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_at, url_of
 from motet.deploy.server import freeze_heap
 from motet.errors import ConfigError
@@ -42,19 +45,80 @@ def test_a_url_is_one_that_a_client_on_this_machine_can_ask() -> None:
 @pytest.mark.anyio
 async def test_accepted_connections_send_small_writes_at_once() -> None:
     """Otherwise the second of two steps that come together waits until the first is acknowledged, up to 40 ms."""
-    with listen("127.0.0.1", 0) as listener:
-        server = HttpServer(FastAPI(openapi_url=None))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+    async with serving(FastAPI(openapi_url=None)) as (server, reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"
         (connection,) = server.server_state.connections
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        writer.close()
-        await writer.wait_closed()
-        server.stop()
-        await serving
+
+
+@pytest.mark.parametrize("method", ["POST", "HEAD"])
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"6")]], ids=["chunks", "length"])
+@pytest.mark.anyio
+async def test_the_extension_writes_what_messages_would(method: str, headers: list[tuple[bytes, bytes]]) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for piece in (b"one", b"two"):
+            writing = scope["extensions"][WRITE](piece) if scope["path"] == "/extension" else None
+            if scope["path"] == "/messages":
+                writing = send({"type": "http.response.body", "body": piece, "more_body": True})
+            if writing is not None:
+                await writing
+        await send({"type": "http.response.body"})
+
+    answers = []
+    for path in ("messages", "extension"):
+        async with serving(app) as (_, reader, writer):
+            writer.write(f"{method} /{path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            answers.append((head.partition(b"date: ")[0], await reader.read()))
+    assert answers[0] == answers[1]
+    assert b"one" in answers[0][1] or method == "HEAD"
+
+
+@pytest.mark.anyio
+async def test_the_extension_waits_for_a_slow_reader_and_for_none_that_has_left() -> None:
+    piece, written, gone = bytes(1 << 16), 0, asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal written
+        write = scope["extensions"][WRITE]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (writing := write(piece)) is None:
+            written += 1
+        slow.set()
+        await writing
+        written += 1
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        await write(piece)
+        gone.set()
+
+    slow = asyncio.Event()
+    async with serving(app) as (_, reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
+        await asyncio.wait_for(slow.wait(), 10)
+        await reader.readuntil(b"\r\n\r\n")
+        size = written * (len(piece) + len(b"10000\r\n\r\n"))
+        assert len(await reader.readexactly(size + len(piece))) > size, "the piece that had to wait comes too"
+    await asyncio.wait_for(gone.wait(), 10)
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[tuple[HttpServer, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Serves an app, and yields a connection to it."""
+    with listen("127.0.0.1", 0) as listener:
+        server = HttpServer(app)
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        try:
+            yield server, reader, writer
+        finally:
+            writer.close()
+            await writer.wait_closed()
+            server.stop()
+            await running
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Admission      how many groups may wait for their first token, and whether the s
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from motet.errors import DrainingError, OverloadedError, RateLimitedError
@@ -93,21 +92,17 @@ class KeyLimits:
     def __init__(self, *, max_requests: int, max_choices: int) -> None:
         self._max_requests = max_requests
         self._max_choices = max_choices
-        self._clients: dict[str, ClientLoad] = {}
-
-    @property
-    def clients(self) -> Mapping[str, ClientLoad]:
+        self.clients: dict[str, ClientLoad] = {}
         """The clients that have something under way."""
-        return self._clients
 
     @property
     def num_choices(self) -> int:
         """Number of choices that all clients have under way."""
-        return sum(has.choices for has in self._clients.values())
+        return sum(has.choices for has in self.clients.values())
 
     def check(self, client: str, num_choices: int) -> None:
         """Raises `RateLimitedError` if a request with this many choices would not be let in now."""
-        has = self._clients.get(client, ClientLoad())
+        has = self.clients.get(client, ClientLoad())
         for what, now, more, most in (
             ("requests", has.requests, 1, self._max_requests),
             ("choices", has.choices, num_choices, self._max_choices),
@@ -122,14 +117,14 @@ class KeyLimits:
     def enter(self, client: str, num_choices: int) -> None:
         """Counts a request with its choices until `leave`. Raises and counts nothing if that is too much."""
         self.check(client, num_choices)
-        has = self._clients.get(client, ClientLoad())
-        self._clients[client] = ClientLoad(has.requests + 1, has.choices + num_choices)
+        has = self.clients.get(client, ClientLoad())
+        self.clients[client] = ClientLoad(has.requests + 1, has.choices + num_choices)
 
     def leave(self, client: str, num_choices: int) -> None:
         """Takes off what `enter` has counted, once."""
-        has = self._clients.pop(client, ClientLoad())
+        has = self.clients.pop(client, ClientLoad())
         left = ClientLoad(has.requests - 1, has.choices - num_choices)
         if min(left) < 0:
             raise AssertionError(f"{client} has {left} after a request left")
         if left != ClientLoad():
-            self._clients[client] = left
+            self.clients[client] = left

@@ -17,13 +17,12 @@ from functools import reduce
 from typing import Generic
 
 import anyio
-from fastapi import Response as ResponseJsonBody
 from msgspec.json import encode as json_bytes
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from motet.api.admission import Place
-from motet.api.caller import CLIENT_GONE, body_send, while_client_stays
+from motet.api.caller import CLIENT_GONE, body_send, body_write, while_client_stays
 from motet.api.failure import error_json
 from motet.api.groups import SENT, AnswerGroup, MergedGroups, StepT, Take, TokenGroup, UsedT
 from motet.api.plan import Head, Plan
@@ -38,7 +37,6 @@ log = logging.getLogger("motet.api")
 
 WORKER_HEADER = "x-motet-worker"
 DONE = b"data: [DONE]\n\n"
-MORE_BODY: dict[str, object] = {"type": "http.response.body", "body": b"", "more_body": True}
 END = b"}\n\n"
 
 
@@ -105,7 +103,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         """An error before anything was sent, which is answered with its own status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send_start, self._send_body = send, body_send(scope)
+        self._send_start, self._send_body, self._write = send, body_send(scope), body_write(scope)
         try:
             await while_client_stays(receive, self._answer())
             if self._failure is not None:
@@ -142,27 +140,25 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     def _passing_on(self) -> Take[StepT]:
         """Returns what sends the bytes of each step. Every token passes there, so it has all that it needs at hand."""
-        feed, usage, send = self._writer.feed, self._usage, self._send_body
+        feed, usage, write = self._writer.feed, self._usage, self._write
 
         def pass_on(steps: Sequence[StepT]) -> Awaitable[None] | None:
             if not (data := feed(steps, usage)):
                 return None
-            message = MORE_BODY.copy()  # quicker than a new dictionary, and a server may keep it
-            message["body"] = data
-            return send(message) if self._started else self._begin(message)
+            return write(data) if self._started else self._begin(data)
 
         return pass_on
 
-    async def _begin(self, message: Message) -> None:
+    async def _begin(self, data: bytes) -> None:
         await self._start()
-        await self._send_body(message)
+        await self._send(data, more=True)
 
     async def _finish(self) -> None:
         data = self._writer.close(self._usage())
         if not self._started:
             self.headers["content-length"] = str(len(data))
             await self._start()
-        await self._send_last(data)
+        await self._send(data)
         self._status = SENT
 
     async def _fail(self, error: Exception) -> None:
@@ -172,7 +168,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             return
         if not isinstance(error, MotetError):
             log.error("a stream failed", exc_info=error)
-        await self._send_last(self._writer.fail(error))
+        await self._send(self._writer.fail(error))
 
     def _usage(self) -> UsedT:
         """Returns the usage of the whole request so far."""
@@ -184,8 +180,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             self.headers[WORKER_HEADER] = ", ".join(workers)
         await self._send_start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
-    async def _send_last(self, data: bytes) -> None:
-        await self._send_body({"type": "http.response.body", "body": data, "more_body": False})
+    async def _send(self, data: bytes, *, more: bool = False) -> None:
+        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _close(self) -> None:
         """Ends all groups, also if opening failed half way or never came."""
@@ -304,5 +300,5 @@ def ticket_before(closing: bytes, ticket: Ticket | None) -> bytes:
     return closing if ticket is None else b',"kv_transfer_params":' + json_bytes(ticket) + closing
 
 
-def json_response(body: object, status: int = 200) -> ResponseJsonBody:
-    return ResponseJsonBody(json_bytes(body), status, media_type="application/json")
+def json_response(body: object, status: int = 200) -> Response:
+    return Response(json_bytes(body), status, media_type="application/json")

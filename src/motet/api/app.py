@@ -19,7 +19,7 @@ from motet.api.completions import completion_router
 from motet.api.engine_routes import engine_router
 from motet.api.failure import add_error_handlers, body_too_large, error_response
 from motet.api.generate import generate_router
-from motet.api.models import models_router, token_router
+from motet.api.models import models_router
 from motet.api.operators import admin_router, membership_router
 from motet.api.responses import responses_router
 from motet.api.service import Service
@@ -29,7 +29,6 @@ ROUTERS = (
     completion_router,
     responses_router,
     generate_router,
-    token_router,
     models_router,
     admin_router,
     membership_router,

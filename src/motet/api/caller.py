@@ -47,6 +47,10 @@ NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization head
 
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
+Write = Callable[[bytes], Awaitable[None] | None]
+"""Writes bytes, at least one; what it returns is awaited before there are more."""
+WRITE = "motet.write"
+"""The ASGI extension of a server that writes pieces of a body without a message for each: a `Write`."""
 
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
 _JSON_TYPE = re.compile(r"\s*$|application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
@@ -123,6 +127,13 @@ def body_send(scope: Scope) -> Send:
     """Returns the server's own `send`, for bodies: the layers between look at the start of a response only."""
     send: Send = scope["state"]["send"]
     return send
+
+
+def body_write(scope: Scope) -> Write:
+    """Returns what writes a piece of a body that is not the last: the server's extension, or `send`."""
+    send, extensions = body_send(scope), scope.get("extensions") or {}
+    write: Write | None = extensions.get(WRITE)
+    return write or (lambda piece: send({"type": "http.response.body", "body": piece, "more_body": True}))
 
 
 async def while_client_stays(receive: Receive, work: Coroutine[None, None, None]) -> None:

@@ -27,9 +27,7 @@ from motet.types import FinishReason, GenerateRequest, PromptReport, Usage
 log = logging.getLogger("motet.api")
 
 StepT = TypeVar("StepT")
-"""The type of a group's steps."""
 UsedT = TypeVar("UsedT")
-"""The type of a group's usage."""
 
 Take = Callable[[Sequence[StepT]], Awaitable[None] | None]
 """Takes the next steps, at least one; what it returns is awaited before there are more."""
@@ -239,9 +237,10 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         unused = self._request.ticket if self._text is None else None
         if status != SENT:
             unused = self._ticket or unused
+        tokens = self._text.num_tokens if self._text else {start.index: 0 for start in self._request.choices}
         try:
             if self._account is not None:
-                self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=self._tokens())
+                self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
         finally:  # each step comes, whatever happens in the one before
             try:
                 if self._text is not None:
@@ -249,7 +248,3 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
             finally:
                 if unused is not None:
                     await self._plan.served.engine.release(unused, trace=self._request.trace)
-
-    def _tokens(self) -> Mapping[int, int]:
-        """Returns the number of output tokens of each choice."""
-        return self._text.num_tokens if self._text else {start.index: 0 for start in self._request.choices}

@@ -23,6 +23,26 @@ def models_router(service: Service) -> APIRouter:
     async def get_model(model: str) -> Response:
         return json_response(_card(model_named(service.models(), model)))
 
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        served = service.served(body.model)
+        if body.prompt is None:
+            ids = await chat_prompt(served.preparer, body)
+        else:
+            special = body.add_special_tokens is not False
+            ids = await text_prompt(served.preparer, body.prompt, add_special_tokens=special, param="prompt")
+        names = [served.tokenizer.token_name(token) for token in ids] if body.return_token_strs else None
+        count, max_model_len = len(ids), served.info.max_model_len
+        return json_response({"count": count, "max_model_len": max_model_len, "tokens": ids, "token_strs": names})
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        served = service.served(body.model)
+        vocab_size = served.info.vocab_size
+        if unknown := next((token for token in body.tokens if token >= vocab_size), None):
+            raise invalid_value("tokens", f"token id {unknown} is outside the model's vocabulary of {vocab_size}")
+        return json_response({"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
     return router
 
 
@@ -46,29 +66,3 @@ def _card(model: ServedModel | TextModel) -> dict[str, object]:
         "parent": model.parent,
         "max_model_len": length,
     }
-
-
-def token_router(service: Service) -> APIRouter:
-    router = new_router()
-
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> Response:
-        served = service.served(body.model)
-        if body.prompt is None:
-            ids = await chat_prompt(served.preparer, body)
-        else:
-            special = body.add_special_tokens is not False
-            ids = await text_prompt(served.preparer, body.prompt, add_special_tokens=special, param="prompt")
-        names = [served.tokenizer.token_name(token) for token in ids] if body.return_token_strs else None
-        count, max_model_len = len(ids), served.info.max_model_len
-        return json_response({"count": count, "max_model_len": max_model_len, "tokens": ids, "token_strs": names})
-
-    @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Response:
-        served = service.served(body.model)
-        vocab_size = served.info.vocab_size
-        if unknown := next((token for token in body.tokens if token >= vocab_size), None):
-            raise invalid_value("tokens", f"token id {unknown} is outside the model's vocabulary of {vocab_size}")
-        return json_response({"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
-
-    return router

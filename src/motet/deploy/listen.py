@@ -8,9 +8,12 @@ import socket
 from collections.abc import Awaitable, Callable, Generator
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from motet.api.caller import WRITE, Write
 from motet.errors import ConfigError
 
+Send = Callable[[dict[str, object]], Awaitable[None]]
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Seconds; clients keep idle connections for less, so that none is closed while a request is on its way."""
@@ -51,8 +54,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def port_of(listener: socket.socket) -> int:
     """Returns the real port of the socket, also if the setting was 0."""
-    port: int = listener.getsockname()[1]
-    return port
+    return int(listener.getsockname()[1])
 
 
 def url_of(listener: socket.socket) -> str:
@@ -73,9 +75,14 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        """`app`: any ASGI application."""
+        """`app`: any ASGI application. In each scope is the extension `WRITE`."""
+
+        async def extended(scope: dict[str, object], *receive_and_send: Send) -> None:
+            scope["extensions"] = {WRITE: writer_of(receive_and_send[1])}
+            await app(scope, *receive_and_send)
+
         config = uvicorn.Config(
-            app,
+            extended,
             http="httptools",
             ws="none",
             lifespan="off",
@@ -102,8 +109,7 @@ class HttpServer(uvicorn.Server):
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # it writes the date that answers carry
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._told_to_stop.wait()
+                await asyncio.wait_for(self._told_to_stop.wait(), 1.0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -117,6 +123,20 @@ class HttpServer(uvicorn.Server):
                     await asyncio.sleep(LOOK_EVERY_S)
         for task in state.tasks:
             task.cancel()
+
+
+def writer_of(send: Send) -> Write:
+    """Returns what writes a piece of a body as uvicorn's `send` would. Its messages are a tenth of a token's cost."""
+    cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]  # `send` is a method of uvicorn's response
+    flow, write = cycle.flow, cycle.transport.write
+
+    def write_piece(piece: bytes) -> Awaitable[None] | None:
+        if flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return send({"type": "http.response.body", "body": piece, "more_body": True})
+        write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return None
+
+    return write_piece
 
 
 def allow_open_files(wanted: int = OPEN_FILES) -> int:

@@ -147,17 +147,17 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
 
     def __init__(self, server: EngineServer, report: EngineReport) -> None:
         super().__init__(server.name, report)
-        self._server = server
+        self.server = server
 
     def generate(self, request: GenerateRequest) -> GroupStream:
         if self._closed is not None:
             raise self._closed
-        group = self._groups[request.request_id] = RemoteGroup(self._server, request, over=self._over)
+        group = self._groups[request.request_id] = RemoteGroup(self.server, request, over=self._over)
         return group
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         """Returns the ticket. Cancelling it ends the group there, and gives back a ticket that was on its way."""
-        asking = asyncio.ensure_future(self._call(self._server.prefill(request, readers=readers)))
+        asking = asyncio.ensure_future(self._call(self.server.prefill(request, readers=readers)))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -165,11 +165,11 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
             raise
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:
-        await self._tell(self._server.release(ticket, trace=trace))
+        await self._tell(self.server.release(ticket, trace=trace))
 
     async def connect(self, address: TransferAddress) -> None:
         """Lets the worker connect to another one before it is needed. Raises MotetError if it cannot."""
-        await self._call(self._server.connect(address))
+        await self._call(self.server.connect(address))
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         """Tells the worker in a task: nobody waits for an answer. For the last choice it closes the connection."""
@@ -181,11 +181,7 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
             self._start(self._tell_stop(group, index))
 
     async def stats(self) -> EngineStats:
-        return (await self._call(self._server.report(timeout_s=QUESTION_TIMEOUT_S))).told_stats(self._name)
-
-    async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
-        """The heartbeat. `lost` does not end it, since it shows if the worker has come back."""
-        return await self._server.report(timeout_s=timeout_s)
+        return (await self._call(self.server.report(timeout_s=QUESTION_TIMEOUT_S))).told_stats(self._name)
 
     def _over(self, group: "RemoteGroup") -> None:
         request = group.request
@@ -199,7 +195,7 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
         answer says whether the ticket had been made by then."""
         try:
             if not asking.done():
-                await self._call(self._server.stop(request, 0))
+                await self._call(self.server.stop(request, 0))
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 ticket = await asking
         except (MotetError, TimeoutError):
@@ -211,7 +207,7 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
     async def _tell_stop(self, group: "RemoteGroup", index: int) -> None:
         await group.settled()
         await self._tell(
-            self._server.stop(group.request, index)
+            self.server.stop(group.request, index)
         )  # if this fails, the choice goes on until its group ends
 
     async def _tell(self, message: Coroutine[None, None, None]) -> None:

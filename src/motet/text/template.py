@@ -236,7 +236,8 @@ def with_tools_in_words(messages: Sequence[Message], tools: Sequence[Mapping[str
             plain.append({"role": "user", "content": content})
             continue
         if isinstance(calls, Sequence):
-            content = "\n".join([content, *(_call_told(call["function"]) for call in calls)]).removeprefix("\n")
+            told = [f"{HERMES_BEGIN}\n{json.dumps(one['function'], ensure_ascii=False)}\n{HERMES_END}" for one in calls]
+            content = "\n".join([content, *told]).removeprefix("\n")
         plain.append({**message, "content": content})
         plain[-1].pop("tool_calls", None)
     if tools:
@@ -245,7 +246,3 @@ def with_tools_in_words(messages: Sequence[Message], tools: Sequence[Mapping[str
         first = plain.pop(0) if told_before else {"role": "system", "content": ""}
         plain.insert(0, {**first, "content": f"{first['content']}\n\n{text}".lstrip()})
     return plain
-
-
-def _call_told(function: Mapping[str, object]) -> str:
-    return f"{HERMES_BEGIN}\n{json.dumps(function, ensure_ascii=False)}\n{HERMES_END}"

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_the_report_has_the_workers_state_info_and_figures(served: Served) -> None:
     async with engine_at(served.url) as engine:
-        report = await engine.report()
+        report = await engine.server.report()
         assert (report.state, report.info, report.block_events) == (WorkerState.READY, served.engine.info, None)
         assert report.stats == await served.engine.stats() == await engine.stats()
         assert engine.engine_id == report.engine_id
@@ -38,7 +38,7 @@ async def test_the_report_has_the_workers_state_info_and_figures(served: Served)
 async def test_each_start_of_a_server_has_its_own_id(serve: Serving) -> None:
     one, other = await serve(), await serve()
     async with engine_at(one.url) as first, engine_at(other.url) as second:
-        assert first.engine_id == (await first.report()).engine_id != second.engine_id
+        assert first.engine_id == (await first.server.report()).engine_id != second.engine_id
 
 
 GRAMMAR = Grammar(GrammarKind.JSON, '{"type": "object"}', Thinking("<think>", "</think>", opened=True))

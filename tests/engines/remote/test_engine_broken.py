@@ -119,7 +119,7 @@ async def test_an_address_where_nobody_listens_means_a_dead_worker() -> None:
         engine = RemoteEngine(EngineServer(f"http://127.0.0.1:{port}/v1/", client), REPORT)
         with pytest.raises(EngineDiedError, match=f"the worker http://127.0.0.1:{port} did not answer"):
             await anext(engine.generate(GROUP))
-        for question in (engine.prefill(GROUP), engine.stats(), engine.report()):
+        for question in (engine.prefill(GROUP), engine.stats(), engine.server.report()):
             with pytest.raises(EngineDiedError):
                 await question
         await engine.close()
@@ -150,7 +150,7 @@ async def test_a_worker_that_hangs_is_silent_after_the_reports_time_out() -> Non
 
     async with scripted(converse) as engine:
         with pytest.raises(EngineSilentError):
-            await engine.report(timeout_s=0.01)
+            await engine.server.report(timeout_s=0.01)
 
 
 async def report_of(body: bytes) -> EngineReport:
@@ -159,7 +159,7 @@ async def report_of(body: bytes) -> EngineReport:
         writer.write(response(OK, body) + LAST_CHUNK)
 
     async with scripted(converse) as engine:
-        return await engine.report()
+        return await engine.server.report()
 
 
 async def test_the_error_for_another_protocol_has_both_numbers() -> None:

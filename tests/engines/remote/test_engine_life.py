@@ -62,7 +62,7 @@ async def test_lost_ends_groups_and_prefills_with_its_error(serve: Serving) -> N
             with pytest.raises(EngineSilentError, match="it hangs"):
                 await waiting
         await served.until_empty()
-        assert (await engine.report()).state is WorkerState.READY
+        assert (await engine.server.report()).state is WorkerState.READY
 
 
 async def test_a_group_that_begins_after_lost_is_sent_as_usual(serve: Serving) -> None:
@@ -95,7 +95,7 @@ async def test_a_draining_server_refuses_groups_and_says_why(serve: Serving) -> 
         served.service.start_drain()
         with pytest.raises(DrainingError, match=r"answered 503: .*draining"):
             await deltas_of(engine, group())
-        assert (await engine.report()).state is WorkerState.DRAINING
+        assert (await engine.server.report()).state is WorkerState.DRAINING
 
 
 async def test_a_full_server_is_overloaded_and_not_dead(serve: Serving) -> None:

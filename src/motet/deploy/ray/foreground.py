@@ -113,7 +113,8 @@ async def _until_started(name: str, make: Callable[[], Application], *, signals:
 
     `serve.run` would wait for that too, but cannot be told to stop: if it asks Ray after Ray's end, the process dies. A
     signal waits while the application is on its way to Serve, since it could arrive after the take-down, and stay."""
-    if not await _done(lambda: _deploy(serve.RunTarget(make(), name, "/")), signals):
+    deploy = partial(serve.run_many, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    if not await _done(lambda: deploy([serve.RunTarget(make(), name, "/")]), signals):
         return False
     told = ""
     for look in count(1):
@@ -129,10 +130,6 @@ async def _until_started(name: str, make: Callable[[], Application], *, signals:
             logger.warning("the application %s is not ready yet:%s", name, said)
             told = said
     return await _done(lambda: _get_global_client().wait_for_proxies_serving(), signals)  # type: ignore[union-attr]
-
-
-def _deploy(target: serve.RunTarget) -> None:
-    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 async def _done(work: Callable[[], object], signals: StopSignals) -> bool:
