@@ -38,10 +38,14 @@ class Taken:
 
 
 class Clients:
-    """`count` connections to one server, which stay open from load to load."""
+    """`count` connections to one server, which stay open from load to load.
 
-    def __init__(self, url: str, count: int) -> None:
+    With `nap_s` they read what has come every so many seconds. A client that waits for each token is woken by the
+    kernel at the cost of whoever sends it; a client on another machine costs the server nothing."""
+
+    def __init__(self, url: str, count: int, *, nap_s: float = 0.0) -> None:
         address = urlsplit(url)
+        self._nap_s = nap_s
         self._selector = selectors.DefaultSelector()
         self._connections = [_Connection(address.hostname or "", address.port or 0) for _ in range(count)]
         for connection in self._connections:
@@ -62,6 +66,8 @@ class Clients:
         for connection in self._connections:
             connection.send(request)
         while left:
+            if self._nap_s:
+                time.sleep(self._nap_s)
             for key, _ in self._selector.select():
                 connection = key.data
                 if not connection.read(taken):
