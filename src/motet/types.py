@@ -258,7 +258,7 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """If `prompt_logprobs` was requested, one for each prompt token, None for the first."""
 
 
-class GroupDelta(msgspec.Struct, frozen=True, array_like=True):
+class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The results of one step for one group, all its choices together."""
 
     request_id: RequestId
