@@ -47,8 +47,7 @@ NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization head
 
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
-Write = Callable[[bytes], Awaitable[None] | None]
-"""Writes bytes, at least one; what it returns is awaited before there are more."""
+Write = Callable[[bytes], Awaitable[None] | None]  # at least one byte; what it returns is awaited before there are more
 WRITE = "motet.write"
 """The ASGI extension of a server that writes pieces of a body without a message for each: a `Write`."""
 
