@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -10,8 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import TRACE_LOG_LEVEL
 
-from motet.api.caller import WRITE
+from motet.api.caller import WRITE_EXTENSION
 from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_at, url_of
 from motet.deploy.server import freeze_heap
 from motet.errors import ConfigError
@@ -53,6 +55,23 @@ async def test_accepted_connections_send_small_writes_at_once() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.anyio
+async def test_there_is_no_extension_where_uvicorn_logs_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its `send` is not the one that could be gone around."""
+    found: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append(scope["extensions"][WRITE_EXTENSION])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "level", TRACE_LOG_LEVEL)
+    async with serving(app) as (_, reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    assert found == [None]
+
+
 @pytest.mark.parametrize("method", ["POST", "HEAD"])
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"6")]], ids=["chunks", "length"])
 @pytest.mark.anyio
@@ -60,7 +79,7 @@ async def test_the_extension_writes_what_messages_would(method: str, headers: li
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for piece in (b"one", b"two"):
-            writing = scope["extensions"][WRITE](piece) if scope["path"] == "/extension" else None
+            writing = scope["extensions"][WRITE_EXTENSION](piece) if scope["path"] == "/extension" else None
             if scope["path"] == "/messages":
                 writing = send({"type": "http.response.body", "body": piece, "more_body": True})
             if writing is not None:
@@ -83,7 +102,7 @@ async def test_the_extension_waits_for_a_slow_reader_and_for_none_that_has_left(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal written
-        write = scope["extensions"][WRITE]
+        write = scope["extensions"][WRITE_EXTENSION]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while (writing := write(piece)) is None:
             written += 1

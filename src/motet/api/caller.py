@@ -48,7 +48,7 @@ NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization head
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 Write = Callable[[bytes], Awaitable[None] | None]  # at least one byte; what it returns is awaited before there are more
-WRITE = "motet.write"
+WRITE_EXTENSION = "motet.write"
 """The ASGI extension of a server that writes pieces of a body without a message for each: a `Write`."""
 
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
@@ -131,7 +131,7 @@ def body_send(scope: Scope) -> Send:
 def body_write(scope: Scope) -> Write:
     """Returns what writes a piece of a body that is not the last: the server's extension, or `send`."""
     send, extensions = body_send(scope), scope.get("extensions") or {}
-    write: Write | None = extensions.get(WRITE)
+    write: Write | None = extensions.get(WRITE_EXTENSION)
     return write or (lambda piece: send({"type": "http.response.body", "body": piece, "more_body": True}))
 
 

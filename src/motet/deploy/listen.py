@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from motet.api.caller import WRITE, Write
+from motet.api.caller import WRITE_EXTENSION, Write
 from motet.errors import ConfigError
 
 Send = Callable[[dict[str, object]], Awaitable[None]]
@@ -75,10 +75,10 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        """`app`: any ASGI application. In each scope is the extension `WRITE`."""
+        """`app`: any ASGI application. In each scope is the extension `WRITE_EXTENSION`."""
 
         async def extended(scope: dict[str, object], *receive_and_send: Send) -> None:
-            scope["extensions"] = {WRITE: writer_of(receive_and_send[1])}
+            scope["extensions"] = {WRITE_EXTENSION: writer_of(receive_and_send[1])}
             await app(scope, *receive_and_send)
 
         config = uvicorn.Config(
@@ -126,9 +126,11 @@ class HttpServer(uvicorn.Server):
             task.cancel()
 
 
-def writer_of(send: Send) -> Write:
-    """Returns what writes a piece of a body as uvicorn's `send` would. Its messages are a tenth of a token's cost."""
-    cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]  # `send` is a method of uvicorn's response
+def writer_of(send: Send) -> Write | None:
+    """Returns what does uvicorn's `send` for a piece of a body, at less cost; None if uvicorn logs each message."""
+    cycle = getattr(send, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return None
     flow, write = cycle.flow, cycle.transport.write
 
     def write_piece(piece: bytes) -> Awaitable[None] | None:

@@ -206,9 +206,7 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
 
     async def _tell_stop(self, group: "RemoteGroup", index: int) -> None:
         await group.settled()
-        await self._tell(
-            self.server.stop(group.request, index)
-        )  # if this fails, the choice goes on until its group ends
+        await self._tell(self.server.stop(group.request, index))  # else the choice goes on until its group ends
 
     async def _tell(self, message: Coroutine[None, None, None]) -> None:
         with contextlib.suppress(MotetError):
