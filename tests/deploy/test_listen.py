@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.config import TRACE_LOG_LEVEL
+from uvicorn.logging import TRACE_LOG_LEVEL
 
 from motet.api.caller import WRITE_EXTENSION
 from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_at, url_of
