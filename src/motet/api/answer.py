@@ -272,6 +272,10 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
         before_text, after_text, closing = self._before_text, self._after_text, self._without_usage
         if after_text is None:
             closing = self._closing(usage)
+        if len(steps) == 1 and len(events := steps[0].events) == 1 and after_text is not None:
+            event, group = events[0], steps[0].group
+            if event.finish is None and event.parts is None and group in self._begun:
+                return b"".join((before_text[group * self._size + event.index], json_bytes(event.text), after_text))
         chunks: list[bytes] = []
         for step in steps:
             group = step.group

@@ -138,7 +138,8 @@ class ChatChunks(TokenChunks):
     def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         if event.parts is not None:
             return self._of_parts(event, closing)
-        told = _text_delta(event) + self._beside(event, tokens=True, end=True) + closing
+        text = b'{"content":%b}' % msgspec.json.encode(event.text) if event.text or not event.finish else NOTHING
+        told = text + self._beside(event, tokens=True, end=True) + closing
         return [self._chunk(event.index, told)]
 
     def _of_parts(self, event: ChoiceEvent, closing: bytes) -> list[bytes]:
@@ -194,7 +195,3 @@ class ChatChunks(TokenChunks):
             return b"null"
         content = chat_logprobs(self._tokenizer, event.logprobs or (), num_top=self._num_top)
         return msgspec.json.encode({"content": content, "refusal": None})
-
-
-def _text_delta(event: ChoiceEvent) -> bytes:
-    return b'{"content":%b}' % msgspec.json.encode(event.text) if event.text or not event.finish else NOTHING

@@ -1,6 +1,6 @@
 """The seam of the system: everything that turns token ids into token ids is an `Engine`, also the router."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -18,7 +18,7 @@ class GroupStream(Protocol):
     also when nobody ever started to iterate.
     """
 
-    def __aiter__(self) -> "GroupStream": ...
+    def __aiter__(self) -> AsyncIterator[GroupDelta]: ...
 
     def __anext__(self) -> Awaitable[GroupDelta]: ...
 

@@ -240,7 +240,9 @@ class _Entries:
 
     def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], *, special: list[int], eos_token_id: int) -> None:
         self._tokenizer = tokenizer
-        self._in_tags = re.compile("|".join(map(_behind_first_character, tokenizer.special_tokens)) or "(?!)")
+        tags = [tag for tag in tokenizer.special_tokens if len(tag) > 1]
+        behind_first = [f"(?<={re.escape(tag[:1])})(?={re.escape(tag[1:])})" for tag in tags]
+        self._in_tags = re.compile("|".join(behind_first) or "(?!)")
         self.tokens = tokens
         self.special_token_ids = special
         self.eos_token_id = eos_token_id
@@ -252,10 +254,6 @@ class _Entries:
         plain = text if isinstance(text, str) else text.decode(errors="replace")
         pieces = self._in_tags.split(plain)
         return [token for piece in pieces for token in self._tokenizer.encode(piece, add_special_tokens=False)]
-
-
-def _behind_first_character(tag: str) -> str:
-    return f"(?<={re.escape(tag[:1])})(?={re.escape(tag[1:])})" if len(tag) > 1 else "(?!)"
 
 
 def build_vocabulary(tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:

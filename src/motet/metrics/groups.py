@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import inf
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -110,15 +111,18 @@ class GroupRecord:
         else:
             times = self._steps
             times.sum += (since_s := now_s - last_s)
-            times.counts[bisect_left(STEP_S, since_s)] += 1
+            if not times.above < since_s <= times.up_to:
+                times.find(since_s)
+            times.counts[times.bucket] += 1
         if not self._all_begun:
             for choice in choices:
                 self.first_seen_s.setdefault(choice.index, now_s)
             self._all_begun = len(self.first_seen_s) == self.num_choices
-        for choice in choices if ended else ():
-            if choice.finish is not None:
-                self.finished_s[choice.index] = now_s
-                self.finish_reasons[choice.index] = choice.finish
+        if ended:
+            for choice in choices:
+                if choice.finish is not None:
+                    self.finished_s[choice.index] = now_s
+                    self.finish_reasons[choice.index] = choice.finish
 
     @property
     def age_s(self) -> float:
@@ -156,10 +160,20 @@ class Values:
         self.counts = [0] * (len(bounds) + 1)
         """One count for each bucket, and one more for values above all bounds."""
         self.sum = 0.0
+        self.bucket, self.above, self.up_to = 0, -inf, bounds[0]
+        """The bucket of the last value, and its bounds: mostly the next one's too."""
 
     def add(self, value: float) -> None:
         self.sum += value
-        self.counts[bisect_left(self.bounds, value)] += 1
+        if not self.above < value <= self.up_to:
+            self.find(value)
+        self.counts[self.bucket] += 1
+
+    def find(self, value: float) -> None:
+        """Finds the bucket of a value."""
+        self.bucket = place = bisect_left(self.bounds, value)
+        bounds = (-inf, *self.bounds, inf)
+        self.above, self.up_to = bounds[place], bounds[place + 1]
 
 
 class GroupFamilies(Collector):

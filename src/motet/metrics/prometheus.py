@@ -115,7 +115,8 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        model, scrape = self._shared_name, self._scrape
+        scrape = self._scrape
+        model = next(iter(self._by_model)) if len(self._by_model) == 1 else ""  # empty once there were several
         workers = [((model, one.worker, one.info.role.value), one) for one in scrape.engines]
         answers = [(labels, one.stats) for labels, one in workers if one.stats is not None]
         yield from exposed(EngineStats, answers, labels=WORKER_LABELS)
@@ -132,8 +133,3 @@ class Metrics(Collector):
         waiting = family(WITHOUT_FIRST_TOKEN, (MODEL,))
         waiting.add_metric((model,), self._waiting)
         yield waiting
-
-    @property
-    def _shared_name(self) -> str:
-        """The model label for figures of the whole server; empty once there were several models."""
-        return next(iter(self._by_model)) if len(self._by_model) == 1 else ""

@@ -15,7 +15,7 @@ closes its books; the tasks that wait for prefill or for a worker end with the j
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 
@@ -29,7 +29,7 @@ from motet.routing.part import GroupState, Part, moved
 from motet.types import GenerateRequest, GroupDelta
 
 
-class Together:
+class Together(AsyncIterator[GroupDelta]):
     """The deltas of several parts of a group as they come; an error of one ends all."""
 
     def __init__(self, parts: Sequence[Part], over: Callable[[], Awaitable[None]]) -> None:
@@ -42,7 +42,7 @@ class Together:
         self._prompt_told = False
         self._running = asyncio.create_task(self._run(parts))
 
-    async def read(self) -> GroupDelta:
+    async def __anext__(self) -> GroupDelta:
         item = await self._queue.get() if self._end is None else self._end
         if not isinstance(item, GroupDelta):
             self._end = item
@@ -78,11 +78,7 @@ class Together:
             await self._queue.put(end)
 
     async def _pump(self, part: Part) -> None:
-        while True:
-            try:
-                delta = await part.read()
-            except StopAsyncIteration:
-                return
+        async for delta in part:
             await self._queue.put(delta)
 
 
@@ -163,19 +159,15 @@ class Journey:
         for part in self._parts:
             part.abandon()
 
-    def __aiter__(self) -> "Journey":
-        return self
+    def __aiter__(self) -> AsyncIterator[GroupDelta]:
+        return self._source or self  # a frame less for each token
 
-    def __anext__(self) -> Coroutine[None, None, GroupDelta]:
-        return self._first() if self._source is None else self._source.read()
-
-    async def _first(self) -> GroupDelta:
-        """Waits until decode has the group, and returns its first delta."""
+    async def __anext__(self) -> GroupDelta:
         await self._turn.wait()
         if self._source is None:
             await self.aclose()
             raise self._error or StopAsyncIteration
-        return await self._source.read()
+        return await anext(self._source)
 
     async def aclose(self) -> None:
         """Ends the group, also if the caller is cancelled meanwhile."""

@@ -6,7 +6,7 @@ choices become a new group of `ChoiceStart(index, seed, written)` for another wo
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from enum import Enum, auto
 
 import msgspec
@@ -57,7 +57,7 @@ class _Ended(Exception):
         self.error = error
 
 
-class Part:
+class Part(AsyncIterator[GroupDelta]):
     """Choices of a group, all or some of them, on one worker at a time. One reader at a time reads it."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Part:
                 raise
             self._lose(error)
 
-    async def read(self) -> GroupDelta:
+    async def __anext__(self) -> GroupDelta:
         """Returns the next delta. Raises StopAsyncIteration after the last one, or the error that ended the part."""
         while True:
             if self.state is not WRITING:
@@ -258,7 +258,7 @@ class Part:
         self._place()
 
     async def _until_writing(self) -> None:
-        """Waits while the part moves; raises what `read` raises when it is over. A reader that is cancelled meanwhile
+        """Waits while the part moves; raises what its reader gets when it is over. A reader that is cancelled meanwhile
         does not end the move."""
         while self.state is not GroupState.WRITING:
             if self.state is GroupState.OVER:

@@ -87,7 +87,9 @@ class TextGroup:
             if prompt is not None or delta.worker:
                 self.worker = delta.worker or self.worker
                 self._cached_tokens = self._cached_tokens if prompt is None else prompt.cached_tokens
-            if over := bool(ended):
+            over = False
+            if ended:
+                over = True
                 await self._end(ended, delta)
             if events or prompt is not None:
                 on_step(events, over)

@@ -142,7 +142,9 @@ class _Tile(NamedTuple):
 def plan_work(inputs: StepInputs, geometry: Geometry) -> Sections[Ints]:
     """Returns all integers of a step. Rows that pad the batch take no part in its attention."""
     tiles = [tile for read in _reads(inputs, share_trunks=geometry.share_trunks) for tile in _tiles(read, geometry)]
-    fair = {small: _fair_span([tile for tile in tiles if tile.narrow is small], geometry) for small in (True, False)}
+    num_keys = {small: sum(tile.num_keys for tile in tiles if tile.narrow is small) for small in (True, False)}
+    # The keys of a span if all of them were equal and the device just busy.
+    fair = {small: max(LEAST_SPAN, keys / geometry.spare) for small, keys in num_keys.items()}
     rows = len(inputs.slots)
     num_parts = [0] * rows
     narrow: list[Item] = []
@@ -217,11 +219,6 @@ def _tiles(read: _Tile, geometry: Geometry) -> Iterator[_Tile]:
         rows = min(most_rows, read.num_rows - first)
         keys = read.num_keys - (read.num_rows - first - rows if read.causal else 0)
         yield read._replace(first_row=read.first_row + first, num_rows=rows, num_keys=keys, narrow=narrow)
-
-
-def _fair_span(tiles: Sequence[_Tile], geometry: Geometry) -> float:
-    """Returns the keys of a span if all of them were equal and the device just busy."""
-    return max(LEAST_SPAN, sum(tile.num_keys for tile in tiles) / geometry.spare)
 
 
 def buckets(most: int) -> list[int]:
