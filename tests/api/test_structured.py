@@ -91,6 +91,11 @@ async def test_response_format_reaches_the_engine(
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
         ({"structured_outputs": {"grammar": "start: other"}}, "structured_outputs.grammar", "unknown name"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "it is not JSON"),
+        (  # a process compiles it first
+            {"structured_outputs": {"json": {"type": "object", "patternProperties": {"^(": {"type": "null"}}}}},
+            "structured_outputs.json",
+            "unclosed group",
+        ),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),

@@ -1,13 +1,14 @@
 """Compiling a grammar holds up neither the event loop nor requests whose grammar is known."""
 
 import asyncio
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 
-from motet.api.served import MAX_UNDER_WAY, NUM_THREADS, GrammarChecks
+from motet.api.served import MAX_HEAVY_UNDER_WAY, MAX_UNDER_WAY, NUM_THREADS, TIMEOUT_S, GrammarChecks
 from motet.errors import GrammarError, OverloadedError
 from motet.grammar.compiled import CompiledGrammar, Grammars
 from motet.types import Grammar, GrammarKind
@@ -43,6 +44,16 @@ def slow_compiler() -> Iterator[SlowCompiler]:
         compiler.go.set()
 
 
+def fits(grammar: Grammar) -> None:
+    """Takes the place of the process that compiles a heavy grammar first."""
+
+
+def checks_of(
+    compiler: Grammars, *, timeout_s: float = TIMEOUT_S, try_apart: Callable[[Grammar], None] = fits
+) -> GrammarChecks:
+    return GrammarChecks(compiler, try_apart=try_apart, timeout_s=timeout_s)
+
+
 async def check(checks: GrammarChecks, grammar: Grammar) -> None:
     await checks.check(grammar, called="'it'", param="it")
 
@@ -59,7 +70,7 @@ async def refused(checks: GrammarChecks, grammar: Grammar) -> GrammarError:
 
 async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
     with slow_compiler() as compiler:
-        checking = asyncio.ensure_future(check(GrammarChecks(compiler), regex("a")))
+        checking = asyncio.ensure_future(check(checks_of(compiler), regex("a")))
         await asyncio.to_thread(compiler.begun.acquire)  # it runs on while the compiler is held
         assert not checking.done()
         compiler.go.set()
@@ -70,13 +81,13 @@ async def test_a_known_grammar_needs_no_thread() -> None:
     with slow_compiler() as compiler:
         compiler.go.set()
         compiler.get(regex("a"))
-        await check(GrammarChecks(compiler), regex("a"))
+        await check(checks_of(compiler), regex("a"))
         assert compiler.asked == [regex("a")]
 
 
 async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
     with slow_compiler() as compiler:
-        checks = GrammarChecks(compiler)
+        checks = checks_of(compiler)
         checking = [asyncio.ensure_future(check(checks, regex("a"))) for _ in range(5)]
         await asyncio.to_thread(compiler.begun.acquire)
         compiler.go.set()
@@ -86,14 +97,14 @@ async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
 
 async def test_a_grammar_that_compiles_too_long_is_the_client_s_error() -> None:
     with slow_compiler() as compiler:
-        error = await refused(GrammarChecks(compiler, timeout_s=0.05), regex("a"))
+        error = await refused(checks_of(compiler, timeout_s=0.05), regex("a"))
         assert error.message == "Invalid 'it': compiling it takes more than 0.05 s."
         assert (error.param, error.status) == ("it", 400)
 
 
 async def test_a_grammar_that_waits_too_long_for_a_thread_is_an_overload() -> None:
     with slow_compiler() as compiler:
-        checks = GrammarChecks(compiler, timeout_s=0.05)
+        checks = checks_of(compiler, timeout_s=0.05)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(NUM_THREADS)]
         for _ in held:
             await asyncio.to_thread(compiler.begun.acquire)
@@ -105,7 +116,7 @@ async def test_a_grammar_that_waits_too_long_for_a_thread_is_an_overload() -> No
 
 async def test_no_more_grammars_may_wait_than_the_limit() -> None:
     with slow_compiler() as compiler:
-        checks = GrammarChecks(compiler)
+        checks = checks_of(compiler)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(MAX_UNDER_WAY)]
         await asyncio.to_thread(compiler.begun.acquire)
         with pytest.raises(OverloadedError):
@@ -117,7 +128,7 @@ async def test_no_more_grammars_may_wait_than_the_limit() -> None:
 
 async def test_a_repeated_request_after_a_time_out_waits_for_the_same_compilation() -> None:
     with slow_compiler() as compiler:
-        checks = GrammarChecks(compiler, timeout_s=0.05)
+        checks = checks_of(compiler, timeout_s=0.05)
         for _ in range(2):
             await refused(checks, regex("a"))
         assert compiler.asked == [regex("a")]
@@ -126,7 +137,7 @@ async def test_a_repeated_request_after_a_time_out_waits_for_the_same_compilatio
 async def test_a_grammar_that_compiled_too_long_is_not_kept() -> None:
     """The grammar was refused, but used to be kept once it was compiled."""
     with slow_compiler() as compiler:
-        checks = GrammarChecks(compiler, timeout_s=0.05)
+        checks = checks_of(compiler, timeout_s=0.05)
         await refused(checks, regex("a"))
         compiler.go.set()
         async with asyncio.timeout(PATIENCE_S):
@@ -138,10 +149,51 @@ async def test_a_grammar_that_compiled_too_long_is_not_kept() -> None:
 
 async def test_every_request_for_a_wrong_grammar_gets_the_error() -> None:
     with slow_compiler() as compiler:
-        checks = GrammarChecks(compiler)
+        checks = checks_of(compiler)
         wrong = Grammar(GrammarKind.JSON, '{"type":"text"}')
         checking = [asyncio.ensure_future(check(checks, wrong)) for _ in range(2)]
         await asyncio.to_thread(compiler.begun.acquire)
         compiler.go.set()
         told = await asyncio.gather(*checking, return_exceptions=True)
         assert [str(error)[:38] for error in told] == ["Invalid 'it': at type: 'text' is not a"] * 2
+
+
+def heavy(name: str) -> Grammar:
+    """A grammar that is tried in a process first."""
+    return Grammar(GrammarKind.JSON, json.dumps({"patternProperties": {name: {"type": "integer"}}}))
+
+
+async def test_heavy_grammars_do_not_hold_up_light_ones() -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def hold(_: Grammar) -> None:
+        begun.set()
+        go.wait()
+
+    with slow_compiler() as compiler:
+        compiler.go.set()
+        checks = checks_of(compiler, try_apart=hold)
+        held = [asyncio.ensure_future(check(checks, heavy(f"a{i}"))) for i in range(MAX_HEAVY_UNDER_WAY)]
+        await asyncio.to_thread(begun.wait)
+        with pytest.raises(OverloadedError):
+            await check(checks, heavy("b"))
+        await check(checks, regex("a"))
+        assert compiler.asked == [regex("a")]
+        go.set()
+        await asyncio.gather(*held)
+        assert len(compiler.asked) == 1 + MAX_HEAVY_UNDER_WAY
+
+
+async def test_a_heavy_grammar_that_was_refused_is_not_tried_again() -> None:
+    tried: list[Grammar] = []
+
+    def refuse(grammar: Grammar) -> None:
+        tried.append(grammar)
+        raise GrammarError("compiling it takes more than 5 s")
+
+    with slow_compiler() as compiler:
+        checks = checks_of(compiler, try_apart=refuse)
+        for _ in range(2):
+            with pytest.raises(GrammarError, match="Invalid 'it': compiling it takes more than 5 s"):
+                await check(checks, heavy("a"))
+        assert (tried, compiler.asked) == ([heavy("a")], [])

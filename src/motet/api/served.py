@@ -5,17 +5,23 @@ TextModel     other servers take its texts as they are; requests pass through
 """
 
 import asyncio
+import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+
+import msgspec
 
 from motet.config import ServerConfig
 from motet.engines.base import Engine
 from motet.engines.upstream.base import TextSource
 from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, OverloadedError, RequestError
 from motet.grammar.compiled import Grammars
+from motet.grammar.limits import is_heavy
+from motet.grammar.trial import try_apart
 from motet.text.formats import ModelFormats
 from motet.text.prepare import Preparer
 from motet.text.template import ChatTemplate
@@ -24,8 +30,12 @@ from motet.types import EngineInfo, Grammar
 
 NUM_THREADS = 2
 TIMEOUT_S = 5.0
+HEAVY_TIMEOUT_S = 30.0
 MAX_UNDER_WAY = 32
-"""At most this many new grammars of a model are compiled or wait for a thread at a time."""
+"""At most this many new light grammars of a model are compiled or wait for a thread at a time."""
+MAX_HEAVY_UNDER_WAY = 8
+MAX_REFUSED = 1024
+"""Heavy grammars whose refusal is remembered."""
 TOO_MANY = "Too many new grammars are being compiled; try again."
 
 
@@ -67,7 +77,9 @@ class ServedModel:
     def grammars(self) -> "GrammarChecks":
         """Made when the first request has a grammar."""
         vocab_size, eos_token_ids = self.info.vocab_size, self.info.eos_token_ids
-        return GrammarChecks(Grammars(lambda: self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids))
+        grammars = Grammars(lambda: self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        apart = partial(try_apart, tokenizer=self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        return GrammarChecks(grammars, try_apart=apart)
 
     def max_group(self, config: ServerConfig) -> int:
         """Returns the most choices that one prompt may have."""
@@ -140,53 +152,87 @@ class GrammarChecks:
     """Compiles grammars before their groups are let in, so that a client hears at once what is wrong with one.
 
         grammar ── known? ──► on
-                     └──► a thread, at most `NUM_THREADS` of a model's, for `TIMEOUT_S` at most ──► on, or 400
+            ├─ light ──► one of a few threads ──► on, or 400
+            └─ heavy ──► a thread of its own kind: first a process compiles it (`trial`), then the thread
 
     Compiling cannot be interrupted, so a thread that takes too long runs on to its end: its work is bounded, and other
     requests for the same grammar wait for the same thread. Its result is not kept, since the grammar was refused."""
 
-    def __init__(self, grammars: Grammars, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        grammars: Grammars,
+        *,
+        try_apart: Callable[[Grammar], None],
+        timeout_s: float = TIMEOUT_S,
+        heavy_timeout_s: float = HEAVY_TIMEOUT_S,
+    ) -> None:
+        """`try_apart`: compiles a heavy grammar in a process, and raises its error."""
         self._grammars = grammars
-        self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="motet-grammar")
-        self._under_way: dict[Grammar, NewGrammar] = {}
+        self._try_apart = try_apart
+        self._light = Lane(NUM_THREADS, timeout_s=timeout_s, most=MAX_UNDER_WAY)
+        self._heavy = Lane(1, timeout_s=heavy_timeout_s, most=MAX_HEAVY_UNDER_WAY)
+        self._refused: OrderedDict[bytes, str] = OrderedDict()
+        """Digest of a heavy grammar -> its error, so that it is not tried again."""
 
     async def check(self, grammar: Grammar, *, called: str, param: str) -> None:
         """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time."""
         if self._grammars.kept(grammar) is not None:
             return
-        compiling = self._under_way.get(grammar) or self._start(grammar)
+        lane = self._heavy if is_heavy(grammar) else self._light
         try:
-            async with asyncio.timeout(self._timeout_s):
+            if lane is self._heavy and (why := self._refused.get(_digest(grammar))):
+                raise GrammarError(why)
+            compiling = lane.under_way.get(grammar) or self._start(grammar, lane)
+            async with asyncio.timeout(lane.timeout_s):
                 await asyncio.shield(compiling.future)
         except TimeoutError:
             if not compiling.begun:
                 raise OverloadedError(TOO_MANY) from None
             compiling.refused = True
-            words = f"compiling it takes more than {self._timeout_s:g} s"
+            words = f"compiling it takes more than {lane.timeout_s:g} s"
             raise GrammarError(f"Invalid {called}: {words}.", param=param) from None
         except GrammarError as error:
             raise GrammarError(f"Invalid {called}: {error.message}.", param=param) from error
 
-    def _start(self, grammar: Grammar) -> "NewGrammar":
-        if len(self._under_way) >= MAX_UNDER_WAY:
+    def _start(self, grammar: Grammar, lane: "Lane") -> "NewGrammar":
+        if len(lane.under_way) >= lane.most:
             raise OverloadedError(TOO_MANY)
 
         def compile_it() -> None:
             compiling.begun = True
+            if lane is self._heavy:
+                self._try_apart(grammar)
             self._grammars.get(grammar)
 
         def ended(future: asyncio.Future[None]) -> None:
-            del self._under_way[grammar]
+            del lane.under_way[grammar]
             if compiling.refused:
                 self._grammars.forget(grammar)
-            if not future.cancelled():
-                future.exception()  # somebody has looked at it, also if all who asked have left
+            error = None if future.cancelled() else future.exception()  # it is seen, also if all who asked have left
+            if lane is self._heavy and isinstance(error, GrammarError):
+                self._refused[_digest(grammar)] = error.message
+                if len(self._refused) > MAX_REFUSED:
+                    self._refused.popitem(last=False)
 
-        compiling = self._under_way[grammar] = NewGrammar()
-        compiling.future = asyncio.get_running_loop().run_in_executor(self._threads, compile_it)
+        compiling = lane.under_way[grammar] = NewGrammar()
+        compiling.future = asyncio.get_running_loop().run_in_executor(lane.threads, compile_it)
         compiling.future.add_done_callback(ended)
         return compiling
+
+
+def _digest(grammar: Grammar) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
+
+
+class Lane:
+    """The threads for one kind of grammars, and the grammars that wait for them or are in them."""
+
+    def __init__(self, num_threads: int, *, timeout_s: float, most: int) -> None:
+        """`most`: that may be under way at a time."""
+        self.threads = ThreadPoolExecutor(num_threads, thread_name_prefix="motet-grammar")
+        self.timeout_s = timeout_s
+        self.most = most
+        self.under_way: dict[Grammar, NewGrammar] = {}
 
 
 @dataclass

@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from motet.errors import GrammarError
-from motet.grammar.limits import PARSER_LIMITS, with_deep_stack
+from motet.grammar.limits import PARSER_LIMITS, is_heavy, with_deep_stack
 from motet.grammar.schema import Path, SchemaPath, inner_schemas, wrong
 from motet.grammar.source import llguidance_source, read_schema, schema_source
 from motet.text.tokenizer import Tokenizer
@@ -29,6 +29,8 @@ from motet.types import Grammar, GrammarKind
 
 MAX_KEPT: Final = 256
 """Compiled grammars that are kept for one model."""
+HEAVY: Final = 32
+"""A heavy grammar counts as so many of them: it may keep 64 MB, and another one mostly keeps one or two."""
 MAX_ERROR_CHARS: Final = 300
 """An error of llguidance is cut to this many characters, since it may contain a whole grammar."""
 ONE_OF: Final = (
@@ -94,6 +96,7 @@ class Grammars:
         self._eos_token_ids = tuple(eos_token_ids)
         self._keep = keep
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._weight = 0
         self._kept_lock = Lock()
         self._vocabulary: LLTokenizer | None = None
         self._special: dict[str, int] = {}
@@ -114,15 +117,18 @@ class Grammars:
             return found
         compiled = self._compile(grammar)
         with self._kept_lock:
+            if grammar not in self._kept:
+                self._weight += _weight(grammar)
             self._kept[grammar] = compiled
-            while len(self._kept) > self._keep:
-                self._kept.popitem(last=False)
+            while self._weight > self._keep:
+                self._weight -= _weight(self._kept.popitem(last=False)[0])
         return compiled
 
     def forget(self, grammar: Grammar) -> None:
         """Frees a compiled grammar, if it is kept."""
         with self._kept_lock:
-            self._kept.pop(grammar, None)
+            if self._kept.pop(grammar, None) is not None:
+                self._weight -= _weight(grammar)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         vocabulary = self._built_vocabulary()
@@ -149,6 +155,10 @@ class Grammars:
                     tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
                 )
         return self._vocabulary
+
+
+def _weight(grammar: Grammar) -> int:
+    return HEAVY if is_heavy(grammar) else 1
 
 
 def mask_words(vocab_size: int) -> int:

@@ -11,6 +11,8 @@ from typing import Final, TypeVar
 
 from llguidance import LLParserLimits
 
+from motet.types import Grammar, GrammarKind
+
 MAX_SOURCE_CHARS: Final = 256 * 1024
 """Most characters of a schema, a grammar or a list of choices."""
 
@@ -41,11 +43,36 @@ PARSER_LIMITS: Final = LLParserLimits(
 long. Time grows faster than items: 50,000 take up to 170 ms. `MAX_OPTIONAL` needs up to 2,000, most schemas under
 500."""
 
+LIGHT_CHARS: Final = {
+    GrammarKind.JSON: 16 * 1024,
+    GrammarKind.LARK: 16 * 1024,
+    GrammarKind.CHOICE: 32 * 1024,
+    GrammarKind.REGEX: 512,
+}
+"""Most characters of a light grammar."""
+LIGHT_WORDS: Final = 8
+"""Most words of `WORDS` in a light grammar."""
+WORDS: Final = ("pattern", "format", "multipleOf", "allOf", "%regex")
+"""Words for work that may grow faster than the text: all that hold for one text are combined with one another."""
+
 STACK_BYTES: Final = 256 * 1024 * 1024
 """Stack of a thread that compiles; only touched pages take memory."""
 
 _starting = threading.Lock()
 T = TypeVar("T")
+
+
+def is_heavy(grammar: Grammar) -> bool:
+    """Returns True unless compiling takes little for certain: at most a few tenths of a second, and 10 MB."""
+    source, kind = grammar.source, grammar.kind
+    if len(source) > LIGHT_CHARS[kind]:
+        return True
+    if kind is GrammarKind.CHOICE:
+        return False
+    words = sum(source.count(word) for word in WORDS)
+    # An escape may hide a word in JSON; `&` and `~` combine expressions in the other languages.
+    hidden = "\\u" in source if kind is GrammarKind.JSON else any(sign in source for sign in ("\\u", "&", "~"))
+    return hidden or words > LIGHT_WORDS or "patternProperties" in source
 
 
 def with_deep_stack(work: Callable[[], T]) -> T:

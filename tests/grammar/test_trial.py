@@ -1,0 +1,81 @@
+"""A heavy grammar is compiled in a process first, which ends when it takes too much."""
+
+import json
+import re
+import sys
+from contextlib import nullcontext
+
+import pytest
+
+from motet.errors import GrammarError
+from motet.grammar import trial
+from motet.grammar.compiled import HEAVY
+from motet.grammar.limits import is_heavy
+from motet.types import Grammar, GrammarKind
+from tests.grammar.models import TOKENIZER, VOCAB_SIZE, grammars_of, lark, regex
+from tests.tiny_tokenizer import EOS_ID
+
+
+def schema(**fields: object) -> Grammar:
+    return Grammar(GrammarKind.JSON, json.dumps(fields))
+
+
+def both(*patterns: str) -> Grammar:
+    return schema(allOf=[{"type": "string", "pattern": pattern} for pattern in patterns])
+
+
+ENDLESS = both(*(f"a{i}|b{i}" for i in range(40)))
+"""Compiling it has no end that anybody has seen."""
+LARGE = schema(enum=[f"value number {i}" for i in range(9000)])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "heavy"),
+    [
+        (schema(type="object", properties={"a": {"type": "string", "pattern": "^[a-z]+$"}}), False),
+        (both(*"abc"), False),
+        (regex("[a-z]{1,50}"), False),
+        (Grammar(GrammarKind.CHOICE, json.dumps(["&"] * 2000)), False),
+        (ENDLESS, True),
+        (LARGE, True),
+        (schema(patternProperties={"^a": {}}), True),
+        (Grammar(GrammarKind.JSON, r'{"\u0070atternProperties": {"^a": {}}}'), True),
+        (lark("start: A\nA: /a+/ & ~/b/"), True),
+        (regex("a" * 600), True),
+    ],
+)
+def test_a_grammar_is_light_only_if_compiling_takes_little_for_certain(grammar: Grammar, heavy: bool) -> None:
+    assert is_heavy(grammar) is heavy
+
+
+@pytest.mark.parametrize(
+    ("grammar", "limit", "error"),
+    [
+        (LARGE, "", None),
+        (schema(anyOf=[{"type": "text"}], title="t" * 20_000), "", "at anyOf[0].type: 'text' is not a type"),
+        (ENDLESS, "trial.CPU_S = 1", trial.TOO_LONG),
+        (LARGE, "trial.KEPT_MB = 1", "compiled, it takes "),
+        (LARGE, "trial.Grammars.get = lambda *_: bytearray(2**30)", "compiling it takes more than 512 MB"),
+    ],
+)
+def test_the_process_says_what_is_wrong_or_is_ended(
+    grammar: Grammar, limit: str, error: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`limit`: what is different in the process."""
+    code = f"from motet.grammar import trial\n{limit}\ntrial.main()"
+    monkeypatch.setattr(trial, "COMMAND", (sys.executable, "-c", code))
+    with pytest.raises(GrammarError, match=f"^{re.escape(error)}") if error else nullcontext():
+        trial.try_apart(grammar, TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
+
+
+def test_heavy_grammars_push_out_more_of_those_that_are_kept() -> None:
+    grammars = grammars_of(keep=HEAVY + 1)
+    light = [regex(letter) for letter in "abc"]
+    for grammar in light:
+        grammars.get(grammar)
+    grammars.get(LARGE)
+    assert [grammars.kept(grammar) is None for grammar in (*light, LARGE)] == [True, True, False, False]
+    grammars.forget(LARGE)
+    for number in range(HEAVY):
+        grammars.get(regex(f"d{number}"))
+    assert grammars.kept(light[-1]) is not None
