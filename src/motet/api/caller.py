@@ -15,6 +15,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import anyio
@@ -27,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.admission import ANONYMOUS
 from motet.api.failure import error_response, schema_failure, validation_failure
+from motet.api.schemas.shared import ignored_paths
 from motet.errors import RequestError, UnauthorizedError
 from motet.ids import new_request_id
 from motet.metrics.prometheus import Metrics
@@ -44,6 +46,10 @@ NO_KEY = (
 )
 WRONG_KEY = "Incorrect API key provided."
 NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
+
+MAX_PATHS = 20
+MAX_PATH_CHARS = 100
+"""Limits on the line about ignored fields, whose names are the client's."""
 
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -112,14 +118,26 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
         try:
             if not _JSON_TYPE.match(request.headers.get("content-type", "")):
                 raise ValueError("the content type is not JSON's")
-            body = schema.model_validate(json.loads(await body_of(request)))
+            given = json.loads(await body_of(request))
+            body = schema.model_validate(given)
         except ValidationError as error:
             raise schema_failure(error) from error
         except (ValueError, RecursionError) as error:  # the body is no JSON
             raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
+        if log.isEnabledFor(logging.DEBUG):
+            _log_ignored(given, body, request)
         return await answer(body, request)
 
     return handle
+
+
+def _log_ignored(given: object, body: BaseModel, request: Request) -> None:
+    """Writes one line with the places of the fields that nothing reads, if there are any."""
+    paths = [*islice(ignored_paths(given, body), MAX_PATHS + 1)]
+    if paths:
+        names = ", ".join(path[:MAX_PATH_CHARS] for path in paths[:MAX_PATHS]) + ", ..." * (len(paths) > MAX_PATHS)
+        fields = {"request_id": request.state.trace, "route": request.url.path, "ignored": names}
+        log.debug("fields of a request are ignored", extra={"fields": fields})
 
 
 def body_send(scope: Scope) -> Send:
