@@ -29,7 +29,7 @@ IGNORED_FIELDS = frozenset({"user", "metadata", "service_tier", "prompt_cache_ke
 
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 64
 
 T = TypeVar("T")
 
@@ -91,9 +91,9 @@ def ignored_paths(given: object, body: object, path: str = "") -> Iterator[str]:
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1)]],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    Field(min_length=1, max_length=MAX_STOP_STRINGS),
+    Field(max_length=MAX_STOP_STRINGS),
 ]
-"""One string or a list of 1 to 4."""
+"""One string or a list of up to 64."""
 
 
 def schema_text(schema: object) -> str:
