@@ -47,6 +47,20 @@ def test_json_line_holds_the_exception() -> None:
     assert "ValueError: odd" in json.loads(line)["exception"]
 
 
+def test_text_from_outside_stays_in_its_figure_of_one_short_line() -> None:
+    hostile = 'a"\nINFO motet.api: group ended status=200 \x1b[2J\x9b\u202e\ud800' + "x" * 10_000
+    for format in LogFormat:
+        stream = io.StringIO()
+        setup_logging(format=format, stream=stream)
+        logging.getLogger("motet.api").info("refused", extra={"fields": {"param": hostile, "status": 400}})
+        (line,) = stream.getvalue().splitlines()
+        assert line.isprintable() and len(line) < 3_000
+        if format == LogFormat.JSON:
+            assert json.loads(line)["status"] == 400
+        else:
+            assert line.partition(' param="a\\"\\\\nINFO ')[2].endswith(f'({len(hostile)} characters)" status=400')
+
+
 def test_level_is_kept() -> None:
     stream = io.StringIO()
     setup_logging(level="warning", stream=stream)

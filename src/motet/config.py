@@ -421,7 +421,7 @@ class ServerConfig:
         secret=True,
     )
     cors_origins: tuple[str, ...] = setting((), "Origin whose web pages may call the server; several times.")
-    max_n: int = setting(128, "Greatest n: the number of choices of one prompt.", panel=Panel.LIMITS, least=1)
+    max_n: int = setting(256, "Greatest n: the number of choices of one prompt.", panel=Panel.LIMITS, least=1)
     max_choices: int = setting(
         1024, "Greatest number of choices of one request: prompts times n.", panel=Panel.LIMITS, least=1
     )

@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from motet.errors import EngineError
 from motet.text.tokenizer import Tokenizer
-from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, saying
+from tests.api.serving import MODEL, ROUTES, SEED, Served, Serving, WatchedEngine, chunks, saying
 from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -144,6 +144,19 @@ async def test_stop_string_ends_one_choice_and_is_named(serve: Serving) -> None:
     first, second = response.json()["choices"]
     assert (first["message"]["content"], first["finish_reason"], first["stop_reason"]) == ("one ", "stop", "END")
     assert (second["message"]["content"], second["stop_reason"]) == ("three four", None)
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/v1/responses"])
+async def test_every_route_takes_up_to_64_stop_strings_and_none(serve: Serving, path: str) -> None:
+    served, num_tokens = await serve(saying("one END two")), {}
+    for number in (0, 64):
+        stop = {"stop": [*map(str, range(63)), "END"][:number]}
+        body = ROUTES.get(path, {"input": "hi"})
+        answer = await served.http.post(path, json=body | ({"sampling_params": stop} if "token_ids" in body else stop))
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        num_tokens[number] = usage.get("completion_tokens") or usage["output_tokens"]
+    assert num_tokens == {0: len(fake_answer("one END two")), 64: len(fake_answer("one END", eos=False))}
 
 
 async def test_stop_string_may_stay_in_the_output(serve: Serving) -> None:

@@ -108,7 +108,7 @@ async def test_a_list_of_another_length_is_refused_and_released(served: Served, 
 async def test_a_list_that_is_longer_than_any_group_is_not_even_read(served: Served) -> None:
     """Each entry may name another host to call: a body of 32 MB would be a hundred thousand calls."""
     (ticket,) = granted(served)
-    assert (await served.complete(PROMPT, kv_transfer_params=wire([ticket] * 129))).status_code == 400
+    assert (await served.complete(PROMPT, kv_transfer_params=wire([ticket] * 257))).status_code == 400
     assert served.engine.released == []
     served.engine.leases.end(ticket)
 
@@ -139,7 +139,7 @@ async def test_a_ticket_for_another_prompt_is_refused_and_released(
     ("fields", "param"),
     [
         ({"model": "other"}, "model"),
-        ({"n": 129}, "n"),
+        ({"n": 257}, "n"),
         ({"logit_bias": {"9999": 1}}, "logit_bias"),
         ({"max_tokens": 5000}, "prompt"),
         ({"prompt": [[5, 6, 7, 8], [5, 6, 7, 8]]}, "kv_transfer_params"),

@@ -1,12 +1,14 @@
 """Errors that are no field's: routes, keys, sizes, overload, ids, browsers."""
 
 import asyncio
+import logging
 
 import openai
 import pytest
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
+from motet.api.caller import RefusalLog
 from motet.errors import EngineDiedError
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, coded, later, named
 
@@ -186,6 +188,62 @@ async def test_bug_is_a_500_without_its_reason(serve: Serving) -> None:
     assert coded(response) == (500, "internal_error")
     assert "secret" not in response.text
     assert response.headers["x-request-id"]
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
+    """Returns the fields of the lines about refused requests, less the ids."""
+    lines = [vars(record)["fields"] for record in caplog.records if record.message == "request refused"]
+    assert all(line["request_id"] for line in lines)
+    return [tuple(line[name] for name in ("route", "status", "code", "param")) for line in lines]
+
+
+async def test_whatever_is_refused_has_a_line_in_the_log(serve: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "motet.api")
+    served = await serve(api_keys=KEYS, max_body_bytes=200, key_max_choices=2)
+    await served.http.get("/v1/models")
+    served.http.headers["authorization"] = "Bearer first"
+    assert (await served.chat()).status_code == 200
+    await served.chat(**{"a\nb": 1})
+    await served.http.post("/tokenize", json={"prompt": 5})
+    await served.complete("hi", model="x\x1b[2J")
+    await served.complete("x" * 300)
+    await served.complete(n=3)
+    await served.http.get("/v1/completions")
+    await served.http.get("/" + "é" * 50 + "?key=secret")
+    served.service.start_drain()
+    await served.complete()
+    assert refusals(caplog) == [
+        ("GET /v1/models", 401, "invalid_api_key", None),
+        ("POST /v1/chat/completions", 400, "unknown_parameter", "a\\nb"),
+        ("POST /tokenize", 400, "invalid_type", "prompt"),
+        ("POST /v1/completions", 404, "model_not_found", "model"),
+        ("POST /v1/completions", 413, "request_too_large", None),
+        ("POST /v1/completions", 429, "rate_limit_exceeded", None),
+        ("GET /v1/completions", 405, "method_not_allowed", None),
+        ("GET /" + "é" * 50, 404, "unknown_url", None),
+        ("POST /v1/completions", 503, "draining", None),
+    ]
+
+
+async def test_long_names_are_cut_in_the_line_about_a_refusal(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "motet.api")
+    await served.http.post("/" + "x" * 5_000)
+    await served.chat(**{"x" * 100_000: 1})
+    (route, *_), (*_, param) = refusals(caplog)
+    assert max(len(str(route)), len(str(param))) < 200
+
+
+async def test_a_flood_of_refusals_has_a_few_lines_and_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "motet.api")
+    refused = RefusalLog(most=2, window_s=0.0)
+    for flood in (5, 2, 3):
+        caplog.clear()
+        for number in range(flood):
+            refused.write({"number": number})
+        for _ in range(10):
+            await asyncio.sleep(0)  # the window ends
+        told = [vars(record)["fields"] for record in caplog.records]
+        assert told == [{"number": 0}, {"number": 1}, *([{"requests": flood - 2}] if flood > 2 else [])]
 
 
 async def test_a_server_that_mounts_the_app_may_run_its_lifespan(served: Served) -> None:

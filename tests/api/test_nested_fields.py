@@ -1,6 +1,7 @@
 """Any mistake inside a body, at any depth and on any route, is named as the client wrote it."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -116,6 +117,11 @@ def members(value: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield f"{name}.unheard_of", 1
 
 
+def open_to_clients(name: str) -> bool:
+    """Returns True for a field that nothing knows in a message, an item or a tool."""
+    return name.endswith(".unheard_of") and name.startswith(("messages[", "input[", "tools["))
+
+
 def spoilt(body: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
     """Returns the body with this value at that place."""
     changed: Any = json.loads(json.dumps(body))
@@ -129,9 +135,39 @@ def spoilt(body: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("route", BODIES)
 async def test_a_mistake_inside_a_body_is_named_by_its_full_path(refusing: Served, route: str) -> None:
-    for name, value in [*members(BODIES[route]), *OWN.get(route, [])]:
+    mistakes = [(name, value) for name, value in members(BODIES[route]) if not open_to_clients(name)]
+    for name, value in [*mistakes, *OWN.get(route, [])]:
         body = json.dumps(spoilt(BODIES[route], name, value))
         answer = await refusing.http.post(route, content=body, headers={"content-type": "application/json"})
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, name), error
         assert f"'{name}'" in error["message"] or error["message"].startswith("Invalid value: "), error["message"]
+
+
+@pytest.mark.parametrize("route", [CHAT, RESPONSES])
+async def test_unknown_fields_of_messages_items_and_tools_change_nothing_and_are_told_in_one_line(
+    served: Served, route: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [name for name, _ in members(BODIES[route]) if open_to_clients(name)]
+    body: dict[str, Any] = {
+        str(name): BODIES[route][name] for name in ("messages", "input", "tools") if name in BODIES[route]
+    }
+    plain = await served.http.post(route, json=body)
+    for name in names:
+        body = spoilt(body, name, {"\x1b[2J": "x" * 300})
+    with caplog.at_level(logging.DEBUG, "motet.api"):
+        answer = await served.http.post(route, json=body, headers={"x-request-id": "r-1"})
+    assert answer.status_code == plain.status_code == 200, answer.text
+    first, second = served.engine.requests
+    assert (first.prompt, first.sampling) == (second.prompt, second.sampling)
+    (line,) = [vars(record)["fields"] for record in caplog.records if "ignored" in record.message]
+    assert line == {"request_id": "r-1", "route": route, "ignored": ", ".join(names)}
+
+
+async def test_the_line_about_ignored_fields_is_bounded(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "motet.api"):
+        message = {"role": "user", "content": "hi"} | {f"{number}{'x' * 1000}": 1 for number in range(100)}
+        assert (await served.http.post(CHAT, json={"messages": [message]})).status_code == 200
+    (line,) = [vars(record)["fields"] for record in caplog.records if "ignored" in record.message]
+    assert line["ignored"].startswith("messages[0].0xx") and line["ignored"].endswith(", ...")
+    assert len(line["ignored"]) < 3_000

@@ -56,7 +56,7 @@ def test_settings_of_other_commands_are_ignored_in_the_file_and_the_environment(
     with pytest.raises(ConfigError, match="block_size 3"):
         resolve_settings({}, environ=environ, file=file)
     settings = resolved({"worker_timeout_s": 3.0}, environ, file)
-    assert settings.server(served_model_name="m").max_n == 128
+    assert settings.server(served_model_name="m").max_n == 256
     serving = resolve_settings({"block_size": 16}, environ=environ, file=file)
     assert "workers" not in serving.rows
 

@@ -17,7 +17,7 @@ from motet.api.caller import HEADER, ApiKeys, RequestIds, new_router
 from motet.api.chat import chat_router
 from motet.api.completions import completion_router
 from motet.api.engine_routes import engine_router
-from motet.api.failure import add_error_handlers, body_too_large, error_response
+from motet.api.failure import ErrorResponse, add_error_handlers, body_too_large
 from motet.api.generate import generate_router
 from motet.api.models import models_router
 from motet.api.operators import admin_router, membership_router
@@ -100,7 +100,7 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isdigit() and int(announced) > self._max_bytes:
-            await error_response(body_too_large(self._max_bytes))(scope, receive, send)
+            await ErrorResponse(body_too_large(self._max_bytes))(scope, receive, send)
             return
         num_read = 0
 

@@ -4,6 +4,7 @@ RequestIds   every request has an id, in its answer and in its log lines; a bug 
              own `x-request-id` is kept if it is short and printable. HTTP figures are counted here, where the
              status of every response passes by
 ApiKeys      with keys set, all but the open routes need one of them, and operators' routes the operators' key
+RefusalLog   a refused request has a line in the log; a flood of them has a few, and one with their number
 new_router   what the routes of this server are hung on; those that generate are a PostRoute with_body
 caller_of    the ids that go along with a group to its engine, to other servers and into the log
 """
@@ -13,8 +14,9 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import anyio
@@ -26,9 +28,11 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.admission import ANONYMOUS
-from motet.api.failure import error_response, schema_failure, validation_failure
-from motet.errors import RequestError, UnauthorizedError
+from motet.api.failure import ErrorResponse, error_body, schema_failure, validation_failure
+from motet.api.schemas.shared import ignored_paths
+from motet.errors import OverloadedError, RequestError, UnauthorizedError
 from motet.ids import new_request_id
+from motet.log import printable
 from motet.metrics.prometheus import Metrics
 
 log = logging.getLogger("motet.api")
@@ -44,6 +48,10 @@ NO_KEY = (
 )
 WRONG_KEY = "Incorrect API key provided."
 NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
+
+MAX_NAMES = 20
+MAX_NAME_CHARS = 100
+"""Limits on lines of the log with the client's own names of fields and routes."""
 
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -112,14 +120,26 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
         try:
             if not _JSON_TYPE.match(request.headers.get("content-type", "")):
                 raise ValueError("the content type is not JSON's")
-            body = schema.model_validate(json.loads(await body_of(request)))
+            given = json.loads(await body_of(request))
+            body = schema.model_validate(given)
         except ValidationError as error:
             raise schema_failure(error) from error
         except (ValueError, RecursionError) as error:  # the body is no JSON
             raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
+        if log.isEnabledFor(logging.DEBUG):
+            _log_ignored(given, body, request)
         return await answer(body, request)
 
     return handle
+
+
+def _log_ignored(given: object, body: BaseModel, request: Request) -> None:
+    """Writes one line with the places of the fields that nothing reads, if there are any."""
+    paths = [*islice(ignored_paths(given, body), MAX_NAMES + 1)]
+    if paths:
+        names = ", ".join(path[:MAX_NAME_CHARS] for path in paths[:MAX_NAMES]) + ", ..." * (len(paths) > MAX_NAMES)
+        fields = {"request_id": request.state.trace, "route": request.url.path, "ignored": names}
+        log.debug("fields of a request are ignored", extra={"fields": fields})
 
 
 def body_send(scope: Scope) -> Send:
@@ -153,12 +173,37 @@ async def while_client_stays(receive: Receive, work: Coroutine[None, None, None]
         working.result()
 
 
+class RefusalLog:
+    """Writes a line for each refused request, `most` at the most in a window, and then how many had none."""
+
+    def __init__(self, *, most: int = 10, window_s: float = 1.0) -> None:
+        self._most = most
+        self._window_s = window_s
+        self._window: asyncio.TimerHandle | None = None
+        self._num_refused = 0
+        """Refused requests of the window that is open."""
+
+    def write(self, fields: Mapping[str, str | int | None]) -> None:
+        if self._window is None:
+            self._window = asyncio.get_running_loop().call_later(self._window_s, self._end_window)
+        self._num_refused += 1
+        if self._num_refused <= self._most:
+            log.info("request refused", extra={"fields": fields})
+
+    def _end_window(self) -> None:
+        if self._num_refused > self._most:
+            left_out = {"requests": self._num_refused - self._most}
+            log.info("more requests refused, without a line of their own", extra={"fields": left_out})
+        self._window, self._num_refused = None, 0
+
+
 class RequestIds:
     """ASGI middleware, the outermost one."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(HEADER, "")
@@ -178,11 +223,25 @@ class RequestIds:
         except Exception as error:
             log.exception("a request failed", extra={"fields": {"request_id": trace}})
             if status is None:
-                await error_response(error)(scope, receive, send_with_id)
+                await ErrorResponse(error)(scope, receive, send_with_id)
         finally:
             route = scope.get("route")
             handler = route.path if isinstance(route, Route) else "none"
             self._metrics.http_request(handler=handler, method=scope["method"], status=status or CLIENT_GONE)
+            if isinstance(refusal := scope["state"].get("error"), RequestError | OverloadedError):
+                self._log_refusal(refusal, scope)
+
+    def _log_refusal(self, refusal: RequestError | OverloadedError, scope: Scope) -> None:
+        told = error_body(refusal)
+        self._refusals.write(
+            {
+                "request_id": scope["state"]["trace"],
+                "route": printable(f"{scope['method']} {scope['path']}", most=MAX_NAME_CHARS),
+                "status": refusal.status,
+                "code": told.code and printable(told.code, most=MAX_NAME_CHARS),
+                "param": told.param and printable(told.param, most=MAX_NAME_CHARS),
+            }
+        )
 
 
 class ApiKeys:
@@ -199,7 +258,7 @@ class ApiKeys:
         try:
             self._check(scope)
         except UnauthorizedError as error:
-            await error_response(error)(scope, receive, send)
+            await ErrorResponse(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from motet.errors import BodyTooLargeError, MethodNotAllowedError, MotetError, NotFoundError, RequestError
 
@@ -91,12 +92,20 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def error_response(error: Exception) -> Response:
-    headers = {}
-    if isinstance(error, MotetError) and error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
-    status = error.status if isinstance(error, MotetError) else 500
-    return Response(error_json(error), status, headers, media_type="application/json")
+class ErrorResponse(Response):
+    """Leaves its error in the state of the request, for the line of the log that `RequestIds` writes."""
+
+    def __init__(self, error: Exception) -> None:
+        headers = {}
+        if isinstance(error, MotetError) and error.retry_after_s is not None:
+            headers["retry-after"] = str(error.retry_after_s)
+        status = error.status if isinstance(error, MotetError) else 500
+        super().__init__(error_json(error), status, headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["error"] = self._error
+        await super().__call__(scope, receive, send)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -105,7 +114,7 @@ def add_error_handlers(app: FastAPI) -> None:
             error = validation_failure(error.errors())
         elif isinstance(error, HTTPException):
             error = http_failure(request, error)
-        return error_response(error)
+        return ErrorResponse(error)
 
     for kind in (MotetError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, on_error)

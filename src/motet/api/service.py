@@ -109,9 +109,10 @@ class Service:
         """Raises if a request may not have this many prompts with `n` choices each (at most `most`), or would not be
         let in now. Called early, it saves reading prompts in vain. `prompt_param`, `count_param`: named in errors."""
         if n > most:
+            flag = "--max-n" if most == self.config.max_n else "--max-num-seqs"
             raise RequestError(
                 f"Invalid '{count_param}': integer above maximum value. Expected a value <= {most}, "
-                f"but got {n} instead.",
+                f"but got {n} instead. The server's {flag} sets the most.",
                 param=count_param,
                 code="integer_above_max_value",
             )

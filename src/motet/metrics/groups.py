@@ -23,7 +23,7 @@ INFINITY = "+Inf"
 LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 STEP_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 TOKENS = (1.0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-CHOICES = (1.0, 2, 4, 8, 16, 32, 64, 128)
+CHOICES = (1.0, 2, 4, 8, 16, 32, 64, 128, 256)
 
 FIRST_TOKEN = histogram(
     "time_to_first_token_seconds", "seconds", "Time to the first token of a group's first choice.", bounds=LATENCY_S

@@ -168,7 +168,7 @@ def check_rules(settings: Settings) -> None:
 
 
 def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Fits defaults to values that were set: `--max-num-seqs 64` alone lowers the default of `max_n` from 128."""
+    """Fits defaults to values that were set: `--max-num-seqs 64` alone lowers the default of `max_n` from 256."""
     fitted = dict(rows)
     for name, other, bound in FITTED:
         if not {name, other} <= fitted.keys():

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from motet.api.failure import Misfit, invalid_value, missing_parameter, unknown_parameter
 from motet.api.schemas.shared import (
@@ -13,6 +13,7 @@ from motet.api.schemas.shared import (
     FormattedFields,
     GeneratingFields,
     JsonObject,
+    OpenSchema,
     Schema,
     TextOrObject,
     in_range,
@@ -21,10 +22,8 @@ from motet.errors import RequestError
 from motet.text.tools.base import Tool, ToolMode, ToolRules
 
 
-class ContentPart(Schema):
+class ContentPart(OpenSchema):
     """A part of a message, or of an item of a Response. Only text is taken; another kind is named in the refusal."""
-
-    model_config = ConfigDict(extra="allow")
 
     texts: ClassVar[tuple[str, ...]] = ("text",)
     """The types of parts that are text; so is a refusal, everywhere."""
@@ -40,8 +39,6 @@ class ContentPart(Schema):
         name = "refusal" if self.type == "refusal" else "text"
         if getattr(self, name) is None:
             raise Misfit(missing_parameter, name)
-        for extra in self.model_extra or {}:
-            raise Misfit(unknown_parameter, extra)
         return self
 
 
@@ -54,22 +51,18 @@ def joined(parts: Sequence[ContentPart]) -> str:
     return "\n".join((part.text if part.text is not None else part.refusal) or "" for part in parts)
 
 
-class CalledFunction(Schema):
+class CalledFunction(OpenSchema):
     name: str
     arguments: TextOrObject = "{}"
     """JSON text as in the answer, or the object itself."""
 
-    ignored = frozenset({"parsed_arguments"})
 
-
-class CalledTool(Schema):
-    """A call of an earlier turn, as the answer had it; fields that clients add are ignored."""
+class CalledTool(OpenSchema):
+    """A call of an earlier turn, as the answer had it."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-
-    ignored = frozenset({"index"})
 
     def for_template(self) -> dict[str, object]:
         return self.model_dump(exclude={"id"} if self.id is None else None)
@@ -80,7 +73,7 @@ def as_parts(kind: str) -> BeforeValidator:
     return BeforeValidator(lambda said: [{"type": kind, "text": said}] if isinstance(said, str) else said)
 
 
-class Message(Schema):
+class Message(OpenSchema):
     """One turn. An answer of this server may be sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -93,7 +86,6 @@ class Message(Schema):
     reasoning: str | None = None
     """Another name for `reasoning_content`, which wins if both are given."""
 
-    ignored = frozenset({"annotations", "parsed"})
     refused = frozenset({"audio", "function_call"})
 
     @model_validator(mode="after")
@@ -124,7 +116,7 @@ MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class FunctionField(Schema):
+class FunctionField(OpenSchema):
     name: FunctionName
     description: Annotated[str, TOLD] | None = None
     parameters: JsonObject = Field(default_factory=dict)
@@ -145,7 +137,7 @@ def _no_object(param: str, name: str, *, kind: str) -> RequestError:
     return RequestError(message, param=param, code="invalid_function_parameters")
 
 
-class ToolField(Schema):
+class ToolField(OpenSchema):
     type: Literal["function"]
     function: FunctionField
 

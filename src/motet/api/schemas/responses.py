@@ -10,72 +10,59 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.failure import Misfit, invalid_type, invalid_value, unsupported_parameter
 from motet.api.schemas.chat import MAX_TOOLS, ContentPart, as_choice, as_parts
-from motet.api.schemas.shared import IGNORED_FIELDS, GeneratingFields, Schema, StructuredFields, in_range
+from motet.api.schemas.shared import IGNORED_FIELDS, GeneratingFields, OpenSchema, Schema, StructuredFields, in_range
 from motet.errors import RequestError
 
 OF_KEPT = frozenset({"conversation", "previous_response_id", "prompt", "prompt_cache_options"})
 """Fields that refer to things that a server keeps."""
-OF_ITEMS = frozenset({"id", "status"})
-"""Fields of output items that are ignored when clients send the items back."""
 
 
 class TextPart(ContentPart):
     """A part of a message, or of a tool's output."""
 
     texts = ("input_text", "output_text")
-    ignored = frozenset({"annotations", "logprobs", "parsed"})
 
 
 TextParts = Annotated[list[TextPart], as_parts("input_text")]
 """A string, or parts."""
 
 
-class EarlierItem(Schema):
-    """An item of `input`: what was said, thought, called or answered in earlier turns."""
-
-    ignored = OF_ITEMS
-
-
-class MessageInput(EarlierItem):
+class MessageInput(OpenSchema):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: TextParts
 
-    ignored = OF_ITEMS | {"phase"}
 
-
-class CallInput(EarlierItem):
+class CallInput(OpenSchema):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
 
-    ignored = OF_ITEMS | {"parsed_arguments"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"async": (False,), "caller": ({"type": "direct"},)}
     refused = frozenset({"namespace"})
 
 
-class CallOutputInput(EarlierItem):
+class CallOutputInput(OpenSchema):
     type: Literal["function_call_output"]
     call_id: str
     output: TextParts
 
-    ignored = OF_ITEMS | {"name"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": ({"type": "direct"},)}
     refused = frozenset({"namespace"})
 
 
-class ThoughtItem(Schema):
+class ThoughtItem(OpenSchema):
     type: Literal["reasoning_text", "text"]
     text: str
 
 
-class Summary(Schema):
+class Summary(OpenSchema):
     type: Literal["summary_text"]
     text: str
 
 
-class ReasoningInput(EarlierItem):
+class ReasoningInput(OpenSchema):
     type: Literal["reasoning"]
     content: list[ThoughtItem] = Field(default_factory=list)
     summary: list[Summary] = Field(default_factory=list)
@@ -123,7 +110,7 @@ def as_items(value: object) -> object:
 NOT_KEPT = "this server keeps no responses; send the whole conversation in 'input'"
 
 
-class FunctionTool(Schema):
+class FunctionTool(OpenSchema):
     """A tool in its flat form."""
 
     type: Literal["function"]

@@ -1,11 +1,12 @@
 """What the bodies of all routes have in common: strict types, and no field that is accepted and then not honoured.
 
 A field whose value is null counts as absent. Any other is either a field of the model, or ignored (listed in
-docs/api.md), or accepted only with a value that asks for nothing, or refused with a 400 that names it.
+docs/api.md), or accepted only with a value that asks for nothing, or refused with a 400 that names it. Inside messages,
+items and tools (`OpenSchema`) a field that the model lacks is ignored.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_type_hints
 
 from pydantic import (
@@ -28,7 +29,7 @@ IGNORED_FIELDS = frozenset({"user", "metadata", "service_tier", "prompt_cache_ke
 
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 64
 
 T = TypeVar("T")
 
@@ -67,12 +68,32 @@ class Schema(BaseModel):
         raise Misfit(unsupported_parameter, name, f"is not supported by this server{why}")
 
 
+class OpenSchema(Schema):
+    """A message, an item, a tool, or a part of one. Clients add fields of their own, which are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def ignored_paths(given: object, body: object, path: str = "") -> Iterator[str]:
+    """Yields where the JSON of a request has fields that an `OpenSchema` of its checked body lacks."""
+    if isinstance(given, dict) and isinstance(body, Schema):
+        for name, value in given.items():
+            inner = f"{path}.{name}" if path else name
+            if name in type(body).model_fields:
+                yield from ignored_paths(value, getattr(body, name), inner)
+            elif isinstance(body, OpenSchema) and value is not None:
+                yield inner
+    elif isinstance(given, list) and isinstance(body, list):
+        for number, (value, read) in enumerate(zip(given, body, strict=False)):
+            yield from ignored_paths(value, read, f"{path}[{number}]")
+
+
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1)]],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    Field(min_length=1, max_length=MAX_STOP_STRINGS),
+    Field(max_length=MAX_STOP_STRINGS),
 ]
-"""One string or a list of 1 to 4."""
+"""One string or a list of up to 64."""
 
 
 def schema_text(schema: object) -> str:
