@@ -30,6 +30,7 @@ SERVE: Final = (ServerCommand.SERVE,)
 GATEWAY: Final = (ServerCommand.GATEWAY,)
 RAY: Final = (ServerCommand.RAY,)
 ENGINES: Final = SERVE + RAY
+HTTP_OURS: Final = SERVE + GATEWAY
 EVERY: Final = tuple(ServerCommand)
 
 
@@ -446,7 +447,16 @@ class ServerConfig:
         zero="any number",
     )
     max_body_bytes: int = setting(
-        32 * 2**20, "Greatest size of a request's body.", panel=Panel.LIMITS, unit="bytes", least=1
+        8 * 2**20, "Greatest size of a request's body.", panel=Panel.LIMITS, unit="bytes", least=1
+    )
+    max_open_body_bytes: int = setting(
+        2**28, "Memory for bodies under way; one more is answered 503.", panel=Panel.LIMITS, unit="bytes", least=1
+    )
+    max_connections: int = setting(
+        8192, "Connections of clients; half of the open files at most.", commands=HTTP_OURS, panel=Panel.LIMITS, least=1
+    )
+    receive_timeout_s: float = setting(
+        60.0, "Time for a request's head, then for its body, to come.", commands=HTTP_OURS, panel=Panel.LIMITS, above=0
     )
     drain_timeout_s: float = setting(
         30.0, "Time that a stopping server or replica gives its running answers.", panel=Panel.PROCESS, least=0

@@ -106,7 +106,7 @@ async def test_a_list_of_another_length_is_refused_and_released(served: Served, 
 
 
 async def test_a_list_that_is_longer_than_any_group_is_not_even_read(served: Served) -> None:
-    """Each entry may name another host to call: a body of 32 MB would be a hundred thousand calls."""
+    """Each entry may name another host to call: a body of 8 MB would be 25,000 calls."""
     (ticket,) = granted(served)
     assert (await served.complete(PROMPT, kv_transfer_params=wire([ticket] * 257))).status_code == 400
     assert served.engine.released == []

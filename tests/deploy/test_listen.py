@@ -5,18 +5,20 @@ import gc
 import logging
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.logging import TRACE_LOG_LEVEL
 
 from motet.api.caller import WRITE_EXTENSION
-from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_at, url_of
+from motet.config import ServerConfig
+from motet.deploy.connection import connection_limits
+from motet.deploy.listen import allow_open_files, listen, port_of, url_at, url_of
 from motet.deploy.server import freeze_heap
 from motet.errors import ConfigError
+from tests.deploy.listening import serving
 
 NOFILE = resource.RLIMIT_NOFILE
 
@@ -124,22 +126,6 @@ async def test_the_extension_waits_for_a_slow_reader_and_for_none_that_has_left(
     await asyncio.wait_for(gone.wait(), 10)
 
 
-@asynccontextmanager
-async def serving(app: ASGIApp) -> AsyncIterator[tuple[HttpServer, asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Serves an app, and yields a connection to it."""
-    with listen("127.0.0.1", 0) as listener:
-        server = HttpServer(app)
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
-        try:
-            yield server, reader, writer
-        finally:
-            writer.close()
-            await writer.wait_closed()
-            server.stop()
-            await running
-
-
 @pytest.fixture
 def hard() -> Iterator[int]:
     """Lowers this process's own limit for the length of a test, and yields the system's."""
@@ -158,6 +144,13 @@ def test_a_limit_is_raised_no_further_than_the_system_allows(hard: int) -> None:
     wanted, given = (700, 700) if hard == resource.RLIM_INFINITY else (hard + 1, hard)
     assert allow_open_files(wanted) == given
     assert resource.getrlimit(NOFILE) == (given, hard)
+
+
+def test_connections_leave_half_of_the_open_files_to_workers(hard: int) -> None:
+    def most(wanted: int) -> int:
+        return connection_limits(ServerConfig(served_model_name="", max_connections=wanted)).max_connections
+
+    assert (most(100), most(1000)) == (100, 256)
 
 
 def test_a_higher_limit_is_left_alone(hard: int) -> None:

@@ -1,7 +1,7 @@
 """The HTTP application: routes, what surrounds them, and how errors look.
 
 RequestIds ─► CORS ─► ApiKeys ─► BodyLimit ─► routes
-id, last      browsers  401        413          chat, completions, responses, generate, tokens, models,
+id, last      browsers  401        413, 503     chat, completions, responses, generate, tokens, models,
 resort 500                                     admin, membership, engine
 """
 
@@ -34,6 +34,10 @@ ROUTERS = (
     membership_router,
     engine_router,
 )
+
+SMALL_BODY_BYTES = 64 * 1024
+"""Uvicorn reads as much of a body before anybody asks for it."""
+NO_ROOM = "The bodies of requests under way fill the memory that this server has for them. Try again later."
 
 
 class App(FastAPI):
@@ -86,31 +90,48 @@ def _middleware(service: Service) -> list[Middleware]:
         )
     if config.api_keys or config.admin_key:
         layers.append(Middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_key))
-    layers.append(Middleware(BodyLimit, max_bytes=config.max_body_bytes))
+    layers.append(Middleware(BodyLimit, max_bytes=config.max_body_bytes, max_open_bytes=config.max_open_body_bytes))
     return layers
 
 
 class BodyLimit:
-    """ASGI middleware. Refuses a body that is too large: before a byte is read if its length is announced."""
+    """ASGI middleware. Refuses a body that is too large: before a byte is read if its length is announced. All bodies
+    together have `max_open_bytes`; the first `SMALL_BODY_BYTES` of each do not count, so that short requests get in
+    while others send long ones."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_open_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._free_bytes = max_open_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isdigit() and int(announced) > self._max_bytes:
             await ErrorResponse(body_too_large(self._max_bytes))(scope, receive, send)
             return
-        num_read = 0
+        num_read = num_held = 0
 
         async def receive_counted() -> Message:
             """Raises HTTPException to whoever reads the body: the framework turns any other error into a 400."""
-            nonlocal num_read
+            nonlocal num_read, num_held
             message = await receive()
             num_read += len(message.get("body", b""))
             if num_read > self._max_bytes:
                 raise HTTPException(413, body_too_large(self._max_bytes).message)
+            if (more := num_read - SMALL_BODY_BYTES - num_held) > 0:
+                if more > self._free_bytes:
+                    raise HTTPException(503, NO_ROOM)
+                self._free_bytes -= more
+                num_held += more
             return message
 
-        await self._app(scope, receive_counted, send)
+        def release() -> None:
+            nonlocal num_held
+            self._free_bytes += num_held
+            num_held = 0
+
+        scope["state"]["release_body"] = release
+        try:
+            await self._app(scope, receive_counted, send)
+        finally:
+            release()

@@ -98,11 +98,21 @@ def is_id(text: str) -> bool:
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns the body, which the request keeps for whoever reads it next."""
+    """Returns the body, which the request keeps for whoever reads it next, until `drop_body`."""
+    state = request.scope["state"]
     try:
-        return await request.body()
+        if "body" not in state:
+            state["body"] = b"".join([piece async for piece in request.stream()])
+        body: bytes = state["body"]
+        return body
     except ClientDisconnect as error:
         raise RequestError("The client left before the body was complete.") from error
+
+
+def drop_body(request: Request) -> None:
+    """Frees the body and its part of the memory for bodies: the request itself lives as long as its answer."""
+    request.scope["state"].pop("body", None)
+    request.scope["state"]["release_body"]()
 
 
 class PostRoute(Route):
@@ -128,7 +138,9 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
             raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
         if log.isEnabledFor(logging.DEBUG):
             _log_ignored(given, body, request)
-        return await answer(body, request)
+        response = await answer(body, request)
+        drop_body(request)
+        return response
 
     return handle
 

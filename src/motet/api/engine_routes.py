@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.admission import Place
 from motet.api.answer import AnswerWriter, GeneratedResponse
-from motet.api.caller import body_of, caller_of, is_id, new_router
+from motet.api.caller import body_of, caller_of, drop_body, is_id, new_router
 from motet.api.collect import WholeWriter
 from motet.api.failure import INTERNAL, invalid_value
 from motet.api.groups import AnswerGroup, GroupAccount, Take, TokenGroup
@@ -300,6 +300,7 @@ async def read_body(request: Request, kind: type[T]) -> T:
             code="engine_protocol",
         )
     body = await body_of(request)
+    drop_body(request)
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except UNREADABLE as error:

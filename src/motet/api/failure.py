@@ -19,7 +19,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.errors import BodyTooLargeError, MethodNotAllowedError, MotetError, NotFoundError, RequestError
+from motet.errors import (
+    BodyTooLargeError,
+    MethodNotAllowedError,
+    MotetError,
+    NotFoundError,
+    OverloadedError,
+    RequestError,
+)
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -32,7 +39,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 INTERNAL = ErrorBody("The server had an error while processing your request.", MotetError.type, code="internal_error")
 
 MAX_WORDS = 2000
-"""A message or a field's name is cut to this many characters: the wrong value in it may be 32 MB long."""
+"""A message or a field's name is cut to this many characters: the wrong value in it may be megabytes long."""
 
 
 def missing_parameter(param: str) -> RequestError:
@@ -132,11 +139,15 @@ def http_failure(request: Request, error: HTTPException) -> MotetError:
         )
     if error.status_code == 413:
         return BodyTooLargeError(error.detail)
+    if error.status_code == 503:
+        return OverloadedError(error.detail)
     return RequestError(error.detail)
 
 
 def body_too_large(max_bytes: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"The request body is larger than {max_bytes} bytes, the most this server takes.")
+    return BodyTooLargeError(
+        f"The request body is larger than {max_bytes} bytes, the most this server takes (--max-body-bytes)."
+    )
 
 
 Problem = Mapping[str, Any]

@@ -6,11 +6,14 @@ import errno
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from typing import cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from motet.api.caller import WRITE_EXTENSION, Write
+from motet.deploy.connection import Connection, ConnectionLimits
 from motet.errors import ConfigError
 
 Send = Callable[[dict[str, object]], Awaitable[None]]
@@ -74,7 +77,7 @@ class HttpServer(uvicorn.Server):
     It ends when there is nothing to wait for. Uvicorn's own loops look ten times a second, once for each thing.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, app: Callable[..., Awaitable[None]], limits: ConnectionLimits | None = None) -> None:
         """`app`: any ASGI application. In each scope is the extension `WRITE_EXTENSION`."""
 
         async def extended(scope: dict[str, object], *receive_and_send: Send) -> None:
@@ -83,7 +86,7 @@ class HttpServer(uvicorn.Server):
 
         config = uvicorn.Config(
             extended,
-            http="httptools",
+            http=cast(type[asyncio.Protocol], partial(Connection, limits=limits or ConnectionLimits())),
             ws="none",
             lifespan="off",
             log_config=None,

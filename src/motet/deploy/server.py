@@ -28,6 +28,7 @@ from motet.api.app import create_app
 from motet.api.served import Models, one_model
 from motet.api.service import Service
 from motet.deploy.cell import Cell, StartEngine, start_cell
+from motet.deploy.connection import connection_limits
 from motet.deploy.discover import Asking, read_files
 from motet.deploy.gateway import Gateway, WorkersFile
 from motet.deploy.gateway_models import GatewayModels, Tokenizers
@@ -199,7 +200,7 @@ async def serve(
 ) -> Outcome:
     """Serves with these workers until it is told to stop or no engine is left to decode; then closes them."""
     serving = Serving(url_of(listener), create_app(service), service, workforce)
-    http = HttpServer(serving.app)
+    http = HttpServer(serving.app, connection_limits(service.config))
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(workforce.watch())
         ended = tasks.create_task(http.serve(sockets=[listener]))

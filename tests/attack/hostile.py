@@ -1,0 +1,35 @@
+"""What hostile clients send, and what a server tells them."""
+
+import asyncio
+
+MIB = 2**20
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    """Returns the status of the next answer; 0 if the connection ends without one."""
+    try:
+        line = await reader.readline()
+    except ConnectionError:
+        return 0
+    return int(line.split()[1]) if line else 0
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """Returns what still comes before the server ends the connection."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+async def flood(writer: asyncio.StreamWriter, piece: bytes, *, total: int) -> int:
+    """Sends a piece again and again; returns the number of bytes that could be sent."""
+    sent = 0
+    try:
+        while sent < total:
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+    except ConnectionError:
+        pass
+    return sent

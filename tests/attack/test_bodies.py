@@ -1,0 +1,55 @@
+"""Bodies that are large, that have no end, or that come without a key: what they may cost a server, and others."""
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from tests.api.serving import Serving, WatchedEngine, later
+from tests.attack.hostile import MIB, flood, status
+from tests.deploy.listening import left, serving
+
+pytestmark = pytest.mark.anyio
+
+CHUNK = b"10000\r\n" + b"a" * 65536 + b"\r\n"
+KIB = 1024
+
+
+async def test_bodies_under_way_have_one_budget_and_short_ones_get_in_beside_it(serve: Serving) -> None:
+    served = await serve(max_open_body_bytes=200 * KIB)
+    _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b" " * 250 * KIB)
+    await writer.drain()
+    long = "x" * (80 * KIB)
+    while (response := await served.complete(long)).status_code != 503:
+        pass  # until the other body has been read as far as it has come
+    assert later(response) == (503, "1", "overloaded")
+    assert (await served.complete("x")).status_code == 200
+    await left(writer)
+    while (await served.complete(long)).status_code == 503:
+        pass
+    for _ in range(5):  # each gives its part back
+        assert (await served.complete(long)).status_code != 503
+
+
+async def test_a_body_counts_only_until_its_request_has_been_made(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(gated=True), max_open_body_bytes=200 * KIB)
+    padding = {"metadata": {"x": "x" * (200 * KIB)}}
+    running = [await served.engine.begun(served.complete("x", **padding)) for _ in range(3)]
+    served.engine.go()
+    assert [(await task).status_code for task in running] == [200] * 3
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/engine/generate", "/nowhere"])
+async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> None:
+    served = await serve(api_keys=("right",))
+    async with serving(served.app) as (_, reader, writer):
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        tracemalloc.start()
+        try:
+            flooding = asyncio.create_task(flood(writer, CHUNK, total=64 * MIB))
+            assert await status(reader) == 401
+            await flooding
+            assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+        finally:
+            tracemalloc.stop()

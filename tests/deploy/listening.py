@@ -1,0 +1,34 @@
+"""An `HttpServer` of any app on a free loopback port, in the test's own loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from starlette.types import ASGIApp
+
+from motet.deploy.connection import ConnectionLimits
+from motet.deploy.listen import HttpServer, listen, port_of
+
+
+@asynccontextmanager
+async def serving(
+    app: ASGIApp, limits: ConnectionLimits | None = None
+) -> AsyncIterator[tuple[HttpServer, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Serves an app, and yields a connection to it."""
+    with listen("127.0.0.1", 0) as listener:
+        server = HttpServer(app, limits)
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        try:
+            yield server, reader, writer
+        finally:
+            await left(writer)
+            server.stop()
+            await running
+
+
+async def left(writer: asyncio.StreamWriter) -> None:
+    """Ends the client's side, whatever the server has done with the connection."""
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
