@@ -326,7 +326,9 @@ class GatewayConfig:
         above=0,
     )
     upstream_timeout_s: float = setting(
-        300.0, "Time after which a text upstream that sends nothing is given up.", above=0
+        300.0,
+        "Time after which an answer of which its worker sends nothing goes on elsewhere; one of a text upstream ends.",
+        above=0,
     )
     worker_timeout_s: float = setting(
         5.0,
