@@ -1,15 +1,30 @@
 """Log lines: standard library logging, as text for people or one JSON object a line for machines.
 
+A line may quote what a client, a worker or a side channel sent. Both forms escape all in it that could end the line,
+move a terminal's cursor or turn the direction of its text.
+
 Code logs with `logging.getLogger(__name__)` and passes figures as `extra={"fields": {...}}`; both forms show them.
 """
 
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
+
+_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, separators of lines, turns of direction, and halves of surrogate pairs, which are no UTF-8."""
+_TURNS_LINE = frozenset("\n\t")
+
+
+def _escaped(text: str, *, besides: frozenset[str] = frozenset()) -> str:
+    """`besides`: characters to be left as they are."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _ODD.sub(lambda odd: odd[0] if odd[0] in besides else f"\\u{ord(odd[0]):04x}", text)
 
 
 class LogFormat(StrEnum):
@@ -41,7 +56,10 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         pairs = "".join(f" {key}={value}" for key, value in fields_of(record).items())
-        return super().formatMessage(record) + pairs
+        return _escaped(super().formatMessage(record) + pairs)
+
+    def formatException(self, ei: Any) -> str:
+        return _escaped(super().formatException(ei), besides=_TURNS_LINE)
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,4 +72,10 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line | fields_of(record), enc_hook=str).decode()
+        told = {name: _readable(value) for name, value in (line | fields_of(record)).items()}
+        return _escaped(msgspec.json.encode(told, enc_hook=str).decode())
+
+
+def _readable(value: object) -> object:
+    """Returns the value without halves of surrogate pairs, which JSON's encoder refuses."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
