@@ -58,7 +58,7 @@ def test_text_from_outside_stays_in_its_figure_of_one_short_line() -> None:
         if format == LogFormat.JSON:
             assert json.loads(line)["status"] == 400
         else:
-            assert line.partition(' param="a\\"\\\\nINFO ')[2].endswith(f'({len(hostile)} characters)" status=400')
+            assert line.partition(' param="a\\"\\nINFO ')[2].endswith(f'({len(hostile)} characters)" status=400')
 
 
 def test_level_is_kept() -> None:
@@ -66,3 +66,33 @@ def test_level_is_kept() -> None:
     setup_logging(level="warning", stream=stream)
     logging.getLogger("motet.api").info("quiet")
     assert stream.getvalue() == ""
+
+
+HOSTILE = "a\nERROR motet: forged\r\x1b[2J\x9b31m\u2028\u202e\ud800 é"
+SHOWN = r"a\nERROR motet: forged\r\x1b[2J\x9b31m\u2028\u202e\ud800 é"
+QUOTED = '"' + SHOWN.replace(r"\x1b", r"\u001b") + '"'
+
+
+def hostile(format: LogFormat) -> str:
+    stream = io.StringIO()
+    setup_logging(format=format, stream=stream)
+    try:
+        raise ValueError("\x1b[31mred\r")
+    except ValueError:
+        logging.getLogger("motet.api").exception("said %s", HOSTILE, extra={"fields": {"worker": HOSTILE}})
+    written = stream.getvalue()
+    assert not any(odd in written for odd in "\r\x1b\x9b\u2028\u202e\ud800")
+    return written
+
+
+def test_nothing_that_is_quoted_ends_a_text_line_or_moves_the_cursor() -> None:
+    line, _, exception = hostile(LogFormat.TEXT).partition("\n")
+    assert line.endswith(f"said {SHOWN} worker={QUOTED}")
+    assert exception.endswith("ValueError: \\x1b[31mred\\r\n")
+
+
+def test_a_json_line_holds_what_is_quoted_as_escapes() -> None:
+    (line,) = hostile(LogFormat.JSON).splitlines()
+    told = json.loads(line)
+    assert told["message"] == "said " + HOSTILE.replace("\ud800", r"\ud800")
+    assert told["worker"] == HOSTILE.replace("\ud800", r"\ud800")

@@ -19,6 +19,7 @@ from motet.settings.named_worker import by_url, check_urls, check_workers, resou
 from motet.types import Ingress, Policy, Role
 
 MAX_PORT: Final = 65535
+MAX_THREADS: Final = 1024
 PORT: Final = {"least": 0, "most": MAX_PORT, "zero": "any free port"}
 NOT_BLANK: Final = r"[\s\S]*\S[\s\S]*"
 ONE_ADDRESS: Final = r"(?!\s*(0\.0\.0\.0|::|\*)\s*$)" + NOT_BLANK
@@ -139,6 +140,8 @@ class EngineConfig:
         flag="--threads",
         unset="all cores, shared evenly by the engines of a cell; on Ray, --cpus-per-worker",
         least=1,
+        most=MAX_THREADS,
+        because="threads beyond the machine's cores only wait for each other",
     )
     enforce_eager: bool = setting(False, "Run a GPU without CUDA graphs: launch every operator by itself.")
     role: Role = setting(
@@ -327,7 +330,9 @@ class GatewayConfig:
         above=0,
     )
     upstream_timeout_s: float = setting(
-        300.0, "Time after which a text upstream that sends nothing is given up.", above=0
+        300.0,
+        "Time after which an answer of which its worker sends nothing goes on elsewhere; one of a text upstream ends.",
+        above=0,
     )
     worker_timeout_s: float = setting(
         5.0,

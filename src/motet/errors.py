@@ -18,6 +18,7 @@
     ├── EngineError               500  the engine failed this group
     │   ├── EngineDiedError       503  the engine's process is gone: the group may be resumed elsewhere
     │   │   ├── EngineSilentError      the engine gives no sign of life
+    │   │   ├── WorkerFaultError       a server elsewhere sent what cannot be right; it is left alone for a while
     │   │   └── NoWorkerError          there is no worker that could take the group
     │   ├── WorkerLeavingError    503  the worker is leaving: the group may be resumed elsewhere
     │   ├── OtherServerError      500  a server elsewhere is of another kind than expected
@@ -146,6 +147,9 @@ class EngineDiedError(EngineError, status=503, code="engine_died", may_retry=Tru
 
 
 class EngineSilentError(EngineDiedError, code="engine_silent"): ...
+
+
+class WorkerFaultError(EngineDiedError, code="worker_fault"): ...
 
 
 class NoWorkerError(EngineDiedError, code="no_worker", retry_after_s=2): ...

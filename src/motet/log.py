@@ -1,6 +1,8 @@
-"""Log lines: standard library logging, as text for people or one JSON object a line for machines.
+"""Log lines: text for people by default, one JSON object a line for machines with `--log-format json`.
 
-Code logs with `logging.getLogger(__name__)` and passes figures as `extra={"fields": {...}}`; both forms show them.
+What lines quote comes from clients and workers, so it is escaped: no name or message of theirs can begin a line, move a
+terminal's cursor or turn the direction of writing. Code logs with `logging.getLogger(__name__)` and passes figures as
+`extra={"fields": {...}}`; both forms show them.
 """
 
 import json
@@ -8,7 +10,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -37,19 +39,23 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
     return fields if isinstance(fields, dict) else {}
 
 
-def printable(text: str, *, most: int = MAX_FIELD_CHARS) -> str:
-    """Returns a text as one line of at most `most` characters. Control characters, invisible ones and halves of
-    surrogate pairs are escaped, so that no text from outside can end a line, or write to a terminal."""
-    if len(text) > most:
-        text = f"{text[:most]}... ({len(text)} characters)"
+def cut(text: str, most: int) -> str:
+    """Returns at most `most` characters of a text, and how many it has if these are not all."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def _escaped(text: str, *, besides: str = "") -> str:
+    """Escapes control characters, invisible ones and halves of surrogate pairs. `besides`: these stay as they are."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() or char in besides else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def _shown(value: object) -> str:
     """Returns a figure for a line of text, in quotes if it could be read as several."""
-    text = printable(str(value))
+    text = cut(str(value), MAX_FIELD_CHARS)
     return json.dumps(text, ensure_ascii=False) if any(mark in text for mark in ' ="') else text
 
 
@@ -61,7 +67,10 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         pairs = "".join(f" {key}={_shown(value)}" for key, value in fields_of(record).items())
-        return super().formatMessage(record) + pairs
+        return _escaped(super().formatMessage(record) + pairs)
+
+    def formatException(self, ei: Any) -> str:
+        return _escaped(super().formatException(ei), besides="\n\t")
 
 
 class JsonFormatter(logging.Formatter):
@@ -70,10 +79,16 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _readable(record.getMessage()),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _readable(self.formatException(record.exc_info))
         for key, value in fields_of(record).items():
-            line[key] = printable(value) if isinstance(value, str) else value
-        return msgspec.json.encode(line, enc_hook=str).decode()
+            line[key] = _readable(cut(value, MAX_FIELD_CHARS)) if isinstance(value, str) else value
+        text = msgspec.json.encode(line, enc_hook=str).decode()
+        return text if text.isprintable() else json.dumps(json.loads(text))
+
+
+def _readable(text: str) -> str:
+    """Returns a text without halves of surrogate pairs, which msgspec's encoder refuses."""
+    return text.encode(errors="backslashreplace").decode()

@@ -1,5 +1,16 @@
-"""Servers of tests/api, for hostile clients."""
+"""Servers for hostile clients and before hostile workers."""
+
+from pathlib import Path
+
+import pytest
 
 from tests.api.conftest import anyio_backend, serve, served, tokenizer
+from tests.tiny_tokenizer import save_tiny_tokenizer
 
 __all__ = ["anyio_backend", "serve", "served", "tokenizer"]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights."""
+    return save_tiny_tokenizer(tmp_path_factory.mktemp("model"))

@@ -225,15 +225,6 @@ def test_a_worker_with_an_unexpected_role_is_not_used_and_decides_nothing_about_
     assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
 
 
-@pytest.mark.parametrize("field", ["block_size", "num_blocks", "max_num_seqs", "max_model_len"])
-@pytest.mark.parametrize("kind", [EngineKind.MOTET, EngineKind.VLLM])
-def test_a_worker_whose_report_lacks_a_needed_value_is_not_used(field: str, kind: EngineKind) -> None:
-    likeness = Likeness()
-    says = f"it reports {field} 0, which must be at least 1"
-    assert likeness.problem(newcomer(), reported(fake_info(), kind=kind, **{field: 0}), role=None) == says
-    assert likeness.problem(newcomer(), reported(fake_info(), kind=kind), role=None) is None
-
-
 def test_a_text_upstream_reports_no_sizes() -> None:
     info = msgspec.structs.replace(fake_info(), kind=EngineKind.OPENAI)
     assert Likeness().problem(newcomer(), reported(info, num_blocks=0, max_num_seqs=0), role=None) is None

@@ -3,14 +3,12 @@
 import asyncio
 import logging
 
-import msgspec
 import pytest
 
-from motet.deploy.discover import Likeness
 from motet.deploy.remote_keeper import BUSY, HEARTBEAT_S
 from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, WorkerFaultError
 from tests.deploy.kept import ID, SILENCE_S, URL, Kept, report
 
 pytestmark = pytest.mark.anyio
@@ -129,16 +127,28 @@ async def test_a_worker_that_does_not_fit_is_dead_and_logged_once(kept: Kept, ca
     assert kept.engines == []
 
 
-async def test_a_worker_that_no_longer_reports_a_block_size_is_dead_and_its_groups_go_elsewhere(kept: Kept) -> None:
-    """It used to join, and the gateway's queue divided by its block size."""
-    wrong = report()
-    wrong = msgspec.structs.replace(wrong, info=msgspec.structs.replace(wrong.info, block_size=0))
+async def test_a_worker_that_reports_what_cannot_be_is_dead_and_its_groups_go_elsewhere(kept: Kept) -> None:
+    await kept.look(report(), WorkerFaultError("it reports block_size 0"))
+    assert (kept.state(), kept.member.note) == (WorkerState.DEAD, "it reports block_size 0")
+    assert [type(error) for error in kept.engine.losses] == [WorkerFaultError]
     await kept.look(report())
-    kept.problem = Likeness().problem(ID, wrong, role=None)
-    await kept.look(wrong)
-    assert kept.state() is WorkerState.DEAD
-    assert kept.member.note.endswith("it reports block_size 0, which must be at least 1")
-    assert [type(error) for error in kept.engine.losses] == [EngineDiedError]
+    assert (kept.state(), kept.member.note) == (WorkerState.READY, "")
+
+
+async def test_a_worker_with_a_wrong_answer_is_left_alone_for_a_while_and_longer_each_time(kept: Kept) -> None:
+    await kept.look(report())
+    for pause_s in (2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+        kept.fleet.distrust(ID, why="the worker sent nonsense")
+        kept.fleet.distrust(ID, why="another group got nonsense too")
+        await kept.look(report(), each_s=pause_s - 0.1)
+        assert (kept.state(), kept.member.note) == (WorkerState.DEAD, "the worker sent nonsense")
+        await kept.look(report(), each_s=0.2)
+        assert (kept.state(), kept.member.note) == (WorkerState.READY, "")
+    assert {type(error) for error in kept.engine.losses} == {WorkerFaultError}  # its other groups
+    kept.now_s += 60.0
+    kept.fleet.distrust(ID, why="it was good for a minute")
+    await kept.look(report(), each_s=2.1)
+    assert kept.state() is WorkerState.READY
 
 
 @pytest.mark.parametrize("error", [EngineError("it speaks protocol 2"), MotetError("anything")], ids=str)

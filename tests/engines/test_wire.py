@@ -1,15 +1,40 @@
 """The frames of our engine protocol are read the same however bytes are cut, and errors keep all their fields."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motet import errors
-from motet.engines.wire import MAX_FRAME_BYTES, PROTOCOL, CarriedError, Frame, FrameReader, frame
-from motet.errors import EngineError, MotetError, OverloadedError, RequestError, UpstreamRefusalError
-from motet.ids import RequestId
-from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
+from motet.engines.base import WorkerState
+from motet.engines.wire import (
+    MAX_FRAME_BYTES,
+    MAX_MESSAGE_CHARS,
+    MAX_MODELS,
+    PROTOCOL,
+    CarriedError,
+    EngineReport,
+    Frame,
+    FrameReader,
+    checked,
+    frame,
+)
+from motet.errors import EngineError, MotetError, OverloadedError, RequestError, UpstreamRefusalError, WorkerFaultError
+from motet.ids import ModelName, RequestId
+from motet.testing.engine import fake_info
+from motet.types import (
+    ChoiceDelta,
+    EngineKind,
+    EngineStats,
+    Finish,
+    FinishReason,
+    GroupDelta,
+    ModelCard,
+    PromptReport,
+    TokenLogprob,
+)
 
 tokens = st.integers(0, 2**32 - 1)
 logprobs = st.builds(
@@ -107,3 +132,53 @@ def test_fields_that_a_newer_version_adds_are_ignored() -> None:
 def test_fields_that_an_older_version_does_not_send_have_their_defaults() -> None:
     wire = msgspec.msgpack.encode(["RequestError", "no", "n"])
     assert msgspec.msgpack.decode(wire, type=CarriedError) == CarriedError("RequestError", "no", "n")
+
+
+def report(**facts: Any) -> EngineReport:
+    honest = EngineReport(version="0", engine_id="e", state=WorkerState.READY, info=fake_info(), stats=EngineStats())
+    return msgspec.structs.replace(honest, **facts)
+
+
+def sized(**sizes: Any) -> EngineReport:
+    return report(info=msgspec.structs.replace(fake_info(), **sizes))
+
+
+def serving(*names: str, max_model_len: int = 100) -> EngineReport:
+    return report(models=tuple([ModelCard(name=ModelName(name), max_model_len=max_model_len) for name in names]))
+
+
+UNTRUE: dict[str, tuple[EngineReport, str]] = {
+    "block_size 0": (sized(block_size=0), "block_size 0; 1 to 65536 is allowed"),
+    "block_size negative": (sized(block_size=-16), "block_size -16"),
+    "max_num_seqs 0": (sized(max_num_seqs=0), "max_num_seqs 0"),
+    "max_model_len 0": (sized(max_model_len=0), "max_model_len 0"),
+    "max_model_len absurd": (sized(max_model_len=2**62), f"max_model_len {2**62}"),
+    "num_blocks 0": (sized(num_blocks=0), "num_blocks 0"),
+    "vocab_size 0": (sized(vocab_size=0, eos_token_ids=()), "vocab_size 0"),
+    "end outside": (sized(eos_token_ids=(512,)), "end-of-sequence tokens that are not in its vocabulary"),
+    "kind": (sized(kind=EngineKind.OPENAI), "the kind openai"),
+    "a line end in its name": (sized(model="a\nb"), "printable characters"),
+    "an endless name": (sized(model="a" * 10**5), "printable characters"),
+    "many models": (serving(*map(str, range(MAX_MODELS + 1))), f"{MAX_MODELS + 1} models"),
+    "a nameless model": (serving(""), "a model without a name"),
+    "a model without length": (serving("a", max_model_len=0), "possible max_model_len"),
+    "negative figures": (report(stats=EngineStats(choices_running=-5)), "a figure choices_running"),
+    "not a number": (report(stats=EngineStats(transfer_seconds_sum=float("nan"))), "a figure transfer_seconds_sum"),
+    "endless labels": (report(stats=EngineStats(transfer_failures=dict.fromkeys(map(str, range(9999)), 1))), "figure"),
+}
+
+
+@pytest.mark.parametrize(("untrue", "why"), UNTRUE.values(), ids=UNTRUE)
+def test_a_report_that_cannot_be_true_is_not_used(untrue: EngineReport, why: str) -> None:
+    with pytest.raises(WorkerFaultError, match=why) as caught:
+        checked(untrue, "the worker w")
+    assert caught.value.message.startswith("the worker w reports ")
+
+
+def test_an_honest_report_is_used() -> None:
+    honest = serving("a", "b/c d")
+    assert checked(honest, "w") is honest
+
+
+def test_an_error_of_another_process_is_cut() -> None:
+    assert CarriedError("EngineError", "x" * 10**6).error().message == "x" * MAX_MESSAGE_CHARS

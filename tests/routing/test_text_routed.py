@@ -16,6 +16,7 @@ from motet.errors import (
     NoWorkerError,
     OverloadedError,
     UpstreamRefusalError,
+    WorkerFaultError,
     WorkerLeavingError,
 )
 from motet.ids import ModelName
@@ -202,6 +203,13 @@ async def test_a_server_that_has_reached_its_limit_comes_last_for_a_while() -> N
     with pytest.raises(UpstreamRefusalError):
         await texts.all_of(asking())
     assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3
+
+
+async def test_a_server_whose_answer_cannot_be_right_is_left_alone_with_the_reason() -> None:
+    texts = Texts(ScriptedSource([[WorkerFaultError("it sent choice 7")]]), ScriptedSource())
+    assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3
+    (lying, _) = texts.fleet.members
+    assert (lying.state, lying.note, lying.distrusted) == (WorkerState.DEAD, "it sent choice 7", True)
 
 
 async def test_a_request_that_has_begun_ends_with_its_server() -> None:

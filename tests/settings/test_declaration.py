@@ -96,6 +96,11 @@ def test_an_invalid_value_is_refused_and_its_flag_named(names: str, values: tupl
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
+        (
+            "num_threads",
+            10_000,
+            "--threads 10000: must be 1 to 1024: threads beyond the machine's cores only wait for each other",
+        ),
         ("port", 70000, "--port 70000: must be 0 (any free port) to 65535"),
         ("block_size", 256, "--block-size 256: must be one of 8, 16, 32, 64, 128"),
         ("lease_s", 2.0, "--lease 2.0: must be at least 3: a reader gives a sign of life every second"),

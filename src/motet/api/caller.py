@@ -32,7 +32,7 @@ from motet.api.failure import ErrorResponse, error_body, schema_failure, validat
 from motet.api.schemas.shared import ignored_paths
 from motet.errors import OverloadedError, RequestError, UnauthorizedError
 from motet.ids import new_request_id
-from motet.log import printable
+from motet.log import cut
 from motet.metrics.prometheus import Metrics
 
 log = logging.getLogger("motet.api")
@@ -248,10 +248,10 @@ class RequestIds:
         self._refusals.write(
             {
                 "request_id": scope["state"]["trace"],
-                "route": printable(f"{scope['method']} {scope['path']}", most=MAX_NAME_CHARS),
+                "route": cut(f"{scope['method']} {scope['path']}", MAX_NAME_CHARS),
                 "status": refusal.status,
-                "code": told.code and printable(told.code, most=MAX_NAME_CHARS),
-                "param": told.param and printable(told.param, most=MAX_NAME_CHARS),
+                "code": told.code and cut(told.code, MAX_NAME_CHARS),
+                "param": told.param and cut(told.param, MAX_NAME_CHARS),
             }
         )
 

@@ -34,8 +34,6 @@ from motet.types import EngineKind, Role
 
 SAMPLE = "The naïve café's 2nd menu:\n\t42 kg of 你好, x**2 != 3.14 🙂"
 """Words, numbers, signs and scripts, which different tokenizers cut in different ways."""
-SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_model_len")
-"""Numbers of an engine with which routing calculates; text upstreams have none."""
 
 FindTokenizer = Callable[[str], Path]
 """Returns the folder of a tokenizer, for a folder or a name on the hub. Raises ModelLoadError."""
@@ -187,10 +185,6 @@ class Likeness:
         info = report.info
         if role is not None and info.role is not role:
             return f"it was named with role {role}, but its role is {info.role}"
-        if info.kind is not EngineKind.OPENAI:
-            for name in SIZES:
-                if (size := getattr(info, name)) < 1:
-                    return f"it reports {name} {size}, which must be at least 1"
         facts: dict[tuple[str, EngineKind | None], object] = {("computes in", info.kind): numbers_of(info)}
         if info.eos_token_ids:
             facts["ends answers with the tokens", None] = info.eos_token_ids

@@ -215,6 +215,7 @@ class Gateway:
             gone=partial(self._likeness.forget, id),
             fleet=self._fleet,
             silence_s=self._asking.config.worker_timeout_s,
+            quiet_s=self._asking.config.upstream_timeout_s,
             heartbeat_s=self._heartbeat_s,
             follow=self._follow_blocks,
         )

@@ -6,6 +6,7 @@
     refused, broken, its engine lost:   │ │   another one is met and takes its place
     dead                                ▼ │
     another protocol, or another model under the same name: dead, and its note says why
+    a report or an answer that cannot be right: dead, with the reason, for some seconds; longer if it happens again
     a report that runs into a defect of ours: dead, with a traceback in the log; the other workers are not touched
 
 When a worker is taken out, all its groups end here, so that they go on elsewhere at once; the server itself is not
@@ -14,6 +15,7 @@ touched.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -21,7 +23,7 @@ from typing import Protocol
 from motet.deploy.block_events import EventFollowing, Follow
 from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, WorkerFaultError
 from motet.kv_events.follower import follow_blocks
 from motet.routing.fleet import Fleet
 
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 LONGEST_MISS = 2
 """A question without answer adds at most this many heartbeats to a silence: for the rest we did not listen."""
+QUIET_S = 300.0
 TAKEN_OUT = "an operator wants it so"
 BUSY = 6
 """A worker that still sends tokens is busy, and its silence may last this many times as long."""
@@ -64,6 +67,7 @@ class RemoteKeeper:
         gone: Callable[[], None] = lambda: None,
         fleet: Fleet,
         silence_s: float,
+        quiet_s: float = QUIET_S,
         heartbeat_s: float = HEARTBEAT_S,
         follow: Follow = follow_blocks,
         clock: Callable[[], float] = time.monotonic,
@@ -73,7 +77,7 @@ class RemoteKeeper:
         sense; `join`: adds a start of the worker to the fleet after its first report, raises EngineError if it cannot
         be used; `problem`: returns why a worker with this report cannot be used, None if it can, which holds until
         `gone` is called; `silence_s`: time without an answer after which it is given up, until it answers again;
-        `heartbeat_s`: time between two questions."""
+        `quiet_s`: time for which it may send nothing of a group; `heartbeat_s`: time between two questions."""
         self.id = id
         self.url = url
         self.looked = asyncio.Event()
@@ -85,6 +89,8 @@ class RemoteKeeper:
         self._fleet = fleet
         self._silence_s = silence_s
         self._heartbeat_s = heartbeat_s
+        self._quiet = EngineSilentError(f"{url} sent nothing of an answer for {quiet_s:g} s")
+        self._quiet_looks = math.ceil(quiet_s / heartbeat_s)
         self._clock = clock
         self._wait = wait
         self._engine: Kept | None = None
@@ -116,6 +122,7 @@ class RemoteKeeper:
             report = await self._report()
             self._listened_s, self._unheard_s = self._clock(), 0.0
             await self._take(report)
+            await self._fleet.end_silences(self.id, self._quiet, looks=self._quiet_looks)
         except MotetError as error:
             self._no_use(error)
         except Exception as error:
@@ -146,6 +153,8 @@ class RemoteKeeper:
                 if self._unheard_s >= self._silence_s:
                     why = f"{self.url} gives no sign of life for {self._silence_s:g} s"
                     self._out(WorkerState.SILENT, EngineSilentError(why))
+            case WorkerFaultError():
+                self._out(WorkerState.DEAD, error, heard=True)
             case EngineDiedError():
                 self._out(WorkerState.DEAD, error)
             case _:
@@ -165,6 +174,9 @@ class RemoteKeeper:
             self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} was started again"))
             self._engine = None  # nothing of the former start is left
             await former.close()
+        member = self._fleet.get(self.id)
+        if member is not None and member.distrusted:
+            raise WorkerFaultError(member.note)
         if problem := self._problem(report):
             raise EngineError(f"{self.url} cannot be used here: {problem}")
         if report.state is WorkerState.DEAD:
@@ -177,7 +189,7 @@ class RemoteKeeper:
         self._fleet.offer(self.id, report.models)
         self._mark_present(report)  # first of all, since a worker that drains must get no groups
         await self._events.follow(report)
-        if report.stats is not None and (member := self._fleet.get(self.id)):
+        if report.stats is not None and member is not None:
             member.reported(report.stats.choices_running + report.stats.choices_waiting)
 
     def _mark_present(self, report: EngineReport) -> None:

@@ -14,7 +14,7 @@ from http import HTTPStatus
 
 import aiohttp
 
-from motet.errors import ConfigError, EngineDiedError, EngineError, EngineSilentError, MotetError
+from motet.errors import ConfigError, EngineDiedError, EngineError, EngineSilentError, MotetError, WorkerFaultError
 
 CONNECT_TIMEOUT_S = 2.0
 REPORT_TIMEOUT_S = 1.0
@@ -23,6 +23,10 @@ QUESTION_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
 """Shorter than a server keeps an idle connection, so that it never closes one that is just being used again."""
 
+MAX_ANSWER_BYTES = 2**28
+"""The largest whole answer that is read: log-probabilities of a long prompt, as JSON."""
+MAX_REPORT_BYTES = 2**22
+"""A list of a thousand models, or vLLM's figures, has some hundred thousand."""
 MAX_REFUSAL_BYTES = 64 * 1024
 QUOTED_CHARS = 300
 MAX_SECONDS_DIGITS = 6
@@ -133,15 +137,25 @@ class ServerCalls:
         body: bytes = b"",
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float | None = QUESTION_TIMEOUT_S,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> bytes:
-        """Returns the whole body of an answer. Cancelling it closes the connection."""
+        """Returns the whole body of an answer. Cancelling it closes the connection. Raises WorkerFaultError if it has
+        more than `max_bytes`."""
         response = await self._send(method, path, body=body, headers=headers, timeout_s=timeout_s)
         try:
-            return await response.read()
+            return await self._whole(response, max_bytes)
         except FAULTS as error:
             raise self._fault(error) from error
         finally:
             response.release()
+
+    async def _whole(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+        body = bytearray()
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) > max_bytes:
+                raise WorkerFaultError(f"{self._name} sent an answer of more than {max_bytes} bytes")
+        return bytes(body)
 
     async def open(self, path: str, body: bytes, *, headers: Mapping[str, str] = NO_HEADERS) -> Reply:
         """Returns an answer to be read piece by piece; the caller closes it."""

@@ -7,7 +7,7 @@ import msgspec
 
 from motet.engines.http import QUOTED_CHARS
 from motet.engines.wire import UNREADABLE
-from motet.errors import EngineError
+from motet.errors import EngineError, WorkerFaultError
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class EventSplitter:
 
     Lines end in LF, CRLF or CR. Comments, which keep connections alive, and fields other than `data` are ignored.
     The `data` lines of one event are joined, without the blanks around them, since they are JSON or `[DONE]`.
-    An event that the end of the stream cuts off is dropped. Raises EngineError for an event without an end."""
+    An event that the end of the stream cuts off is dropped. Raises WorkerFaultError for an event without an end."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -57,7 +57,7 @@ class EventSplitter:
                 self._data.clear()
                 self._num_bytes = 0
         if self._num_bytes + len(self._rest) > MAX_EVENT_BYTES:
-            raise EngineError(f"an event of a stream has more than {MAX_EVENT_BYTES} bytes")
+            raise WorkerFaultError(f"an event of a stream has more than {MAX_EVENT_BYTES} bytes")
         return events
 
 

@@ -15,8 +15,8 @@ Faults of connections are as in `engines.http`. A refusal becomes
                                                   of ours that cannot be a worker because it has several models
     any other                                     EngineError that quotes it
 
-A 4xx is not the client's fault here: the two servers have different rules for requests. Another protocol, or an
-unreadable answer, is an EngineError.
+A 4xx is not the client's fault here: the two servers have different rules for requests. Another protocol is an
+EngineError; an unreadable answer, or one that cannot be right, is a WorkerFaultError.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ import msgspec
 from motet.engines.base import GroupStream
 from motet.engines.far import FarEngine
 from motet.engines.http import (
+    MAX_REPORT_BYTES,
     NO_SUCH_ROUTE,
     QUESTION_TIMEOUT_S,
     REPORT_TIMEOUT_S,
@@ -42,6 +43,8 @@ from motet.engines.http import (
 )
 from motet.engines.openai import error_in
 from motet.engines.wire import (
+    MAX_FRAME_BYTES,
+    MAX_STEP_BYTES,
     MSGPACK,
     PROTOCOL,
     PROTOCOL_HEADER,
@@ -51,6 +54,7 @@ from motet.engines.wire import (
     EngineReport,
     FrameReader,
     StopChoice,
+    checked,
 )
 from motet.errors import (
     DrainingError,
@@ -62,6 +66,7 @@ from motet.errors import (
     NoWorkerError,
     OtherServerError,
     OverloadedError,
+    WorkerFaultError,
     WorkerLeavingError,
 )
 from motet.ids import RequestId
@@ -93,14 +98,15 @@ class EngineServer:
 
     async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
         """Asks how the worker is. Raises EngineError if it speaks another protocol, OtherServerError if it is no server
-        of ours."""
-        body = await self._calls.ask("GET", "/engine", timeout_s=timeout_s)
+        of ours, WorkerFaultError for a report that cannot be true."""
+        body = await self._calls.ask("GET", "/engine", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         try:
             spoken = self._decode(body, _Spoken)
-            if spoken.protocol == PROTOCOL:
-                return self._decode(body, EngineReport)
+            report = self._decode(body, EngineReport) if spoken.protocol == PROTOCOL else None
         except EngineError as error:
             raise OtherServerError(error.message) from error
+        if report is not None:
+            return checked(report, self.name)
         raise EngineError(
             f"{self.name} (Motet {spoken.version}) speaks engine protocol {spoken.protocol}, and this server "
             f"{PROTOCOL}: run the same version of Motet on both"
@@ -117,7 +123,10 @@ class EngineServer:
 
     async def prefill(self, request: GenerateRequest, *, readers: int) -> Ticket:
         path = f"/engine/prefill?readers={readers}"
-        return self._decode(await self._post(path, request, trace=request.trace, timeout_s=None), Ticket)
+        ticket = self._decode(await self._post(path, request, trace=request.trace, timeout_s=None), Ticket)
+        if not ticket.is_for(request.prompt) or ticket.cached_tokens > ticket.num_tokens:
+            raise WorkerFaultError(f"{self.name} made a ticket that is not for the prompt that it was sent")
+        return ticket
 
     async def release(self, ticket: Ticket, *, trace: str) -> None:
         await self._post("/engine/release", ticket, trace=trace)
@@ -139,7 +148,7 @@ class EngineServer:
         try:
             return msgspec.msgpack.decode(body, type=kind)
         except UNREADABLE as error:
-            raise EngineError(f"{self.name} answered what this server cannot read: {error}") from error
+            raise WorkerFaultError(f"{self.name} answered what this server cannot read: {error}") from error
 
 
 class RemoteEngine(FarEngine["RemoteGroup"]):
@@ -223,7 +232,8 @@ class RemoteGroup:
         self._server = server
         self._over = over
         self._unfinished = {start.index for start in request.choices}
-        self._frames = FrameReader()
+        prompt_logprobs = request.sampling.prompt_logprobs is not None
+        self._frames = FrameReader(max_bytes=MAX_FRAME_BYTES if prompt_logprobs else MAX_STEP_BYTES)
         self._deltas: deque[GroupDelta] = deque()
         self._error: MotetError | None = None
         self._reply: Reply | None = None
@@ -285,12 +295,12 @@ class RemoteGroup:
         try:
             data = await self._reply.read()
             frames = self._frames.feed(data)
+        except WorkerFaultError as error:
+            self.fail(WorkerFaultError(f"{self._server.name}: {error.message}"))
+            return
         except EngineDiedError as error:
             if self._unfinished:
                 self.fail(error)
-            return
-        except EngineError as error:
-            self.fail(EngineError(f"{self._server.name}: {error.message}"))
             return
         for content in frames:
             self._take(content)
@@ -324,7 +334,7 @@ def _as_seen_from_here(error: MotetError) -> MotetError:
     """Translates an error about the worker itself: it closes or drains, we do not, so the group may go on elsewhere."""
     if isinstance(error, EngineClosedError | DrainingError):
         return WorkerLeavingError(error.message)
-    if isinstance(error, NoWorkerError):  # it has no worker; we may have others
+    if isinstance(error, NoWorkerError | WorkerFaultError):  # it is about its own workers; we may have others
         return EngineDiedError(error.message)
     return error
 

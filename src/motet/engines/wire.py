@@ -19,7 +19,10 @@ number: the other side ignores fields that it does not know.
     2   a request may have a grammar: a worker that ignored it would write what it forbids
 """
 
+import math
 import struct
+from collections.abc import Iterator
+from dataclasses import fields
 
 import msgspec
 
@@ -33,9 +36,10 @@ from motet.errors import (
     OverloadedError,
     RequestError,
     UpstreamRefusalError,
+    WorkerFaultError,
 )
 from motet.ids import RequestId
-from motet.types import EngineInfo, EngineStats, GroupDelta, ModelCard
+from motet.types import EngineInfo, EngineKind, EngineStats, GroupDelta, ModelCard
 
 PROTOCOL = 2
 PROTOCOL_HEADER = "x-motet-engine-protocol"
@@ -47,6 +51,27 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 MAX_FRAME_BYTES = 2**27
 """The largest delta has the log-probabilities of a long prompt: 40 MB for 128 k tokens with 20 each."""
+MAX_STEP_BYTES = 2**24
+"""The largest frame without them: a step of 1024 choices with 20 log-probabilities each has 0.3 MB."""
+MAX_MESSAGE_CHARS = 2000
+"""An error's message from another process is cut to so many."""
+
+MAX_MODELS = 4096
+MAX_TEXT_CHARS = 1000
+MAX_NUMBERS = 1024
+"""Most numbers in a list of a report, such as its end-of-sequence tokens, and most entries of a dictionary."""
+MAX_FIGURE = 2**63
+MAX_LENGTH = 2**31
+SIZES = {
+    "max_model_len": (2, MAX_LENGTH),
+    "vocab_size": (1, 2**31),
+    "block_size": (1, 2**16),
+    "num_blocks": (1, 2**40),
+    "bytes_per_block": (0, 2**40),
+    "max_num_seqs": (1, 2**20),
+    "ticket_readers": (1, 2**20),
+}
+"""The least and the largest value of each number with which routing calculates."""
 
 UNREADABLE: tuple[type[Exception], ...] = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for bytes of another type; for text that is no UTF-8 it raises UnicodeDecodeError."""
@@ -75,14 +100,14 @@ class CarriedError(msgspec.Struct, frozen=True, array_like=True):
 
     def error(self) -> MotetError:
         """Makes the same error on the other side; a class that is not in the list becomes an EngineError."""
-        known = _BY_NAME.get(self.kind)
+        known, message = _BY_NAME.get(self.kind), self.message[:MAX_MESSAGE_CHARS]
         if known is None:
-            return EngineError(f"{self.kind}: {self.message}")
+            return EngineError(f"{self.kind[:MAX_TEXT_CHARS]}: {message}")
         if issubclass(known, RequestError):
-            return known(self.message, param=self.param, code=self.code)
+            return known(message, param=self.param, code=self.code)
         if issubclass(known, OverloadedError):
-            return known(self.message, retry_after_s=self.retry_after_s or 1)
-        return known(self.message)
+            return known(message, retry_after_s=self.retry_after_s or 1)
+        return known(message)
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +138,66 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         raise EngineSilentError(f"the engine of {name} gives no sign of life")
 
 
+def checked(report: EngineReport, name: str, *, texts: bool = False) -> EngineReport:
+    """Returns the report of server `name`. Raises WorkerFaultError for one that cannot be true, or that has more in it
+    than any server needs. `texts`: it was made for a text upstream, which has no sizes."""
+    if fault := next(_faults(report, texts=texts), None):
+        raise WorkerFaultError(f"{name} reports {fault}")
+    return report
+
+
+def _faults(report: EngineReport, *, texts: bool) -> Iterator[str]:
+    info, models = report.info, report.models
+    if (info.kind is EngineKind.OPENAI) is not texts:
+        yield f"the kind {info.kind}, which this server was not asked as"
+    for name, (least, most) in {} if texts else SIZES.items():
+        if not least <= (size := getattr(info, name)) <= most:
+            yield f"{name} {size}; {least} to {most} is allowed"
+    if len(models) > MAX_MODELS:
+        yield f"{len(models)} models; at most {MAX_MODELS} are allowed"
+    if not all(card.name and 1 <= card.max_model_len <= MAX_LENGTH for card in models):
+        yield "a model without a name, or without a possible max_model_len"
+    ends = info.eos_token_ids
+    if len(ends) > MAX_NUMBERS or not all(0 <= token < info.vocab_size for token in ends):
+        yield "end-of-sequence tokens that are not in its vocabulary"
+    if odd := next((text for text in _texts(report) if len(text) > MAX_TEXT_CHARS or not text.isprintable()), None):
+        yield f"{odd[:40]!r}; a text has at most {MAX_TEXT_CHARS} printable characters"
+    if odd_figure := report.stats and _odd_figure(report.stats):
+        yield f"a figure {odd_figure} that no server can count"
+
+
+def _texts(report: EngineReport) -> Iterator[str]:
+    """All texts of a report that are there."""
+    info = report.info
+    told = (report.version, report.engine_id, report.block_events, report.block_replay, info.model, info.dtype)
+    yield from filter(None, (*told, info.device, info.fingerprint, info.model_digest))
+    if info.transfer is not None:
+        yield from (info.transfer.engine_id, info.transfer.host)
+    for card in report.models:
+        yield from filter(None, (card.name, card.root, card.parent))
+
+
+def _odd_figure(stats: EngineStats) -> str | None:
+    return next((one.name for one in fields(stats) if not _is_figure(getattr(stats, one.name))), None)
+
+
+def _is_figure(value: object) -> bool:
+    """Returns True for a number that may be counted, or a bounded collection of such."""
+    match value:
+        case None:
+            return True
+        case int():
+            return 0 <= value < MAX_FIGURE
+        case float():
+            return math.isfinite(value) and value >= 0
+        case dict():
+            known = all(len(name) <= MAX_TEXT_CHARS and name.isprintable() for name in value)
+            return known and len(value) <= MAX_NUMBERS and all(map(_is_figure, value.values()))
+        case tuple():
+            return len(value) <= MAX_NUMBERS and all(map(_is_figure, value))
+    return False
+
+
 class StopChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Ends one choice of a group early, or a prefill whose ticket nobody wants any more."""
 
@@ -139,11 +224,13 @@ def frame(content: Frame) -> bytes:
 class FrameReader:
     """Puts frames together again, however the bytes were cut on their way. Pure.
 
-    Raises EngineError for bytes that are no frame; after that nothing more can be read.
+    Raises WorkerFaultError for bytes that are no frame; after that nothing more can be read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        """`max_bytes`: the most bytes of a payload."""
         self._bytes = bytearray()
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> list[Frame]:
         """Returns the frames that `data` completes, in order."""
@@ -153,8 +240,8 @@ class FrameReader:
         with memoryview(self._bytes) as view:
             while (begun := begin + _HEADER.size) <= len(view):
                 length, kind = _HEADER.unpack_from(view, begin)
-                if kind not in _decoders or length > MAX_FRAME_BYTES:
-                    raise EngineError(f"no frame of engine protocol {PROTOCOL}: kind {kind}, {length} bytes")
+                if kind not in _decoders or length > self._max_bytes:
+                    raise WorkerFaultError(f"no frame of engine protocol {PROTOCOL}: kind {kind}, {length} bytes")
                 if begun + length > len(view):
                     break
                 begin = begun + length
@@ -168,4 +255,4 @@ def _content(payload: memoryview, *, kind: int) -> Frame:
         try:
             return _decoders[kind].decode(payload)
         except UNREADABLE as error:
-            raise EngineError(f"a frame of engine protocol {PROTOCOL} cannot be read: {error}") from error
+            raise WorkerFaultError(f"a frame of engine protocol {PROTOCOL} cannot be read: {error}") from error

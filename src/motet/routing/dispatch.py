@@ -14,7 +14,15 @@ from itertools import count
 
 from motet.config import CellConfig, RoutingConfig
 from motet.engines.base import ANSWERING, GroupStream, Worker, WorkerState
-from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError, RequestError
+from motet.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    MotetError,
+    NoWorkerError,
+    OverloadedError,
+    RequestError,
+    WorkerFaultError,
+)
 from motet.ids import ModelName
 from motet.metrics.routing import RoutingFigures, TicketBook
 from motet.routing.choose import choose
@@ -24,6 +32,7 @@ from motet.routing.member import Load, Member, PromptReading
 from motet.routing.migration import Unfinished
 from motet.routing.plan import BypassReason, SplitFacts, bypass_reason, plan_parts, reason_of
 from motet.routing.survey import releaser, survey
+from motet.routing.word import Word
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
 
@@ -44,6 +53,11 @@ class Stay:
         self.stream: GroupStream = worker.engine.generate(request)
         self._unfinished = unfinished
         self._choices = unfinished.choices
+        self.word = None if worker.local else Word(request, vocab_size=worker.engine.info.vocab_size)
+        """Checks the deltas of a worker elsewhere."""
+        self.waits = False
+        """True while the reader waits for this worker."""
+        self._silent_looks = 0
         self._fleet = fleet
         self._open = True
         self._block_size = worker.engine.info.block_size
@@ -60,6 +74,8 @@ class Stay:
     def take(self, delta: GroupDelta) -> None:
         """Books the tokens and ends of a delta."""
         self.member.stirred = True
+        self.waits = False
+        self._silent_looks = 0
         if self._reading is not None:
             self.begun = True
             cached_tokens = delta.prompt.cached_tokens if delta.prompt else 0
@@ -106,6 +122,10 @@ class Stay:
             self._reading = None
         self.member.groups.discard(self)
         self._fleet.notify()
+
+    def look(self) -> int:
+        self._silent_looks += self.waits
+        return self._silent_looks
 
     async def evict(self, error: MotetError) -> None:
         """Ends the stream as if it had raised `error`."""
@@ -271,6 +291,8 @@ class Dispatcher:
             return
         if isinstance(error, OverloadedError):
             member.refuse()
+        elif isinstance(error, WorkerFaultError):
+            self.fleet.distrust(member.id, why=error.message)
         elif member.state in ANSWERING:  # else its keeper knows better
             self.fleet.mark(member.id, WorkerState.DEAD, why=error.message)
 

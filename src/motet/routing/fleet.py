@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
-from motet.errors import MotetError
+from motet.errors import EngineSilentError, MotetError
 from motet.ids import ModelName
 from motet.routing.affinity import SESSION_TTL_S, Affinity
 from motet.routing.cost import Work
@@ -161,6 +161,12 @@ class Fleet:
         member.state, member.note = state, why
         self._note_change()
 
+    def distrust(self, id: str, *, why: str) -> None:
+        """Leaves a worker alone for a while, since what it sent cannot be right. Unknown ids are ignored."""
+        if (member := self._members.get(id)) is not None and not member.distrusted:
+            member.distrust()
+            self.mark(id, WorkerState.DEAD, why=why)
+
     def remove(self, id: str) -> None:
         """Forgets a worker; its groups, if any, must be evicted before."""
         if self._members.pop(id, None) is not None:
@@ -172,6 +178,17 @@ class Fleet:
         """Ends the groups of a worker with `error`, which says whether they may go on elsewhere."""
         if member := self._members.get(id):
             await asyncio.gather(*(group.evict(error) for group in list(member.groups)))
+
+    async def end_silences(self, id: str, error: EngineSilentError, *, looks: int) -> None:
+        """Called at each look at a worker. Ends the groups of which it has sent nothing for `looks` looks in a row, and
+        leaves it alone for a while if it sends nothing of any other either."""
+        if (member := self._members.get(id)) is None:
+            return
+        silent = {group: group.look() for group in member.groups}
+        late = [group for group, count in silent.items() if count >= looks]
+        if late and all(silent.values()):
+            self.distrust(id, why=error.message)
+        await asyncio.gather(*(group.evict(error) for group in late))
 
     def _returned(self, member: Member, worker: Worker | None) -> Member:
         self._forget(member.id)

@@ -19,6 +19,10 @@ REFUSAL_S = 0.5
 """Seconds for which a worker that refused a group is avoided."""
 LEAST_MEASURED_TOKENS = 128
 """Shorter prompts are not measured: they show the time of a step, not tokens per second."""
+DISTRUST_S = 2.0
+LONGEST_DISTRUST_S = 60.0
+"""A worker whose answer cannot be right gets nothing for `DISTRUST_S`; each time that it happens again within
+`LONGEST_DISTRUST_S` doubles the time, up to that."""
 KEPT = 0.8
 """Each new measurement keeps 80 % of the old mean, so about the last five count."""
 INT8 = "-int8_"
@@ -27,6 +31,11 @@ INT8 = "-int8_"
 
 class Evictable(Protocol):
     """A group that can be told to go elsewhere."""
+
+    def look(self) -> int:
+        """Called by the worker's keeper at each of its looks. Returns the number of looks in a row at which the reader
+        waited for this worker and nothing had come."""
+        ...
 
     async def evict(self, error: MotetError) -> None: ...
 
@@ -64,6 +73,8 @@ class Member:
         self._cards: dict[ModelName, ModelCard] = {}
         self._clock = clock
         self._refused_until_s = clock()
+        self._distrust_s = 0.0
+        self._distrusted_until_s = clock()
 
     @property
     def cards(self) -> Sequence[ModelCard]:
@@ -119,6 +130,17 @@ class Member:
 
     def refuse(self) -> None:
         self._refused_until_s = self._clock() + REFUSAL_S
+
+    @property
+    def distrusted(self) -> bool:
+        """True if its answer could not be right a while ago: it gets nothing, whatever it reports."""
+        return self._clock() < self._distrusted_until_s
+
+    def distrust(self) -> None:
+        now_s = self._clock()
+        again = now_s < self._distrusted_until_s + LONGEST_DISTRUST_S and self._distrust_s > 0
+        self._distrust_s = min(2 * self._distrust_s, LONGEST_DISTRUST_S) if again else DISTRUST_S
+        self._distrusted_until_s = now_s + self._distrust_s
 
     def returned(self, worker: Worker | None) -> None:
         """Notes that the worker is there, for the first time or again. `worker` is None for one that takes texts."""

@@ -109,8 +109,11 @@ class Part(AsyncIterator[GroupDelta]):
                 await self._until_writing()
             stay = self._stay
             assert stay is not None  # it writes
+            stay.waits = True
             try:
                 delta = await stay.stream.__anext__()
+                if stay.word is not None:
+                    stay.word.check(delta)
             except StopAsyncIteration:
                 self._ended_there(stay, stay.evicted)
             except MotetError as error:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from motet.engines.upstream.base import TextGroupStream, TextRequest, TextSource, TextStep, may_go_elsewhere
-from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError
+from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError, WorkerFaultError
 from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
@@ -116,6 +116,9 @@ class RoutedText:
         if self._group is not None:
             self._group.fail(error)
 
+    def look(self) -> int:
+        return 0  # its server has a time-out of its own
+
     async def evict(self, error: MotetError) -> None:
         """Called by the fleet when the member leaves, or is lost."""
         self.fail(error)
@@ -144,6 +147,8 @@ class RoutedText:
     def _may_try_again(self, error: MotetError) -> bool:
         """Returns True if another member should be asked; notes that this one refused or failed."""
         elsewhere = may_go_elsewhere(error)
+        if isinstance(error, WorkerFaultError):
+            self._routed.fleet.distrust(self._tried[-1].id, why=error.message)
         if elsewhere or (isinstance(error, UpstreamRefusalError) and error.status == RateLimitedError.status):
             self._tried[-1].refuse()
         return elsewhere and not self._begun and not self._closed and len(self._tried) < TRIES

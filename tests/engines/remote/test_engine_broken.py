@@ -8,7 +8,7 @@ import pytest
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import PROTOCOL, EngineReport, frame
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError, WorkerFaultError
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta
 from tests.engines.remote.worker import LAST_CHUNK, REPORT, asked, group, response, scripted
 
@@ -47,16 +47,16 @@ async def first_then_error(sent: bytes) -> MotetError:
     [
         (LAST_CHUNK, EngineDiedError, r"broke off before choices \[0, 1\] ended"),
         (b"5\r\n" + frame(LAST)[:5] + b"\r\n" + LAST_CHUNK, EngineDiedError, "broke off"),
-        (b"7\r\n\0\0\0\2\0\xc1\xc1\r\n", EngineError, f"a frame of engine protocol {PROTOCOL} cannot be read"),
-        (b"5\r\n\0\0\0\0\x09\r\n", EngineError, f"no frame of engine protocol {PROTOCOL}: kind 9"),
-        (b"5\r\n\xff\xff\xff\xff\0\r\n", EngineError, "4294967295 bytes"),
+        (b"7\r\n\0\0\0\2\0\xc1\xc1\r\n", WorkerFaultError, f"a frame of engine protocol {PROTOCOL} cannot be read"),
+        (b"5\r\n\0\0\0\0\x09\r\n", WorkerFaultError, f"no frame of engine protocol {PROTOCOL}: kind 9"),
+        (b"5\r\n\xff\xff\xff\xff\0\r\n", WorkerFaultError, "4294967295 bytes"),
     ],
     ids=["neat end too early", "half a frame", "garbage", "unknown kind", "huge frame"],
 )
 async def test_a_broken_stream_ends_with_the_reason(sent: bytes, kind: type[MotetError], message: str) -> None:
     error = await first_then_error(sent)
     assert type(error) is kind
-    assert error.may_retry is (kind is EngineDiedError)
+    assert error.may_retry
     with pytest.raises(kind, match=message):
         raise error
 

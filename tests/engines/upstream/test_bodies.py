@@ -3,7 +3,8 @@
 import pytest
 
 from motet.engines.upstream.bodies import Merge
-from motet.errors import EngineError, UpstreamRefusalError
+from motet.errors import EngineError, UpstreamRefusalError, WorkerFaultError
+from motet.types import Usage
 
 NO_CHUNKS = (
     b"no json",
@@ -19,7 +20,7 @@ NO_CHUNKS = (
 
 @pytest.mark.parametrize("data", NO_CHUNKS)
 def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
-    with pytest.raises(EngineError, match="cannot read"):
+    with pytest.raises(WorkerFaultError, match="cannot read"):
         Merge(0, 1, chat=True).chunk(data)
 
 
@@ -33,8 +34,8 @@ def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
         (b'{"error": 5}', EngineError, "without a message"),
         (b'{"choices": [{"index": 0, "finish_reason": "abort"}]}', EngineError, "abort"),
         (b'{"choices": [{"index": 0, "finish_reason": "network_error"}]}', EngineError, "network_error"),
-        (b'{"choices": [{"index": 1, "text": "x"}]}', EngineError, "with the number 1"),
-        (b'{"choices": [{"index": -1, "text": "x"}]}', EngineError, "with the number -1"),
+        (b'{"choices": [{"index": 1, "text": "x"}]}', WorkerFaultError, "with the number 1"),
+        (b'{"choices": [{"index": -1, "text": "x"}]}', WorkerFaultError, "with the number -1"),
     ],
 )
 def test_errors_in_a_stream_are_raised_by_their_kind(data: bytes, kind: type[Exception], said: str) -> None:
@@ -42,12 +43,29 @@ def test_errors_in_a_stream_are_raised_by_their_kind(data: bytes, kind: type[Exc
         Merge(0, 1, chat=False).chunk(data)
 
 
-@pytest.mark.parametrize("usage", [b"null", b"{}", b"5", b'{"prompt_tokens": null, "completion_tokens": 3}'])
+@pytest.mark.parametrize(
+    "usage",
+    [
+        b"null",
+        b"{}",
+        b"5",
+        b'{"prompt_tokens": null, "completion_tokens": 3}',
+        b'{"prompt_tokens": -1, "completion_tokens": 3}',
+        b'{"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}',
+    ],
+)
 def test_usage_without_numbers_counts_as_missing(usage: bytes) -> None:
     merge = Merge(0, 1, chat=False)
     merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
     merge.close()
     assert merge.usage is None
+
+
+def test_no_more_tokens_are_cached_than_the_prompt_has() -> None:
+    merge = Merge(0, 1, chat=False)
+    usage = b'{"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 99}}'
+    merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
+    assert merge.usage == Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=9, reasoning_tokens=None)
 
 
 def test_an_empty_finish_reason_is_none() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from motet.engines.vllm.wire import VLLMPiece, VLLMUsage
-from motet.errors import EngineDiedError, EngineError, RequestError
+from motet.errors import EngineDiedError, EngineError, RequestError, WorkerFaultError
 from motet.types import ChoiceDelta, ChoiceStart, GroupDelta, PromptReport, TokenLogprob
 from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, asked, group, piece, scene, settle
 
@@ -62,6 +62,14 @@ async def test_cached_tokens_are_known_if_the_whole_answer_is_there() -> None:
     async with asked(group(n=1)) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH), VLLMUsage(3))
         assert (await anext(stream)).prompt == PromptReport(cached_tokens=3)
+
+
+@pytest.mark.parametrize("lie", [piece(3, 10), piece(-1, 10), piece(0, 11)], ids=["unknown", "negative", "ended"])
+async def test_tokens_of_a_choice_that_is_not_open_end_the_group(lie: VLLMPiece) -> None:
+    async with asked(group()) as (there, stream):
+        there.calls[0].say(piece(0, 10, finish=LENGTH), lie)
+        with pytest.raises(WorkerFaultError, match=f"choice {lie.index}, which it has not open"):
+            await anext(stream)
 
 
 async def test_greedy_choices_are_copies_and_stopping_one_leaves_the_others() -> None:

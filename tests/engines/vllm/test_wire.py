@@ -17,6 +17,7 @@ from motet.errors import (
     OtherServerError,
     OverloadedError,
     RequestError,
+    WorkerFaultError,
     WorkerLeavingError,
 )
 from motet.types import Finish, FinishReason, SamplingParams, TokenLogprob
@@ -147,13 +148,13 @@ def test_a_piece_without_tokens_has_no_log_probabilities() -> None:
 @pytest.mark.parametrize("lists", [b"null", b'{"token_logprobs":[],"top_logprobs":[]}'])
 def test_missing_log_probabilities_are_an_error(lists: bytes) -> None:
     error = error_of(event(b'"index":0,"token_ids":[5],"logprobs":' + lists), LISTED)
-    assert (type(error), error.message) == (EngineError, "the server sent 0 log-probabilities of 1 tokens")
+    assert (type(error), error.message) == (WorkerFaultError, "the server sent 0 log-probabilities of 1 tokens")
 
 
 def test_log_probabilities_of_texts_are_an_error() -> None:
     lists = b'{"token_logprobs":[-0.5],"top_logprobs":[{" the":-0.5}]}'
     error = error_of(event(b'"index":0,"token_ids":[5],"logprobs":' + lists), LISTED)
-    assert type(error) is EngineError
+    assert type(error) is WorkerFaultError
     assert "' the'" in error.message
 
 
@@ -207,7 +208,7 @@ def test_an_unusual_finish_reason_is_an_error_that_quotes_it(reason: bytes, kind
 )
 def test_an_event_that_cannot_be_read_is_an_error(data: bytes, message: str) -> None:
     error = error_of(data)
-    assert type(error) is EngineError
+    assert type(error) is WorkerFaultError
     assert message in error.message
 
 

@@ -25,6 +25,7 @@ answer that looks whole and is not would be worse than an error.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -32,7 +33,7 @@ from msgspec.structs import replace
 from motet.engines.openai import OpenAIError, any_error_in
 from motet.engines.upstream.base import Fields, TextPiece, TextRequest, TextStep
 from motet.engines.wire import UNREADABLE
-from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError
+from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError, WorkerFaultError
 from motet.types import FinishReason, Usage
 
 INCLUDE_USAGE = msgspec.Raw(b'{"include_usage":true}')
@@ -163,7 +164,7 @@ class Merge:
     def _is_new(self, number: int, *, ends: bool) -> bool:
         """Returns False for a piece that comes after the end of its choice."""
         if not 0 <= number < self._count:
-            raise EngineError(f"it sent a choice with the number {number}, but {self._count} were requested")
+            raise WorkerFaultError(f"it sent a choice with the number {number}, but {self._count} were requested")
         if number in self._finished:
             return False
         self._begun.add(number)
@@ -177,7 +178,7 @@ def _with_role_once(fields: Fields, *, first: bool) -> Fields:
     try:
         parts = _maybe_fields.decode(delta or NULL) or {}
     except UNREADABLE as error:
-        raise EngineError(f"it sent what this server cannot read: {error}") from error
+        raise WorkerFaultError(f"it sent what this server cannot read: {error}") from error
     role = parts.pop("role", _ASSISTANT)
     if first:
         parts = {"role": role, **parts}
@@ -211,14 +212,17 @@ _ASSISTANT = msgspec.Raw(b'"assistant"')
 _NOTHING = frozenset({b"null", b"{}"})
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
 class _UsageDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
 
 
 class _OpenAIUsage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Count
+    completion_tokens: Count
     prompt_tokens_details: _UsageDetails | None = None
     completion_tokens_details: _UsageDetails | None = None
 
@@ -233,7 +237,8 @@ _usage = msgspec.json.Decoder(_OpenAIUsage | None)
 
 def read_chunk(data: bytes) -> tuple[TextStep, Usage | None]:
     """Reads a chunk of a stream, or a whole body; choices have the server's numbers, or 0 if it gives none. Raises
-    EngineError for anything else, and for an error: UpstreamRefusalError if it is the client's fault."""
+    WorkerFaultError for anything else; EngineError for an error, or UpstreamRefusalError if it is the client's fault.
+    """
     try:
         fields = _fields.decode(data)
         if bytes(fields.get("error", NULL)) != b"null" or bytes(fields.get("object", NULL)) == b'"error"':
@@ -242,7 +247,7 @@ def read_chunk(data: bytes) -> tuple[TextStep, Usage | None]:
         extras = {name: value for name, value in fields.items() if name not in OURS}
         return TextStep(tuple(choices), extras), _read_usage(fields.get("usage", NULL))
     except UNREADABLE as error:
-        raise EngineError(f"it sent what this server cannot read: {error}") from error
+        raise WorkerFaultError(f"it sent what this server cannot read: {error}") from error
 
 
 def _read_choice(fields: Fields) -> TextPiece:
@@ -281,13 +286,14 @@ def in_its_words(error: OpenAIError, status: int, *, retry_after_s: int | None =
 def _read_usage(raw: msgspec.Raw) -> Usage | None:
     try:
         told = _usage.decode(raw)
-    except UNREADABLE:  # some servers leave fields out
+    except UNREADABLE:  # some servers leave fields out, or count below zero
         return None
     if told is None:
         return None
+    cached_tokens = (told.prompt_tokens_details or _UsageDetails()).cached_tokens
     return Usage(
         prompt_tokens=told.prompt_tokens,
         completion_tokens=told.completion_tokens,
-        cached_tokens=(told.prompt_tokens_details or _UsageDetails()).cached_tokens,
+        cached_tokens=None if cached_tokens is None else min(cached_tokens, told.prompt_tokens),
         reasoning_tokens=(told.completion_tokens_details or _UsageDetails()).reasoning_tokens,
     )

@@ -34,11 +34,21 @@ from typing import TypeVar
 import msgspec
 
 from motet.engines.base import WorkerState
-from motet.engines.http import NO_SUCH_ROUTE, NOT_TAKEN, WRONG_KEY, Client, Refusal, Reply, ServerCalls
+from motet.engines.http import (
+    MAX_ANSWER_BYTES,
+    MAX_REPORT_BYTES,
+    NO_SUCH_ROUTE,
+    NOT_TAKEN,
+    WRONG_KEY,
+    Client,
+    Refusal,
+    Reply,
+    ServerCalls,
+)
 from motet.engines.openai import DONE, EventSplitter, ListedModel, ListedModels, OpenAIError, any_error_in, read_json
 from motet.engines.upstream.base import UNKNOWN_LENGTH, TextRoute
 from motet.engines.upstream.bodies import in_its_words, read_chunk
-from motet.engines.wire import EngineReport
+from motet.engines.wire import EngineReport, checked
 from motet.errors import (
     EngineDiedError,
     EngineError,
@@ -47,6 +57,7 @@ from motet.errors import (
     OtherServerError,
     OverloadedError,
     UpstreamRefusalError,
+    WorkerFaultError,
 )
 from motet.ids import ModelName
 from motet.types import EngineInfo, EngineKind, ModelCard, Role
@@ -57,7 +68,6 @@ MODELS = "/v1/models"
 CONNECT_TIMEOUT_S = 5.0
 REPORT_TIMEOUT_S = 2.0
 END_S = 0.05
-MAX_ANSWER_BYTES = 2**28
 PROBE_S = 20.0
 """The time for all probes of one model."""
 CHOICES = 2
@@ -107,7 +117,7 @@ class UpstreamReply:
             parts.append(data)
             num_bytes += len(data)
             if num_bytes > max_bytes:
-                raise EngineError(f"{self._server.name} sent an answer of more than {max_bytes} bytes")
+                raise WorkerFaultError(f"{self._server.name} sent an answer of more than {max_bytes} bytes")
         return b"".join(parts)
 
     async def end(self) -> None:
@@ -149,7 +159,8 @@ class UpstreamServer:
         Raises OtherServerError if it lists no models, EngineSilentError and EngineDiedError if it is not there, another
         EngineError if its answer cannot be used."""
         try:
-            body = await self.in_time(self._calls.ask("GET", MODELS, timeout_s=None), REPORT_TIMEOUT_S)
+            asking = self._calls.ask("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
+            body = await self.in_time(asking, REPORT_TIMEOUT_S)
         except UpstreamRefusalError as error:
             raise OtherServerError(f"{self.name} refused {MODELS} with {error.status}: {error.message}") from error
         listed = read_json(body, ListedModels, error=OtherServerError, what=f"the list of models of {self.name}").data
@@ -157,7 +168,7 @@ class UpstreamServer:
             raise EngineError(f"{self.name} lists no models")
         ids = {model.id for model in listed}
         cards = sorted((_card(model, ids) for model in listed), key=lambda card: card.parent is not None)
-        return EngineReport(
+        report = EngineReport(
             version="",
             engine_id=f"texts at {self.url}",
             state=WorkerState.READY,
@@ -172,6 +183,7 @@ class UpstreamServer:
             ),
             models=tuple(cards),
         )
+        return checked(report, self.name, texts=True)
 
     async def in_time(self, work: Coroutine[None, None, T], limit_s: float) -> T:
         """Awaits `work`. Raises EngineSilentError if it takes longer than `limit_s`."""

@@ -36,6 +36,7 @@ from motet.errors import (
     NotFoundError,
     RequestError,
     UpstreamRefusalError,
+    WorkerFaultError,
 )
 from motet.types import Usage
 
@@ -281,7 +282,7 @@ class UpstreamAnswer:
         reply = await self._server.post(request.route, self._ask.body(), headers=headers)
         if request.stream and not reply.is_stream:
             reply.close()
-            raise EngineError("it answered a request for a stream with something else")
+            raise WorkerFaultError("it answered a request for a stream with something else")
         return reply
 
     async def _whole(self, reply: UpstreamReply) -> TextStep | None:

@@ -34,7 +34,7 @@ from motet.engines.vllm.plan import VLLMAsk, params_from, plain_ask, plan_asks, 
 from motet.engines.vllm.server import VLLMServer
 from motet.engines.vllm.wire import VLLMPiece, VLLMUsage
 from motet.engines.wire import EngineReport
-from motet.errors import EngineDiedError, EngineError, MotetError, RequestError
+from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, WorkerFaultError
 from motet.ids import RequestId
 from motet.metrics.routing import PullFallback, TicketBook, TicketEnd
 from motet.transfer.ticket import Ticket
@@ -182,6 +182,8 @@ class Connection:
                 continue
             if not item.token_ids and item.finish is None:
                 continue
+            if item.index not in self._unfinished:
+                raise WorkerFaultError(f"{self._server.name} sent tokens of choice {item.index}, which it has not open")
             self.begun = True
             pieces += [(index, item) for index in sorted(self._listening.get(item.index, ()))]
             if item.finish is not None:

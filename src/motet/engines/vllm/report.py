@@ -121,7 +121,7 @@ def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> VLLMScrape:
         stats.cached_tokens, stats.prefill_tokens = prompt_from(b"local_cache_hit"), prompt_from(b"local_compute")
     else:  # older servers do not separate the sources
         stats.cached_tokens = total(HITS)
-        stats.prefill_tokens = stats.prompt_tokens - stats.cached_tokens
+        stats.prefill_tokens = max(0, stats.prompt_tokens - stats.cached_tokens)
     return VLLMScrape(
         start_s=samples[START][-1].value if samples[START] else None,
         block_size=_count(config.get(b"block_size", b"")),

@@ -18,7 +18,16 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from motet.engines.http import NOT_TAKEN, QUESTION_TIMEOUT_S, REPORT_TIMEOUT_S, Client, Reply, ServerCalls, header_text
+from motet.engines.http import (
+    MAX_REPORT_BYTES,
+    NOT_TAKEN,
+    QUESTION_TIMEOUT_S,
+    REPORT_TIMEOUT_S,
+    Client,
+    Reply,
+    ServerCalls,
+    header_text,
+)
 from motet.engines.openai import read_json
 from motet.engines.vllm.plan import Dialect, KVParams, VLLMAsk, body_of, prefill_ask, prompt_ask
 from motet.engines.vllm.report import Start, VLLMScrape, cards_in, event_source_in, report_of, scrape_of, version_in
@@ -31,7 +40,7 @@ from motet.engines.vllm.wire import (
     prompt_logprobs_in,
     refused,
 )
-from motet.engines.wire import EngineReport
+from motet.engines.wire import EngineReport, checked
 from motet.errors import (
     EngineDiedError,
     EngineError,
@@ -179,12 +188,13 @@ class VLLMServer:
     async def _report(self, timeout_s: float) -> EngineReport:
         await self._watch("/health", timeout_s)
         scrape = scrape_of(await self._watch("/metrics", timeout_s))
-        cards = cards_in(await self._calls.ask("GET", "/v1/models", timeout_s=timeout_s))
+        listed = await self._calls.ask("GET", "/v1/models", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
+        cards = cards_in(listed)
         self.root = cards[0].root or cards[0].id
         engine_id = self._engine_id(scrape)
         if self._start is None or self._start.engine_id != engine_id:
             self._start = await self._meet(engine_id, cards[0].id)
-        return report_of(self.url, self._start, scrape=scrape, cards=cards, role=self._role)
+        return checked(report_of(self.url, self._start, scrape=scrape, cards=cards, role=self._role), self.name)
 
     def _engine_id(self, scrape: VLLMScrape) -> str:
         """Names the start of the server. If it does not report the time, it gets a new name when it was lost and is
@@ -195,16 +205,16 @@ class VLLMServer:
     async def _watch(self, path: str, timeout_s: float) -> bytes:
         """Asks a route that vLLM answers without a key; a server that wants one there is no vLLM server."""
         try:
-            return await self._calls.ask("GET", path, timeout_s=timeout_s)
+            return await self._calls.ask("GET", path, timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         except EngineDiedError:
             raise
         except EngineError as error:
             raise OtherServerError(error.message) from error
 
     async def _meet(self, engine_id: str, model: str) -> Start:
-        version = version_in(await self._calls.ask("GET", "/version"))
+        version = version_in(await self._calls.ask("GET", "/version", max_bytes=MAX_REPORT_BYTES))
         try:
-            events = event_source_in(await self._calls.ask("GET", "/kv_event_sources"))
+            events = event_source_in(await self._calls.ask("GET", "/kv_event_sources", max_bytes=MAX_REPORT_BYTES))
         except OtherServerError:
             events = None  # older servers do not report it
         if await self._has_generate():

@@ -47,6 +47,7 @@ from motet.errors import (
     OtherServerError,
     OverloadedError,
     RequestError,
+    WorkerFaultError,
     WorkerLeavingError,
 )
 from motet.types import Finish, FinishReason, SamplingParams, TokenLogprob
@@ -171,11 +172,13 @@ class _PromptAnswer(msgspec.Struct):
 
 
 def prompt_logprobs_in(body: bytes, prompt: Sequence[int], *, k: int) -> tuple[TokenLogprob | None, ...]:
-    """Reads the answer to a `prompt_ask`: one entry for each token, None for the first. Raises EngineError."""
-    answer = read_json(body, _PromptAnswer, what="vLLM's answer to a question for prompt_logprobs")
+    """Reads the answer to a `prompt_ask`: one entry for each token, None for the first. Raises WorkerFaultError."""
+    answer = read_json(
+        body, _PromptAnswer, error=WorkerFaultError, what="vLLM's answer to a question for prompt_logprobs"
+    )
     listed = answer.prompt_logprobs or next((choice.prompt_logprobs for choice in answer.choices), None)
     if listed is None or len(listed) != len(prompt):
-        raise EngineError(f"vLLM told the log-probabilities of {len(listed or ())} of {len(prompt)} prompt tokens")
+        raise WorkerFaultError(f"vLLM told the log-probabilities of {len(listed or ())} of {len(prompt)} prompt tokens")
     return tuple([_of_prompt(token, row, k=k) if row else None for token, row in zip(prompt, listed, strict=True)])
 
 
@@ -183,13 +186,13 @@ def _by_id(texts: dict[str, float | None]) -> Listed:
     try:
         return [(int(text[len(TOKEN_PREFIX) :]), logprob) for text, logprob in texts.items()]
     except ValueError as error:
-        raise EngineError(f"vLLM lists log-probabilities of {list(texts)[:3]}, which are no token ids") from error
+        raise WorkerFaultError(f"vLLM lists log-probabilities of {list(texts)[:3]}, which are no token ids") from error
 
 
 def _of_prompt(token: int, entry: dict[int, _PromptLogprob], *, k: int) -> TokenLogprob:
     own = entry.get(token)
     if own is None:
-        raise EngineError(f"vLLM tells no log-probability of prompt token {token}")
+        raise WorkerFaultError(f"vLLM tells no log-probability of prompt token {token}")
     listed = [(other, one.logprob) for other, one in entry.items()]
     return _entry(token, own.logprob, rank=own.rank, listed=listed, k=k)
 
@@ -265,12 +268,12 @@ class VLLMReader:
         """Returns None if nothing was added."""
         tokens = choice.token_ids
         if tokens is None:
-            raise EngineError(f"{self._server} sends no token ids: its vLLM is too old, or it is no vLLM server")
+            raise WorkerFaultError(f"{self._server} sends no token ids: its vLLM is too old, or it is no vLLM server")
         logprobs = None
         if self._sampling.logprobs is not None:
             logprobs = choice.logprobs.of(tokens, self._sampling.logprobs) if choice.logprobs and tokens else ()
             if len(logprobs) != len(tokens):
-                raise EngineError(f"{self._server} sent {len(logprobs)} log-probabilities of {len(tokens)} tokens")
+                raise WorkerFaultError(f"{self._server} sent {len(logprobs)} log-probabilities of {len(tokens)} tokens")
         if choice.finish_reason is not None:
             return VLLMPiece(choice.index, tokens, logprobs, self._finish(choice.finish_reason, choice.stop_reason))
         return VLLMPiece(choice.index, tokens, logprobs) if tokens else None
@@ -283,9 +286,9 @@ class VLLMReader:
             raise EngineError(f"{self._server} ended a choice with finish_reason {said!r}")
         return Finish(reason, stop if isinstance(stop, int) and stop in self._sampling.stop_token_ids else None)
 
-    def _nonsense(self, why: str, event: bytes) -> EngineError:
+    def _nonsense(self, why: str, event: bytes) -> WorkerFaultError:
         quoted = event[:QUOTED_BYTES].decode(errors="replace")
-        return EngineError(f"{self._server} sent an event that cannot be read ({why}): {quoted}")
+        return WorkerFaultError(f"{self._server} sent an event that cannot be read ({why}): {quoted}")
 
 
 class _PrefillBody(msgspec.Struct):

@@ -1,0 +1,61 @@
+"""A server that answers as one of ours would, except where a test lets it lie."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from motet.deploy.discover import read_files
+from motet.engines.base import WorkerState
+from motet.engines.wire import EngineReport
+from motet.testing.engine import fake_info
+from motet.types import EngineStats, GenerateRequest
+
+REPORT = EngineReport(version="0", engine_id="liar", state=WorkerState.READY, info=fake_info(), stats=EngineStats())
+
+
+class Liar:
+    """`report`: the body of its report. `answer`: returns the bytes of the answer to a group; the connection stays open
+    after them."""
+
+    def __init__(self, folder: Path, *, report: bytes, answer: Callable[[GenerateRequest], bytes]) -> None:
+        self.url = ""
+        self.groups: list[GenerateRequest] = []
+        self.reports = 0
+        self._files = msgspec.msgpack.encode(read_files(folder))
+        self._report = report
+        self._answer = answer
+
+    @property
+    def id(self) -> str:
+        return self.url.removeprefix("http://")
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            head = await reader.readuntil(b"\r\n\r\n")
+            path = head.split(b" ", 2)[1]
+            length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), b":0")
+            body = await reader.readexactly(int(length.partition(b":")[2]))
+            if path == b"/engine/generate":
+                self.groups.append(msgspec.msgpack.decode(body, type=GenerateRequest))
+                writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + self._answer(self.groups[-1]))
+                await reader.read()  # until the other side closes
+            else:
+                self.reports += path == b"/engine"
+                answer = self._report if path == b"/engine" else self._files
+                writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(answer))
+                writer.write(answer)
+                await writer.drain()
+
+
+@asynccontextmanager
+async def lying(
+    folder: Path, *, report: EngineReport | bytes = REPORT, answer: Callable[[GenerateRequest], bytes] = lambda _: b""
+) -> AsyncIterator[Liar]:
+    liar = Liar(folder, report=report if isinstance(report, bytes) else msgspec.msgpack.encode(report), answer=answer)
+    async with await asyncio.start_server(liar.converse, "127.0.0.1", 0) as listener:
+        liar.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        yield liar

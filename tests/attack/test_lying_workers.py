@@ -1,0 +1,94 @@
+"""Workers of a gateway that lie: their groups go on elsewhere; they are left alone, and `/status` has the reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from motet.engines.base import WorkerState
+from motet.engines.http import MAX_REPORT_BYTES
+from motet.engines.wire import EngineReport, frame
+from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
+from tests.attack.liar import REPORT, lying
+from tests.deploy.gateways import BODY, RunningGateway
+from tests.deploy.running import EXPECTED, Running, texts
+
+pytestmark = pytest.mark.anyio
+
+
+def told(choice: ChoiceDelta) -> Callable[[GenerateRequest], bytes]:
+    return lambda request: frame(GroupDelta(request.request_id, (choice,)))
+
+
+STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {
+    "wrong index": (told(ChoiceDelta(7, (5,))), "choice 7, which it has not open"),
+    "no frame": (lambda _: b"HTTP/1.1 500 \r\n\r\n", "no frame of engine protocol"),
+    "gigabytes": (lambda _: b"\x7f\xff\xff\xff\0", "2147483647 bytes"),
+}
+
+
+@pytest.mark.parametrize(("answer", "why"), STREAMS.values(), ids=STREAMS)
+async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
+    folder: Path, answer: Callable[[GenerateRequest], bytes], why: str
+) -> None:
+    async with (
+        lying(folder, answer=answer) as liar,
+        Running(folder) as honest,
+        RunningGateway(liar.url, honest) as gateway,
+    ):
+        honest.engine.let_run()
+        for _ in range(3):
+            assert texts((await gateway.chat()).text) == EXPECTED
+        reports = liar.reports
+        await gateway.until_state(liar.id, WorkerState.DEAD)
+        while liar.reports < reports + 3:  # it is asked how it is, and says that it is well
+            await gateway.http.get("/health")
+        worker = (await gateway.http.get("/status")).json()["workers"][0]
+        assert (worker["state"], len(liar.groups)) == ("dead", 1)
+        assert why in worker["note"]
+
+
+async def test_a_client_is_told_what_was_wrong_if_there_is_no_other_worker(folder: Path) -> None:
+    async with lying(folder, answer=told(ChoiceDelta(0, (5,)))) as liar, RunningGateway(liar.url) as gateway:
+        answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "stream": False, "logprobs": True})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_fault")
+        assert len(liar.groups) == 1
+
+
+NO_BLOCKS = msgspec.structs.replace(REPORT, info=msgspec.structs.replace(REPORT.info, block_size=0))
+REPORTS: dict[str, tuple[EngineReport | bytes, str]] = {
+    "block_size 0": (NO_BLOCKS, "block_size 0; 1 to 65536 is allowed"),
+    "endless": (b"\xc4" * (MAX_REPORT_BYTES + 1), f"an answer of more than {MAX_REPORT_BYTES} bytes"),
+}
+
+
+@pytest.mark.parametrize(("lie", "why"), REPORTS.values(), ids=REPORTS)
+async def test_a_worker_whose_report_cannot_be_true_gets_nothing(
+    folder: Path, lie: EngineReport | bytes, why: str
+) -> None:
+    async with (
+        lying(folder, report=lie) as liar,
+        Running(folder) as honest,
+        RunningGateway(liar.url, honest) as gateway,
+    ):
+        honest.engine.let_run()
+        for _ in range(2):
+            assert texts((await gateway.chat()).text) == EXPECTED
+        worker = (await gateway.http.get("/status")).json()["workers"][0]
+        assert worker["state"] == "dead" and why in worker["note"]
+        assert liar.groups == []
+
+
+async def test_an_answer_of_which_its_worker_says_nothing_goes_on_elsewhere(folder: Path) -> None:
+    async with (
+        lying(folder) as liar,
+        Running(folder) as honest,
+        RunningGateway(liar.url, honest, gateway={"upstream_timeout_s": 0.1}) as gateway,
+    ):
+        honest.engine.let_run()
+        for _ in range(3):
+            assert texts((await gateway.chat()).text) == EXPECTED
+        worker = (await gateway.http.get("/status")).json()["workers"][0]
+        assert (worker["state"], len(liar.groups)) == ("dead", 1)
+        assert worker["note"] == f"{liar.url} sent nothing of an answer for 0.1 s"
