@@ -20,7 +20,7 @@ def request_bytes(path: str, fields: Mapping[str, object]) -> bytes:
     """Returns a whole request as bytes of HTTP/1.1."""
     body = json.dumps(fields).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

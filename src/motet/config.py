@@ -4,7 +4,8 @@ A record holds the frozen settings of one part of the server. Each field with a 
 line, the TOML file, the environment, the checks, `--help` and docs/settings.md are all derived from its declaration by
 `motet.settings`. Fields without one are set later, for example from the model.
 
-To add a setting, add a field here. Add a function to `motet.settings.rules` only if the setting depends on another.
+To add a setting, add a field here, or in `motet.settings.ray` if only `motet ray` has it. Add a function to
+`motet.settings.rules` only if the setting depends on another.
 """
 
 import os
@@ -14,25 +15,27 @@ from pathlib import Path
 from typing import Final
 
 from motet.log import LogFormat
-from motet.settings.declaration import Declaration, Panel, ServerCommand, setting, settings_of
-from motet.settings.named_worker import by_url, check_urls, check_workers, resources_by_role, roles_by_url
-from motet.types import Ingress, Policy, Role
+from motet.settings.declaration import (
+    ENGINES,
+    EVERY,
+    GATEWAY,
+    MAX_PORT,
+    NOT_BLANK,
+    ONE_ADDRESS,
+    PORT,
+    RAY,
+    SENT_KEY,
+    SERVE,
+    Declaration,
+    Panel,
+    setting,
+    settings_of,
+)
+from motet.settings.named_worker import by_url, check_urls, check_workers, roles_by_url
+from motet.settings.ray import RayConfig
+from motet.types import Policy, Role
 
-MAX_PORT: Final = 65535
 MAX_THREADS: Final = 1024
-PORT: Final = {"least": 0, "most": MAX_PORT, "zero": "any free port"}
-NOT_BLANK: Final = r"[\s\S]*\S[\s\S]*"
-ONE_ADDRESS: Final = r"(?!\s*(0\.0\.0\.0|::|\*)\s*$)" + NOT_BLANK
-"""Any address except those that mean every address of a machine."""
-SENT_KEY: Final = {"pattern": r"[!-~]*", "must": "visible ASCII characters without spaces", "secret": True}
-"""A key for a header; a line break after it, as in many files, would make every call fail."""
-
-SERVE: Final = (ServerCommand.SERVE,)
-GATEWAY: Final = (ServerCommand.GATEWAY,)
-RAY: Final = (ServerCommand.RAY,)
-ENGINES: Final = SERVE + RAY
-HTTP_OURS: Final = SERVE + GATEWAY
-EVERY: Final = tuple(ServerCommand)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +221,6 @@ class CellConfig:
         commas=True,
         read=check_urls,
     )
-    prefill_api_key: str | None = setting(
-        None, "API key that is sent to the prefill servers.", commands=SERVE, **SENT_KEY
-    )
     bypass_tokens: int = setting(
         128,
         "A prompt with fewer tokens to compute than this is computed where it is decoded.",
@@ -306,10 +306,12 @@ class GatewayConfig:
     workers_file: str | None = setting(
         None, "File with one worker a line; lines that are added or removed later join or leave."
     )
-    worker_api_key: str | None = setting(None, "API key that is sent to the workers.", **SENT_KEY)
+    worker_api_key: str | None = setting(
+        None, "API key that is sent to workers of other kinds; servers of ours get the worker key.", **SENT_KEY
+    )
     key_of: tuple[str, ...] = setting(
         (),
-        "API key of one worker, as URL=KEY; several times.",
+        "Key that is sent to one worker in place of the others, as URL=KEY; several times.",
         read=by_url,
         pattern=r"[!-~]+",
         must="URL=KEY, such as http://host:8000=secret",
@@ -350,62 +352,6 @@ class GatewayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayConfig:
-    """The replicas of a cell on Ray Serve: how many there are, and where they run."""
-
-    ingress: Ingress = setting(
-        Ingress.GATEWAY,
-        "Who holds clients' streams: gateway replicas, so that a stream outlives its worker, or, without that hop, "
-        "the decode replicas (direct).",
-    )
-    gateways: int = setting(1, "Number of gateway replicas.", least=1)
-    autoscale: bool = setting(False, "Run as many prefill and decode replicas as the load needs.")
-    min_prefill: int = setting(0, "Fewest prefill replicas, with --autoscale.", least=0)
-    min_decode: int = setting(1, "Fewest decode replicas, with --autoscale.", least=1)
-    choices_per_decode: int = setting(
-        64, "Open choices that one decode replica should have, with --autoscale.", least=1
-    )
-    prompts_per_prefill: int = setting(
-        4, "Running prompts that one prefill replica should have, with --autoscale.", least=1
-    )
-    scale_up_delay_s: float = setting(5.0, "Time of more load before a replica is added.", least=0)
-    scale_down_delay_s: float = setting(
-        60.0, "Time of less load before a replica ends; the last one ends after five times as long.", least=0
-    )
-    cpus_per_worker: float = setting(
-        1.0, "CPUs that Ray keeps for each prefill and decode replica, and threads of its engine.", above=0
-    )
-    gpus_per_worker: float = setting(
-        0.0,
-        "GPUs that Ray keeps for each prefill and decode replica; a fraction lets replicas share one.",
-        least=0,
-        most=1,
-        because="an engine uses one GPU",
-    )
-    resources_of: tuple[str, ...] = setting(
-        (),
-        "Custom resource of Ray that each replica of a role wants: ROLE=NAME:AMOUNT with the role prefill, decode or "
-        "gateway; several times.",
-        read=resources_by_role,
-    )
-    prefill_port: int = setting(
-        20000, "Side-channel port of the first prefill replica; the next one has the next port.", **PORT
-    )
-    decode_port: int = setting(
-        22000, "Side-channel port of the first decode replica; the next one has the next port.", **PORT
-    )
-    ray_address: str | None = setting(
-        None,
-        "Cluster to join: auto, HOST:PORT, or local, which starts one.",
-        unset="the cluster that is there, or a new one",
-    )
-    app_name: str = setting("motet", "Name of the Serve application.", pattern=NOT_BLANK, must="not empty")
-    prefix_router: bool = setting(
-        False, "With direct ingress behind HAProxy, choose replicas by cached prefix too, through a hook inside Ray."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """The settings of the HTTP side."""
 
@@ -425,6 +371,20 @@ class ServerConfig:
         "Key that opens /drain and /workers in place of the API keys.",
         unset="none, and /workers cannot be changed",
         secret=True,
+    )
+    worker_key: str = setting(
+        "",
+        "Key that servers of ours share: it alone opens /engine, and is sent to the workers and prefill servers that "
+        "are asked there. Better set in the environment.",
+        unset="none; on Ray, the cluster key",
+        **SENT_KEY,
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "One more name in the Host header to which a server on a loopback address answers; several times.",
+        unset="the names of loopback only",
+        pattern=NOT_BLANK,
+        must="the name of a host, without a port",
     )
     cors_origins: tuple[str, ...] = setting((), "Origin whose web pages may call the server; several times.")
     max_n: int = setting(256, "Greatest n: the number of choices of one prompt.", panel=Panel.LIMITS, least=1)
@@ -458,10 +418,18 @@ class ServerConfig:
         2**28, "Memory for bodies under way; one more is answered 503.", panel=Panel.LIMITS, unit="bytes", least=1
     )
     max_connections: int = setting(
-        8192, "Connections of clients; half of the open files at most.", commands=HTTP_OURS, panel=Panel.LIMITS, least=1
+        8192,
+        "Connections of clients; half of the open files at most.",
+        commands=SERVE + GATEWAY,
+        panel=Panel.LIMITS,
+        least=1,
     )
     receive_timeout_s: float = setting(
-        60.0, "Time for a request's head, then for its body, to come.", commands=HTTP_OURS, panel=Panel.LIMITS, above=0
+        60.0,
+        "Time for a request's head, then for its body, to come.",
+        commands=SERVE + GATEWAY,
+        panel=Panel.LIMITS,
+        above=0,
     )
     drain_timeout_s: float = setting(
         30.0, "Time that a stopping server or replica gives its running answers.", panel=Panel.PROCESS, least=0

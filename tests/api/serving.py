@@ -290,7 +290,7 @@ class Served:
     async def break_off(self, path: str, headers: str = "") -> None:
         """Begins to send a body, and leaves."""
         _reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: 100\r\n\r\n{{"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: 100\r\n\r\n{{"
         writer.write(head.encode())
         await writer.drain()
         writer.close()

@@ -19,7 +19,7 @@ from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineStats, GenerateRequest, GroupDelta, Role, choice_starts
-from tests.api.engine_asking import HEADERS, POSTS, group, post
+from tests.api.engine_asking import HEADERS, group, post
 from tests.api.serving import Served, Serving, WatchedEngine, coded, group_lines, named
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -156,14 +156,6 @@ async def test_a_prompt_of_one_token_and_a_worker_of_another_role_prefill_nothin
     assert (await post(prefill, "/engine/prefill", group(prompt=(5,)))).json()["error"]["param"] == "prompt"
     assert (await post(served, "/engine/prefill", group())).json()["error"]["code"] == "wrong_role"
     assert served.engine.prefills == prefill.engine.prefills == []
-
-
-async def test_every_route_needs_the_key(serve: Serving) -> None:
-    served = await serve(api_keys=("k1",))
-    for path in ("/engine", "/engine/tokenizer"):
-        assert (await served.http.get(path)).status_code == 401
-    for path in POSTS:
-        assert (await post(served, path, b"")).status_code == 401
 
 
 async def report(served: Served) -> EngineReport:

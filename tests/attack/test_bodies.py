@@ -18,7 +18,9 @@ KIB = 1024
 async def test_bodies_under_way_have_one_budget_and_short_ones_get_in_beside_it(serve: Serving) -> None:
     served = await serve(max_open_body_bytes=200 * KIB)
     _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b" " * 250 * KIB)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n" + b" " * 250 * KIB
+    )
     await writer.drain()
     long = "x" * (80 * KIB)
     while (response := await served.complete(long)).status_code != 503:
@@ -42,9 +44,9 @@ async def test_a_body_counts_only_until_its_request_has_been_made(serve: Serving
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/engine/generate", "/nowhere"])
 async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> None:
-    served = await serve(api_keys=("right",))
+    served = await serve(api_keys=("right",), worker_key="ours")
     async with serving(served.app) as (_, reader, writer):
-        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         tracemalloc.start()
         try:
             flooding = asyncio.create_task(flood(writer, CHUNK, total=64 * MIB))

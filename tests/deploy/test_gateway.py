@@ -150,11 +150,11 @@ async def test_an_answer_waits_for_its_only_worker_to_come_back(folder: Path) ->
 
 
 async def test_a_worker_that_wants_another_key_is_not_used_and_the_reason_is_shown(folder: Path) -> None:
-    async with Running(folder, api_keys=["secret"]) as server:
-        async with RunningGateway(server, gateway={"worker_api_key": "secret"}) as gateway:
+    async with Running(folder, api_keys=["client"], worker_key="secret") as server:
+        async with RunningGateway(server, worker_key="secret") as gateway:
             server.engine.let_run()
             assert texts((await gateway.chat()).text) == EXPECTED
-        assert "a key that the worker knows" in await why_none_answers(plan_of(server))
+        assert "with the same --worker-key" in await why_none_answers(plan_of(server))
 
 
 async def test_a_gateway_that_finds_no_worker_lists_the_state_of_each(folder: Path) -> None:

@@ -18,8 +18,8 @@ from tests.deploy.running import Running, ended_well
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-def asking(*urls: str, key: str | None = None) -> CellConfig:
-    return CellConfig(prefill_urls=urls, prefill_api_key=key, bypass_tokens=0)
+def asking(*urls: str) -> CellConfig:
+    return CellConfig(prefill_urls=urls, bypass_tokens=0)
 
 
 async def prefill_of(decode: Running) -> dict[str, object]:
@@ -71,20 +71,20 @@ async def test_without_its_prefill_server_a_decode_server_does_everything_itself
 
 async def test_a_prefill_server_is_asked_with_its_key_and_refuses_others(folder: Path) -> None:
     leases = FakeLeases()
-    prefill = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases), api_keys=("secret",))
+    prefill = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases), worker_key="secret")
     async with prefill:
         url = str(prefill.http.base_url)
         async with Running(
-            folder, role=Role.DECODE, cell=asking(url, key="secret"), starter=Starter(leases=leases)
+            folder, role=Role.DECODE, cell=asking(url), worker_key="secret", starter=Starter(leases=leases)
         ) as decode:
             decode.engine.let_run()
             assert ended_well((await decode.chat()).text)
             assert decode.engine.pulls == 1
-        async with Running(folder, role=Role.DECODE, cell=asking(url, key="another")) as decode:
+        async with Running(folder, role=Role.DECODE, cell=asking(url), worker_key="another") as decode:
             shown = await prefill_of(decode)
             assert shown["state"] == "dead"
             assert "answered 401" in str(shown["note"])
-            assert "--prefill-api-key" in str(shown["note"])
+            assert "--worker-key" in str(shown["note"])
             decode.engine.let_run()
             assert ended_well((await decode.chat()).text)
     assert len(prefill.engine.prefills) == 1

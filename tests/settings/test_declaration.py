@@ -83,7 +83,7 @@ def test_only_keys_are_secrets() -> None:
         ("workers", (["a"], ["http://a:8000", "http://a:8000/v1"], ["prefill"])),
         ("role_of", (["http://a"], ["http://a=cook"])),
         ("key_of", (["http://a"], ["a=secret"], ["http://a=k\n"])),
-        ("worker_api_key prefill_api_key", ("k\n", "a b")),
+        ("worker_api_key worker_key", ("k\n", "a b")),
         ("tokenizer_of", (["model"], ["=folder"], ["model="])),
         ("resources_of", (["decode:h100"], ["both=h100:1"])),
     ],

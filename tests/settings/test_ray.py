@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import SETTINGS, RayConfig
+from motet.config import SETTINGS
 from motet.errors import ConfigError
 from motet.settings.declaration import ServerCommand
 from motet.settings.named_worker import resources_by_role
+from motet.settings.ray import RayConfig
 from motet.settings.record import Settings
 from motet.settings.resolve import names_of, resolve_settings
 from motet.types import Ingress

@@ -68,11 +68,11 @@ def test_secrets_are_counted_and_never_shown() -> None:
         "api_keys": ["secret-1", "secret-2"],
         "cluster_key": "secret-3",
         "admin_key": "secret-4",
-        "prefill_api_key": "secret-5",
+        "worker_key": "secret-5",
         "role": "decode",
         "prefill_urls": ["http://p"],
     }
-    names = ("api_keys", "cluster_key", "admin_key", "prefill_api_key")
+    names = ("api_keys", "cluster_key", "admin_key", "worker_key")
     rows = resolved(flags).rows
     assert [rows[name].shown for name in names] == ["2 given", "given", "given", "given"]
     assert [resolved().rows[name].shown for name in names] == ["-"] * 4

@@ -1,7 +1,7 @@
 """The HTTP application: routes, what surrounds them, and how errors look.
 
-RequestIds ─► CORS ─► ApiKeys ─► BodyLimit ─► routes
-id, last      browsers  401        413, 503     chat, completions, responses, generate, tokens, models,
+RequestIds ─► CORS ─► Gate ─► BodyLimit ─► routes
+id, last      browsers  401, 403  413, 503  chat, completions, responses, generate, tokens, models,
 resort 500                                     admin, membership, engine
 """
 
@@ -13,11 +13,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.answer import WORKER_HEADER
-from motet.api.caller import HEADER, ApiKeys, RequestIds, new_router
+from motet.api.caller import HEADER, RequestIds, new_router
 from motet.api.chat import chat_router
 from motet.api.completions import completion_router
 from motet.api.engine_routes import engine_router
 from motet.api.failure import ErrorResponse, add_error_handlers, body_too_large
+from motet.api.gate import Gate
 from motet.api.generate import generate_router
 from motet.api.models import models_router
 from motet.api.operators import admin_router, membership_router
@@ -88,8 +89,7 @@ def _middleware(service: Service) -> list[Middleware]:
                 expose_headers=[HEADER, WORKER_HEADER, "retry-after"],
             )
         )
-    if config.api_keys or config.admin_key:
-        layers.append(Middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_key))
+    layers.append(Middleware(Gate, config=config))
     layers.append(Middleware(BodyLimit, max_bytes=config.max_body_bytes, max_open_bytes=config.max_open_body_bytes))
     return layers
 

@@ -1,9 +1,8 @@
-"""The edge of the app: it finds out whose request it is, gives it an id, and decides if it may come in.
+"""The edge of the app: it finds out whose request it is, gives it an id, and reads its body.
 
 RequestIds   every request has an id, in its answer and in its log lines; a bug is answered as any error. A client's
              own `x-request-id` is kept if it is short and printable. HTTP figures are counted here, where the
              status of every response passes by
-ApiKeys      with keys set, all but the open routes need one of them, and operators' routes the operators' key
 RefusalLog   a refused request has a line in the log; a flood of them has a few, and one with their number
 new_router   what the routes of this server are hung on; those that generate are a PostRoute with_body
 caller_of    the ids that go along with a group to its engine, to other servers and into the log
@@ -13,8 +12,7 @@ import asyncio
 import json
 import logging
 import re
-import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -30,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from motet.api.admission import ANONYMOUS
 from motet.api.failure import ErrorResponse, error_body, schema_failure, validation_failure
 from motet.api.schemas.shared import ignored_paths
-from motet.errors import OverloadedError, RequestError, UnauthorizedError
+from motet.errors import OverloadedError, RequestError
 from motet.ids import new_request_id
 from motet.log import cut
 from motet.metrics.prometheus import Metrics
@@ -41,13 +39,6 @@ HEADER = "x-request-id"
 SESSION_HEADER = "x-session-id"
 CLIENT_GONE = 499
 """nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
-OPEN_ROUTES = frozenset({"/health", "/ready", "/version"})
-NO_KEY = (
-    "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
-    "(i.e. Authorization: Bearer YOUR_KEY)."
-)
-WRONG_KEY = "Incorrect API key provided."
-NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
 
 MAX_NAMES = 20
 MAX_NAME_CHARS = 100
@@ -254,38 +245,3 @@ class RequestIds:
                 "param": told.param and cut(told.param, MAX_NAME_CHARS),
             }
         )
-
-
-class ApiKeys:
-    """ASGI middleware. Compares a key with all of the server's in constant time, so timing reveals nothing of them.
-
-    `admin_key`: operators' routes need it in place of an API key; if it is empty, they are like the other routes."""
-
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str], admin_key: str) -> None:
-        self._app = app
-        self._keys = [key.encode() for key in keys]
-        self._admin_keys = [admin_key.encode()] if admin_key else []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._check(scope)
-        except UnauthorizedError as error:
-            await ErrorResponse(error)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> None:
-        """Raises UnauthorizedError, or notes which key it was."""
-        path = scope["path"]
-        admin = bool(self._admin_keys) and (path in ("/drain", "/workers") or path.startswith("/workers/"))
-        keys = self._admin_keys if admin else self._keys
-        if not keys or path in OPEN_ROUTES:
-            return
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not given:
-            raise UnauthorizedError(NO_ADMIN_KEY if admin else NO_KEY)
-        # Compares with all of them, so that the time reveals nothing.
-        matches = [secrets.compare_digest(given.strip().encode("latin-1"), key) for key in keys]
-        if not any(matches):
-            raise UnauthorizedError(NO_ADMIN_KEY if admin else WRONG_KEY)
-        scope["state"]["client"] = "admin" if admin else f"key-{matches.index(True)}"

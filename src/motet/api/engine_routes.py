@@ -1,4 +1,5 @@
-"""`/engine/...`: this server as a worker of a gateway, in the protocol of `engines.wire`. Not for clients.
+"""`/engine/...`: this server as a worker of a gateway, in the protocol of `engines.wire`. Not for clients: `api.gate`
+lets nobody in who has not the worker key.
 
     POST /engine/generate   the deltas of one group as frames, as long as the connection lasts
         1. check, find a place, submit   an error up to here has its HTTP status, and the group's ticket is given back
@@ -57,6 +58,8 @@ VERSION = version("motet")
 PATIENCE_S = 0.5
 """Seconds for which a report waits for the engine's figures; after that it goes without them."""
 MAX_INDEX = 2**31
+MAX_CONNECTING = 256
+"""Most connections to other workers that gateways may have made at a time: each takes a socket for seconds."""
 
 Readers = Annotated[int, Query(ge=1, le=MAX_READERS)]
 
@@ -67,6 +70,8 @@ def engine_router(service: Service) -> APIRouter:
     open_ids: set[RequestId] = set()
     """The groups that answers of these routes have open."""
     prefills: dict[RequestId, PrefillAnswer] = {}
+    connecting: set[object] = set()
+    """A mark for each connection that is being made."""
 
     @router.get("")
     async def report() -> Response:
@@ -107,7 +112,7 @@ def engine_router(service: Service) -> APIRouter:
 
     @router.post("/connect")
     async def connect(request: Request) -> Response:
-        await _connect(service, await read_body(request, TransferAddress))
+        await _connect(service, await read_body(request, TransferAddress), connecting=connecting)
         return Response(status_code=204)
 
     return router
@@ -140,12 +145,23 @@ async def _tokenizer(service: Service) -> dict[str, bytes]:
     return files
 
 
-async def _connect(service: Service, address: TransferAddress) -> None:
+async def _connect(service: Service, address: TransferAddress, *, connecting: set[object]) -> None:
+    """Raises RequestError if the engine cannot connect to that address."""
     if not (is_address(address.host) and 0 < address.port < 2**16):
         raise RequestError(f"{address.host}:{address.port} is no address and port.", code="invalid_value")
     if service.connect is None:
         raise NotFoundError("The engine of this server connects to no other.")
-    await service.connect(address)
+    if len(connecting) >= MAX_CONNECTING:
+        raise OverloadedError(f"{MAX_CONNECTING} connections are being made here, and that is the limit.")
+    connecting.add(mark := object())
+    try:
+        await service.connect(address)
+    except EngineError as error:
+        if error.status != EngineError.status:
+            raise
+        raise RequestError(error.message, code="cannot_connect") from error
+    finally:
+        connecting.discard(mark)
 
 
 def _msgpack(body: object) -> Response:

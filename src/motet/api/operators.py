@@ -161,7 +161,7 @@ def membership_router(service: Service) -> APIRouter:
 
 
 def _membership(service: Service) -> Membership:
-    """Raises unless workers may be changed. If an admin key is set, `ApiKeys` has checked it already."""
+    """Raises unless workers may be changed. If an admin key is set, `Gate` has checked it already."""
     if service.membership is None:
         raise NotFoundError(
             "The workers of this server are fixed; a server that others may join is started with `motet gateway`.",

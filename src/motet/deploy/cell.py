@@ -44,7 +44,7 @@ from motet.types import EngineKind, Role
 
 logger = logging.getLogger(__name__)
 
-KEY_HINT = "Set --prefill-api-key to a key it knows."
+DEFAULTS = GatewayConfig()
 STEADY_S = 10.0
 FIRST_BACKOFF_S = 0.25
 
@@ -115,8 +115,9 @@ class Cell:
         for keeper in sorted(self._keepers, key=lambda keeper: keeper.role is Role.PREFILL):
             await keeper.join()
         if plan.cell.prefill_urls:
-            config = GatewayConfig(worker_api_key=plan.cell.prefill_api_key)
-            self._prefill = prefill_members(self, client, config=config, drain_s=plan.server.drain_timeout_s)
+            self._prefill = prefill_members(
+                self, client, worker_key=plan.server.worker_key, drain_s=plan.server.drain_timeout_s
+            )
             for number, url in enumerate(dict.fromkeys(map(server_url, plan.cell.prefill_urls))):
                 self._prefill.add(NamedWorker(url, Role.PREFILL, EngineKind.MOTET), id=f"{Role.PREFILL}-{number}")
             async with self._prefill.watched():
@@ -168,8 +169,9 @@ def prefill_members(
     cell: Cell,
     client: Client,
     *,
-    config: GatewayConfig,
+    worker_key: str,
     drain_s: float,
+    config: GatewayConfig = DEFAULTS,
     introduces: bool = True,
     listed: WorkerList | None = None,
 ) -> Gateway:
@@ -187,7 +189,7 @@ def prefill_members(
                 "give both the same --served-model-name"
             )
 
-    asking = Asking(config=config, client=client, key_hint=KEY_HINT)
+    asking = Asking(config=config, client=client, worker_key=worker_key)
     return Gateway(cell.router, learn, asking=asking, drain_s=drain_s, introduces=introduces, listed=listed)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from motet.api.caller import OPEN_ROUTES
 from motet.api.failure import error_json
+from motet.api.gate import OPEN_ROUTES
 from motet.config import ServerConfig
 from motet.errors import OverloadedError, RequestError
 

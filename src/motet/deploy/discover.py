@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from motet.config import GatewayConfig
 from motet.engines.http import Client
-from motet.engines.remote import KEY_HINT, EngineServer, RemoteEngine
+from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
 from motet.engines.upstream.upstream import TextUpstream
 from motet.engines.vllm.engine import VLLMEngine
@@ -119,16 +119,17 @@ class Asking:
     """True if clients' keys may be passed to text upstreams; never if they are keys of this server."""
     find_tokenizer: FindTokenizer | None = None
     tickets: TicketBook = field(default_factory=TicketBook)
-    key_hint: str = KEY_HINT
-    """Advice for the error if a server of ours wants another key."""
+    worker_key: str = ""
+    """Sent to servers of ours, unless one has a key of its own."""
 
     def server(self, named: NamedWorker) -> FoundServer:
         """Returns the server of a worker; nothing has been asked yet."""
         config, url, client = self.config, named.url, self.client
-        key = by_url(config.key_of).get(url, config.worker_api_key)
+        own_key = by_url(config.key_of).get(url)
+        key = own_key or config.worker_api_key
 
         def motet() -> Way:
-            server = EngineServer(url, client, api_key=key, key_hint=self.key_hint)
+            server = EngineServer(url, client, worker_key=own_key or self.worker_key)
             return Way(server.report, partial(RemoteEngine, server), server.tokenizer)
 
         def vllm() -> Way:

@@ -92,6 +92,7 @@ class HttpServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # `scope["client"]` is who holds the socket, whatever a header says
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=LINGER_S,
         )

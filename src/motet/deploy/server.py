@@ -133,6 +133,7 @@ def make_gateway(plan: GatewayPlan, client: Client) -> tuple[Gateway, GatewayMod
     asking = Asking(
         config=plan.gateway,
         client=client,
+        worker_key=plan.server.worker_key,
         pass_keys=not (plan.server.api_keys or plan.server.admin_key),
         find_tokenizer=plan.find_tokenizer,
     )

@@ -11,6 +11,8 @@ Faults of connections are as in `engines.http`. A refusal becomes
 
     5xx that is not from a server of this kind    EngineDiedError
     503                                           DrainingError, OverloadedError, or EngineDiedError if it says so
+    401, 403                                      EngineError if a server of ours wants another worker key, else
+                                                  OtherServerError
     404, 405, 501                                 OtherServerError: it has no such route; EngineError if it is a server
                                                   of ours that cannot be a worker because it has several models
     any other                                     EngineError that quotes it
@@ -50,6 +52,7 @@ from motet.engines.wire import (
     PROTOCOL_HEADER,
     TOKENIZER_FILES,
     UNREADABLE,
+    WORKER_KEY_CODE,
     CarriedError,
     EngineReport,
     FrameReader,
@@ -75,15 +78,14 @@ from motet.types import EngineStats, GenerateRequest, GroupDelta
 
 T = TypeVar("T")
 
-KEY_HINT = "Give the gateway a key that the worker knows."
+KEY_HINT = "Start this server and that one with the same --worker-key."
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 
 
 class EngineServer:
     """The routes of one server. The client belongs to whoever made it."""
 
-    def __init__(self, url: str, client: Client, *, api_key: str | None = None, key_hint: str = KEY_HINT) -> None:
-        """`key_hint`: advice for the error if the server wants another key."""
+    def __init__(self, url: str, client: Client, *, worker_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the worker {self.url}"
         headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": MSGPACK}
@@ -92,8 +94,8 @@ class EngineServer:
             client,
             name=self.name,
             headers=headers,
-            api_key=api_key,
-            refused=lambda refusal: _refused(refusal, self.name, key_hint=key_hint),
+            api_key=worker_key,
+            refused=lambda refusal: _refused(refusal, self.name),
         )
 
     async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
@@ -346,14 +348,14 @@ class _Spoken(msgspec.Struct):
     version: str = "unknown"
 
 
-def _refused(refusal: Refusal, server: str, *, key_hint: str) -> MotetError:
+def _refused(refusal: Refusal, server: str) -> MotetError:
     """Turns another server's refusal into an error of ours. `server` names it in the message."""
     reason = error_in(refusal.body)
     code, status = reason and reason.code, refusal.status
     said = f"{server} answered {status}: {reason.message if reason else refusal.quoted or refusal.phrase}"
-    if status in WRONG_KEY:
-        return EngineError(f"{said}. {key_hint}")
-    if status in NO_SUCH_ROUTE and code != NoSingleModelError.code:
+    if status in WRONG_KEY and code == WORKER_KEY_CODE:
+        return EngineError(f"{said} {KEY_HINT}")
+    if status in (*NO_SUCH_ROUTE, *WRONG_KEY) and code != NoSingleModelError.code:
         return OtherServerError(said)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and (code is None or code in GONE_CODES):
         return EngineDiedError(said)

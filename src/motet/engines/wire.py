@@ -43,6 +43,8 @@ from motet.types import EngineInfo, EngineKind, EngineStats, GroupDelta, ModelCa
 
 PROTOCOL = 2
 PROTOCOL_HEADER = "x-motet-engine-protocol"
+WORKER_KEY_CODE = "worker_key_required"
+"""The error code of a server of ours that wants another worker key."""
 MSGPACK = "application/msgpack"
 FRAMES = "application/vnd.motet.engine-frames"
 

@@ -38,6 +38,21 @@ class Panel(StrEnum):
     PROCESS = "Process"
 
 
+MAX_PORT: Final = 65535
+PORT: Final = {"least": 0, "most": MAX_PORT, "zero": "any free port"}
+NOT_BLANK: Final = r"[\s\S]*\S[\s\S]*"
+ONE_ADDRESS: Final = r"(?!\s*(0\.0\.0\.0|::|\*)\s*$)" + NOT_BLANK
+"""Any address except those that mean every address of a machine."""
+SENT_KEY: Final = {"pattern": r"[!-~]*", "must": "visible ASCII characters without spaces", "secret": True}
+"""A key for a header; a line break after it, as in many files, would make every call fail."""
+
+SERVE: Final = (ServerCommand.SERVE,)
+GATEWAY: Final = (ServerCommand.GATEWAY,)
+RAY: Final = (ServerCommand.RAY,)
+ENGINES: Final = SERVE + RAY
+EVERY: Final = tuple(ServerCommand)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
     """One setting."""

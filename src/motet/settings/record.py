@@ -9,6 +9,7 @@ import msgspec
 
 from motet import config
 from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration
+from motet.settings.ray import RayConfig
 
 Record = TypeVar("Record")
 
@@ -87,8 +88,8 @@ class Settings:
         return self._fill(config.GatewayConfig)
 
     @property
-    def ray(self) -> config.RayConfig:
-        return self._fill(config.RayConfig)
+    def ray(self) -> RayConfig:
+        return self._fill(RayConfig)
 
     def server(self, *, served_model_name: str = "") -> config.ServerConfig:
         return self._fill(config.ServerConfig, served_model_name=served_model_name)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from motet.config import MAX_PORT
 from motet.errors import ConfigError
+from motet.settings.declaration import MAX_PORT
 from motet.settings.record import DEFAULT, Setting, Settings
 from motet.types import Ingress, Role
 

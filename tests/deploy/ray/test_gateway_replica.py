@@ -29,8 +29,8 @@ KEY = "of the cell"
 
 def plan() -> GatewayPlan:
     return GatewayPlan(
-        GatewayConfig(worker_api_key=KEY),
-        msgspec.convert({"served_model_name": "mine", "port": 0}, ServerConfig),
+        GatewayConfig(),
+        msgspec.convert({"served_model_name": "mine", "port": 0, "worker_key": KEY}, ServerConfig),
         tokenizers=TokenizerRules({}),
         routing=RoutingConfig(migration_wait_s=0.0),
         cell=CellConfig(bypass_tokens=0),
@@ -55,7 +55,7 @@ async def test_workers_are_taken_when_they_are_ready_and_kept_until_they_leave(f
     seen = FakeDirectory(directory.book)
     start = asyncio.create_task(running_gateway(plan(), seen))
     directory.book.announce(worker("meeting", Role.DECODE, WorkerStage.MEETING, url="http://127.0.0.1:1"))
-    both = RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=(KEY,))
+    both = RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=("nobody",), worker_key=KEY)
     await both.worker.start()
     both.engine.let_run()
     gateway = await start
@@ -81,7 +81,9 @@ async def test_workers_are_taken_when_they_are_ready_and_kept_until_they_leave(f
 async def test_a_worker_that_is_listed_already_is_taken_at_once(folder: Path) -> None:
     """A change between the gateway's first two looks at the list used to get lost until the next one."""
     directory = FakeDirectory()
-    async with RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=(KEY,)) as both:
+    async with RunningWorker(
+        folder, directory, Role.BOTH, starter=Starter(), api_keys=("nobody",), worker_key=KEY
+    ) as both:
         both.engine.let_run()
         gateway = await running_gateway(plan(), directory)
         await answers(gateway)

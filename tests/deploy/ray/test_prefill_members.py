@@ -33,12 +33,18 @@ class DirectCell:
         self._starter = Starter(leases=FakeLeases())
 
     def prefill(self, id: str) -> RunningWorker:
-        return RunningWorker(self._folder, self.directory, Role.PREFILL, id=id, starter=self._starter, api_keys=(KEY,))
+        return RunningWorker(self._folder, self.directory, Role.PREFILL, id=id, starter=self._starter, worker_key=KEY)
 
     def decode(self, id: str = "decode") -> RunningWorker:
-        prefill, keys = GatewayConfig(worker_api_key=KEY), ("client",)
         return RunningWorker(
-            self._folder, self.directory, Role.DECODE, id=id, starter=self._starter, prefill=prefill, api_keys=keys
+            self._folder,
+            self.directory,
+            Role.DECODE,
+            id=id,
+            starter=self._starter,
+            prefill=GatewayConfig(),
+            api_keys=("client",),
+            worker_key=KEY,
         )
 
 

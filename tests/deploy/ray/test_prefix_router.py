@@ -19,11 +19,11 @@ from tests.deploy.ray.workers import RunningWorker
 
 pytestmark = pytest.mark.anyio
 
-KEY = "client-key"
+KEY = "of the cell"
 BODY = json.dumps({"messages": [{"role": "user", "content": "the hand in the sand"}], "n": 8}).encode()
 PLAN = GatewayPlan(
-    GatewayConfig(worker_api_key="of another cell"),
-    ServerConfig(served_model_name="", api_keys=(KEY,)),
+    GatewayConfig(),
+    ServerConfig(served_model_name="", worker_key=KEY),
     cell=CellConfig(),
     heartbeat_s=0.02,
 )
@@ -58,7 +58,7 @@ async def test_without_known_replicas_it_names_none(router: PrefixRouter) -> Non
 async def test_it_names_the_replica_of_serve_that_runs_the_worker(
     router: PrefixRouter, directory: FakeDirectory, folder: Path
 ) -> None:
-    async with RunningWorker(folder, directory, Role.BOTH, starter=Starter(), id="decode-abc123", api_keys=(KEY,)):
+    async with RunningWorker(folder, directory, Role.BOTH, starter=Starter(), id="decode-abc123", worker_key=KEY):
         assert await until(router, bool, BODY) == "abc123"
     assert await until(router, lambda named: not named) == NOBODY
 
@@ -68,7 +68,7 @@ async def test_eight_choices_at_one_replica_send_the_next_to_the_other(
 ) -> None:
     async with AsyncExitStack() as stack:
         for id in ("decode-one", "decode-two"):
-            worker = RunningWorker(folder, directory, Role.BOTH, starter=Starter(), id=id, api_keys=(KEY,))
+            worker = RunningWorker(folder, directory, Role.BOTH, starter=Starter(), id=id, worker_key=KEY)
             await stack.enter_async_context(worker)
         await until(router, lambda named: named == "one")
         await until(router, lambda named: named == "two")

@@ -91,7 +91,9 @@ def test_only_replicas_that_serve_clients_take_their_keys(model: Path) -> None:
     assert plan_of(direct, Role.PREFILL).server.server.api_keys == ("of the cell",)
     assert plan_of(behind, Role.DECODE).server.server.api_keys == ("of the cell",)
     assert gateway_of(behind).server.api_keys == ("client",)
-    assert gateway_of(behind).gateway.worker_api_key == "of the cell"
+    assert (
+        gateway_of(behind).server.worker_key == plan_of(direct, Role.DECODE).server.server.worker_key == "of the cell"
+    )
     assert [serves_clients(direct, role) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)] == [False, True, True]
     assert not any(serves_clients(behind, role) for role in Role)
 
@@ -116,7 +118,7 @@ def test_without_keys_everybody_may_ask(model: Path) -> None:
     open_to_all = settings(model, cluster_key="")
     assert engine_key(open_to_all) == ""
     assert plan_of(open_to_all, Role.BOTH).server.server.api_keys == ()
-    assert gateway_of(open_to_all).gateway.worker_api_key is None
+    assert gateway_of(open_to_all).server.worker_key == ""
 
 
 def test_a_gateway_goes_by_the_settings_of_routing(model: Path) -> None:

@@ -9,12 +9,13 @@ import httpx
 import pytest
 
 from bench.ports import free_port
-from motet.config import EngineConfig, RayConfig
+from motet.config import EngineConfig
 from motet.deploy.listen import listen, port_of
 from motet.deploy.ray.directory import Announcement, DirectoryVersion, Following, Listing, WorkerStage
 from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS
 from motet.deploy.ray.worker import TRIES, Announcing, WorkerLimits, is_free, side_channel_ports
 from motet.errors import DirectoryError, EngineDiedError, ModelLoadError, PortTakenError
+from motet.settings.ray import RayConfig
 from motet.types import EngineStats, Role
 from tests.deploy.dying import DEAD, DyingEngine, Starter
 from tests.deploy.ray.directories import AWAY, FakeDirectory, ended, worker

@@ -119,10 +119,10 @@ async def test_a_refusal_has_the_servers_words(served: Served) -> None:
 
 
 async def test_the_key_is_sent(serve: Serving) -> None:
-    served = await serve(config=ServerConfig(served_model_name=MODEL, api_keys=("k1",)))
-    async with engine_at(served.url, api_key="k1") as engine:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, api_keys=("client",), worker_key="k1"))
+    async with engine_at(served.url, worker_key="k1") as engine:
         assert len(await deltas_of(engine, group())) > 1
-    with pytest.raises(EngineError, match=r"answered 401.*a key that the worker knows"):
+    with pytest.raises(EngineError, match=r"answered 401.*with the same --worker-key"):
         async with engine_at(served.url):
             pass
 

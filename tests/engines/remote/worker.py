@@ -40,10 +40,10 @@ async def deltas_of(engine: Engine, request: GenerateRequest) -> list[GroupDelta
 
 
 @asynccontextmanager
-async def engine_at(url: str, *, api_key: str | None = None) -> AsyncIterator[RemoteEngine]:
+async def engine_at(url: str, *, worker_key: str | None = None) -> AsyncIterator[RemoteEngine]:
     """Makes the engine of a server that answers."""
     async with server_client() as client:
-        server = EngineServer(url, client, api_key=api_key)
+        server = EngineServer(url, client, worker_key=worker_key)
         engine = RemoteEngine(server, await server.report())
         try:
             yield engine

@@ -18,7 +18,6 @@ from motet.deploy.plan import CLUSTER_KEY_BYTES, parser_names
 from motet.deploy.ray import options
 from motet.deploy.ray.deployments import DirectReplica, GatewayReplica, RouterReplica, WorkerReplica
 from motet.deploy.ray.directory import DirectoryReplica
-from motet.deploy.ray.replica_plans import engine_key
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import resolve_settings
 from motet.types import Ingress, Role
@@ -29,7 +28,7 @@ def application(args: Mapping[str, object]) -> Application:
     options.check_arguments(args)
     settings = resolve_settings(args, environ=environment(), command=ServerCommand.RAY)
     parser_names(settings)  # checked here, so that not every replica fails at its start
-    if not engine_key(settings):
+    if not settings.rows["cluster_key"].value:
         args = {**args, "cluster_key": secrets.token_hex(CLUSTER_KEY_BYTES)}
     options.check_hook(settings, environment(), ray_version=ray.__version__)
     told = options.deployment_options(settings)

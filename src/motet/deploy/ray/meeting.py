@@ -132,6 +132,7 @@ async def prefill_replicas(
             serving.workforce,
             client,
             config=config,
+            worker_key=serving.service.config.worker_key,
             drain_s=serving.service.config.drain_timeout_s,
             introduces=False,
             listed=ListedWorkers(following, (Role.PREFILL,)),

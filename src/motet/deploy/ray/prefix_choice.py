@@ -111,10 +111,7 @@ class PrefixRouter:
     def __init__(self, plan: GatewayPlan, directory: RayDirectory) -> None:
         self._following = Following(directory)
         listed = ListedWorkers(self._following, (Role.DECODE, Role.BOTH))
-        # Clients ask the same servers, so this uses a client's key, if one is set.
-        key = next(iter(plan.server.api_keys), None)
-        config = replace(plan.gateway, worker_api_key=key)
-        self._plan = replace(plan, gateway=config, introduces=False, listed=listed)
+        self._plan = replace(plan, introduces=False, listed=listed)
         self._companions = Companions()
         self._choice: PrefixChoice | None = None
 

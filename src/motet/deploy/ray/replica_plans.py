@@ -41,8 +41,8 @@ def serves_clients(settings: Settings, role: Role) -> bool:
 
 
 def engine_key(settings: Settings) -> str:
-    """Returns the key that replicas require of each other, over HTTP and the side channel."""
-    return str(settings.rows["cluster_key"].value)
+    """Returns the worker key that replicas require of each other: the cluster key, unless another is set."""
+    return settings.server().worker_key or str(settings.rows["cluster_key"].value)
 
 
 def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ: Mapping[str, str]) -> WorkerPlan:
@@ -56,18 +56,21 @@ def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ:
         num_threads=plan.engine.num_threads or math.ceil(ray.cpus_per_worker),
         side_channel_host=place.address if side_channel.is_default else str(side_channel.value),
     )
-    keys = plan.server.api_keys if direct else (engine_key(settings),)
+    worker_key = engine_key(settings)
+    keys = plan.server.api_keys if direct else (worker_key,)  # nobody but the gateways asks the others
     # Anyone who reaches the events' port can read the tokens of prompts, so there are none unless they are followed.
     followed = engine.prefix_cache and (not direct or ray.prefix_router)
     plan = replace(
         plan,
         engine=engine,
-        server=replace(plan.server, host=place.address, port=0, api_keys=tuple(filter(None, keys))),
+        server=replace(
+            plan.server, host=place.address, port=0, api_keys=tuple(filter(None, keys)), worker_key=worker_key
+        ),
         cell=replace(plan.cell, prefill=0, decode=0, prefill_may_come=direct and bool(plan.cell.prefill)),
         kv_events=KVEventsConfig(kv_events_port=0 if followed else None, kv_events_host=place.address),
         worker_id=place.id,
     )
-    prefill = replace(settings.gateway, worker_api_key=engine_key(settings)) if direct and role is Role.DECODE else None
+    prefill = settings.gateway if direct and role is Role.DECODE else None
     return WorkerPlan(plan, side_channel_ports(role, place.rank, ray=ray), prefill)
 
 
@@ -79,8 +82,7 @@ def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Ma
     host = server.host if is_loopback(server.host) else place.address
     return replace(
         plan,
-        gateway=replace(plan.gateway, worker_api_key=engine_key(settings) or None),
-        server=replace(server, host=host, port=0),
+        server=replace(server, host=host, port=0, worker_key=engine_key(settings)),
         find_tokenizer=None,  # replicas are our own servers, which send theirs
         cell=replace(plan.cell, prefill_may_come=bool(plan.cell.prefill)),
         introduces=False,

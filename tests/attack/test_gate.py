@@ -1,0 +1,192 @@
+"""Who may come in: callers without the right key, on other machines, behind proxies, and in web pages."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from motet.api.engine_routes import MAX_CONNECTING
+from motet.config import ServerConfig
+from motet.deploy.listen import HttpServer, listen, port_of
+from motet.errors import EngineDiedError, EngineError, MotetError
+from motet.transfer.ticket import TransferAddress
+from tests.api.engine_asking import HEADERS, POSTS, group
+from tests.api.serving import MODEL, Served, Serving, coded
+
+pytestmark = pytest.mark.anyio
+
+ENGINE_ROUTES = [("GET", "/engine"), ("GET", "/engine/tokenizer"), *(("POST", path) for path in POSTS)]
+OPERATORS_ROUTES = [("POST", "/drain"), ("GET", "/workers"), ("POST", "/workers"), ("DELETE", "/workers/a")]
+NOT_ALONE: list[dict[str, str]] = [
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"x-forwarded-for": "127.0.0.1"},
+    {"forwarded": "for=127.0.0.1"},
+]
+CHAT = b'{"messages": [{"role": "user", "content": "hi"}]}'
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def from_host(served: Served, address: str) -> httpx.AsyncClient:
+    """Returns a client whose end of the socket has that address."""
+    transport = httpx.ASGITransport(app=served.app, client=(address, 1))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+
+@pytest.mark.parametrize(("method", "path"), ENGINE_ROUTES)
+async def test_only_the_worker_key_opens_the_routes_of_workers(serve: Serving, method: str, path: str) -> None:
+    served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker")
+    for headers in ({}, bearer("client"), bearer("boss")):
+        refused = await served.http.request(method, path, headers=headers)
+        assert coded(refused) == (401, "worker_key_required")
+        assert "--worker-key" in refused.text
+    passed = await served.http.request(method, path, headers=bearer("worker"))
+    assert passed.status_code not in (401, 403)
+
+
+async def test_the_worker_key_opens_nothing_else(serve: Serving) -> None:
+    served = await serve(api_keys=("client",), worker_key="worker")
+    for path in ("/v1/models", "/status", "/workers"):
+        assert (await served.http.get(path, headers=bearer("worker"))).status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path"), ENGINE_ROUTES)
+async def test_without_a_worker_key_its_routes_are_open_on_this_machine_only(
+    serve: Serving, method: str, path: str
+) -> None:
+    served = await serve(api_keys=("client",))
+    async with from_host(served, "10.0.0.9") as stranger:
+        refused = await stranger.request(method, path, headers=bearer("client"))
+    assert coded(refused) == (403, "worker_key_required")
+    assert "--worker-key" in refused.text
+    for headers in NOT_ALONE:
+        assert coded(await served.http.request(method, path, headers=headers)) == (403, "worker_key_required")
+    assert (await served.http.request(method, path)).status_code not in (401, 403)
+
+
+async def test_a_client_ends_no_choice_of_another(serve: Serving) -> None:
+    served = await serve(api_keys=("one", "two"), worker_key="worker")
+    body = msgspec.msgpack.encode({"request_id": "g", "index": 0})
+    refused = await served.http.post("/engine/stop", content=body, headers={**HEADERS, **bearer("two")})
+    assert refused.status_code == 401
+
+
+@pytest.mark.parametrize("error", [EngineError("nobody answers"), EngineDiedError("gone")])
+async def test_a_connection_that_fails_is_no_fault_of_this_server(serve: Serving, error: MotetError) -> None:
+    served = await serve()
+
+    async def connect(_: TransferAddress) -> None:
+        raise error
+
+    served.service.connect = connect
+    body = msgspec.msgpack.encode(TransferAddress("x", "10.0.0.1", 5))
+    refused = await served.http.post("/engine/connect", content=body, headers=HEADERS)
+    assert (refused.status_code, error.message in refused.text) == (400 if error.status == 500 else 503, True)
+
+
+async def test_connections_that_are_being_made_are_bounded(serve: Serving) -> None:
+    served = await serve()
+    asked, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def connect(_: TransferAddress) -> None:
+        asked.release()
+        await go_on.wait()
+
+    served.service.connect = connect
+    body = msgspec.msgpack.encode(TransferAddress("x", "10.0.0.1", 5))
+    async with from_host(served, "127.0.0.1") as http, asyncio.TaskGroup() as tasks:
+
+        async def post() -> httpx.Response:
+            return await http.post("/engine/connect", content=body, headers=HEADERS)
+
+        making = [tasks.create_task(post()) for _ in range(MAX_CONNECTING)]
+        for _ in making:
+            await asked.acquire()
+        assert coded(await post()) == (503, "overloaded")
+        go_on.set()
+    assert {one.result().status_code for one in making} == {204}
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATORS_ROUTES)
+async def test_without_keys_operators_routes_are_open_to_callers_on_this_machine_only(
+    serve: Serving, method: str, path: str
+) -> None:
+    served = await serve()
+    async with from_host(served, "10.0.0.9") as stranger:
+        assert coded(await stranger.request(method, path)) == (403, "admin_key_required")
+    for headers in NOT_ALONE:
+        assert (await served.http.request(method, path, headers=headers)).status_code == 403
+    assert not served.service.admission.draining
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": ("k",)}, {"admin_key": "k"}])
+async def test_with_a_key_operators_may_be_anywhere(serve: Serving, settings: dict[str, Any]) -> None:
+    served = await serve(**settings)
+    async with from_host(served, "10.0.0.9") as operator:
+        assert (await operator.post("/drain")).status_code == 401
+        assert (await operator.post("/drain", headers=bearer("k"))).status_code == 200
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", ""])
+@pytest.mark.parametrize("page", [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}])
+async def test_a_page_of_another_site_can_post_json_only(
+    served: Served, page: dict[str, str], content_type: str | None
+) -> None:
+    headers = page if content_type is None else page | {"content-type": content_type}
+    refused = await served.http.post("/v1/chat/completions", content=CHAT, headers=headers)
+    assert coded(refused) == (400, "invalid_content_type")
+    assert served.engine.requests == []
+
+
+async def test_a_command_line_needs_no_content_type(served: Served) -> None:
+    assert (await served.http.post("/v1/chat/completions", content=CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::2]", "[", "@"])
+async def test_a_server_on_loopback_answers_to_no_name_of_others(served: Served, host: str) -> None:
+    refused = await served.http.get("/status", headers={"host": host})
+    assert coded(refused) == (403, "host_not_allowed")
+    assert "--allowed-host" in refused.text
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "motet.example:443"])
+async def test_a_server_on_loopback_answers_to_its_own_names(serve: Serving, host: str) -> None:
+    served = await serve(allowed_hosts=("Motet.example",))
+    assert (await served.http.get("/status", headers={"host": host})).status_code == 200
+
+
+async def test_a_server_on_another_address_answers_to_every_name(serve: Serving) -> None:
+    served = await serve(config=ServerConfig(served_model_name=MODEL, host="0.0.0.0"))
+    assert (await served.http.get("/status", headers={"host": "motet.example"})).status_code == 200
+
+
+async def test_no_header_changes_who_holds_the_socket(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    seen: list[object] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["client"][0])
+        await served.app(scope, receive, send)
+
+    server = HttpServer(app)
+    with listen("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        async with httpx.AsyncClient() as http:
+            url = f"http://127.0.0.1:{port_of(listener)}/engine"
+            refused = await http.get(url, headers={"x-forwarded-for": "10.1.2.3"})
+        server.stop(at_once=True)
+        await serving
+    assert (seen, refused.status_code) == (["127.0.0.1"], 403)
+
+
+async def test_a_group_with_the_worker_key_is_answered(serve: Serving) -> None:
+    served = await serve(api_keys=("client",), worker_key="worker")
+    headers = {**HEADERS, **bearer("worker")}
+    answer = await served.http.post("/engine/generate", content=msgspec.msgpack.encode(group()), headers=headers)
+    assert answer.status_code == 200
