@@ -82,10 +82,13 @@ GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 class EngineServer:
     """The routes of one server. The client belongs to whoever made it."""
 
-    def __init__(self, url: str, client: Client, *, api_key: str | None = None, key_hint: str = KEY_HINT) -> None:
-        """`key_hint`: advice for the error if the server wants another key."""
+    def __init__(
+        self, url: str, client: Client, *, api_key: str | None = None, key_hint: str = KEY_HINT, id: str = ""
+    ) -> None:
+        """`key_hint`: advice for the error if the server wants another key; `id`: names the server for clients in place
+        of its URL."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.name = f"the worker {self.url}"
+        self.name = f"the worker {id or self.url}"
         headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": MSGPACK}
         self._calls = ServerCalls(
             self.url,
