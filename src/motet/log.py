@@ -8,6 +8,8 @@ terminal's cursor or turn the direction of writing. Code logs with `logging.getL
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TextIO
@@ -16,6 +18,29 @@ import msgspec
 
 MAX_FIELD_CHARS = 2_000
 """A text among the figures of a line is cut to this many characters."""
+
+
+SELDOM = {"seldom": True}
+"""`extra` of a line that would come over and over: it is written once a minute."""
+SELDOM_S = 60.0
+
+
+class _Seldom(logging.Filter):
+    """Drops a line with `SELDOM` that was written less than a minute ago."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._written_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not getattr(record, "seldom", False):
+            return True
+        now_s = self._clock()
+        due = now_s >= self._written_s.get(record.msg, -SELDOM_S) + SELDOM_S
+        if due:
+            self._written_s[record.msg] = now_s
+        return due
 
 
 class LogFormat(StrEnum):
@@ -27,6 +52,7 @@ def setup_logging(*, format: str = LogFormat.TEXT, level: str = "info", stream: 
     """Sends the lines of Motet's loggers to `stream`; other libraries' loggers are left as they are."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if format == LogFormat.JSON else TextFormatter())
+    handler.addFilter(_Seldom())
     logger = logging.getLogger("motet")
     logger.handlers = [handler]
     logger.setLevel(level.upper())

@@ -209,12 +209,8 @@ async def test_top_k_of_minus_one_is_off_and_of_more_than_the_vocabulary_all_of_
 
 
 async def test_the_server_sets_the_largest_n_and_the_error_names_its_flag(serve: Serving) -> None:
-    for limits, most, flag in (
-        ({"max_n": 4}, 4, "--max-n"),
-        ({"max_n": 2000}, 1024, "--max-num-seqs"),
-        ({}, 256, "--max-n"),
-    ):
-        served = await serve(**limits)
+    for max_n, most, flag in ((4, 4, "--max-n"), (2000, 1024, "--max-num-seqs"), (256, 256, "--max-n")):
+        served = await serve(max_n=max_n)
         refused = await served.chat(n=most + 1)
         assert named(refused) == (400, "n")
         assert f"<= {most}, but got {most + 1} instead. The server's {flag} " in refused.json()["error"]["message"]

@@ -8,8 +8,8 @@ import pytest
 from motet.deploy.remote_keeper import BUSY, HEARTBEAT_S
 from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, WorkerFaultError
-from tests.deploy.kept import ID, SILENCE_S, URL, Kept, report
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, WorkerFaultError
+from tests.deploy.kept import ID, SILENCE_S, Kept, report
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +40,7 @@ LIVES: dict[str, tuple[list[EngineReport | MotetError], WorkerState, list[type[M
     "late, which is no silence yet": ([report(), *UNHEARD_LONG[1:]], WorkerState.READY, []),
     "late twice": ([report(), *UNHEARD_LONG[1:], report(), *UNHEARD_LONG[1:]], WorkerState.READY, []),
     "silent, and back": ([report(), *UNHEARD_LONG, report()], WorkerState.READY, [EngineSilentError]),
+    "not asked, as this machine has no file left": ([report(), OverloadedError("none")], WorkerState.READY, []),
     "drains": ([report(), report(state=WorkerState.DRAINING)], WorkerState.DRAINING, []),
     "drains no more": ([report(), report(state=WorkerState.DRAINING), report()], WorkerState.READY, []),
     "in a long step": ([report(), report(state=WorkerState.SILENT)], WorkerState.READY, []),
@@ -207,7 +208,7 @@ async def test_a_defect_that_it_runs_into_makes_it_dead_and_it_is_asked_again(
         await kept.keeper.keep()
     assert kept.keeper.looked.is_set()
     assert kept.state() is WorkerState.DEAD
-    assert kept.member.note == f"{URL}: its report could not be taken (DefectError: no such field): the log has more"
+    assert kept.member.note == f"{ID}: its report could not be taken (DefectError: no such field): the log has more"
     assert [type(error) for error in kept.engines[0].losses] == [EngineDiedError]
     assert caplog.text.count("Traceback") == 1
     kept.unusable = None
@@ -259,7 +260,7 @@ async def test_a_worker_that_cannot_be_used_is_dead_and_tried_again(kept: Kept) 
     kept.unusable = EngineError("no tokenizer for m")
     await kept.look(report())
     assert kept.state() is WorkerState.DEAD
-    assert kept.member.note == f"{URL} cannot be used here: no tokenizer for m"
+    assert kept.member.note == f"{ID} cannot be used here: no tokenizer for m"
     kept.unusable = None
     await kept.look(report())
     assert kept.state() is WorkerState.READY

@@ -61,9 +61,10 @@ Ways = Mapping[EngineKind, Callable[[], Way]]
 class FoundServer:
     """A worker's server, which is asked as the kind that it was found to be."""
 
-    def __init__(self, url: str, ways: Ways, *, kind: EngineKind | None = None) -> None:
-        """`kind`: the kind that the operator named; None to find it out."""
+    def __init__(self, url: str, ways: Ways, *, kind: EngineKind | None = None, id: str = "") -> None:
+        """`kind`: the kind that the operator named; None to find it out. `id`: the worker's, in messages."""
         self.url = url
+        self._id = id or url
         self._ways = ways if kind is None else {kind: ways[kind]}
         self._found: tuple[EngineKind, Way] | None = None
 
@@ -106,7 +107,7 @@ class FoundServer:
         if len(failures) == 1:
             raise EngineError(*failures.values())
         said = "; ".join(f"as {kind}: {message}" for kind, message in failures.items())
-        raise EngineError(f"{self.url} cannot be a worker; tried {said}")
+        raise EngineError(f"{self._id} cannot be a worker; tried {said}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,29 +123,29 @@ class Asking:
     worker_key: str = ""
     """Sent to servers of ours, unless one has a key of its own."""
 
-    def server(self, named: NamedWorker) -> FoundServer:
-        """Returns the server of a worker; nothing has been asked yet."""
+    def server(self, named: NamedWorker, id: str) -> FoundServer:
+        """Returns the server of the worker `id`; nothing has been asked yet."""
         config, url, client = self.config, named.url, self.client
         own_key = by_url(config.key_of).get(url)
         key = own_key or config.worker_api_key
 
         def motet() -> Way:
-            server = EngineServer(url, client, worker_key=own_key or self.worker_key)
+            server = EngineServer(url, client, worker_key=own_key or self.worker_key, id=id)
             return Way(server.report, partial(RemoteEngine, server), server.tokenizer)
 
         def vllm() -> Way:
-            server = VLLMServer(url, client, api_key=key, role=named.role)
+            server = VLLMServer(url, client, api_key=key, role=named.role, id=id)
             kept = partial(VLLMEngine, server, tickets=self.tickets, leader_timeout_s=config.leader_timeout_s)
             files = partial(asyncio.to_thread, _vllm_files, server, self.find_tokenizer)
             return Way(server.report, kept, files, partial(_check_vllm_tokenizer, server=server))
 
         def texts() -> Way:
             options = UpstreamOptions(api_key=key, pass_key=self.pass_keys, timeout_s=config.upstream_timeout_s)
-            server = UpstreamServer(url, client, options=options)
+            server = UpstreamServer(url, client, options=options, id=id)
             return Way(server.report, partial(TextUpstream, server))
 
         ways: Ways = {EngineKind.MOTET: motet, EngineKind.VLLM: vllm, EngineKind.OPENAI: texts}
-        return FoundServer(url, ways, kind=named.kind)
+        return FoundServer(url, ways, kind=named.kind, id=id)
 
 
 def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dict[str, bytes]:

@@ -205,7 +205,7 @@ class Gateway:
         if id in self._keepers:
             raise RequestError(f"There is already a worker {id}.", param="id", code="worker_exists")
         id = id or _free_id(named.url, self._keepers)
-        server = self._asking.server(named)
+        server = self._asking.server(named, id)
         keeper = self._keepers[id] = RemoteKeeper(
             id,
             named.url,
@@ -219,6 +219,7 @@ class Gateway:
             heartbeat_s=self._heartbeat_s,
             follow=self._follow_blocks,
         )
+        logger.info("%s is the worker at %s", id, named.url)
         self._fleet.expect(id, named.url, role=named.role)
         if self._tasks is not None:
             self._keeping[id] = self._tasks.create_task(keeper.keep())

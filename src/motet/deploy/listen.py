@@ -3,18 +3,23 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from motet.api.caller import WRITE_EXTENSION, Write
 from motet.deploy.connection import Connection, ConnectionLimits
+from motet.engines.http import NO_FILES, NO_FILES_LEFT
 from motet.errors import ConfigError
+from motet.log import SELDOM
+
+logger = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, object]], Awaitable[None]]
 BACKLOG = 2048
@@ -110,6 +115,10 @@ class HttpServer(uvicorn.Server):
         self.force_exit = at_once
         self._told_to_stop.set()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(_tell)
+        await super().startup(sockets)
+
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # it writes the date that answers carry
             with contextlib.suppress(TimeoutError):
@@ -128,6 +137,15 @@ class HttpServer(uvicorn.Server):
                     await asyncio.sleep(LOOK_EVERY_S)
         for task in state.tasks:
             task.cancel()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs what asyncio reports. A connection that it cannot accept is tried again each second, with a traceback."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in NO_FILES:
+        logger.error(NO_FILES_LEFT, extra=SELDOM)
+    else:
+        loop.default_exception_handler(context)
 
 
 def writer_of(send: Send) -> Write | None:

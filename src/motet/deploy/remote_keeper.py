@@ -23,7 +23,7 @@ from typing import Protocol
 from motet.deploy.block_events import EventFollowing, Follow
 from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
-from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, WorkerFaultError
+from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, WorkerFaultError
 from motet.kv_events.follower import follow_blocks
 from motet.routing.fleet import Fleet
 
@@ -89,7 +89,7 @@ class RemoteKeeper:
         self._fleet = fleet
         self._silence_s = silence_s
         self._heartbeat_s = heartbeat_s
-        self._quiet = EngineSilentError(f"{url} sent nothing of an answer for {quiet_s:g} s")
+        self._quiet = EngineSilentError(f"{id} sent nothing of an answer for {quiet_s:g} s")
         self._quiet_looks = math.ceil(quiet_s / heartbeat_s)
         self._clock = clock
         self._wait = wait
@@ -127,7 +127,7 @@ class RemoteKeeper:
             self._no_use(error)
         except Exception as error:
             why = f"its report could not be taken ({type(error).__name__}: {error}): the log has more"
-            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url}: {why}"), heard=True)
+            self._out(WorkerState.DEAD, EngineDiedError(f"{self.id}: {why}"), heard=True)
             raise
 
     def take_out(self) -> None:
@@ -147,11 +147,11 @@ class RemoteKeeper:
         now_s = self._clock()
         passed_s, self._listened_s = now_s - self._listened_s, now_s
         match error:
-            case EngineSilentError():
+            case EngineSilentError() | OverloadedError():  # this machine may have no file left for a connection
                 missed_s = min(passed_s, LONGEST_MISS * self._heartbeat_s)
                 self._unheard_s += missed_s / BUSY if self._sends_tokens() else missed_s
                 if self._unheard_s >= self._silence_s:
-                    why = f"{self.url} gives no sign of life for {self._silence_s:g} s"
+                    why = f"{self.id} gives no sign of life for {self._silence_s:g} s"
                     self._out(WorkerState.SILENT, EngineSilentError(why))
             case WorkerFaultError():
                 self._out(WorkerState.DEAD, error, heard=True)
@@ -171,21 +171,21 @@ class RemoteKeeper:
     async def _take(self, report: EngineReport) -> None:
         """Raises EngineError if the worker cannot be used."""
         if (former := self._engine) is not None and former.engine_id != report.engine_id:
-            self._out(WorkerState.DEAD, EngineDiedError(f"{self.url} was started again"))
+            self._out(WorkerState.DEAD, EngineDiedError(f"{self.id} was started again"))
             self._engine = None  # nothing of the former start is left
             await former.close()
         member = self._fleet.get(self.id)
         if member is not None and member.distrusted:
             raise WorkerFaultError(member.note)
         if problem := self._problem(report):
-            raise EngineError(f"{self.url} cannot be used here: {problem}")
+            raise EngineError(f"{self.id} cannot be used here: {problem}")
         if report.state is WorkerState.DEAD:
-            raise EngineError(f"{self.url} has lost its engine")
+            raise EngineError(f"{self.id} has lost its engine")
         if self._engine is None:
             try:
                 self._engine = await self._join(report)
             except EngineError as error:
-                raise EngineError(f"{self.url} cannot be used here: {error.message}") from error
+                raise EngineError(f"{self.id} cannot be used here: {error.message}") from error
         self._fleet.offer(self.id, report.models)
         self._mark_present(report)  # first of all, since a worker that drains must get no groups
         await self._events.follow(report)

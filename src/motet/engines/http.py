@@ -1,12 +1,16 @@
 """HTTP calls to other servers of any kind: connections, the errors for their failures, and refusals.
 
     no answer in time                    EngineSilentError
+    no file left here for a connection   OverloadedError
     no answer, or a connection broke     EngineDiedError
     a refusal                            a `Refusal`; the kind of the server says what it means
 
 aiohttp and not httpx: on streams of small frames it takes a third to a fifth of the time.
 """
 
+import errno
+import logging
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +18,18 @@ from http import HTTPStatus
 
 import aiohttp
 
-from motet.errors import ConfigError, EngineDiedError, EngineError, EngineSilentError, MotetError, WorkerFaultError
+from motet.errors import (
+    ConfigError,
+    EngineDiedError,
+    EngineError,
+    EngineSilentError,
+    MotetError,
+    OverloadedError,
+    WorkerFaultError,
+)
+from motet.log import SELDOM
+
+logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
 REPORT_TIMEOUT_S = 1.0
@@ -38,6 +53,9 @@ WRONG_KEY = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 FAULTS: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError, UnicodeError)
 """The errors of a connection; TimeoutError is an OSError, and UnicodeError says that no host has such a name."""
+
+NO_FILES = (errno.EMFILE, errno.ENFILE)
+NO_FILES_LEFT = "no file is left for another connection: raise the limit of open files (ulimit -n)"
 
 Client = aiohttp.ClientSession
 
@@ -98,8 +116,9 @@ class Reply:
         try:
             return await self._response.content.readany()
         except FAULTS as error:
-            said = str(error) or type(error).__name__
-            raise EngineDiedError(f"{self._server_name} was lost in the middle of its answer: {said}") from error
+            raise EngineDiedError(
+                f"{self._server_name} was lost in the middle of its answer: {_reason(error)}"
+            ) from error
 
     def close(self) -> None:
         """May be called twice. A connection whose answer has been read to its end is used again."""
@@ -203,5 +222,25 @@ class ServerCalls:
             return EngineError(
                 f"The URL of {self._name} is not valid: '{self._url}'. Expected http://HOST:PORT or https://HOST:PORT."
             )
+        logger.debug("%s at %s did not answer: %r", self._name, self._url, error)
+        if isinstance(error, OSError) and error.errno in NO_FILES:
+            logger.error(NO_FILES_LEFT, extra=SELDOM)
+            return OverloadedError("The server has no file left for a connection to a worker.")
         kind = EngineSilentError if isinstance(error, TimeoutError) else EngineDiedError
-        return kind(f"{self._name} did not answer: {str(error) or type(error).__name__}")
+        return kind(f"{self._name} did not answer: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """Returns why a connection failed, without the address, which is not for clients."""
+    match error:
+        case TimeoutError():
+            return "no answer in time"
+        case aiohttp.ClientConnectorCertificateError(certificate_error=ssl.SSLCertVerificationError() as refused):
+            return f"its certificate cannot be trusted: {refused.verify_message}"
+        case aiohttp.ClientResponseError():
+            return error.message or type(error).__name__
+        case OSError(errno=int(number)) if number > 0:
+            return os.strerror(number)
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+            return str(error)
+    return type(error).__name__

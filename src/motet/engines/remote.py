@@ -85,9 +85,10 @@ GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 class EngineServer:
     """The routes of one server. The client belongs to whoever made it."""
 
-    def __init__(self, url: str, client: Client, *, worker_key: str | None = None) -> None:
+    def __init__(self, url: str, client: Client, *, worker_key: str | None = None, id: str = "") -> None:
+        """`id`: names the server for clients in place of its URL."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.name = f"the worker {self.url}"
+        self.name = f"the worker {id or self.url}"
         headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": MSGPACK}
         self._calls = ServerCalls(
             self.url,

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from motet.engines.upstream.base import TextRoute
-from motet.engines.upstream.server import Ability, probe
+from motet.engines.upstream.server import Ability, UpstreamOptions, probe
 from motet.engines.upstream.upstream import AGAIN_S, TextUpstream
 from motet.errors import EngineDiedError
 from tests.engines.upstream.asking import ROUTES, playing, request_for
@@ -52,7 +52,7 @@ async def test_a_probe_finds_out_what_a_server_can_do(name: str) -> None:
     manners, expected = FOUND[name]
     async with playing(learn=False) as played:
         played.peer.manners = manners
-        assert await probe(played.upstream.server, "m", headers={}) == expected
+        assert await probe(played.upstream.server, "m") == expected
         assert len(played.peer.asked) <= 16
         assert all(
             (asked.body.get("max_tokens") or asked.body["max_completion_tokens"]) == 1 for asked in played.peer.asked
@@ -61,7 +61,7 @@ async def test_a_probe_finds_out_what_a_server_can_do(name: str) -> None:
 
 async def test_a_probe_that_is_not_answered_in_time_finds_nothing() -> None:
     async with playing(gated=True) as played:
-        assert await probe(played.upstream.server, "m", headers={}, limit_s=0.01) is None
+        assert await probe(played.upstream.server, "m", limit_s=0.01) is None
 
 
 async def test_a_server_of_several_models_is_probed_when_one_is_first_asked_for_several_choices() -> None:
@@ -77,6 +77,17 @@ async def test_a_server_of_several_models_is_probed_when_one_is_first_asked_for_
         played.peer.asked.clear()
         await played.ask(structs.replace(request_for(n=2), model="adapter"))
         assert [(request.body["model"], request.body.get("n")) for request in played.peer.asked] == [("adapter", 2)]
+
+
+async def test_a_probe_never_has_a_clients_key() -> None:
+    manners = Manners(models=({"id": "m"}, {"id": "other"}))
+    async with playing(manners, options=UpstreamOptions(pass_key=True)) as played:
+        asked: list[Asked] = []
+        while [request.body.get("n") for request in asked] != [2]:  # single requests until the probe has ended
+            await played.ask(structs.replace(request_for(n=2), authorization="Bearer client"))
+            asked = [request for request in played.peer.asked if "max_tokens" not in request.body][-1:]
+        probes = [request for request in played.peer.asked if "max_tokens" in request.body]
+        assert {request.headers.get("authorization") for request in probes} == {None}
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -131,10 +131,10 @@ class UpstreamReply:
 class UpstreamServer:
     """One server. The client belongs to whoever made it."""
 
-    def __init__(self, url: str, client: Client, *, options: UpstreamOptions | None = None) -> None:
-        """`url`: with or without `/v1`."""
+    def __init__(self, url: str, client: Client, *, options: UpstreamOptions | None = None, id: str = "") -> None:
+        """`url`: with or without `/v1`; `id`: names the server for clients in place of its URL."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.name = f"the upstream {self.url}"
+        self.name = f"the upstream {id or self.url}"
         self.options = options or UpstreamOptions()
         self._passes_key = self.options.pass_key and not self.options.api_key
         self._calls = ServerCalls(
@@ -239,13 +239,11 @@ Abilities = Mapping[TextRoute, Ability]
 """The abilities of one model on one server, by route."""
 
 
-async def probe(
-    server: UpstreamServer, model: str, *, headers: Mapping[str, str], limit_s: float = PROBE_S
-) -> Abilities | None:
+async def probe(server: UpstreamServer, model: str, *, limit_s: float = PROBE_S) -> Abilities | None:
     """Finds out what a model can, see above. Returns None if nothing could be found out."""
     try:
         async with asyncio.timeout(limit_s):
-            found = {route: await _Probe(server, model, route, headers).ability() for route in TextRoute}
+            found = {route: await _Probe(server, model, route).ability() for route in TextRoute}
     except (MotetError, TimeoutError):
         return None
     return found if any(ability.there for ability in found.values()) else None
@@ -258,7 +256,6 @@ class _Probe:
     server: UpstreamServer
     model: str
     route: TextRoute
-    headers: Mapping[str, str]
 
     async def ability(self) -> Ability:
         """Raises MotetError if nothing can be said."""
@@ -284,7 +281,7 @@ class _Probe:
         body = {"model": self.model, name: prompt, "n": n, limit: 1, "temperature": 1, "stream": stream}
         if stream and usage:
             body["stream_options"] = {"include_usage": True}
-        reply = await self.server.post(self.route, msgspec.json.encode(body), headers=self.headers)
+        reply = await self.server.post(self.route, msgspec.json.encode(body), headers={})
         try:
             if reply.is_stream is not stream:
                 raise EngineError(f"{self.server.name} does not stream as it is asked to")

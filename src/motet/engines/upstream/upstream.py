@@ -3,7 +3,7 @@
 The abilities of a model are probed once, in the background (`server.probe`). If a server has one model, `learn` does it
 at the start; if it has several, the first request with several choices does it (some servers load a model only then,
 some take money for each request). Until they are known, choices are requested one by one, which every server
-understands.
+understands. A probe has the key that the operator gave, and never a client's: nobody pays for what others gain.
 
 A group is one request if n is honoured, else one for each choice, a few at a time, and is read as one stream:
 
@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 from motet.engines.http import NOT_TAKEN
@@ -64,7 +64,7 @@ class TextUpstream:
     async def learn(self) -> None:
         """Probes its model, if it has just one."""
         base, *others = set(self._bases.values())
-        if not others and (task := self._learn(base, {})):
+        if not others and (task := self._learn(base)):
             await asyncio.wait([task])
 
     def generate(self, request: TextRequest) -> "UpstreamGroup":
@@ -78,7 +78,7 @@ class TextUpstream:
             )
         several = request.num_choices > 1
         if known is None and several:
-            self._learn(base, {"authorization": request.authorization})
+            self._learn(base)
         plan = ask_singly if several and not ability.honours_n else ask_at_once
         asks = plan(request, wants_usage=ability.takes_usage)
         group = UpstreamGroup(self.server, request, asks=asks, on_end=self._groups.discard)
@@ -103,16 +103,16 @@ class TextUpstream:
         if self._groups:
             raise AssertionError(f"{self.server.name}: {len(self._groups)} groups left")
 
-    def _learn(self, model: str, headers: Mapping[str, str]) -> asyncio.Task[None] | None:
+    def _learn(self, model: str) -> asyncio.Task[None] | None:
         """Returns the probe's task; None if the model is known, or was probed a moment ago."""
         if model in self._probing or model in self._abilities or self._clock() < self._ask_again_s.get(model, 0.0):
             return self._probing.get(model)
-        self._probing[model] = task = asyncio.create_task(self._probe(model, headers))
+        self._probing[model] = task = asyncio.create_task(self._probe(model))
         task.add_done_callback(lambda _: self._probing.pop(model))  # also if it never began
         return task
 
-    async def _probe(self, model: str, headers: Mapping[str, str]) -> None:
-        found = await probe(self.server, model, headers=headers)
+    async def _probe(self, model: str) -> None:
+        found = await probe(self.server, model)
         if found is None:
             self._ask_again_s[model] = self._clock() + AGAIN_S
         else:

@@ -91,12 +91,14 @@ class VLLMServer:
         *,
         api_key: str | None = None,
         role: Role | None = None,
+        id: str = "",
         verdict_timeout_s: float = QUESTION_TIMEOUT_S,
     ) -> None:
-        """`role`: its use here, which vLLM does not know. `verdict_timeout_s`: the time that a server has after a
-        failure to answer how it is."""
+        """`role`: its use here, which vLLM does not know. `id`: names the server for clients in place of its URL.
+        `verdict_timeout_s`: the time that a server has after a failure to answer how it is."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.name = f"the vLLM server {self.url}"
+        self.name = f"the vLLM server {id or self.url}"
+        self._id = id or self.url
         self._role = role
         self._verdict_timeout_s = verdict_timeout_s
         self.root = ""
@@ -121,7 +123,7 @@ class VLLMServer:
         except OverloadedError as error:
             raise EngineSilentError(error.message) from error
         except (OtherServerError, RequestError) as error:
-            raise OtherServerError(f"{self.url} is no vLLM server that takes tokens: {error.message}") from error
+            raise OtherServerError(f"{self._id} is no vLLM server that takes tokens: {error.message}") from error
 
     async def open(self, ask: VLLMAsk) -> "VLLMAnswer":
         """Returns when the server has taken the request. Raises MotetError."""
