@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,13 +25,13 @@ from tests.transfer.scripted import FACTS, MEMORY
 pytestmark = pytest.mark.anyio
 PATIENCE_MS = 10_000
 
-COUNT = 60
+COUNT = 30
 """Hostile messages of each kind; each takes about a millisecond."""
 WHOLE = SamplingParams(max_tokens=9, logprobs=2, stop_token_ids=(3,), logit_bias={4: 1.0}, min_tokens=1)
 
 
 @pytest.fixture
-async def serve(folder: str) -> AsyncIterator[Serving]:
+async def serve(folder: Path) -> AsyncIterator[Serving]:
     async with AsyncExitStack() as stack:
         yield Serving(Tokenizer.load(folder), stack)
 
