@@ -88,8 +88,8 @@ def _shown(value: object) -> str:
 class TextFormatter(logging.Formatter):
     """`12:30:59 INFO motet.api: group finished request_id=... n=8`."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    def __init__(self, line: str = "%(asctime)s %(levelname)s %(name)s: %(message)s") -> None:
+        super().__init__(line, datefmt="%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         pairs = "".join(f" {key}={_shown(value)}" for key, value in fields_of(record).items())

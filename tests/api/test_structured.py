@@ -100,6 +100,7 @@ async def test_response_format_reaches_the_engine(
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "too short"),
+        ({"structured_outputs": {"choice": ["\ud800"]}}, "structured_outputs.choice", "not valid Unicode"),
         ({"structured_outputs": {"json": '"\ud800"'}}, "structured_outputs.json", "not valid Unicode"),
         ({"structured_outputs": {"json": {"const": "\ud800"}}}, "structured_outputs.json", "not valid Unicode"),
         ({"structured_outputs": {"regex": "a"}, "response_format": json_schema()}, "structured_outputs", "both"),

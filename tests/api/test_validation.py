@@ -1,6 +1,7 @@
 """Mistakes that a chat request may not make: the status, the named field, and OpenAI's words."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -228,3 +229,56 @@ async def test_too_long_a_chat_names_the_context_length(served: Served) -> None:
     response = await served.chat("x" * 5000)
     assert coded(response) == (400, "context_length_exceeded")
     assert response.json()["error"]["param"] == "messages"
+
+
+HALF = "\ud800"
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+WITH_TEXT: list[tuple[str, dict[str, object]]] = [
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "t"}], "name": "n"},
+                {"role": "assistant", "content": "c", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "c1", "content": "r"},
+            ],
+            "tools": [TOOL],
+            "stop": ["x"],
+            "metadata": {"k": "v"},
+            "user": "u",
+            "chat_template_kwargs": {"a": "b"},
+        },
+    ),
+    ("/v1/completions", {"prompt": "hi", "structured_outputs": {"choice": ["a"]}}),
+    ("/v1/completions", {"prompt": "hi", "structured_outputs": {"regex": "a"}}),
+    ("/v1/completions", {"prompt": "hi", "structured_outputs": {"json": {"enum": ["a"]}}}),
+    ("/v1/completions", {"prompt": "hi", "structured_outputs": {"grammar": 'start: "a"'}}),
+    ("/v1/responses", {"input": [{"role": "user", "content": "x"}], "instructions": "i", "metadata": {"k": "v"}}),
+    ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"max_tokens": 1}, "cache_salt": "s"}),
+    ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}),
+]
+
+
+def halved(value: object) -> Iterator[object]:
+    """Yields the value with half a surrogate pair behind one of its strings or names, for each of them."""
+    if isinstance(value, str):
+        yield value + HALF
+    elif isinstance(value, list):
+        for place, one in enumerate(value):
+            yield from ([*value[:place], other, *value[place + 1 :]] for other in halved(one))
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield {other: content for other, content in value.items() if other != name} | {name + HALF: one}
+            yield from ({**value, name: other} for other in halved(one))
+
+
+@pytest.mark.parametrize(("path", "body"), WITH_TEXT)
+async def test_half_a_surrogate_pair_anywhere_is_at_most_a_refusal(
+    served: Served, path: str, body: dict[str, object]
+) -> None:
+    for stream in (False, True) if path.startswith("/v1") else (None,):
+        for odd in halved(body):
+            told = {"stream": stream} if stream is not None else {}
+            response = await served.http.post(path, content=json.dumps(odd | told))  # type: ignore[operator]
+            assert response.status_code in (200, 400, 404), (odd, response.text)

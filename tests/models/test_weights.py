@@ -2,6 +2,7 @@
 
 import json
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,18 @@ def test_the_thread_that_computes_the_digest_reports_broken_files(tmp_path: Path
     (folder / "model-0.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelLoadError, match="download it again"):
         begin_weights_digest(folder, tmp_path).result(PATIENCE_S)
+
+
+def test_a_file_of_the_hubs_cache_that_was_damaged_is_noticed(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", WEIGHTS)
+    file, blobs = folder / "model-0.safetensors", tmp_path / "blobs"
+    blobs.mkdir()
+    content = bytearray(file.read_bytes())
+    blob = blobs / sha256(content).hexdigest()
+    file.rename(blob)
+    file.symlink_to(blob)
+    assert len(weights_digest(folder, tmp_path / "cache")) == 64
+    content[-1] ^= 1
+    blob.write_bytes(content)
+    with pytest.raises(ModelLoadError, match=f"is damaged: its SHA-256 is not {blob.name}. Delete {blob}"):
+        weights_digest(folder, tmp_path / "cache")

@@ -5,6 +5,9 @@
 It does not depend on how tensors are spread over files. The digest of large weights is kept in Motet's cache, by the
 paths, sizes and times of the files, so that later starts do not read them twice. SHA-256 has instructions of its own on
 today's processors: 0.16 s for 269 MB, half the time of BLAKE2b.
+
+Hugging Face's cache names each large file by its SHA-256. It is compared when the digest is computed, so that a file
+that was damaged after its download is noticed.
 """
 
 import contextlib
@@ -12,6 +15,7 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -22,6 +26,7 @@ from typing import Any
 from motet.errors import ModelLoadError
 from motet.models.folder import check_safetensors, weight_files
 
+SHA256 = re.compile("[0-9a-f]{64}")
 MIN_KEPT_BYTES = 2**27
 """Digests of smaller weights are computed at every start, which takes at most 0.1 s."""
 
@@ -45,12 +50,12 @@ def weights_digest(folder: Path, cache: Path) -> str:
     headers = {file: check_safetensors(file) for file in weight_files(folder)}
     files = list(headers)
     if sum(file.stat().st_size for file in files) < MIN_KEPT_BYTES:
-        return _computed(headers)
+        return _checked(headers)
     kept = cache / "weights" / _key(files)
     with contextlib.suppress(OSError):
         if len(digest := kept.read_text()) == 64:
             return digest
-    digest = _computed(headers)
+    digest = _checked(headers)
     partial = kept.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # then it is computed again the next time
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +69,19 @@ def _key(files: list[Path]) -> str:
     stats = [(str(file.resolve()), file.stat()) for file in files]
     told = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in stats]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _checked(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
+    """Raises ModelLoadError for a file of Hugging Face's cache that has another content than its name says."""
+    for file in headers:
+        blob = file.resolve()
+        if blob.parent.name == "blobs" and SHA256.fullmatch(blob.name):
+            with _mapped(blob) as content:
+                if hashlib.sha256(content).hexdigest() != blob.name:
+                    raise ModelLoadError(
+                        f"{file} is damaged: its SHA-256 is not {blob.name}. Delete {blob} and download the model again"
+                    )
+    return _computed(headers)
 
 
 def _computed(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:

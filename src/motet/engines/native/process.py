@@ -40,6 +40,7 @@ from motet.engines.native.spawn import beat_every_s
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
+from motet.log import TextFormatter
 from motet.transfer.orders import MeetWorker
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineStats
@@ -231,7 +232,9 @@ def main() -> int:
     """Returns exit code 0 after Close, the code of a StartupError, or 1 after a crash, with its traceback."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s", level=logging.INFO)
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(TextFormatter("%(asctime)s %(levelname)s engine %(message)s"))
+    logging.basicConfig(handlers=[lines], level=logging.INFO)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     # Unbuffered: a thread that waits inside a buffered reader holds its lock, and the interpreter cannot end.
     stdin = FileIO(sys.stdin.fileno(), closefd=False)

@@ -1,0 +1,113 @@
+"""Hostile orders and messages end by themselves: nothing else ends with them, and nothing is left of them."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from motet.engines.wire import StopChoice
+from motet.testing.engine import NOWHERE
+from motet.text.tokenizer import Tokenizer
+from motet.transfer import orders, side_channel
+from motet.transfer.orders import ReaderDone, ReaderWaits
+from motet.transfer.ticket import ClusterKey, TransferAddress, params_of
+from motet.types import Role, SamplingParams
+from tests.api.engine_asking import group, post
+from tests.api.serving import Served, Serving, WatchedEngine
+from tests.attack.mutants import hostile
+from tests.transfer.scripted import FACTS, MEMORY
+
+pytestmark = pytest.mark.anyio
+PATIENCE_MS = 10_000
+
+COUNT = 30
+"""Hostile messages of each kind; each takes about a millisecond."""
+WHOLE = SamplingParams(max_tokens=9, logprobs=2, stop_token_ids=(3,), logit_bias={4: 1.0}, min_tokens=1)
+
+
+@pytest.fixture
+async def serve(folder: Path) -> AsyncIterator[Serving]:
+    async with AsyncExitStack() as stack:
+        yield Serving(Tokenizer.load(folder), stack)
+
+
+def address() -> TransferAddress:
+    return TransferAddress("e", "127.0.0.1", 9)
+
+
+async def answers(served: Served, path: str, body: bytes) -> int:
+    status = (await post(served, path, body)).status_code
+    assert status < 500, (path, body)
+    return status
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_no_order_of_a_gateway_ends_more_than_itself(serve: Serving, role: Role) -> None:
+    served = await serve(engine=WatchedEngine(role=role))
+    ticket = served.engine.leases.grant(group(), NOWHERE, readers=1, block_size=16)
+    wanted = group(sampling=WHOLE, ticket=ticket if role is Role.DECODE else None)
+    goods = {
+        "/engine/generate": wanted,
+        "/engine/prefill": msgspec.structs.replace(wanted, ticket=None),
+        "/engine/release": ticket,
+        "/engine/stop": StopChoice(request_id=wanted.request_id, index=0),
+        "/engine/connect": address(),
+    }
+    for seed, (path, good) in enumerate(goods.items()):
+        for body in hostile(good, seed=seed, count=COUNT):
+            await answers(served, path, body)
+    served.engine.leases.held.clear()  # of prefills that were in order, and of the ticket
+    path = "/engine/prefill" if role is Role.PREFILL else "/engine/generate"
+    assert await answers(served, path, msgspec.msgpack.encode(group())) == 200
+    served.engine.leases.held.clear()
+    await served.until_empty()
+
+
+async def test_no_ticket_of_a_client_ends_more_than_its_request(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(role=Role.DECODE))
+    ticket = served.engine.leases.grant(group(), NOWHERE, readers=1, block_size=16)
+    for body in hostile(params_of(ticket), seed=1, count=3 * COUNT):
+        try:
+            params = msgspec.msgpack.decode(body)
+            content = json.dumps({"prompt": [5, 6, 7], "max_tokens": 3, "kv_transfer_params": params})
+        except (msgspec.DecodeError, UnicodeDecodeError, TypeError):  # JSON cannot say it
+            continue
+        response = await served.http.post("/v1/completions", content=content)
+        assert response.status_code < 500, content
+    served.engine.leases.held.clear()
+    answer = await served.http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 3})
+    assert answer.status_code == 200
+    await served.until_empty()
+
+
+@pytest.mark.parametrize("secret", ["", "secret"])
+def test_no_message_to_a_side_channel_ends_more_than_itself(secret: str) -> None:
+    key, news, heard = ClusterKey(secret), list[orders.News](), False
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    listening, _, port = side_channel.listen("127.0.0.1", 0, context=context)
+    welcome = side_channel.Welcome("e", b"p", MEMORY)
+    listener = side_channel.SideChannelListener(listening, key, FACTS, welcome)
+    with contextlib.closing(listener), context.socket(zmq.DEALER) as reader:
+        reader.connect(side_channel.endpoint("127.0.0.1", port))
+        goods = (side_channel.Hello("e", FACTS), side_channel.Attend(), ReaderWaits(1), ReaderDone(1, "r"))
+        for seed, good in enumerate(goods):
+            for payload in hostile(good, seed=seed, count=COUNT):
+                nonce = side_channel.new_nonce()
+                envelope = side_channel.Envelope(1, nonce, payload, key.seal(nonce, payload))
+                for body in (msgspec.msgpack.encode(envelope), *hostile(envelope, seed=seed, count=1)):
+                    reader.send(body)
+        nonce = side_channel.new_nonce()
+        while not heard:
+            reader.send(side_channel.encode(goods[0], key, nonce=nonce))
+            assert listening.poll(PATIENCE_MS)
+            listener.receive(news.append)
+            while not heard and reader.poll(1):
+                reply = side_channel.read(side_channel.ENVELOPES, reader.recv())
+                heard = reply.nonce == nonce and side_channel.read(side_channel.REPLIES, reply.payload) == welcome
+    context.term()
+    assert {type(one) for one in news} <= {ReaderWaits, ReaderDone}
