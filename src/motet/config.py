@@ -373,6 +373,11 @@ class ServerConfig:
         unset="none; on Ray, the cluster key",
         **SENT_KEY,
     )
+    insecure: bool = setting(
+        False,
+        "Start although strangers may reach this server: at a --host other than loopback without --api-key, or at a "
+        "--side-channel-host without --cluster-key.",
+    )
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "One more name in the Host header to which a server on a loopback address answers; several times.",

@@ -63,6 +63,8 @@ class Service:
     """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
     connect: Connect | None = None
     """Introduces the engine to another worker; None if it cannot."""
+    takes_tickets: bool = False
+    """True if clients may bring tickets to a decode server: a cluster key shows which ones workers of ours made."""
     block_events: Callable[[], str | None] = lambda: None
     """Returns the address where the engine's cached blocks are published, if anywhere."""
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)
