@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from motet.errors import ConfigError
 from motet.settings.declaration import MAX_PORT
+from motet.settings.named_worker import numbers_by_key
 from motet.settings.record import DEFAULT, Setting, Settings
 from motet.transfer.ticket import is_loopback
 from motet.types import Ingress, Role
@@ -52,7 +53,18 @@ def worker_key_is_its_own(settings: Settings) -> bool:
     return server.worker_key not in map(str.strip, filter(None, (*server.api_keys, server.admin_key)))
 
 
+def priorities_are_of_keys(settings: Settings) -> bool:
+    """True if each key with a priority is an API key."""
+    server = settings.server()
+    return numbers_by_key(server.key_priority).keys() <= set(server.api_keys)
+
+
 RULES = (
+    Rule(
+        ("key_priority", "api_keys"),
+        "a priority is for one of the API keys: --key-priority KEY=NUMBER with --api-key KEY",
+        priorities_are_of_keys,
+    ),
     Rule(
         ("host", "api_keys"),
         "whoever reaches that address could use the server: give --api-key (better in MOTET_API_KEYS), or --insecure",
