@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ids": (),
     "errors": (),
     "config": (),
-    "settings": (),
+    "settings": ("transfer.ticket",),
     "log": (),
     "block_names": (),
     "kv_events": (),

@@ -31,7 +31,7 @@ from motet.settings.declaration import (
     setting,
     settings_of,
 )
-from motet.settings.named_worker import by_url, check_urls, check_workers, roles_by_url
+from motet.settings.named_worker import by_url, check_urls, check_workers, numbers_by_key, roles_by_url
 from motet.settings.ray import RayConfig
 from motet.types import Policy, Role
 
@@ -379,6 +379,11 @@ class ServerConfig:
         unset="none; on Ray, the cluster key",
         **SENT_KEY,
     )
+    insecure: bool = setting(
+        False,
+        "Start although strangers may reach this server: at a --host other than loopback without --api-key, or at a "
+        "--side-channel-host without --cluster-key.",
+    )
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "One more name in the Host header to which a server on a loopback address answers; several times.",
@@ -410,6 +415,21 @@ class ServerConfig:
         panel=Panel.LIMITS,
         least=0,
         zero="any number",
+    )
+    key_priority: tuple[str, ...] = setting(
+        (),
+        "Lowest 'priority', which goes first, that the requests of one API key may have: KEY=NUMBER; several times.",
+        panel=Panel.LIMITS,
+        unset="0 for every key if there are several, else any",
+        read=numbers_by_key,
+        must="KEY=NUMBER, such as secret=-10",
+        secret=True,
+    )
+    cache_salt_per_key: str = setting(
+        "auto",
+        "Keep the cached prompts of each API key apart, so that none tells another's; auto: if there are several keys.",
+        panel=Panel.LIMITS,
+        choices=("auto", "on", "off"),
     )
     max_body_bytes: int = setting(
         8 * 2**20, "Greatest size of a request's body.", panel=Panel.LIMITS, unit="bytes", least=1

@@ -323,6 +323,7 @@ class Serving:
         workers: Workers | Sequence[Worker] | None = None,
         figures: RoutingFigures | None = None,
         membership: Membership | None = None,
+        takes_tickets: bool = True,
         **settings: Any,
     ) -> Served:
         """`settings` are fields of the config, if no `config` is given."""
@@ -339,6 +340,7 @@ class Serving:
             workers,
             figures=lambda: figures or RoutingFigures(),
             membership=membership,
+            takes_tickets=takes_tickets,
             draw_seed=lambda: SEED,
         )
         return await self.stack.enter_async_context(Served(service, engine))
@@ -349,6 +351,7 @@ class Serving:
             models,
             config or ServerConfig(served_model_name=""),
             ListedWorkers([]),
+            takes_tickets=True,
             draw_seed=lambda: SEED,
         )
         return await self.stack.enter_async_context(Served(service, *engines))

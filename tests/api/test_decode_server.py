@@ -57,6 +57,18 @@ async def test_the_ticket_goes_to_the_engine_with_all_choices(served: Served) ->
 
 
 @takes_prompts
+async def test_without_a_cluster_key_no_ticket_of_a_client_is_taken_or_released(serve: Serving, path: str) -> None:
+    served = await decode_server(serve, takes_tickets=False)
+    (ticket,) = granted(served)
+    body = {**ROUTES[path], "kv_transfer_params": params_of(ticket)}
+    refused = await served.http.post(path, json=body)
+    assert named(refused) == (400, "kv_transfer_params")
+    assert "--cluster-key" in refused.text
+    assert (served.engine.requests, served.engine.released) == ([], [])
+    served.engine.leases.end(ticket)
+
+
+@takes_prompts
 async def test_a_stream_takes_a_ticket_and_does_not_mention_it(served: Served, path: str) -> None:
     (ticket,) = granted(served)
     body = {**ROUTES[path], "stream": True, "kv_transfer_params": params_of(ticket)}
@@ -158,7 +170,7 @@ async def test_a_request_refused_for_any_other_reason_releases_its_ticket(
 @takes_prompts
 async def test_a_server_that_is_full_or_drains_releases_the_ticket(serve: Serving, path: str) -> None:
     full, draining = await decode_server(serve, max_waiting_groups=1), await decode_server(serve)
-    place = full.service.admission.admit(1)[0]
+    place = full.service.admission.admit(1, client="a")[0]
     draining.service.start_drain()
     for served in (full, draining):
         response = await served.http.post(path, json={**ROUTES[path], "kv_transfer_params": wire(granted(served))[0]})

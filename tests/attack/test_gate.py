@@ -25,6 +25,9 @@ NOT_ALONE: list[dict[str, str]] = [
     {"sec-fetch-site": "cross-site"},
     {"x-forwarded-for": "127.0.0.1"},
     {"forwarded": "for=127.0.0.1"},
+    {"x-real-ip": "127.0.0.1"},
+    {"via": "1.1 proxy"},
+    {"sec-fetch-site": "same-site"},
 ]
 CHAT = b'{"messages": [{"role": "user", "content": "hi"}]}'
 
@@ -54,6 +57,44 @@ async def test_the_worker_key_opens_nothing_else(serve: Serving) -> None:
     served = await serve(api_keys=("client",), worker_key="worker")
     for path in ("/v1/models", "/status", "/workers"):
         assert (await served.http.get(path, headers=bearer("worker"))).status_code == 401
+
+
+async def test_the_admin_key_opens_nothing_but_operators_routes(serve: Serving) -> None:
+    served = await serve(api_keys=("client",), admin_key="boss")
+    for path in ("/v1/models", "/status", "/metrics"):
+        assert (await served.http.get(path, headers=bearer("boss"))).status_code == 401
+        assert (await served.http.get(path, headers=bearer("client"))).status_code == 200
+    assert (await served.http.get("/workers", headers=bearer("client"))).status_code == 401
+
+
+async def test_some_routes_need_no_key(serve: Serving) -> None:
+    served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker")
+    async with from_host(served, "10.0.0.9") as stranger:
+        assert {(await stranger.get(path)).status_code for path in ("/health", "/ready", "/version")} == {200}
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+async def test_a_browser_whose_user_typed_the_address_is_a_local_caller(served: Served, site: str) -> None:
+    assert (await served.http.get("/workers", headers={"sec-fetch-site": site})).status_code == 200
+
+
+async def test_a_page_of_an_allowed_origin_may_ask(serve: Serving) -> None:
+    served = await serve(cors_origins=("https://a.example",))
+    asking = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    first = await served.http.options(
+        "/v1/chat/completions", headers={**asking, "access-control-request-headers": "content-type"}
+    )
+    assert first.headers["access-control-allow-origin"] == "https://a.example"
+    headers = {"origin": "https://a.example", "content-type": "application/json"}
+    assert (await served.http.post("/v1/chat/completions", content=CHAT, headers=headers)).status_code == 200
+
+
+async def test_a_page_of_another_origin_that_asks_first_is_told_no(serve: Serving) -> None:
+    for origins in ((), ("https://a.example",)):
+        served = await serve(cors_origins=origins)
+        asking = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+        first = await served.http.options("/v1/chat/completions", headers=asking)
+        assert "access-control-allow-origin" not in first.headers
 
 
 @pytest.mark.parametrize(("method", "path"), ENGINE_ROUTES)

@@ -157,6 +157,16 @@ async def test_a_worker_that_wants_another_key_is_not_used_and_the_reason_is_sho
         assert "with the same --worker-key" in await why_none_answers(plan_of(server))
 
 
+async def test_a_gateway_keeps_the_cached_prompts_of_its_keys_apart_on_its_workers(folder: Path) -> None:
+    async with Running(folder) as server, RunningGateway(server, api_keys=["one", "other"]) as gateway:
+        server.engine.let_run()
+        for key in ("one", "other", "one"):
+            gateway.http.headers["authorization"] = f"Bearer {key}"
+            assert texts((await gateway.chat()).text) == EXPECTED
+        first, second, third = [request.cache_salt for request in server.engine.requests]
+        assert first == third != second
+
+
 async def test_a_gateway_that_finds_no_worker_lists_the_state_of_each(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
         said = await why_none_answers(plan_of(prefill, "http://127.0.0.1:1"))

@@ -21,6 +21,7 @@ from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
 from tests.examples.test_examples import EXAMPLES
 
+KEYS = {"MOTET_API_KEYS": "k"}
 EXAMPLE = EXAMPLES / "ray"
 SCHEMA = Path(__file__).with_name("rayservice_schema.json")
 
@@ -38,7 +39,7 @@ def printed(command: str) -> str:
     """Returns the output of `motet ...`."""
     program, *arguments = shlex.split(command)
     assert program == "motet"
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner(env=KEYS).invoke(app, arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -99,7 +100,7 @@ def args_in(config: Document) -> dict[str, object]:
 
 
 def settings_in(config: Document) -> Settings:
-    return resolve_settings(args_in(config), environ={}, command=ServerCommand.RAY)
+    return resolve_settings(args_in(config), environ=KEYS, command=ServerCommand.RAY)
 
 
 def test_the_config_equals_the_output_of_its_command() -> None:

@@ -24,6 +24,8 @@ Seen = TypeVar("Seen")
 PATH = "/v1/completions"
 OVER_TCP = {"UCX_TLS": "tcp"}
 """UCX takes processes of one kernel for processes of one host, and would move KV through their memory."""
+KEYS = {"MOTET_CLUSTER_KEY": "of the cluster", "MOTET_WORKER_KEY": "of-workers", "MOTET_INSECURE": "true"}
+"""Servers trust each other; clients have no keys."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -123,7 +125,7 @@ def eventually(look: Callable[[], Seen], holds: Callable[[Seen], bool]) -> Seen:
 def serving(forking: ForkingProcess, host: Host, port: int, command: str, *arguments: str) -> Iterator[Server]:
     """Runs a server. Its clients must be on a host of the same network."""
     where = ("--host", host.address)
-    environ = {**environment(), **OVER_TCP}
+    environ = {**environment(), **OVER_TCP, **KEYS}
     with (
         forking.server([*arguments, *where], command=command, port=port, environ=environ, under=host.under) as child,
         httpx.Client(base_url=child.url, timeout=2 * PATIENCE_S) as http,

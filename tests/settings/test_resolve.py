@@ -119,6 +119,15 @@ def test_defaults_adapt_to_settings_that_were_given() -> None:
         ({"quantization": "int8", "kernels": "torch"}, "--quantization int8 with --kernels torch"),
         ({"admin_key": " "}, "--admin-key given with api_keys -"),
         ({"admin_key": "k", "api_keys": ["j", "k "]}, "--admin-key given with --api-key 2 given"),
+        ({"worker_key": "k", "api_keys": ["k"]}, "--worker-key given with --api-key 1 given"),
+        ({"worker_key": "k", "admin_key": "k"}, "--worker-key given with api_keys -"),
+        ({"key_priority": ["j=0"], "api_keys": ["k"]}, "--key-priority 1 given with --api-key 1 given"),
+        ({"key_priority": ["secret"], "api_keys": ["secret"]}, "--key-priority 1 given: must be KEY=NUMBER"),
+        ({"key_priority": ["secret=x"], "api_keys": ["secret"]}, "--key-priority 1 given: must be KEY=NUMBER"),
+        ({"host": "0.0.0.0"}, "--host 0.0.0.0 with api_keys - (default)"),
+        ({"host": "10.0.0.1", "admin_key": "boss"}, "--host 10.0.0.1 with api_keys - (default)"),
+        ({"role": "decode", "side_channel_host": "10.0.0.1"}, "--side-channel-host 10.0.0.1 with cluster_key -"),
+        ({"role": "prefill", "side_channel_host": "10.0.0.1"}, "--side-channel-host 10.0.0.1 with cluster_key -"),
         ({"prefill": 1}, "--prefill 1 with decode 0 (default)"),
         ({"prefill": 1, "decode": 1, "role": "decode"}, "--role decode with --prefill 1"),
         ({"prefill": 1, "decode": 1, "prefill_urls": ["http://a"]}, "--prefill-url http://a with --prefill 1"),
@@ -131,6 +140,22 @@ def test_defaults_adapt_to_settings_that_were_given() -> None:
 )
 def test_settings_that_do_not_fit_each_other_are_refused_by_name(flags: dict[str, object], names: str) -> None:
     assert refused(flags).startswith(names)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"host": "0.0.0.0", "api_keys": ["k"]},
+        {"host": "0.0.0.0", "insecure": True},
+        {"host": "::1"},
+        {"host": "localhost"},
+        {"role": "decode", "side_channel_host": "10.0.0.1", "cluster_key": "k"},
+        {"role": "decode", "side_channel_host": "10.0.0.1", "insecure": True},
+        {"prefill": 1, "decode": 1, "side_channel_host": "10.0.0.1"},
+    ],
+)
+def test_a_server_leaves_loopback_with_keys_or_if_it_must(flags: dict[str, object]) -> None:
+    resolved(flags)
 
 
 def test_an_error_names_the_source_of_the_value(tmp_path: Path) -> None:

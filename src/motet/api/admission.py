@@ -1,13 +1,23 @@
 """What a server takes in, decided before the first byte of an answer.
 
+Rights         what the requests of one API key may ask for, and with whom they share cached prompts
 KeyLimits      how many requests and choices one API key may have under way, until each has been answered
 Admission      how many groups may wait for their first token, and whether the server takes new ones at all
+
+Nobody fills the server for others: while several clients wait, each gets its even share of the places, also when all
+are taken. So more groups may wait in all than the limit says, but never those of one client.
 """
 
 import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from motet.config import ServerConfig
 from motet.errors import DrainingError, OverloadedError, RateLimitedError
+from motet.settings.named_worker import numbers_by_key
 
 
 class Admission:
@@ -18,6 +28,8 @@ class Admission:
         self.draining = False
         self.waiting = 0
         self.open = 0
+        self._waiting_of: Counter[str] = Counter()
+        """Waiting groups of each client that has any."""
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -25,25 +37,34 @@ class Admission:
         """Returns once no group is open."""
         await self._empty.wait()
 
-    def check_room(self, num_groups: int) -> None:
-        """Raises if this number of groups would not be admitted now."""
+    def check_room(self, num_groups: int, *, client: str) -> None:
+        """Raises if this number of groups of one client would not be admitted now."""
         if self.draining:
             raise DrainingError("The server is draining and takes no new requests; try another one.")
-        if self.waiting + num_groups > self._max_waiting:
+        others = len(self._waiting_of.keys() - {client})
+        share = self._max_waiting // (others + 1) if others else 0
+        if self.waiting + num_groups > self._max_waiting and self._waiting_of[client] + num_groups > share:
             raise OverloadedError(
                 f"The server is overloaded: {self.waiting} groups wait for their first token and this request has "
                 f"{num_groups}, while at most {self._max_waiting} may wait. Try again later."
             )
 
-    def admit(self, *sizes: int) -> list["Place"]:
+    def admit(self, *sizes: int, client: str) -> list["Place"]:
         """Returns a place for each of `sizes`, numbers of groups. Raises, and admits none, unless all have room."""
-        self.check_room(sum(sizes))
-        return [Place(self, size) for size in sizes]
+        self.check_room(sum(sizes), client=client)
+        return [Place(self, size, client=client) for size in sizes]
 
-    def entered(self, num_groups: int) -> None:
+    def entered(self, num_groups: int, *, client: str) -> None:
         self.waiting += num_groups
+        self._waiting_of[client] += num_groups
         self.open += num_groups
         self._empty.clear()
+
+    def started(self, num_groups: int, *, client: str) -> None:
+        self.waiting -= num_groups
+        self._waiting_of[client] -= num_groups
+        if not self._waiting_of[client]:
+            del self._waiting_of[client]
 
     def left(self, num_groups: int) -> None:
         self.open -= num_groups
@@ -52,21 +73,23 @@ class Admission:
 
     def check(self) -> None:
         """Raises unless the counts make sense."""
-        if not 0 <= self.waiting <= self.open:
+        if not 0 <= self.waiting <= self.open or self.waiting != self._waiting_of.total():
             raise AssertionError(f"{self.waiting} groups waiting, {self.open} open")
 
 
 class Place:
     """The place of one group, or of several that share it, from admission to the end. Both methods may come twice."""
 
-    def __init__(self, admission: Admission, num_groups: int) -> None:
+    def __init__(self, admission: Admission, num_groups: int, *, client: str) -> None:
         self._admission = admission
+        self._client = client
         self._waiting = self._open = num_groups
-        admission.entered(num_groups)
+        admission.entered(num_groups, client=client)
 
     def started(self) -> None:
         """The first token has come."""
-        self._admission.waiting -= self._waiting
+        if self._waiting:
+            self._admission.started(self._waiting, client=self._client)
         self._waiting = 0
 
     def leave(self) -> None:
@@ -77,6 +100,35 @@ class Place:
 
 ANONYMOUS = "anonymous"
 """All requests without an API key count as one client of this name."""
+ANOTHER_SERVER = "another server"
+"""All requests of gateways count as one client of this name."""
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What one client may ask for."""
+
+    cache_salt: str = ""
+    """Begins the salt of its cached prompts; empty: they are shared with all others that have none."""
+    least_priority: int | None = None
+    """Its requests may have this priority and any higher number, which goes later; None: any."""
+
+
+EVERYTHING = Rights()
+
+
+def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
+    """Returns the rights of each client with an API key, by the client's name."""
+    several, named = len(config.api_keys) > 1, numbers_by_key(config.key_priority)
+    salted = config.cache_salt_per_key == "on" or (config.cache_salt_per_key == "auto" and several)
+    return {
+        f"key-{number}": Rights(
+            # Of the key and not of its number, so that servers with the same keys name the same blocks.
+            hashlib.sha256(b"motet cache salt\0" + key.encode()).hexdigest() if salted else "",
+            named.get(key, 0 if several else None),
+        )
+        for number, key in enumerate(config.api_keys)
+    }
 
 
 class ClientLoad(NamedTuple):

@@ -21,7 +21,7 @@ from msgspec.json import encode as json_bytes
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.admission import Place
+from motet.api.admission import ANOTHER_SERVER, Place
 from motet.api.caller import CLIENT_GONE, body_send, body_write, while_client_stays
 from motet.api.failure import error_json
 from motet.api.groups import SENT, AnswerGroup, MergedGroups, StepT, Take, TokenGroup, UsedT
@@ -127,7 +127,9 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         if self._client is not None:
             self._service.key_limits.enter(self._client, self._num_choices)
             self._counted = True
-        self._places = self._service.admission.admit(*(group.num_prompts for group in self._groups))
+        self._places = self._service.admission.admit(
+            *(group.num_prompts for group in self._groups), client=self._client or ANOTHER_SERVER
+        )
         for group, place in zip(self._groups, self._places, strict=True):
             group.open(place)
 

@@ -2,7 +2,7 @@
 
     server     takes                                                      answers
     prefill    an order: {"do_remote_decode": true}                       the ticket
-    decode     a ticket, or vLLM's list with one for each choice          null
+    decode     a ticket, or vLLM's list with one for each choice          null; needs a cluster key
     any other  neither
 
 Which of them a server is, is the role of the model's engine.
@@ -93,6 +93,12 @@ async def _read(
             raise unsupported_parameter(PARAM, "is for prefill servers and decode servers, and this one is neither")
         if given is not None and role is Role.PREFILL:
             context = replace(context, order=_order(given))
+        elif given is not None and not service.takes_tickets:
+            raise unsupported_parameter(
+                PARAM,
+                "is not taken here: without --cluster-key anybody could make tickets, and what they bring is kept for "
+                "other clients",
+            )
         elif given is not None:
             ticket = _ticket(given, num_choices, max_choices=served.max_group(service.config), tickets=tickets)
             context = replace(context, ticket=ticket)

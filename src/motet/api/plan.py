@@ -111,6 +111,9 @@ def make_plan(
     """Raises `RequestError` for what only the model's limits and the prompts can refuse."""
     context, served = options.context, options.context.served
     context.check(prompts)
+    rights = service.rights(context.caller.client)
+    if rights.least_priority is not None and around.priority < rights.least_priority:
+        raise invalid_value("priority", f"{around.priority}; your API key may ask for {rights.least_priority} or more")
     answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     groups = tuple(
@@ -119,7 +122,7 @@ def make_plan(
             prompt=tuple(prompt),
             choices=choice_starts(options.num_choices, seed),
             sampling=_sampling(len(prompt), sampling, options=options),
-            cache_salt=around.cache_salt,
+            cache_salt=rights.cache_salt + around.cache_salt,
             priority=around.priority,
             ticket=context.ticket,
             trace=context.caller.trace,

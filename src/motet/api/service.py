@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from motet.api.admission import Admission, KeyLimits
+from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
 from motet.engines.base import ANSWERING, WorkerReport, Workers, WorkerState
@@ -63,6 +63,8 @@ class Service:
     """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
     connect: Connect | None = None
     """Introduces the engine to another worker; None if it cannot."""
+    takes_tickets: bool = False
+    """True if clients may bring tickets to a decode server: a cluster key shows which ones workers of ours made."""
     block_events: Callable[[], str | None] = lambda: None
     """Returns the address where the engine's cached blocks are published, if anywhere."""
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)
@@ -74,6 +76,7 @@ class Service:
         self.admission = Admission(config.max_waiting_groups)
         self.drain_asked = asyncio.Event()
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
+        self._rights = rights_of(config)
         self.metrics = Metrics()
 
     @property
@@ -131,8 +134,12 @@ class Service:
                 param=prompt_param,
                 code="too_many_prompts",
             )
-        self.admission.check_room(num_prompts)
+        self.admission.check_room(num_prompts, client=client)
         self.key_limits.check(client, total)
+
+    def rights(self, client: str) -> Rights:
+        """Returns what a client may ask for."""
+        return self._rights.get(client, EVERYTHING)
 
     @property
     def only_worker(self) -> str:

@@ -98,6 +98,7 @@ async def run_server(
             figures=cell.figures,
             tokenizer_files=partial(read_files, plan.tokenizer_path),
             connect=cell.connect,
+            takes_tickets=bool(plan.engine.cluster_key),
             block_events=cell.endpoint,
         )
         linger_s = plan.death_linger_s

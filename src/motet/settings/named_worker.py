@@ -1,6 +1,7 @@
-"""Settings that are texts with parts: workers, values for one of them, and resources of Ray."""
+"""Settings that are texts with parts: workers, values for one of them or for a key, and resources of Ray."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -8,6 +9,7 @@ from urllib.parse import urlsplit
 from motet.errors import ConfigError
 from motet.types import EngineKind, Role
 
+INTEGER = re.compile(r"-?[0-9]{1,18}")
 REPLICAS = (Role.PREFILL.value, Role.DECODE.value, "gateway")
 """Kinds of replicas that can have resources."""
 
@@ -79,6 +81,17 @@ def roles_by_url(texts: Iterable[str]) -> dict[str, Role]:
         if word not in tuple(Role):
             raise ConfigError(f"{url}={word}: a role is one of {', '.join(Role)}")
     return {url: Role(word) for url, word in words.items()}
+
+
+def numbers_by_key(texts: Iterable[str]) -> dict[str, int]:
+    """Reads `KEY=NUMBER`, with the number after the last `=`. Raises ConfigError, which does not show the key."""
+    found = {}
+    for text in texts:
+        key, equals, number = text.rpartition("=")
+        if not (equals and key.strip() and INTEGER.fullmatch(number)):
+            raise ConfigError("it is not KEY=NUMBER, such as secret=-10")
+        found[key] = int(number)
+    return found
 
 
 def resources_by_role(texts: Iterable[str]) -> dict[str, dict[str, float]]:

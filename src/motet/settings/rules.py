@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 from motet.errors import ConfigError
 from motet.settings.declaration import MAX_PORT
+from motet.settings.named_worker import numbers_by_key
 from motet.settings.record import DEFAULT, Setting, Settings
+from motet.transfer.ticket import is_loopback
 from motet.types import Ingress, Role
 
 
@@ -32,7 +34,48 @@ def admin_key_is_its_own(settings: Settings) -> bool:
     return server.admin_key == "" or server.admin_key.strip() not in ("", *map(str.strip, server.api_keys))
 
 
+def strangers_are_kept_out(settings: Settings) -> bool:
+    """True if the server is on loopback, has API keys, or was told to do without."""
+    server = settings.server()
+    return bool(server.api_keys) or server.insecure or is_loopback(server.host)
+
+
+def strangers_hand_over_no_kv(settings: Settings) -> bool:
+    """True if no stranger can pass for a worker: a cell and Ray draw a cluster key, a server of one role does not."""
+    engine = settings.engine()
+    known = engine.role is Role.BOTH or is_loopback(engine.side_channel_host)
+    return known or bool(engine.cluster_key) or settings.server().insecure
+
+
+def worker_key_is_its_own(settings: Settings) -> bool:
+    """True if it is not set, or is no key of clients or operators."""
+    server = settings.server()
+    return server.worker_key not in map(str.strip, filter(None, (*server.api_keys, server.admin_key)))
+
+
+def priorities_are_of_keys(settings: Settings) -> bool:
+    """True if each key with a priority is an API key."""
+    server = settings.server()
+    return numbers_by_key(server.key_priority).keys() <= set(server.api_keys)
+
+
 RULES = (
+    Rule(
+        ("key_priority", "api_keys"),
+        "a priority is for one of the API keys: --key-priority KEY=NUMBER with --api-key KEY",
+        priorities_are_of_keys,
+    ),
+    Rule(
+        ("host", "api_keys"),
+        "whoever reaches that address could use the server: give --api-key (better in MOTET_API_KEYS), or --insecure",
+        strangers_are_kept_out,
+    ),
+    Rule(
+        ("side_channel_host", "cluster_key"),
+        "whoever reaches that address is trusted as a worker: give --cluster-key (better in MOTET_CLUSTER_KEY), or "
+        "--insecure",
+        strangers_hand_over_no_kv,
+    ),
     Rule(
         ("quantization", "kernels"),
         "int8 weights are for the compiled kernels: --kernels auto or compiled",
@@ -135,6 +178,11 @@ RULES = (
         ("admin_key", "api_keys"),
         "must be neither blank nor an API key: clients could do what operators do",
         admin_key_is_its_own,
+    ),
+    Rule(
+        ("worker_key", "api_keys", "admin_key"),
+        "must be neither an API key nor the admin key: clients could pass for workers",
+        worker_key_is_its_own,
     ),
     Rule(
         ("max_n", "max_num_seqs"),

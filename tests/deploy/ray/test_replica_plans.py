@@ -133,7 +133,7 @@ def test_a_gateway_goes_by_the_settings_of_routing(model: Path) -> None:
 
 def test_a_gateway_is_reached_on_its_node_if_serve_is(model: Path) -> None:
     assert gateway_of(settings(model)).server.host == "127.0.0.1"
-    assert gateway_of(settings(model, host="0.0.0.0")).server.host == "10.0.0.7"
+    assert gateway_of(settings(model, host="0.0.0.0", insecure=True)).server.host == "10.0.0.7"
 
 
 def test_a_gateway_needs_no_model_but_may_have_another_tokenizer(model: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ FLAGS: dict[str, object] = {
     "model": "org/model",
     "served_model_name": 'naïve: "模型" \U0001f642 #1',
     "host": "0.0.0.0",
+    "insecure": True,
     "port": 9000,
     "app_name": "mine: yes",
     "ray_address": "10.0.0.1:6379",
