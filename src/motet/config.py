@@ -448,6 +448,12 @@ class ServerConfig:
     max_body_bytes: int = setting(
         32 * 2**20, "Greatest size of a request's body.", panel=Panel.LIMITS, unit="bytes", least=1
     )
+    additional_properties: bool = setting(
+        False,
+        "Let objects in schemas have properties that the schema does not name, unless it forbids them: the letter of "
+        "JSON Schema.",
+        panel=Panel.LIMITS,
+    )
     drain_timeout_s: float = setting(
         30.0, "Time that a stopping server or replica gives its running answers.", panel=Panel.PROCESS, least=0
     )

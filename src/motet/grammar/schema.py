@@ -93,7 +93,7 @@ def check_schema(
         below = [SchemaPath((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
         ref = schema.get("$ref")
         if isinstance(ref, str) and ref not in refs:
-            below.append(_target(path, root, ref=ref))
+            below.append(target(path, root, ref=ref))
             refs[ref] = below[-1].schema
         waiting.extend(place for place in reversed(below) if id(place.schema) not in seen)
         seen.update(id(place.schema) for place in below if isinstance(place.schema, dict))
@@ -196,7 +196,7 @@ def _list(schema: Mapping[str, object], key: str) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _target(path: Path, root: object, *, ref: str) -> SchemaPath:
+def target(path: Path, root: object, *, ref: str) -> SchemaPath:
     """Finds the schema of a reference as llguidance does, which uses the steps as they are written."""
     if ref != "#" and not ref.startswith("#/"):
         raise wrong((*path, "$ref"), f"'{ref}' is not supported; only references into this schema are, as '#/$defs/a'")
