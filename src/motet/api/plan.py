@@ -36,7 +36,8 @@ from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, Samplin
 MAX_ID_DIGITS = 20
 """Digits that a token id may have as a JSON key; far more than any vocabulary needs."""
 LONG_TEXT = 8192
-"""Texts with more characters are tokenised in a thread; for shorter ones the way there and back costs more."""
+"""Texts with more characters are tokenised, and schemas closed, in a thread; for shorter ones the way there and back
+costs more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +309,9 @@ async def held_to(options: RouteOptions, form: Form | None) -> RouteOptions:
     """Returns the options with the form's grammar, which compiles. Raises `RequestError`."""
     if form is None or options.context.order is not None:
         return options
-    param, form = options.param + form.param, as_closed(form, options.context)
+    param = options.param + form.param
+    beside = len(form.grammar.source) > LONG_TEXT
+    form = await to_thread.run_sync(as_closed, form, options.context) if beside else as_closed(form, options.context)
     await options.context.served.grammars.check(form.grammar, called=form.called or f"'{param}'", param=param)
     return replace(options, grammar=form.grammar)
 

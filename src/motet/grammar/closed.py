@@ -6,7 +6,9 @@ clients send schemas without `additionalProperties` and mean closed objects.
     {properties: a}                               gets additionalProperties: false
     anyOf, oneOf, $ref, and nothing beside them   each part is closed by itself
     allOf, or parts beside properties             two closed parts could never both hold, so the parts stay open, and
-                                                  what holds them gets all their names and is closed
+                                                  what holds them gets all their names and is closed. A part
+                                                  stays open where it is used alone, too: llguidance takes no
+                                                  keywords beside a circular reference that could close it there
 
 What the schema says itself is kept: `additionalProperties` in one part leaves all that apply to the same object as they
 are. A schema is read before it is checked here, so whatever is wrong in it stays as it is, for the check to find.
@@ -20,7 +22,7 @@ import msgspec
 
 from motet.errors import GrammarError
 from motet.grammar.limits import MAX_OPTIONAL, MAX_SOURCE_CHARS
-from motet.grammar.schema import SCHEMA_LISTS, SCHEMA_MAPS, SchemaPath, inner_schemas, target
+from motet.grammar.schema import SchemaPath, inner_schemas, target
 
 MAX_WORK: Final = 10_000
 """Most parts and names that are added up in one schema. Objects behind that stay open."""
@@ -70,8 +72,9 @@ class _Closing:
 
     def run(self) -> None:
         whole = list(self._whole())
-        shared = {id(part) for head in self._heads(whole, frozenset()) for part in self._parts(head)[1:]}
-        for head in self._heads(whole, shared):
+        heads = list(self._heads(whole))
+        shared = {id(part) for head in heads for part in self._parts(head)[1:]}
+        for head in heads:
             if id(head) not in shared:
                 self._close(head)
 
@@ -87,12 +90,12 @@ class _Closing:
             if id(schema) in seen:
                 continue
             seen.add(id(schema))
-            waiting += [inner for inner in _inner(schema) if isinstance(inner.schema, dict)]
+            waiting += inner_schemas(schema)
             waiting += [SchemaPath(("$ref",), found) for found in self._referred(schema)]
 
-    def _heads(self, whole: Iterable[Schema], shared: Iterable[int]) -> Iterator[Schema]:
-        """Yields the schemas that are closed by themselves, each once. A reference to one of `shared` is one, too."""
-        waiting, seen, shared = list(whole), set[int](), frozenset(shared)
+    def _heads(self, whole: Iterable[Schema]) -> Iterator[Schema]:
+        """Yields the schemas that are closed by themselves, each once."""
+        waiting, seen = list(whole), set[int]()
         while waiting:
             schema = waiting.pop()
             if id(schema) in seen:
@@ -100,8 +103,7 @@ class _Closing:
             seen.add(id(schema))
             members = self._members(schema)
             several = sum(key in schema for key in (*IN_PLACE, "$ref")) > 1 or ("allOf" in schema and len(members) > 1)
-            to_shared = "$ref" in schema and any(id(member) in shared for member in members)
-            if several or to_shared or not schema.keys().isdisjoint(OF_OBJECTS):
+            if several or not schema.keys().isdisjoint(OF_OBJECTS):
                 yield schema
             else:
                 waiting += members
@@ -142,8 +144,9 @@ class _Closing:
 
     def _members(self, schema: Schema) -> list[Schema]:
         """Returns the schemas that apply to the same value because this one names them."""
-        named = [inner.schema for inner in _inner(schema) if inner.path[0] in IN_PLACE]
-        return [each for each in (*named, *self._referred(schema)) if isinstance(each, dict)]
+        lists = [schema.get(key) for key in IN_PLACE]
+        members = [each for named in lists if isinstance(named, list) for each in named if isinstance(each, dict)]
+        return members + self._referred(schema)
 
     def _referred(self, schema: Schema) -> list[Schema]:
         ref = schema.get("$ref")
@@ -154,17 +157,6 @@ class _Closing:
         except GrammarError:
             return []
         return [found] if isinstance(found, dict) else []
-
-
-def _inner(schema: Schema) -> Iterator[SchemaPath]:
-    """Yields the schemas one level below, past keywords with a value of a wrong type."""
-    kinds: tuple[tuple[tuple[str, ...], type], ...] = ((SCHEMA_LISTS, list), (SCHEMA_MAPS, dict))
-    right = {
-        key: value
-        for key, value in schema.items()
-        if all(isinstance(value, kind) for keys, kind in kinds if key in keys)
-    }
-    return inner_schemas(right)
 
 
 def _texts(names: object) -> list[str]:

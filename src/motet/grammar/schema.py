@@ -103,13 +103,13 @@ def check_schema(
 
 
 def inner_schemas(schema: object) -> Iterator[SchemaPath]:
-    """Yields the schemas one level below, in order; their paths begin at `schema`."""
+    """Yields the schemas one level below, in order; their paths begin at `schema`. Values of a wrong type have none."""
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
-        if key in SCHEMA_LISTS or (key == "items" and isinstance(value, list)):
+        if isinstance(value, list) and (key in SCHEMA_LISTS or key == "items"):
             yield from (SchemaPath((key, number), inner) for number, inner in enumerate(value))
-        elif key in SCHEMA_MAPS:
+        elif isinstance(value, dict) and key in SCHEMA_MAPS:
             yield from (SchemaPath((key, name), inner) for name, inner in value.items())
         elif key in ("items", "additionalItems", "additionalProperties"):
             yield SchemaPath((key,), value)
