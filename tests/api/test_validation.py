@@ -1,6 +1,7 @@
 """Mistakes that a chat request may not make: the status, the named field, and OpenAI's words."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -209,11 +210,12 @@ async def test_top_k_of_minus_one_is_off_and_of_more_than_the_vocabulary_all_of_
 
 
 async def test_the_server_sets_the_largest_n_and_the_error_names_its_flag(serve: Serving) -> None:
-    for limits, most, flag in (
+    cases: list[tuple[dict[str, Any], int, str]] = [
         ({"max_n": 4}, 4, "--max-n"),
         ({"max_n": 2000}, 1024, "--max-num-seqs"),
         ({}, 256, "--max-n"),
-    ):
+    ]
+    for limits, most, flag in cases:
         served = await serve(**limits)
         refused = await served.chat(n=most + 1)
         assert named(refused) == (400, "n")
