@@ -451,6 +451,12 @@ class ServerConfig:
         panel=Panel.LIMITS,
         above=0,
     )
+    additional_properties: bool = setting(
+        False,
+        "Let objects in schemas have properties that the schema does not name, unless it forbids them: the letter of "
+        "JSON Schema.",
+        panel=Panel.LIMITS,
+    )
     drain_timeout_s: float = setting(
         30.0, "Time that a stopping server or replica gives its running answers.", panel=Panel.PROCESS, least=0
     )

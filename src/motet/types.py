@@ -40,8 +40,8 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form that every choice of a group must have, from its first token to the end, as the client wrote it. Whoever
-    uses it compiles it."""
+    """The form that every choice of a group must have, from its first token to the end, as the client wrote it, with
+    the objects of schemas closed. Whoever uses it compiles it."""
 
     kind: GrammarKind
     source: str

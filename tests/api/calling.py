@@ -59,10 +59,15 @@ class CallingServing:
     tokenizer: Tokenizer
 
     async def __call__(
-        self, script: Script, *, tools: ToolFormat | None = HERMES, reasoning: ReasoningTags | None = THINK
+        self,
+        script: Script,
+        *,
+        tools: ToolFormat | None = HERMES,
+        reasoning: ReasoningTags | None = THINK,
+        **settings: Any,
     ) -> Served:
         formats = ModelFormats(tokenizer=self.tokenizer, reasoning=reasoning, tools=tools)
-        return await self.serve(script, tokenizer=self.tokenizer, formats=formats)
+        return await self.serve(script, tokenizer=self.tokenizer, formats=formats, **settings)
 
 
 def whole(answer: Mapping[str, Any]) -> dict[int, dict[str, Any]]:

@@ -14,6 +14,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 SOURCE = json.dumps(SCHEMA, separators=(",", ":"))
+CLOSED = SOURCE.removesuffix("}") + ',"additionalProperties":false}'
+OPEN = '"additionalProperties":true}'
 
 
 def chat(**fields: object) -> dict[str, object]:
@@ -41,8 +43,8 @@ BODIES = [(CHAT, chat), (COMPLETIONS, completion), (GENERATE, generate)]
 @pytest.mark.parametrize(
     ("given", "grammar"),
     [
-        ({"json": SCHEMA}, Grammar(GrammarKind.JSON, SOURCE)),
-        ({"json": SOURCE}, Grammar(GrammarKind.JSON, SOURCE)),
+        ({"json": SCHEMA}, Grammar(GrammarKind.JSON, CLOSED)),
+        ({"json": SOURCE}, Grammar(GrammarKind.JSON, CLOSED)),
         ({"json_object": True}, Grammar(GrammarKind.JSON, '{"type":"object"}')),
         ({"regex": "[ab]+"}, Grammar(GrammarKind.REGEX, "[ab]+")),
         ({"choice": ["yes", "no"]}, Grammar(GrammarKind.CHOICE, '["yes", "no"]')),
@@ -62,7 +64,7 @@ async def test_structured_outputs_reach_the_engine(
 @pytest.mark.parametrize(
     ("given", "grammar"),
     [
-        (json_schema(), Grammar(GrammarKind.JSON, SOURCE)),
+        (json_schema(), Grammar(GrammarKind.JSON, CLOSED)),
         ({"type": "json_object"}, Grammar(GrammarKind.JSON, '{"type":"object"}')),
         ({"type": "text"}, None),
     ],
@@ -73,6 +75,24 @@ async def test_response_format_reaches_the_engine(
     served = await serve(engine=WatchedEngine())
     assert (await served.http.post(path, json=body(response_format=given))).status_code == 200
     assert [request.sampling.grammar for request in served.engine.requests] == [grammar]
+
+
+@pytest.mark.parametrize(
+    ("additional_properties", "fields", "source"),
+    [
+        (True, {"response_format": json_schema()}, SOURCE),
+        (True, {"structured_outputs": {"json": SCHEMA}}, SOURCE),
+        (True, {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}}, CLOSED),
+        (False, {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": False}}, CLOSED),
+        (False, {"response_format": json_schema(SCHEMA | {"additionalProperties": True})}, f"{SOURCE[:-1]},{OPEN}"),
+    ],
+)
+async def test_objects_stay_open_for_a_server_or_a_schema_that_wants_them_so(
+    serve: Serving, additional_properties: bool, fields: dict[str, object], source: str
+) -> None:
+    served = await serve(additional_properties=additional_properties)
+    assert (await served.http.post(CHAT, json=chat(**fields))).status_code == 200
+    assert served.engine.requests[0].sampling.grammar == Grammar(GrammarKind.JSON, source)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,20 @@ async def test_with_tools_an_answer_is_in_its_form_or_a_call(
     assert not follows(grammars, grammar, "Well.")
 
 
+@pytest.mark.parametrize("additional_properties", [False, True])
+async def test_a_call_has_only_the_arguments_that_its_tool_names_unless_the_server_allows_others(
+    serve_tools: CallingServing, additional_properties: bool
+) -> None:
+    served = await serve_tools(saying(PARIS), additional_properties=additional_properties)
+    for fields in ({"tool_choice": "required"}, {"response_format": AS_SCHEMA}):
+        assert (await served.chat(tools=[WEATHER], **fields)).status_code == 200
+        grammars, grammar = grammars_of(), held_to(served)
+        assert follows(grammars, grammar, PARIS)
+        more = called("get_weather", '{"city": "Paris", "mood": "grey"}')
+        assert follows(grammars, grammar, more) == additional_properties
+    assert '"additionalProperties"' not in served.prompt  # the model sees its tools as the client wrote them
+
+
 LLAMA_PARIS = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 
 

@@ -3,6 +3,7 @@
 The tests print how many answers there were; `-rP` shows it.
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from motet.deploy.child import ChildServer
+from motet.models.smollm2 import DEFAULT_MODEL
 from tests.structured.asking import N, Outcome, Question, outcome_of
 from tests.structured.forms import FORMS, Form
 from tests.structured.judge import Judge
@@ -77,6 +79,29 @@ async def test_all_answers_follow_their_schemas(
         assert found.wrong == []
         again = [one for one in again if one.name not in found.with_valid - found.alike]
     assert [one.name for one in again] == []
+
+
+async def test_objects_have_the_properties_that_the_schema_names_and_no_others(
+    default_server: ChildServer, record_property: Record
+) -> None:
+    """By the standard they may have any other; the model then wrote keys until its tokens ran out."""
+    properties = {"name": {"type": "string"}, "age": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["name", "age"]}
+    http = DefaultAsyncHttpxClient(verify=False)
+    async with AsyncOpenAI(base_url=f"{default_server.url}/v1", api_key="k", max_retries=0, http_client=http) as client:
+        answer = await client.chat.completions.create(
+            model=DEFAULT_MODEL,
+            messages=[{"role": "user", "content": "Name a person and their age. Answer with JSON."}],
+            extra_body={"structured_outputs": {"json": schema}},
+            n=16,
+            seed=1,
+            max_tokens=160,
+        )
+    whole = [choice.message.content or "" for choice in answer.choices if choice.finish_reason == "stop"]
+    assert answer.usage is not None
+    record_property("structured", f"16 answers, {len(whole)} whole, {answer.usage.completion_tokens} tokens")
+    assert len(whole) >= 12
+    assert {tuple(json.loads(text)) for text in whole} == {("name", "age")}
 
 
 async def test_all_answers_follow_their_regular_expressions_choices_and_grammars(

@@ -13,6 +13,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motet.errors import GrammarError
+from motet.grammar.closed import closed_source
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import grammars_of
 from tests.property_settings import examples
@@ -44,6 +45,20 @@ def test_whatever_a_grammar_allows_is_valid_and_what_is_not_valid_is_refused(sch
         other = mutant(text, random)
         if judge.faults(other):
             assert not accepts(grammar, other), other
+
+
+@examples(300)
+@given(schemas, st.integers(0, 2**32))
+def test_a_schema_with_closed_objects_can_be_written_too_and_its_answers_are_valid(schema: Schema, seed: int) -> None:
+    source = json.dumps(schema)
+    try:
+        GRAMMARS.get(Grammar(GrammarKind.JSON, source))
+    except GrammarError:
+        event("refused")
+        return
+    event("unchanged" if json.loads(closed_source(source)) == schema else "closed")
+    text = walk(GRAMMARS.get(Grammar(GrammarKind.JSON, closed_source(source))), Random(seed))
+    assert Judge(schema).faults(text) == "", text
 
 
 def mutant(text: str, random: Random) -> str:

@@ -128,7 +128,7 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
         except (ValueError, RecursionError) as error:  # the body is no JSON
             raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
         if log.isEnabledFor(logging.DEBUG):
-            _log_ignored(given, body, request)
+            _log_ignored(given, body, request=request)
         response = await answer(body, request)
         drop_body(request)
         return response
@@ -136,7 +136,7 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
     return handle
 
 
-def _log_ignored(given: object, body: BaseModel, request: Request) -> None:
+def _log_ignored(given: object, body: BaseModel, *, request: Request) -> None:
     """Writes one line with the places of the fields that nothing reads, if there are any."""
     paths = [*islice(ignored_paths(given, body), MAX_NAMES + 1)]
     if paths:

@@ -48,6 +48,8 @@ class RequestContext:
     caller: Caller
     order: PrefillOrder | None = None
     ticket: Ticket | None = None
+    closes_objects: bool = True
+    """True if objects of schemas have only the properties that the schema names, unless it says otherwise."""
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
         """Raises RequestError unless the order or the ticket can be meant for these prompts."""
@@ -86,7 +88,7 @@ async def _read(
 ) -> AsyncIterator[RequestContext]:
     """Releases the tickets also if reading them raises RequestError."""
     given, role = body.kv_transfer_params, served.info.role
-    context = RequestContext(served=served, caller=caller)
+    context = RequestContext(served=served, caller=caller, closes_objects=not service.config.additional_properties)
     tickets: list[Ticket] = []
     try:
         if given is not None and role is Role.BOTH:

@@ -24,11 +24,11 @@ from motet.api.schemas.shared import Form, GeneratingFields, SamplingFields, sch
 from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.errors import GrammarError, RequestError
+from motet.grammar.closed import closed_schema, closed_source
 from motet.ids import RequestId, new_request_id
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
 from motet.text.prepare import Preparer
-from motet.text.tokenizer import Tokenizer
 from motet.text.tools.base import ToolFormat, ToolMode, ToolRules
 from motet.text.tools.grammar import json_rule
 from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, SamplingParams, choice_starts
@@ -36,7 +36,8 @@ from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, Samplin
 MAX_ID_DIGITS = 20
 """Digits that a token id may have as a JSON key; far more than any vocabulary needs."""
 LONG_TEXT = 8192
-"""Texts with more characters are tokenised in a thread; for shorter ones the way there and back costs more."""
+"""Texts with more characters are tokenised, and schemas closed, in a thread; for shorter ones the way there and back
+costs more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +282,7 @@ async def with_answer_rules(options: RouteOptions, chat: ChatRequest, *, prompt:
     begun = chat.messages[-1].text if chat.continue_final_message else ""
     format = formats.for_request(prompt, begun=begun, tools=rules, separate_reasoning=chat.separate_reasoning)
     read = options if format is None else replace(options, format=format)
-    form = form_of(chat, options.context.served)
+    form = form_of(chat, options.context)
     if form is None:
         return read
     thinking = formats.thinking(prompt, begun=begun, calls=form != chat.form)
@@ -301,7 +302,9 @@ async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOpti
     for number, tool in enumerate(chat.tools):
         name, param = tool.function.name, f"tools[{number}].function.parameters"
         if name in names:
-            grammar = Grammar(GrammarKind.JSON, schema_text(tool.tool().parameters))
+            parameters = schema_text(tool.tool().parameters)
+            source = closed_source(parameters) if options.context.closes_objects else parameters
+            grammar = Grammar(GrammarKind.JSON, source)
             await options.context.served.grammars.check(grammar, called=f"schema for function '{name}'", param=param)
 
 
@@ -310,12 +313,22 @@ async def held_to(options: RouteOptions, form: Form | None) -> RouteOptions:
     if form is None or options.context.order is not None:
         return options
     param = options.param + form.param
+    beside = len(form.grammar.source) > LONG_TEXT
+    form = await to_thread.run_sync(as_closed, form, options.context) if beside else as_closed(form, options.context)
     await options.context.served.grammars.check(form.grammar, called=form.called or f"'{param}'", param=param)
     return replace(options, grammar=form.grammar)
 
 
-def form_of(chat: ChatRequest, served: ServedModel) -> Form | None:
+def as_closed(form: Form, context: RequestContext) -> Form:
+    """Returns a form with the objects of its schema closed, if it is one and they are to be."""
+    if form.grammar.kind is not GrammarKind.JSON or not (form.closed or context.closes_objects):
+        return form
+    return form._replace(grammar=msgspec.structs.replace(form.grammar, source=closed_source(form.grammar.source)))
+
+
+def form_of(chat: ChatRequest, context: RequestContext) -> Form | None:
     """Returns what an answer must be: as it is asked for, or a call, or either. Raises `RequestError` if it cannot."""
+    served = context.served
     rules, asked, tools = chat.tool_rules, chat.form, served.formats.tools
     if rules is None or tools is None:
         return asked
@@ -324,7 +337,7 @@ def form_of(chat: ChatRequest, served: ServedModel) -> Form | None:
     if asked is None:
         # A call must be there, or one of the tools wants nothing but valid ones.
         constrained = rules.mode is ToolMode.REQUIRED or any(tool.strict for tool in rules.callable)
-        return _calls(tools, rules, tokenizer=served.tokenizer) if constrained else None
+        return _calls(tools, rules, context=context) if constrained else None
     if served.formats.harmony:
         raise RequestError(
             f"'{asked.param}' and 'tools' cannot be used together with this model; 'tool_choice' 'none' can.",
@@ -335,12 +348,16 @@ def form_of(chat: ChatRequest, served: ServedModel) -> Form | None:
             f"'{asked.param}' and 'tools' cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'.",
             param=asked.param,
         )
-    return _calls_or(asked, _calls(tools, replace(rules, mode=ToolMode.REQUIRED), tokenizer=served.tokenizer))
+    calls = _calls(tools, replace(rules, mode=ToolMode.REQUIRED), context=context)
+    return _calls_or(as_closed(asked, context), calls)
 
 
-def _calls(tools: ToolFormat, rules: ToolRules, *, tokenizer: Tokenizer) -> Form:
+def _calls(tools: ToolFormat, rules: ToolRules, *, context: RequestContext) -> Form:
+    if context.closes_objects:
+        closed = [replace(tool, parameters=closed_schema(tool.parameters)) for tool in rules.callable]
+        rules = replace(rules, callable=tuple(closed))
     try:
-        source = tools.grammar(rules, tokenizer.special_tokens)
+        source = tools.grammar(rules, context.served.tokenizer.special_tokens)
     except GrammarError as error:
         raise GrammarError(f"Invalid 'tools': {error.message}.", param="tools") from error
     return Form(Grammar(GrammarKind.LARK, source), "tools")

@@ -93,7 +93,7 @@ def check_schema(
         below = [SchemaPath((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
         ref = schema.get("$ref")
         if isinstance(ref, str) and ref not in refs:
-            below.append(_target(path, root, ref=ref))
+            below.append(target(path, root, ref=ref))
             refs[ref] = below[-1].schema
         waiting.extend(place for place in reversed(below) if id(place.schema) not in seen)
         seen.update(id(place.schema) for place in below if isinstance(place.schema, dict))
@@ -103,13 +103,13 @@ def check_schema(
 
 
 def inner_schemas(schema: object) -> Iterator[SchemaPath]:
-    """Yields the schemas one level below, in order; their paths begin at `schema`."""
+    """Yields the schemas one level below, in order; their paths begin at `schema`. Values of a wrong type have none."""
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
-        if key in SCHEMA_LISTS or (key == "items" and isinstance(value, list)):
+        if isinstance(value, list) and (key in SCHEMA_LISTS or key == "items"):
             yield from (SchemaPath((key, number), inner) for number, inner in enumerate(value))
-        elif key in SCHEMA_MAPS:
+        elif isinstance(value, dict) and key in SCHEMA_MAPS:
             yield from (SchemaPath((key, name), inner) for name, inner in value.items())
         elif key in ("items", "additionalItems", "additionalProperties"):
             yield SchemaPath((key,), value)
@@ -196,7 +196,7 @@ def _list(schema: Mapping[str, object], key: str) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _target(path: Path, root: object, *, ref: str) -> SchemaPath:
+def target(path: Path, root: object, *, ref: str) -> SchemaPath:
     """Finds the schema of a reference as llguidance does, which uses the steps as they are written."""
     if ref != "#" and not ref.startswith("#/"):
         raise wrong((*path, "$ref"), f"'{ref}' is not supported; only references into this schema are, as '#/$defs/a'")

@@ -74,18 +74,18 @@ class OpenSchema(Schema):
     model_config = ConfigDict(extra="ignore")
 
 
-def ignored_paths(given: object, body: object, path: str = "") -> Iterator[str]:
+def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[str]:
     """Yields where the JSON of a request has fields that an `OpenSchema` of its checked body lacks."""
     if isinstance(given, dict) and isinstance(body, Schema):
         for name, value in given.items():
             inner = f"{path}.{name}" if path else name
             if name in type(body).model_fields:
-                yield from ignored_paths(value, getattr(body, name), inner)
+                yield from ignored_paths(value, getattr(body, name), path=inner)
             elif isinstance(body, OpenSchema) and value is not None:
                 yield inner
     elif isinstance(given, list) and isinstance(body, list):
         for number, (value, read) in enumerate(zip(given, body, strict=False)):
-            yield from ignored_paths(value, read, f"{path}[{number}]")
+            yield from ignored_paths(value, read, path=f"{path}[{number}]")
 
 
 StopStrings = Annotated[
@@ -232,6 +232,8 @@ class Form(NamedTuple):
     """The name of the field that says so, inside the fields of sampling."""
     called: str = ""
     """`schema for response_format 'answer'`; empty: as `param`."""
+    closed: bool = False
+    """True if the client wants objects closed, whatever the server does."""
 
 
 class JsonSchemaFormat(Schema):
@@ -268,11 +270,9 @@ class ResponseFormat(Schema):
 class StructuredOutputs(Schema):
     ignored = frozenset({"disable_fallback"})
     refused = frozenset({"structural_tag", "whitespace_pattern"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "disable_additional_properties": (False,),
-        "disable_any_whitespace": (False,),
-    }
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"disable_any_whitespace": (False,)}
 
+    disable_additional_properties: bool = False
     json_wanted: TextOrObject | None = Field(None, alias="json")
     regex: Annotated[str, TOLD] | None = Field(None, min_length=1)
     choice: Annotated[list[str], TOLD] | None = Field(None, min_length=1)
@@ -287,18 +287,19 @@ class StructuredOutputs(Schema):
         return self
 
     def _given(self) -> dict[str, object]:
-        return self.model_dump(by_alias=True, exclude_unset=True)
+        return self.model_dump(by_alias=True, exclude_unset=True, exclude={"disable_additional_properties"})
 
     @property
     def form(self) -> Form:
         ((name, value),) = self._given().items()
-        param = f"structured_outputs.{name}"
+        param, closed = f"structured_outputs.{name}", self.disable_additional_properties
         if isinstance(value, str):
             kinds = {"json": GrammarKind.JSON, "regex": GrammarKind.REGEX, "grammar": GrammarKind.LARK}
-            return Form(Grammar(kinds[name], value), param)
+            return Form(Grammar(kinds[name], value), param, closed=closed)
         if isinstance(value, list):
             return Form(Grammar(GrammarKind.CHOICE, json.dumps(value, ensure_ascii=False)), param)
-        return Form(Grammar(GrammarKind.JSON, ANY_OBJECT if value is True else schema_text(value)), param)
+        source = ANY_OBJECT if value is True else schema_text(value)
+        return Form(Grammar(GrammarKind.JSON, source), param, closed=closed)
 
 
 class StructuredFields(SamplingFields):
