@@ -1,11 +1,13 @@
 """Bodies that are large, that have no end, or that come without a key: what they may cost a server, and others."""
 
 import asyncio
+import json
+import time
 import tracemalloc
 
 import pytest
 
-from tests.api.serving import Serving, WatchedEngine, later
+from tests.api.serving import Served, Serving, WatchedEngine, later
 from tests.attack.hostile import MIB, flood, status
 from tests.deploy.listening import left, serving
 
@@ -47,9 +49,90 @@ async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> No
         writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         tracemalloc.start()
         try:
-            flooding = asyncio.create_task(flood(writer, CHUNK, total=64 * MIB))
+            flooding = asyncio.create_task(flood(writer, CHUNK, total=16 * MIB))
             assert await status(reader) == 401
             await flooding
             assert tracemalloc.get_traced_memory()[1] < 4 * MIB
         finally:
             tracemalloc.stop()
+
+
+CHAT, GENERATE, RESPONSES = "/v1/chat/completions", "/inference/v1/generate", "/v1/responses"
+CALLS = [{"type": "function", "function": {"name": "f"}}]
+MESSAGE = {"role": "user", "content": "x"}
+
+
+def padded(first: str, piece: str, *, last: str, size: int = 7 * MIB) -> bytes:
+    return (first + piece * (size // len(piece)) + last).encode()
+
+
+HOSTILE: dict[str, tuple[str, bytes, str | None]] = {
+    "empty messages": (CHAT, padded('{"messages":[', "{},", last="{}]}"), "messages"),
+    "messages": (CHAT, padded('{"messages":[', json.dumps(MESSAGE) + ",", last="{}]}"), "messages"),
+    "tool calls": (
+        CHAT,
+        padded('{"messages":[{"role":"assistant","tool_calls":[', json.dumps(CALLS[0]) + ",", last="{}]}]}"),
+        "messages",
+    ),
+    "text parts": (
+        CHAT,
+        padded('{"messages":[{"role":"user","content":[', '{"type":"text","text":"x"},', last="{}]}]}"),
+        "messages",
+    ),
+    "unknown keys": (CHAT, ("{" + ",".join(f'"k{number}":1' for number in range(500_000)) + "}").encode(), "k40000"),
+    "some unknown keys": (CHAT, ("{" + ",".join(f'"k{number}":1' for number in range(9000)) + "}").encode(), "k0"),
+    "metadata": (
+        CHAT,
+        json.dumps({"messages": [MESSAGE], "metadata": {f"k{number}": "x" for number in range(400_000)}}).encode(),
+        "metadata",
+    ),
+    "empty arrays": (CHAT, padded('{"messages":[', "[],", last="[]]}"), "messages"),
+    "depth": (CHAT, b'{"messages":' + b"[" * 7_000_000, "messages"),
+    "items": (RESPONSES, padded('{"input":[', json.dumps(MESSAGE) + ",", last="{}]}"), "input"),
+    "unknown roles": (CHAT, padded('{"messages":["', 'x","', last='"]}'), "messages[0]"),
+    "included": (RESPONSES, padded('{"input":"x","include":["', 'x","', last='"]}'), "include[0]"),
+    "words for tokens": (GENERATE, padded('{"sampling_params":{},"token_ids":["', 'x","', last='"]}'), "token_ids[0]"),
+    "long stop string": (
+        CHAT,
+        padded('{"messages":[{"role":"user","content":"x"}],"stop":["', "x", last='"]}'),
+        "stop[0]",
+    ),
+    "stop tokens": (
+        CHAT,
+        padded('{"messages":[{"role":"user","content":"x"}],"stop_token_ids":[', "1,", last="1]}"),
+        "stop_token_ids",
+    ),
+    "biases": (
+        CHAT,
+        json.dumps({"messages": [MESSAGE], "logit_bias": {str(number): 1 for number in range(30_000)}}).encode(),
+        "logit_bias",
+    ),
+    "no JSON": (CHAT, padded("", "[1,", last=""), None),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_made(serve: Serving, case: str) -> None:
+    served = await serve()
+    path, body, param = HOSTILE[case]
+    began = time.thread_time()
+    response = await served.http.post(path, content=body, headers={"content-type": "application/json"})
+    busy_s = time.thread_time() - began
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert busy_s < 1  # of the loop's own thread: the client is in it too, and sends megabytes
+
+
+async def test_text_that_looks_like_many_parts_is_no_reason_to_refuse_it(served: Served) -> None:
+    for text in ('{"a": [1, 2]}, ' * 12_000, '\\"{[:' * 20_000, "\\" * 50_001 + "{[" * 9000):
+        response = await served.http.post("/tokenize", json={"prompt": text, "return_token_strs": False})
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_long_numbers_letters_and_nesting_are_read_as_in_short_bodies(serve: Serving) -> None:
+    """Long bodies have another decoder."""
+    served = await serve()
+    pad = {"metadata": {"x": "x" * 70_000}}
+    for fields in ({}, {"seed": 2**64}, {"temperature": 1.5}, {"seed": 10**30}, {"stop": ["\u00e9", "\U0001f600"]}):
+        short, long = [await served.complete("x", **fields, **more) for more in ({}, pad)]
+        assert short.status_code == long.status_code
+        assert short.json().get("error") == long.json().get("error")

@@ -9,23 +9,22 @@ caller_of    the ids that go along with a group to its engine, to other servers 
 """
 
 import asyncio
-import json
 import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import anyio
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.admission import ANONYMOUS
+from motet.api.body import Body, BodyReader
 from motet.api.failure import error_response, schema_failure, validation_failure
 from motet.errors import RequestError, UnauthorizedError
 from motet.ids import new_request_id
@@ -45,7 +44,6 @@ NO_KEY = (
 WRONG_KEY = "Incorrect API key provided."
 NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
 
-Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 Write = Callable[[bytes], Awaitable[None] | None]  # at least one byte; what it returns is awaited before there are more
 WRITE_EXTENSION = "motet.write"
@@ -118,11 +116,13 @@ class PostRoute(Route):
 def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Response]]) -> Handler:
     """Returns what answers requests with such a JSON body. Pages of any site may post other content types."""
 
+    reader = BodyReader()
+
     async def handle(request: Request) -> Response:
         try:
             if not _JSON_TYPE.match(request.headers.get("content-type", "")):
                 raise ValueError("the content type is not JSON's")
-            body = schema.model_validate(json.loads(await body_of(request)))
+            body = await reader.read(await body_of(request), schema)
         except ValidationError as error:
             raise schema_failure(error) from error
         except (ValueError, RecursionError) as error:  # the body is no JSON

@@ -37,6 +37,8 @@ MAX_ID_DIGITS = 20
 """Digits that a token id may have as a JSON key; far more than any vocabulary needs."""
 LONG_TEXT = 8192
 """Texts with more characters are tokenised in a thread; for shorter ones the way there and back costs more."""
+TURN_CHARS = 64
+"""A message takes as long as so many characters more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +201,13 @@ def _check_token(token: int, vocab_size: int, *, param: str) -> None:
 
 
 async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
-    messages = [message.for_template() for message in chat.messages]
     tools = [] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools]
-    num_chars = sum(len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
+    num_chars = sum(TURN_CHARS + len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
     template_kwargs = _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs
 
     def rendered() -> list[int]:
         text = preparer.template.render(
-            messages,
+            [message.for_template() for message in chat.messages],
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
             tools=tools,
