@@ -1,12 +1,12 @@
 """Bodies that are large, that have no end, or that come without a key: what they may cost a server, and others."""
 
 import asyncio
-import json
 import time
 import tracemalloc
 
 import pytest
 
+from bench.hostile import CASES
 from tests.api.serving import Served, Serving, WatchedEngine, later
 from tests.attack.hostile import MIB, flood, status
 from tests.deploy.listening import left, serving
@@ -57,64 +57,10 @@ async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> No
             tracemalloc.stop()
 
 
-CHAT, GENERATE, RESPONSES = "/v1/chat/completions", "/inference/v1/generate", "/v1/responses"
-CALLS = [{"type": "function", "function": {"name": "f"}}]
-MESSAGE = {"role": "user", "content": "x"}
-
-
-def padded(first: str, piece: str, *, last: str, size: int = 7 * MIB) -> bytes:
-    return (first + piece * (size // len(piece)) + last).encode()
-
-
-HOSTILE: dict[str, tuple[str, bytes, str | None]] = {
-    "empty messages": (CHAT, padded('{"messages":[', "{},", last="{}]}"), "messages"),
-    "messages": (CHAT, padded('{"messages":[', json.dumps(MESSAGE) + ",", last="{}]}"), "messages"),
-    "tool calls": (
-        CHAT,
-        padded('{"messages":[{"role":"assistant","tool_calls":[', json.dumps(CALLS[0]) + ",", last="{}]}]}"),
-        "messages",
-    ),
-    "text parts": (
-        CHAT,
-        padded('{"messages":[{"role":"user","content":[', '{"type":"text","text":"x"},', last="{}]}]}"),
-        "messages",
-    ),
-    "unknown keys": (CHAT, ("{" + ",".join(f'"k{number}":1' for number in range(500_000)) + "}").encode(), "k40000"),
-    "some unknown keys": (CHAT, ("{" + ",".join(f'"k{number}":1' for number in range(9000)) + "}").encode(), "k0"),
-    "metadata": (
-        CHAT,
-        json.dumps({"messages": [MESSAGE], "metadata": {f"k{number}": "x" for number in range(400_000)}}).encode(),
-        "metadata",
-    ),
-    "empty arrays": (CHAT, padded('{"messages":[', "[],", last="[]]}"), "messages"),
-    "depth": (CHAT, b'{"messages":' + b"[" * 7_000_000, "messages"),
-    "items": (RESPONSES, padded('{"input":[', json.dumps(MESSAGE) + ",", last="{}]}"), "input"),
-    "unknown roles": (CHAT, padded('{"messages":["', 'x","', last='"]}'), "messages[0]"),
-    "included": (RESPONSES, padded('{"input":"x","include":["', 'x","', last='"]}'), "include[0]"),
-    "words for tokens": (GENERATE, padded('{"sampling_params":{},"token_ids":["', 'x","', last='"]}'), "token_ids[0]"),
-    "long stop string": (
-        CHAT,
-        padded('{"messages":[{"role":"user","content":"x"}],"stop":["', "x", last='"]}'),
-        "stop[0]",
-    ),
-    "stop tokens": (
-        CHAT,
-        padded('{"messages":[{"role":"user","content":"x"}],"stop_token_ids":[', "1,", last="1]}"),
-        "stop_token_ids",
-    ),
-    "biases": (
-        CHAT,
-        json.dumps({"messages": [MESSAGE], "logit_bias": {str(number): 1 for number in range(30_000)}}).encode(),
-        "logit_bias",
-    ),
-    "no JSON": (CHAT, padded("", "[1,", last=""), None),
-}
-
-
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("case", CASES)
 async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_made(serve: Serving, case: str) -> None:
     served = await serve()
-    path, body, param = HOSTILE[case]
+    path, body, param = CASES[case]
     began = time.thread_time()
     response = await served.http.post(path, content=body, headers={"content-type": "application/json"})
     busy_s = time.thread_time() - began

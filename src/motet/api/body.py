@@ -29,9 +29,16 @@ MAX_CONTAINERS = 10_000
 """Objects and arrays: 2000 turns with a call each, and 128 tools. A schema takes 20 to 40 us for one."""
 MAX_MEMBERS = 40_000
 """Names in objects, four for each of these."""
+MAX_STRINGS = 100_000
+"""Names too."""
+MAX_VALUES = 1_000_000
+"""The token ids of 256 prompts of 3900 tokens. A string costs several times as much as a number."""
 SHORT_BYTES = 64 * 1024
 SHORT_CONTAINERS = 100
 """Up to 2 to 4 ms of work, less than a thread delays the streams."""
+
+_LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
+"""By the mark that follows, or ends, each: the number that a body may have, and the name."""
 
 _NAME = re.compile(rb'"([^"]*)"\s*$')
 
@@ -56,19 +63,24 @@ def _read_long(raw: bytes, schema: type[Body]) -> Body:
 
 def check_counts(raw: bytes) -> None:
     """Raises RequestError for more objects, arrays or members than a request may have, naming the field with them."""
-    if raw.count(b"{") + raw.count(b"[") <= MAX_CONTAINERS and raw.count(b":") <= MAX_MEMBERS:
+    num_containers = raw.count(b"{") + raw.count(b"[")
+    if num_containers <= MAX_CONTAINERS and all(raw.count(mark) <= most for mark, (most, _) in _LIMITS.items()):
         return
-    # The bounds above count what stands in strings too.
+    # The counts above have what stands in strings too.
     text = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     letters = np.frombuffer(text, np.uint8)
-    outside = ~np.logical_xor.accumulate(letters == ord('"'))
+    quotes = letters == ord('"')
+    outside = ~np.logical_xor.accumulate(quotes)
     opening = outside & ((letters == ord("{")) | (letters == ord("[")))
-    members = outside & (letters == ord(":"))
-    for marks, most, what in ((opening, MAX_CONTAINERS, "objects and arrays"), (members, MAX_MEMBERS, "members")):
+    found = {mark: outside & (letters == ord(mark)) for mark in _LIMITS}
+    for marks, (most, what) in [
+        (opening, (MAX_CONTAINERS, "objects and arrays")),
+        *((found[m], _LIMITS[m]) for m in found),
+    ]:
         places = np.flatnonzero(marks)
         if len(places) > most:
-            field = _field_at(text, int(places[most]), outside=outside, opening=opening, members=members)
-            raise _too_many(field, f"the body may have {most} {what}, and has {len(places)}")
+            field = _field_at(text, int(places[most]), outside=outside, opening=opening, members=found[b":"])
+            raise _too_many(field, f"the body may have {most} {what}")
 
 
 def _too_many(field: str, why: str) -> RequestError:
