@@ -125,7 +125,7 @@ async def serve_watched() -> None:
 
 
 def attack(url: str, *, clients: int) -> None:
-    """Sends all cases again and again, until somebody ends the process."""
+    """Sends all cases again and again, until its standard input ends, as it does with its parent."""
 
     def send(first: int) -> None:
         for path, body, _ in itertools.islice(itertools.cycle(CASES.values()), first, None):
@@ -133,13 +133,14 @@ def attack(url: str, *, clients: int) -> None:
             try:
                 connection.request("POST", path, body, {"content-type": "application/json"})
                 connection.getresponse().read()
-            except OSError:  # a body that is refused before its end
+            except (OSError, http.client.HTTPException):  # a body that is refused before its end
                 pass
             finally:
                 connection.close()
 
     for number in range(clients):
-        threading.Thread(target=send, args=(number * len(CASES) // clients,)).start()
+        threading.Thread(target=send, args=(number * len(CASES) // clients,), daemon=True).start()
+    sys.stdin.read()
 
 
 @contextmanager

@@ -115,12 +115,13 @@ def make_plan(
     context.check(prompts)
     answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
+    bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     groups = tuple(
         GenerateRequest(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
             prompt=tuple(prompt),
             choices=choice_starts(options.num_choices, seed),
-            sampling=_sampling(len(prompt), sampling, options=options),
+            sampling=_sampling(len(prompt), sampling, options=options, logit_bias=bias),
             cache_salt=around.cache_salt,
             priority=around.priority,
             ticket=context.ticket,
@@ -161,7 +162,9 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
     )
 
 
-def _sampling(prompt_len: int, fields: SamplingFields, *, options: RouteOptions) -> SamplingParams:
+def _sampling(
+    prompt_len: int, fields: SamplingFields, *, options: RouteOptions, logit_bias: dict[int, float]
+) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
     for token in fields.stop_token_ids:
         _check_token(token, vocab_size, param=f"{options.param}stop_token_ids")
@@ -174,7 +177,7 @@ def _sampling(prompt_len: int, fields: SamplingFields, *, options: RouteOptions)
     return SamplingParams(
         max_tokens=max_tokens,
         top_k=min(max(fields.top_k, 0), vocab_size),
-        logit_bias=_logit_bias(fields.logit_bias, vocab_size, param=f"{options.param}logit_bias"),
+        logit_bias=logit_bias,
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
         logprobs=options.logprobs,

@@ -156,8 +156,8 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Uvicorn calls it for whatever the parser does not take."""
-        if self._answering:
-            self.transport.abort()  # words would stand in the middle of an answer
+        if self._answering or self.transport.is_closing():
+            self.transport.abort()  # words would stand in the middle of an answer, or after its end
             return
         error = self._refusal or RequestError(msg)
         body, again = error_json(error), b"retry-after: 1\r\n" if error.retry_after_s else b""
@@ -215,7 +215,9 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        return self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        """True if bytes of an answer are on their way, or another's turn comes before that of the last request."""
+        cycle = self.cycle
+        return bool(self.pipeline) or (cycle is not None and cycle.response_started and not cycle.response_complete)
 
     def _stop_stalled(self) -> None:
         if self._stalled is not None:
