@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from anyio import to_thread
+from anyio.lowlevel import RunVar
 from pydantic import BaseModel
 
 from motet.api.failure import invalid_value
@@ -40,20 +41,25 @@ SHORT_CONTAINERS = 100
 _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
 """By the mark that follows, or ends, each: the number that a body may have, and the name."""
 
+_READING: RunVar[anyio.CapacityLimiter] = RunVar("reading")
+
 _NAME = re.compile(rb'"([^"]*)"\s*$')
 
 
-class BodyReader:
-    """Reads the bodies of one route."""
+async def read_json(raw: bytes, schema: type[Body]) -> Body:
+    """Raises ValidationError; RequestError for too many parts; ValueError and RecursionError if it is no JSON."""
+    if len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS:
+        return schema.model_validate(json.loads(raw))
+    return await to_thread.run_sync(partial(_read_long, raw, schema), limiter=_one_at_a_time())
 
-    def __init__(self) -> None:
-        self._thread = anyio.CapacityLimiter(1)
 
-    async def read(self, raw: bytes, schema: type[Body]) -> Body:
-        """Raises ValidationError; RequestError for too many parts; ValueError and RecursionError if it is no JSON."""
-        if len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS:
-            return schema.model_validate(json.loads(raw))
-        return await to_thread.run_sync(partial(_read_long, raw, schema), limiter=self._thread)
+def _one_at_a_time() -> anyio.CapacityLimiter:
+    """Returns the event loop's own limiter."""
+    try:
+        return _READING.get()
+    except LookupError:
+        _READING.set(limiter := anyio.CapacityLimiter(1))
+        return limiter
 
 
 def _read_long(raw: bytes, schema: type[Body]) -> Body:

@@ -24,7 +24,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.admission import ANONYMOUS
-from motet.api.body import Body, BodyReader
+from motet.api.body import Body, read_json
 from motet.api.failure import error_response, schema_failure, validation_failure
 from motet.errors import RequestError, UnauthorizedError
 from motet.ids import new_request_id
@@ -116,13 +116,11 @@ class PostRoute(Route):
 def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Response]]) -> Handler:
     """Returns what answers requests with such a JSON body. Pages of any site may post other content types."""
 
-    reader = BodyReader()
-
     async def handle(request: Request) -> Response:
         try:
             if not _JSON_TYPE.match(request.headers.get("content-type", "")):
                 raise ValueError("the content type is not JSON's")
-            body = await reader.read(await body_of(request), schema)
+            body = await read_json(await body_of(request), schema)
         except ValidationError as error:
             raise schema_failure(error) from error
         except (ValueError, RecursionError) as error:  # the body is no JSON
