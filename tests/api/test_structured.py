@@ -186,5 +186,5 @@ async def test_a_hostile_schema_is_enforced_or_refused_and_the_server_lives_on(s
     answer = await served.http.post(CHAT, json=chat(response_format=json_schema(HOSTILE[number])))
     if answer.status_code != 200:
         assert named(answer) == (400, "response_format")
-        assert answer.json()["error"]["code"] == "invalid_grammar"
+        assert answer.json()["error"]["code"] in ("invalid_grammar", "invalid_value")
     assert (await served.http.post(CHAT, json=chat())).status_code == 200

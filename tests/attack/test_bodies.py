@@ -1,11 +1,13 @@
 """Bodies that are large, that have no end, or that come without a key: what they may cost a server, and others."""
 
 import asyncio
+import time
 import tracemalloc
 
 import pytest
 
-from tests.api.serving import Serving, WatchedEngine, later
+from bench.hostile import CASES
+from tests.api.serving import Served, Serving, WatchedEngine, later
 from tests.attack.hostile import MIB, flood, status
 from tests.deploy.listening import left, serving
 
@@ -49,9 +51,36 @@ async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> No
         writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         tracemalloc.start()
         try:
-            flooding = asyncio.create_task(flood(writer, CHUNK, total=64 * MIB))
+            flooding = asyncio.create_task(flood(writer, CHUNK, total=16 * MIB))
             assert await status(reader) == 401
             await flooding
             assert tracemalloc.get_traced_memory()[1] < 4 * MIB
         finally:
             tracemalloc.stop()
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_made(serve: Serving, case: str) -> None:
+    served = await serve()
+    path, body, param = CASES[case]
+    began = time.thread_time()
+    response = await served.http.post(path, content=body, headers={"content-type": "application/json"})
+    busy_s = time.thread_time() - began
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert busy_s < 1  # of the loop's own thread: the client is in it too, and sends megabytes
+
+
+async def test_text_that_looks_like_many_parts_is_no_reason_to_refuse_it(served: Served) -> None:
+    for text in ('{"a": [1, 2]}, ' * 12_000, '\\"{[:' * 20_000, "\\" * 50_001 + "{[" * 9000):
+        response = await served.http.post("/tokenize", json={"prompt": text, "return_token_strs": False})
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_long_numbers_letters_and_nesting_are_read_as_in_short_bodies(serve: Serving) -> None:
+    """Long bodies have another decoder."""
+    served = await serve()
+    pad = {"metadata": {"x": "x" * 70_000}}
+    for fields in ({}, {"seed": 2**64}, {"temperature": 1.5}, {"seed": 10**30}, {"stop": ["\u00e9", "\U0001f600"]}):
+        short, long = [await served.complete("x", **fields, **more) for more in ({}, pad)]
+        assert short.status_code == long.status_code
+        assert short.json().get("error") == long.json().get("error")

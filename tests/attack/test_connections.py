@@ -1,7 +1,6 @@
 """Clients that send without end, slowly, or nothing: what they may cost a server before their key is looked at."""
 
 import asyncio
-import json
 import tracemalloc
 from contextlib import AsyncExitStack
 
@@ -49,15 +48,14 @@ async def test_a_head_without_end_is_refused_and_not_kept(begins: bytes, piece: 
         writer.write(begins)
         tracemalloc.start()
         try:
-            flooding = asyncio.create_task(flood(writer, piece, total=12 * MIB))
+            flooding = asyncio.create_task(flood(writer, piece, total=16 * MIB))
             assert await status(reader) == 431
+            assert b"request_header_fields_too_large" in await reader.readuntil(b"}}")
             await flooding
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
         assert peak < 4 * MIB
-        told = json.loads((await ended(reader)).partition(b"\r\n\r\n")[2])
-        assert told["error"]["code"] == "request_header_fields_too_large"
 
 
 async def test_a_large_head_and_many_headers_pass_below_the_limits() -> None:

@@ -15,7 +15,6 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 import anyio
 from fastapi import APIRouter, Request, Response
@@ -26,6 +25,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.admission import ANONYMOUS
+from motet.api.body import Body, read_json
 from motet.api.failure import ErrorResponse, error_body, schema_failure, validation_failure
 from motet.api.schemas.shared import ignored_paths
 from motet.errors import OverloadedError, RequestError
@@ -44,7 +44,6 @@ MAX_NAMES = 20
 MAX_NAME_CHARS = 100
 """Limits on lines of the log with the client's own names of fields and routes."""
 
-Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 Write = Callable[[bytes], Awaitable[None] | None]  # at least one byte; what it returns is awaited before there are more
 WRITE_EXTENSION = "motet.write"
@@ -121,14 +120,13 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
         try:
             if not _JSON_TYPE.match(request.headers.get("content-type", "")):
                 raise ValueError("the content type is not JSON's")
-            given = json.loads(await body_of(request))
-            body = schema.model_validate(given)
+            body = await read_json(await body_of(request), schema)
         except ValidationError as error:
             raise schema_failure(error) from error
         except (ValueError, RecursionError) as error:  # the body is no JSON
             raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
         if log.isEnabledFor(logging.DEBUG):
-            _log_ignored(given, body, request=request)
+            _log_ignored(json.loads(await body_of(request)), body, request=request)
         response = await answer(body, request)
         drop_body(request)
         return response

@@ -1,11 +1,14 @@
 """What is served: `GET /v1/models`, `GET /v1/models/{id}`, and the tokenizers behind `/tokenize`, `/detokenize`."""
 
-from fastapi import APIRouter, Response
+from functools import partial
+
+from anyio import to_thread
+from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import json_response
-from motet.api.caller import new_router
+from motet.api.caller import PostRoute, new_router, with_body
 from motet.api.failure import invalid_value
-from motet.api.plan import chat_prompt, text_prompt
+from motet.api.plan import LONG_TEXT, chat_prompt, text_prompt
 from motet.api.schemas.completions import DetokenizeBody, TokenizeBody
 from motet.api.served import ServedModel, TextModel, model_named
 from motet.api.service import Service
@@ -23,8 +26,7 @@ def models_router(service: Service) -> APIRouter:
     async def get_model(model: str) -> Response:
         return json_response(_card(model_named(service.models(), model)))
 
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(body: TokenizeBody, _: Request) -> Response:
         served = service.served(body.model)
         if body.prompt is None:
             ids = await chat_prompt(served.preparer, body)
@@ -35,14 +37,16 @@ def models_router(service: Service) -> APIRouter:
         count, max_model_len = len(ids), served.info.max_model_len
         return json_response({"count": count, "max_model_len": max_model_len, "tokens": ids, "token_strs": names})
 
-    @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(body: DetokenizeBody, _: Request) -> Response:
         served = service.served(body.model)
         vocab_size = served.info.vocab_size
         if unknown := next((token for token in body.tokens if token >= vocab_size), None):
             raise invalid_value("tokens", f"token id {unknown} is outside the model's vocabulary of {vocab_size}")
-        return json_response({"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        decode = partial(served.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": decode() if len(body.tokens) < LONG_TEXT else await to_thread.run_sync(decode)})
 
+    router.routes.append(PostRoute("/tokenize", with_body(TokenizeBody, tokenize), methods=["POST"]))
+    router.routes.append(PostRoute("/detokenize", with_body(DetokenizeBody, detokenize), methods=["POST"]))
     return router
 
 

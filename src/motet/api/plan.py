@@ -38,6 +38,8 @@ MAX_ID_DIGITS = 20
 LONG_TEXT = 8192
 """Texts with more characters are tokenised, and schemas closed, in a thread; for shorter ones the way there and back
 costs more."""
+TURN_CHARS = 64
+"""A message takes as long as so many characters more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +119,13 @@ def make_plan(
         raise invalid_value("priority", f"{around.priority}; your API key may ask for {rights.least_priority} or more")
     answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
+    bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     groups = tuple(
         GenerateRequest(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
             prompt=tuple(prompt),
             choices=choice_starts(options.num_choices, seed),
-            sampling=_sampling(len(prompt), sampling, options=options),
+            sampling=_sampling(len(prompt), sampling, options=options, logit_bias=bias),
             cache_salt=rights.cache_salt + around.cache_salt,
             priority=around.priority,
             ticket=context.ticket,
@@ -163,7 +166,9 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
     )
 
 
-def _sampling(prompt_len: int, fields: SamplingFields, *, options: RouteOptions) -> SamplingParams:
+def _sampling(
+    prompt_len: int, fields: SamplingFields, *, options: RouteOptions, logit_bias: dict[int, float]
+) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
     for token in fields.stop_token_ids:
         _check_token(token, vocab_size, param=f"{options.param}stop_token_ids")
@@ -176,7 +181,7 @@ def _sampling(prompt_len: int, fields: SamplingFields, *, options: RouteOptions)
     return SamplingParams(
         max_tokens=max_tokens,
         top_k=min(max(fields.top_k, 0), vocab_size),
-        logit_bias=_logit_bias(fields.logit_bias, vocab_size, param=f"{options.param}logit_bias"),
+        logit_bias=logit_bias,
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
         logprobs=options.logprobs,
@@ -203,14 +208,13 @@ def _check_token(token: int, vocab_size: int, *, param: str) -> None:
 
 
 async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
-    messages = [message.for_template() for message in chat.messages]
     tools = [] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools]
-    num_chars = sum(len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
+    num_chars = sum(TURN_CHARS + len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
     template_kwargs = _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs
 
     def rendered() -> list[int]:
         text = preparer.template.render(
-            messages,
+            [message.for_template() for message in chat.messages],
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
             tools=tools,

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
+from anyio import to_thread
 from fastapi import Request, Response
 from pydantic import ConfigDict, Field, ValidationError
 
 from motet.api.admission import Place
 from motet.api.answer import AnswerWriter, EventWriter, GeneratedResponse, head_json
+from motet.api.body import SHORT_BYTES, check_counts
 from motet.api.caller import Handler, body_of, caller_of
 from motet.api.collect import chat_usage_json
 from motet.api.failure import schema_failure
@@ -43,7 +45,8 @@ def text_models_first(service: Service, path: TextRoute, *, ours: Handler) -> Ha
         models = service.models()
         if not any(isinstance(model, TextModel) for model in models.values()):
             return await ours(request)
-        fields, name = _read(await body_of(request))
+        body = await body_of(request)
+        fields, name = _read(body) if len(body) <= SHORT_BYTES else await to_thread.run_sync(_read, body)
         model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
         if fields is None or not isinstance(model, TextModel):
             return await ours(request)
@@ -104,7 +107,9 @@ def check_fields(fields: Fields) -> UpstreamFields:
 
 
 def _read(body: bytes) -> tuple[Fields | None, str | None]:
-    """Returns the fields (None if the body is no JSON object), and the `model` that it names, if any."""
+    """Returns the fields (None if the body is no JSON object), and the `model` that it names, if any. Raises
+    RequestError for a body of too many parts."""
+    check_counts(body)
     fields = None
     try:
         fields = msgspec.json.decode(body, type=Fields)

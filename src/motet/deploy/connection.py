@@ -11,6 +11,7 @@ more are served: the routes that tell the server's health answer there, and ever
 
 import asyncio
 import http
+import logging
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from motet.api.failure import error_json
 from motet.api.gate import OPEN_ROUTES
 from motet.config import ServerConfig
 from motet.errors import OverloadedError, RequestError
+
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's head, or of what stands between two pieces of its body; proxies stop at a quarter of it."""
@@ -45,6 +48,13 @@ class ConnectionLimits:
     stalled_s: float = STALLED_S
     waiting: dict["Connection", None] = field(default_factory=dict)
     """The one that has waited longest is the first."""
+    silent_until: float = 0.0
+    """The loop's time from which a line may say again that there are as many as may be."""
+
+    def tell_full(self, now: float) -> None:
+        if now >= self.silent_until:
+            self.silent_until = now + 60.0
+            log.warning("%d connections are open, as many as there may be (--max-connections)", self.max_connections)
 
 
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
@@ -80,8 +90,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         limits = self._limits
-        if len(self.connections) > limits.max_connections and limits.waiting:
-            next(iter(limits.waiting)).displace()
+        if len(self.connections) > limits.max_connections:
+            limits.tell_full(self.loop.time())
+            if limits.waiting:
+                next(iter(limits.waiting)).displace()
         limits.waiting[self] = None
         if len(self.connections) > limits.max_connections + RESERVE:
             transport.abort()
@@ -144,8 +156,8 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Uvicorn calls it for whatever the parser does not take."""
-        if self._answering:
-            self.transport.abort()  # words would stand in the middle of an answer
+        if self._answering or self.transport.is_closing():
+            self.transport.abort()  # words would stand in the middle of an answer, or after its end
             return
         error = self._refusal or RequestError(msg)
         body, again = error_json(error), b"retry-after: 1\r\n" if error.retry_after_s else b""
@@ -203,7 +215,9 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        return self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        """True if bytes of an answer are on their way, or another's turn comes before that of the last request."""
+        cycle = self.cycle
+        return bool(self.pipeline) or (cycle is not None and cycle.response_started and not cycle.response_complete)
 
     def _stop_stalled(self) -> None:
         if self._stalled is not None:

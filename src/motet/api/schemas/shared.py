@@ -15,12 +15,21 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     PlainValidator,
     create_model,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
-from motet.api.failure import Misfit, invalid_type, invalid_value, missing_parameter, unsupported_parameter
+from motet.api.failure import (
+    Misfit,
+    invalid_type,
+    invalid_value,
+    missing_parameter,
+    unknown_parameter,
+    unsupported_parameter,
+)
 from motet.errors import RequestError
 from motet.types import AS_ASKED, SAMPLING_FIELDS, Grammar, GrammarKind, SamplingParams
 
@@ -30,8 +39,27 @@ IGNORED_FIELDS = frozenset({"user", "metadata", "service_tier", "prompt_cache_ke
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 16_384
+MAX_FIELDS = 256
+"""More than any schema has: an object with more has unknown ones, and is not read to its end."""
 
 T = TypeVar("T")
+
+
+def _failing_fast(core: CoreSchema) -> CoreSchema:
+    """Makes lists stop at their first error, the only one that is told: a list may have millions."""
+    parts: list[object] = [core]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if part.get("type") == "list":
+                part["fail_fast"] = True
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+    return core
 
 
 class Schema(BaseModel):
@@ -47,11 +75,17 @@ class Schema(BaseModel):
     advice: ClassVar[Mapping[str, str]] = {}
     """The end of the error for such a field, if naming the accepted values is not enough."""
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _failing_fast(handler(source))
+
     @model_validator(mode="before")
     @classmethod
     def drop_what_asks_for_nothing(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
+        if len(data) > MAX_FIELDS:
+            raise Misfit(unknown_parameter, next(name for name in data if name not in cls.model_fields))
         return {name: value for name, value in data.items() if value is not None and not cls._asks_nothing(name, value)}
 
     @classmethod
@@ -89,7 +123,7 @@ def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[st
 
 
 StopStrings = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     Field(max_length=MAX_STOP_STRINGS),
 ]
@@ -162,17 +196,25 @@ else:
     """The fields of `SamplingParams` that requests have under the same name and with the same meaning."""
 
 
+def _check_biases(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise Misfit(invalid_value, None, f"it may have {MAX_BIASES} tokens, and has {len(value)}")
+    return value
+
+
 class SamplingFields(DrawingFields):
     """How choices are drawn and where they end; the same names on every route that generates."""
 
     n: int = Field(1, ge=1)
     top_k: int = Field(0, ge=-1)
     """-1 and 0: off."""
-    logit_bias: dict[str, Annotated[float, in_range("logit_bias", ...)]] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[str, Annotated[float, in_range("logit_bias", ...)]], BeforeValidator(_check_biases)] = (
+        Field(default_factory=dict)
+    )
     """Token id, as a JSON key -> the number that is added to its logit."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     stop: StopStrings = Field(default_factory=list)
-    stop_token_ids: list[TokenId] = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
     min_tokens: int = Field(0, ge=0)
     max_tokens: int | None = Field(None, ge=1)
     include_stop_str_in_output: bool = False

@@ -1,4 +1,9 @@
-from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenCounts
+from collections.abc import ItemsView
+
+import torch
+
+from motet.engines.native.sample.edits import apply_edits
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenBias, TokenCounts
 from motet.types import SamplingParams
 
 
@@ -73,3 +78,33 @@ def test_ending_tokens_are_forbidden_until_min_tokens_are_written() -> None:
 def test_with_ignore_eos_only_the_stop_tokens_are_forbidden() -> None:
     params = SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(8,), ignore_eos=True)
     assert choice(params).forbidden_ids() == (8,)
+
+
+class Biases(dict[int, float]):
+    """Counts how often somebody goes through them."""
+
+    looked = 0
+
+    def items(self) -> ItemsView[int, float]:  # type: ignore[override]
+        self.looked += 1
+        return super().items()
+
+
+def test_choices_of_a_group_go_through_its_biases_once_and_change_no_other_bit() -> None:
+    biases = Biases({token_id: 0.1 * token_id for token_id in range(3, 100)} | {400: 9.0})
+    params, plain = SamplingParams(max_tokens=9, logit_bias=biases), choice(SamplingParams(max_tokens=9))
+    shared = TokenBias(biases)
+    one, other = (
+        ChoiceSampling(params, seed=seed, prompt=PromptTokens(()), eos_token_ids=(), bias=shared) for seed in (1, 2)
+    )
+    for states in ([one, other], [one, plain, other], [plain, other]):
+        x = torch.randn(len(states), 320)
+        x[:, :3] = torch.tensor([-0.0, 0.0, -torch.inf])
+        x[:, 5] = -torch.inf
+        expected = x.clone()
+        for lane, state in enumerate(states):
+            for token_id in range(3, 100) if state is not plain else ():
+                expected[lane, token_id] += torch.tensor(biases[token_id], dtype=torch.float32)
+        apply_edits(x, states, vocab_size=300)
+        assert torch.equal(x.view(torch.int32), expected.view(torch.int32))
+    assert biases.looked == 1

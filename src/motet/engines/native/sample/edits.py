@@ -1,7 +1,7 @@
 """Changes the logits of a choice before a token is drawn: its grammar's mask (`Masks`), then forbidden tokens, bias and
 penalties (`apply_edits`), in this order, in the memory of `LogitsScratch`.
 
-Each edit after the mask touches a few tokens, so they are gathered, changed and put back, without a pass over the
+Forbidden tokens and penalties touch a few tokens, so they are gathered, changed and put back, without a pass over the
 vocabulary. The mask also removes tokens that may not end a choice with a grammar.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from motet.engines.native.sample.candidates import BLOCK
 from motet.engines.native.sample.lanes import uploaded, uploaded_ids
-from motet.engines.native.sample.state import ChoiceSampling
+from motet.engines.native.sample.state import ChoiceSampling, TokenBias
 from motet.grammar.compiled import fill_masks, mask_words
 
 
@@ -41,16 +41,17 @@ def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: in
 
 
 def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
-    entries = [
-        (lane, token_id, bias)
-        for lane, state in enumerate(states)
-        for token_id, bias in state.params.logit_bias.items()
-        if token_id < vocab_size
-    ]
-    if entries:
-        lanes, ids, bias = uploaded(np.array(entries, np.float64), x.device).unbind(1)
-        lanes, ids = lanes.long(), ids.long()
-        x[lanes, ids] = x[lanes, ids] + bias.float()
+    """Adds one row for each group: its entries, which may be most of the vocabulary, are gone through once."""
+    lanes_of: dict[TokenBias, list[int]] = {}
+    for lane, state in enumerate(states):
+        if state.bias:
+            lanes_of.setdefault(state.bias, []).append(lane)
+    for bias, lanes in lanes_of.items():
+        row = bias.row(x.shape[1], x.device, vocab_size=vocab_size)
+        if len(lanes) == len(x):
+            x.add_(row)
+        else:
+            x.index_add_(0, uploaded_ids(lanes, x.device), row.expand(len(lanes), -1))
 
 
 def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:

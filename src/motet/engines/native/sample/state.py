@@ -4,11 +4,12 @@ A sequence owns its `ChoiceSampling`, appends each token it writes, and drops it
 builds it again from the tokens written so far and goes on as if it had never stopped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from motet.errors import GrammarError
 from motet.grammar.compiled import Matcher
@@ -34,6 +35,27 @@ class PromptTokens:
         return np.fromiter(self.slots, np.int64, len(self.slots))
 
 
+class TokenBias:
+    """The biases of tokens, as a row that is added to logits: made when a choice first needs it, and shared by all
+    choices of a group."""
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._bias = bias
+        self._row: torch.Tensor | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._bias)
+
+    def row(self, width: int, device: torch.device, *, vocab_size: int) -> torch.Tensor:
+        """Returns [width] float32 on the device, the same at each call. Ids from `vocab_size` are passed over."""
+        if self._row is None:
+            row = torch.full((width,), -0.0)  # adding it leaves every bit, also of 0 and -0
+            known = {token_id: bias for token_id, bias in self._bias.items() if token_id < vocab_size}
+            row[list(known)] = torch.tensor(list(known.values()), dtype=torch.float32)
+            self._row = row.to(device)
+        return self._row
+
+
 class ChoiceSampling:
     """Parameters, seed and past of one choice, as far as its next token depends on them."""
 
@@ -46,9 +68,12 @@ class ChoiceSampling:
         eos_token_ids: tuple[int, ...],
         written: Sequence[int] = (),
         matcher: Matcher | None = None,
+        bias: TokenBias | None = None,
     ) -> None:
-        """`matcher`: the choice's position in its grammar; only this choice uses it from now on."""
+        """`matcher`: the choice's position in its grammar; only this choice uses it from now on. `bias`: that of
+        `params`, if the choices of a group share it."""
         self.params = params
+        self.bias = bias or TokenBias(params.logit_bias)
         self.seed = seed
         self.num_written = len(written)
         self.counts: TokenCounts | None = None

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from motet.block_names import BlockName, block_names
 from motet.engines.native.compiling import matchers_of
-from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenBias
 from motet.grammar.compiled import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
@@ -157,7 +157,7 @@ class GroupMaker:
         if matchers is None:
             matchers = matchers_of(self._grammars, request)
         group = Group(request, arrival, self._names(request))
-        prompt = PromptTokens(request.prompt)
+        prompt, bias = PromptTokens(request.prompt), TokenBias(request.sampling.logit_bias)
         sequences = []
         for starts in _shared_starts(request):
             sampling = ChoiceSampling(
@@ -167,6 +167,7 @@ class GroupMaker:
                 eos_token_ids=self._eos_token_ids,
                 written=starts[0].written,
                 matcher=matchers.get(starts[0].index),
+                bias=bias,
             )
             sequences.append(Sequence(group, [start.index for start in starts], sampling, list(starts[0].written)))
         group.sequences = sorted(sequences, key=lambda sequence: sequence.rank)

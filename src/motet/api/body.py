@@ -1,0 +1,103 @@
+"""How the JSON of a request becomes an object of its schema, without holding up the streams of others.
+
+    1. count    objects, arrays and members, before any of them is made: what a schema costs grows with them
+    2. decode   json for short bodies; msgspec, several times as fast, for long ones
+    3. check    the schema; for a long body in a thread, one body after the other, in which Python lets others in
+
+A token id, a number and a letter are cheap, so they are bounded by the size of the body alone.
+"""
+
+import json
+import re
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from anyio import to_thread
+from anyio.lowlevel import RunVar
+from pydantic import BaseModel
+
+from motet.api.failure import invalid_value
+from motet.errors import RequestError
+
+Body = TypeVar("Body", bound=BaseModel)
+Marks = npt.NDArray[np.bool_]
+
+MAX_CONTAINERS = 10_000
+"""Objects and arrays: 2000 turns with a call each, and 128 tools. A schema takes 20 to 40 us for one."""
+MAX_MEMBERS = 40_000
+"""Names in objects, four for each of these."""
+MAX_STRINGS = 100_000
+"""Names too."""
+MAX_VALUES = 1_000_000
+"""The token ids of 256 prompts of 3900 tokens. A string costs several times as much as a number."""
+SHORT_BYTES = 64 * 1024
+SHORT_CONTAINERS = 100
+"""Up to 2 to 4 ms of work, less than a thread delays the streams."""
+
+_LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
+"""By the mark that follows, or ends, each: the number that a body may have, and the name."""
+
+_READING: RunVar[anyio.CapacityLimiter] = RunVar("reading")
+
+_NAME = re.compile(rb'"([^"]*)"\s*$')
+
+
+async def read_json(raw: bytes, schema: type[Body]) -> Body:
+    """Raises ValidationError; RequestError for too many parts; ValueError and RecursionError if it is no JSON."""
+    if len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS:
+        return schema.model_validate(json.loads(raw))
+    return await to_thread.run_sync(partial(_read_long, raw, schema), limiter=_one_at_a_time())
+
+
+def _one_at_a_time() -> anyio.CapacityLimiter:
+    """Returns the event loop's own limiter."""
+    try:
+        return _READING.get()
+    except LookupError:
+        _READING.set(limiter := anyio.CapacityLimiter(1))
+        return limiter
+
+
+def _read_long(raw: bytes, schema: type[Body]) -> Body:
+    check_counts(raw)
+    return schema.model_validate(json.loads(raw) if len(raw) <= SHORT_BYTES else msgspec.json.decode(raw))
+
+
+def check_counts(raw: bytes) -> None:
+    """Raises RequestError for more objects, arrays or members than a request may have, naming the field with them."""
+    num_containers = raw.count(b"{") + raw.count(b"[")
+    if num_containers <= MAX_CONTAINERS and all(raw.count(mark) <= most for mark, (most, _) in _LIMITS.items()):
+        return
+    # The counts above have what stands in strings too.
+    text = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    letters = np.frombuffer(text, np.uint8)
+    quotes = letters == ord('"')
+    outside = ~np.logical_xor.accumulate(quotes)
+    opening = outside & ((letters == ord("{")) | (letters == ord("[")))
+    found = {mark: outside & (letters == ord(mark)) for mark in _LIMITS}
+    for marks, (most, what) in [
+        (opening, (MAX_CONTAINERS, "objects and arrays")),
+        *((found[m], _LIMITS[m]) for m in found),
+    ]:
+        places = np.flatnonzero(marks)
+        if len(places) > most:
+            field = _field_at(text, int(places[most]), outside=outside, opening=opening, members=found[b":"])
+            raise _too_many(field, f"the body may have {most} {what}")
+
+
+def _too_many(field: str, why: str) -> RequestError:
+    return invalid_value(field, why) if field else RequestError(f"Invalid body: {why}.", code="invalid_value")
+
+
+def _field_at(text: bytes, place: int, *, outside: Marks, opening: Marks, members: Marks) -> str:
+    """Returns the name of the body's field that has the letter at `place`; empty if it is in none."""
+    letters = np.frombuffer(text, np.uint8)[: place + 1]
+    closing = outside[: place + 1] & ((letters == ord("}")) | (letters == ord("]")))
+    depth = np.cumsum(opening[: place + 1].astype(np.int32) - closing.astype(np.int32))
+    names = np.flatnonzero(members[: place + 1] & (depth == 1))
+    found = _NAME.search(text[max(0, int(names[-1]) - 200) : int(names[-1])]) if len(names) else None
+    return found[1].decode(errors="replace") if found else ""
