@@ -93,5 +93,6 @@ def test_a_schema_stays_open_where_it_would_become_too_wide_or_too_long() -> Non
     """Beyond these limits it would be refused, and open it is not."""
     wide = {"allOf": [obj(**{f"{letter}{n}": {} for n in range(250)}) for letter in "ab"]}
     parts = [obj(**{f"{n:02}" + "x" * 4_000: {}}) for n in range(40)]
-    for schema in (wide, {"allOf": parts}, {"allOf": [{"properties": {}}] * MAX_WORK}):
+    large: list[Schema] = [wide, {"allOf": parts}, {"allOf": [{"properties": {}}] * MAX_WORK}]
+    for schema in large:
         assert json.loads(closed_source(json.dumps(schema))) == schema
