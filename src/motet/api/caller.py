@@ -37,7 +37,7 @@ HEADER = "x-request-id"
 SESSION_HEADER = "x-session-id"
 CLIENT_GONE = 499
 """nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
-OPEN_ROUTES = frozenset({"/health", "/ready", "/version"})
+OPEN_ROUTES = frozenset({"/health", "/ping", "/ready", "/version"})
 NO_KEY = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
     "(i.e. Authorization: Bearer YOUR_KEY)."
