@@ -247,8 +247,6 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
         "background": (False,),
         "context_management": ([],),
         "n": (1,),
-        "prompt_cache_retention": ("in_memory",),
-        "store": (False,),
         "truncation": ("disabled",),
     }
     advice: ClassVar[Mapping[str, str]] = {
@@ -258,7 +256,6 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
         "n": "a response is one answer; /v1/chat/completions gives n choices of one prompt",
         "previous_response_id": NOT_KEPT,
         "prompt": "this server keeps no prompts; send it in 'input' and 'instructions'",
-        "store": "this server keeps no responses; leave it out, or send false",
         "truncation": "an input that is too long is refused; leave it out, or send 'disabled'",
     }
 
