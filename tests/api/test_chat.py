@@ -58,7 +58,7 @@ NULL_FORMS = ("response_format", "structured_outputs")
         {"user": "me", "metadata": {"a": "b"}, "service_tier": "auto", "prompt_cache_key": "k"},
         {"safety_identifier": "s", "stream": True, "stream_options": {"include_obfuscation": False}},
         {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"}},
-        {"modalities": ["text"], "store": False},
+        {"modalities": ["text"], "store": True, "prompt_cache_retention": "24h"},
     ],
     ids=["none", "nulls", "ignored", "ignored of a stream", "tools at their default", "others at their default"],
 )

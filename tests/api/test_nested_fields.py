@@ -89,7 +89,6 @@ OWN: dict[str, list[tuple[str, Any]]] = {
     RESPONSES: [
         ("input[0].content[0].text", None),
         ("input[1].encrypted_content", "x"),
-        ("input[2].namespace", "x"),
         ("input[2].caller", {}),
         ("tools[0].async", True),
         ("tools[0].output_schema", {}),

@@ -139,12 +139,15 @@ async def test_ignored_fields_are_accepted(served: Served) -> None:
         prompt_cache_key="k",
         safety_identifier="s",
         max_tool_calls=3,
+        store=True,
+        prompt_cache_retention="24h",
         background=False,
         include=["reasoning.encrypted_content"],
         previous_response_id=None,
         n=1,
     )
     assert response.status_code == 200, response.text
+    assert response.json()["store"] is False
 
 
 async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:

@@ -19,6 +19,7 @@ from tests.api.serving import Served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 A, B = ({"type": "function", "name": name} for name in "ab")
+GROUP, CUSTOM = {"type": "namespace", "name": "g"}, {"type": "custom", "name": "c"}
 SECTION = PAGE.partition("\n## Responses\n")[2].partition("\n## ")[0]
 
 
@@ -61,7 +62,6 @@ async def test_no_response_is_stored(served: Served, method: str, path: str) -> 
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
@@ -81,6 +81,11 @@ async def test_no_response_is_stored(served: Served, method: str, path: str) -> 
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
+        ({"tools": [{**GROUP, "tools": [A, CUSTOM]}], "tool_choice": "required"}, "tools[0].tools[1].type"),
+        ({"tools": [CUSTOM, {**GROUP, "tools": [A, {"type": "function"}]}]}, "tools[1].tools[1].name"),
+        ({"tools": [CUSTOM, {**GROUP, "tools": [A, {**A, "name": "no good"}]}]}, "tools[1].tools[1].name"),
+        ({"tools": [{"type": "unheard_of"}]}, "tools[0].type"),
         ({"tool_choice": {"name": "a"}}, "tool_choice.type"),
         ({"tool_choice": 5}, "tool_choice"),
         ({"tools": [A], "tool_choice": {"type": "auto", "name": "a"}}, "tool_choice.name"),

@@ -130,6 +130,46 @@ async def test_a_required_tool_constrains_the_answer_as_in_a_chat(serve_tools: C
     assert of_response.sampling.grammar is not None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_function_of_a_namespace_is_called_and_goes_back_under_its_own_name(
+    serve_tools: CallingServing, stream: bool
+) -> None:
+    """Codex sends the tools of an MCP server so; the fields around them are those of its requests."""
+    served = await serve_tools(saying(called("mcp__map__get_weather", '{"city": "Paris"}')))
+    tools = [
+        {"type": "web_search", "external_web_access": True},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+        {"type": "namespace", "name": "mcp__map", "description": "Maps.", "tools": [FLAT_WEATHER, FLAT_TIME]},
+        FLAT_TIME,
+    ]
+    codex = {"tools": tools, "tool_choice": "auto", "store": False, "client_metadata": {"x-installation-id": "1"}}
+    user = {"role": "user", "content": "hi"}
+    answer = await ask(served, [user], stream=stream, **codex)
+    response = final(streamed(answer)) if stream else whole(answer)
+    (call,) = calls(response)
+    assert (call.namespace, call.name) == ("mcp__map", "get_weather")
+    assert [tool.type for tool in response.tools] == ["namespace", "function"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    whole(await ask(served, [user, *response.model_dump(mode="json")["output"], output], **codex))
+    prompts = [serve_tools.tokenizer.decode(request.prompt) for request in served.engine.requests]
+    assert all("mcp__map__get_time" in prompt and "apply_patch" not in prompt for prompt in prompts)
+    assert prompts[1].count("mcp__map__get_weather") == prompts[0].count("mcp__map__get_weather") + 1
+
+
+async def test_a_function_of_a_namespace_may_be_chosen(
+    serve_tools: CallingServing, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "motet.api")
+    served = await serve_tools(saying(called("map__get_weather", '{"city": "Paris"}')))
+    tools = [{"type": "namespace", "name": "map", "tools": [FLAT_WEATHER]}, {"type": "web_search"}]
+    choice = {"type": "function", "namespace": "map", "name": "get_weather"}
+    response = await ask(served, tools=tools, tool_choice=choice)
+    assert response.status_code == 200, response.text
+    assert served.engine.requests[0].sampling.grammar is not None
+    (record,) = [record for record in caplog.records if record.msg == "built-in tools are left out"]
+    assert vars(record)["fields"]["types"] == ["web_search"]
+
+
 async def test_arguments_of_a_pydantic_tool_are_parsed_by_the_client(serve_tools: CallingServing) -> None:
     class Weather(BaseModel):
         city: str

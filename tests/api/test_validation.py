@@ -64,7 +64,6 @@ pytestmark = pytest.mark.anyio
         ("parallel_tool_calls", "no", "invalid_type"),
         ("include_reasoning", 1, "invalid_type"),
         ("separate_reasoning", "no", "invalid_type"),
-        ("store", True, "unsupported_parameter"),
         ("modalities", ["text", "audio"], "unsupported_parameter"),
         ("kv_transfer_params", {}, "unsupported_parameter"),
         ("echo", True, "unsupported_parameter"),

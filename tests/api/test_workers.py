@@ -149,7 +149,9 @@ async def test_figures_of_other_servers_are_not_published_here(serve: Serving) -
 
 
 async def health(served: Served) -> tuple[int, int]:
-    responses = [await served.http.get(path) for path in ("/health", "/ready")]
+    responses = [await served.http.get(path) for path in ("/health", "/ready", "/ping")]
+    responses.append(await served.http.post("/ping"))
+    assert {response.status_code for response in responses[2:]} == {responses[0].status_code}
     assert all(r.json()["error"]["code"] == "engine_died" for r in responses if r.status_code != 200)
     return responses[0].status_code, responses[1].status_code
 

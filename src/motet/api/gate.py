@@ -1,7 +1,7 @@
 """Who may come in: `Gate`, the layer that every request passes before its body is read.
 
     routes                        opened by                              without such a key
-    /health, /ready, /version     nothing
+    OPEN_ROUTES                   nothing
     /engine                       the worker key, and no other           local callers
     /drain, /workers              the admin key, else an API key         local callers
     all others                    an API key                             everybody
@@ -30,7 +30,7 @@ from motet.engines.wire import WORKER_KEY_CODE
 from motet.errors import ForbiddenError, RequestError, UnauthorizedError
 from motet.transfer.ticket import is_loopback
 
-OPEN_ROUTES = frozenset({"/health", "/ready", "/version"})
+OPEN_ROUTES = frozenset({"/health", "/ping", "/ready", "/version"})
 OPERATORS = ("/drain", "/workers")
 WORKERS = ("/engine",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

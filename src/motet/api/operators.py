@@ -42,6 +42,7 @@ def admin_router(service: Service) -> APIRouter:
     motet_version = version("motet")
 
     @router.get("/health")
+    @router.api_route("/ping", methods=["GET", "POST"])  # as SageMaker asks
     async def health() -> Response:
         """Answers 200 while an engine lives or starts again, draining or not. A gateway always does."""
         workers = await _needed(service)

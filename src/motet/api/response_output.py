@@ -10,7 +10,7 @@ so they cannot differ. The events of an item:
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -118,12 +118,14 @@ class OpenItem:
 class ResponseOutput:
     """Feed it the events of the choice."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, *, chat: ChatRequest) -> None:
-        """`name`: part of the ids of all items, so that no other Response has them."""
+    def __init__(self, name: str, tokenizer: Tokenizer, *, chat: ChatRequest, origins: Mapping[str, Members]) -> None:
+        """`name`: part of the ids of all items, so that no other Response has them. `origins`: the name and the
+        namespace of functions of namespaces, by the name that the model calls."""
         self.finish: FinishReason | None = None
         self._name = name
         self._tokenizer = tokenizer
         self._chat = chat
+        self._origins = origins
         self._logprobs = PartLogprobs()
         self._done: list[Members] = []
         self._open: OpenItem | None = None
@@ -152,7 +154,7 @@ class ResponseOutput:
             case Content(text):
                 return self._write(text, MESSAGE, constant={"role": "assistant"}, logprobs=self._taken(text))
             case ToolCallBegin():
-                return self._begin(CALL, {"call_id": part.id, "name": part.name})
+                return self._begin(CALL, {"call_id": part.id, **self._origins.get(part.name, {"name": part.name})})
             case ToolCallArguments(_, text):
                 if self._open is None or self._open.kind is not CALL:
                     raise ValueError(f"arguments of call {part.number} come outside of a call")

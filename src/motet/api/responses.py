@@ -9,8 +9,9 @@ Errors of the chat name the field as it is called in the request. The text of th
 (`response_output`); the rest of a Response repeats the request.
 """
 
+import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -28,12 +29,17 @@ from motet.api.response_output import INCOMPLETE, Members, ResponseEvent, Respon
 from motet.api.schemas.chat import ChatRequest, joined
 from motet.api.schemas.responses import (
     NOT_KEPT,
+    BuiltInTool,
     CallInput,
     CallOutputInput,
+    FunctionTool,
     InputItem,
     MessageInput,
+    NamespaceTool,
+    PlacedTool,
     ReasoningInput,
     ResponsesRequest,
+    told_name,
 )
 from motet.api.schemas.shared import GeneratingFields, StructuredFields
 from motet.api.service import Service
@@ -41,6 +47,8 @@ from motet.errors import NotFoundError, RequestError
 from motet.text.group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, Usage
+
+log = logging.getLogger("motet.api")
 
 ID_PREFIX = "resp_"
 FEW_ITEMS = 50
@@ -59,13 +67,17 @@ def responses_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        with in_its_own_words():
+        with in_its_own_words(body):
             chat = chat_request(body) if len(body.input) <= FEW_ITEMS else await to_thread.run_sync(chat_request, body)
-            async with request_context(service, chat, caller=caller_of(request), num_choices=1) as context:
+            caller = caller_of(request)
+            if left_out := {tool.type for _, _, tool in body.placed_tools() if isinstance(tool, BuiltInTool)}:
+                told = {"request_id": caller.trace, "types": sorted(left_out)}
+                log.info("built-in tools are left out", extra={"fields": told})
+            async with request_context(service, chat, caller=caller, num_choices=1) as context:
                 echo = echo_json(body)
                 plan = await plan_chat(service, chat, context=context, prefix=ID_PREFIX, prompt_param="input")
                 kind = ResponseEvents if body.stream else ResponseBody
-                writer = kind(plan.head, echo, tokenizer=plan.served.tokenizer, chat=chat)
+                writer = kind(plan.head, echo, tokenizer=plan.served.tokenizer, chat=chat, origins=origins(body))
                 return answer_plan(service, plan, writer=writer)
 
     router.routes.append(PostRoute("/v1/responses", with_body(ResponsesRequest, responses), methods=["POST"]))
@@ -93,7 +105,6 @@ NAMES: Sequence[tuple[re.Pattern[str], str]] = [
     for pattern, name in (
         (r"messages.*", "input"),
         (r"max_(completion_)?tokens", "max_output_tokens"),
-        (r"tools\[(\d+)\]\.function", r"tools[\1]"),
         (r"tool_choice\.function", "tool_choice"),
         (r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.function", r"tool_choice.tools[\1]"),
         (r"tool_choice\.allowed_tools", "tool_choice"),
@@ -112,7 +123,8 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     fields["reasoning_effort"] = body.reasoning.effort
     fields["logprobs"], fields["top_logprobs"] = body.logprobs, body.top_logprobs
     fields["tools"] = [
-        {"type": tool.type, "function": tool.model_dump(exclude={"type"}, exclude_unset=True)} for tool in body.tools
+        {"type": tool.type, "function": {**tool.model_dump(exclude={"type"}, exclude_unset=True), "name": name}}
+        for name, (_, _, tool) in _functions(body)
     ]
     fields["tool_choice"] = _nested(body.tool_choice)
     if (form := body.text.format) is not None:
@@ -122,15 +134,33 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     return ChatRequest.model_validate(fields)
 
 
+def _functions(body: ResponsesRequest) -> list[tuple[str, PlacedTool]]:
+    """Returns the functions that the chat behind the Response has, each with its name there."""
+    return [
+        (told_name(placed.tool.name, placed.namespace), placed)
+        for placed in body.placed_tools()
+        if isinstance(placed.tool, FunctionTool)
+    ]
+
+
+def origins(body: ResponsesRequest) -> Mapping[str, Members]:
+    """Returns the name and the namespace of each function that has one, by its name in the chat."""
+    return {
+        name: {"name": placed.tool.name, "namespace": placed.namespace}
+        for name, placed in _functions(body)
+        if placed.namespace is not None and isinstance(placed.tool, FunctionTool)
+    }
+
+
 @contextmanager
-def in_its_own_words() -> Iterator[None]:
+def in_its_own_words(body: ResponsesRequest) -> Iterator[None]:
     """Makes errors of the chat behind a Response name the fields of the Response."""
     try:
         yield
     except ValidationError as error:
-        raise _renamed(schema_failure(error)) from error
+        raise _renamed(schema_failure(error), body) from error
     except RequestError as error:
-        raise _renamed(error) from error
+        raise _renamed(error, body) from error
 
 
 def messages(instructions: str | None, items: Sequence[InputItem]) -> list[Members]:
@@ -148,7 +178,7 @@ def messages(instructions: str | None, items: Sequence[InputItem]) -> list[Membe
                 turn = _own_turn(turns, before=("reasoning_content", "content", "tool_calls"))
                 calls = turn.setdefault("tool_calls", [])
                 assert isinstance(calls, list)  # as it was set here
-                function = {"name": item.name, "arguments": item.arguments}
+                function = {"name": told_name(item.name, item.namespace), "arguments": item.arguments}
                 calls.append({"id": item.call_id, "type": "function", "function": function})
             case CallOutputInput():
                 turns.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
@@ -167,15 +197,19 @@ def _nested(flat: object, types: Sequence[str] = ("function", "allowed_tools")) 
     if not isinstance(flat, dict) or flat.get("type") not in types:
         return flat
     inside = {name: value for name, value in flat.items() if name != "type"}
+    if isinstance(name := inside.get("name"), str) and isinstance(inside.get("namespace"), str):
+        inside["name"] = told_name(name, str(inside.pop("namespace")))
     if flat["type"] == "allowed_tools" and isinstance(tools := inside.get("tools"), list):
         inside["tools"] = [_nested(tool, ("function",)) for tool in tools]
     return {"type": flat["type"], flat["type"]: inside}
 
 
-def _renamed(error: RequestError) -> RequestError:
+def _renamed(error: RequestError, body: ResponsesRequest) -> RequestError:
     if error.param is None:
         return error
-    for pattern, name in NAMES:
+    places = [placed.param for _, placed in _functions(body)]
+    of_tools = [(re.compile(rf"tools\[{number}\]\.function"), place) for number, place in enumerate(places)]
+    for pattern, name in (*of_tools, *NAMES):
         found = pattern.match(error.param)
         if found is not None:
             param = found.expand(name) + error.param[found.end() :]
@@ -192,11 +226,19 @@ class ResponseBody(GroupsWriter):
     content_type = "application/json"
     streams = False
 
-    def __init__(self, head: Head, echo: bytes, *, tokenizer: Tokenizer, chat: ChatRequest) -> None:
-        """`echo`: the members of the request that the Response repeats, a JSON object."""
+    def __init__(
+        self,
+        head: Head,
+        echo: bytes,
+        *,
+        tokenizer: Tokenizer,
+        chat: ChatRequest,
+        origins: Mapping[str, Members] | None = None,
+    ) -> None:
+        """`echo`: the members of the request that the Response repeats, a JSON object. `origins`: see `origins`."""
         self._head = head
         self._echo = echo
-        self._output = ResponseOutput(head.id.removeprefix(ID_PREFIX), tokenizer, chat=chat)
+        self._output = ResponseOutput(head.id.removeprefix(ID_PREFIX), tokenizer, chat=chat, origins=origins or {})
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         self._feed(steps)
@@ -300,7 +342,11 @@ def echo_json(body: ResponsesRequest) -> bytes:
         "temperature": body.temperature,
         "text": {"format": text, "verbosity": body.text.verbosity},
         "tool_choice": chosen if len(chosen) > 1 else chosen["type"],
-        "tools": [tool.model_dump() for tool in body.tools],
+        "tools": [
+            tool.members() if isinstance(tool, NamespaceTool) else tool.model_dump()
+            for tool in body.tools
+            if not isinstance(tool, BuiltInTool)
+        ],
         "top_logprobs": body.top_logprobs,
         "top_p": body.top_p,
         "background": False,

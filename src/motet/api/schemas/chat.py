@@ -275,7 +275,6 @@ class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
         "functions": ([],),
         "modalities": (["text"],),
         "spaces_between_special_tokens": (True,),
-        "store": (False,),
         "use_beam_search": (False,),
         "verbosity": ("medium",),
     }

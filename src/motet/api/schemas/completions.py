@@ -53,7 +53,6 @@ class CompletionRequest(FormattedFields, GeneratingFields):
     ignored = IGNORED_FIELDS
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "spaces_between_special_tokens": (True,),
-        "store": (False,),
         "suffix": ("",),
         "use_beam_search": (False,),
     }

@@ -3,10 +3,10 @@
 The server keeps nothing of it afterwards, so fields that refer to an earlier or a later request are refused.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from motet.api.failure import Misfit, invalid_type, invalid_value, unsupported_parameter
 from motet.api.schemas.chat import MAX_TOOLS, ContentPart, as_choice, as_parts
@@ -37,10 +37,10 @@ class CallInput(OpenSchema):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"async": (False,), "caller": ({"type": "direct"},)}
-    refused = frozenset({"namespace"})
 
 
 class CallOutputInput(OpenSchema):
@@ -49,7 +49,6 @@ class CallOutputInput(OpenSchema):
     output: TextParts
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": ({"type": "direct"},)}
-    refused = frozenset({"namespace"})
 
 
 class ThoughtItem(OpenSchema):
@@ -127,6 +126,79 @@ class FunctionTool(OpenSchema):
     }
 
 
+class BuiltInTool(Schema):
+    """A tool that OpenAI runs, or one whose input is free text. This server has neither; the model hears of none."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+
+
+BUILT_IN = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use_preview",
+        "custom",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "programmatic_tool_calling",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+"""Types of tools that are left out, unless a call is required."""
+
+
+def read_inner_tool(value: object) -> FunctionTool | BuiltInTool:
+    """Reads a tool by its type, so that errors are about the fields of that type."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    form = BuiltInTool if isinstance(kind, str) and kind in BUILT_IN else FunctionTool
+    return form.model_validate(value)
+
+
+class NamespaceTool(Schema):
+    """Functions under a common name, as Codex groups those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str = ""
+    tools: list[Annotated[FunctionTool | BuiltInTool, PlainValidator(read_inner_tool)]] = Field(max_length=MAX_TOOLS)
+
+    def members(self) -> dict[str, object]:
+        """Returns the object as a Response repeats it."""
+        functions = [tool.model_dump() for tool in self.tools if isinstance(tool, FunctionTool)]
+        return {**self.model_dump(exclude={"tools"}), "tools": functions}
+
+
+AnyTool = FunctionTool | NamespaceTool | BuiltInTool
+
+
+def read_tool(value: object) -> AnyTool:
+    namespace = isinstance(value, dict) and value.get("type") == "namespace"
+    return NamespaceTool.model_validate(value) if namespace else read_inner_tool(value)
+
+
+class PlacedTool(NamedTuple):
+    """A function or a built-in tool, and where it stands."""
+
+    param: str
+    namespace: str | None
+    tool: FunctionTool | BuiltInTool
+
+
+def told_name(name: str, namespace: str | None) -> str:
+    """Returns the name by which the model knows a function, such as `crm__find` for `find` of namespace `crm`."""
+    return name if namespace is None else f"{namespace}{name if namespace.endswith('__') else f'__{name}'}"
+
+
 class TextFormat(Schema):
     """The form of the text, as a flat object; the chat's schema checks which fields belong to which type."""
 
@@ -156,14 +228,12 @@ Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"
 
 
 class ResponsesRequest(StructuredFields, GeneratingFields):
-    ignored = (IGNORED_FIELDS - {"metadata"}) | {"max_tool_calls"}
+    ignored = (IGNORED_FIELDS - {"metadata"}) | {"client_metadata", "max_tool_calls"}
     refused = OF_KEPT | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "background": (False,),
         "context_management": ([],),
         "n": (1,),
-        "prompt_cache_retention": ("in_memory",),
-        "store": (False,),
         "truncation": ("disabled",),
     }
     advice: ClassVar[Mapping[str, str]] = {
@@ -173,7 +243,6 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
         "n": "a response is one answer; /v1/chat/completions gives n choices of one prompt",
         "previous_response_id": NOT_KEPT,
         "prompt": "this server keeps no prompts; send it in 'input' and 'instructions'",
-        "store": "this server keeps no responses; leave it out, or send false",
         "truncation": "an input that is too long is refused; leave it out, or send 'disabled'",
     }
 
@@ -184,7 +253,7 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextField = TextField()
     reasoning: ReasoningField = ReasoningField()
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: list[Annotated[AnyTool, PlainValidator(read_tool)]] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Annotated[dict[str, object] | None, BeforeValidator(as_choice)] = None
     """As in a chat, whose schema checks it, but with the names one level higher."""
     parallel_tool_calls: bool = True
@@ -200,6 +269,26 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
     @property
     def logprobs(self) -> bool:
         return "message.output_text.logprobs" in self.include
+
+    def placed_tools(self) -> Iterator[PlacedTool]:
+        """Yields the tools one by one, those of namespaces too."""
+        for number, tool in enumerate(self.tools):
+            if not isinstance(tool, NamespaceTool):
+                yield PlacedTool(f"tools[{number}]", None, tool)
+                continue
+            for inner_number, inner in enumerate(tool.tools):
+                yield PlacedTool(f"tools[{number}].tools[{inner_number}]", tool.name, inner)
+
+    @model_validator(mode="after")
+    def check_built_in(self) -> Self:
+        choice = (self.tool_choice or {}).get("type")
+        if isinstance(choice, str) and choice in BUILT_IN:
+            raise Misfit(unsupported_parameter, "tool_choice.type", f"is '{choice}', and this server has no such tool")
+        for param, _, tool in self.placed_tools() if choice == "required" else ():
+            if isinstance(tool, BuiltInTool):
+                why = f"is '{tool.type}', and this server has no such tool; leave it out where a call is required"
+                raise Misfit(unsupported_parameter, f"{param}.type", why)
+        return self
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:

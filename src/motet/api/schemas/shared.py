@@ -33,7 +33,17 @@ from motet.api.failure import (
 from motet.errors import RequestError
 from motet.types import AS_ASKED, SAMPLING_FIELDS, Grammar, GrammarKind, SamplingParams
 
-IGNORED_FIELDS = frozenset({"user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"})
+IGNORED_FIELDS = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
 """Fields that OpenAI's clients send and a server of one model has no use for."""
 
 MAX_SEED = 2**64 - 1
