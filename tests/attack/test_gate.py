@@ -6,14 +6,21 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from motet.api.engine_routes import MAX_CONNECTING
-from motet.config import ServerConfig
-from motet.deploy.listen import HttpServer, listen, port_of
+from motet.config import GatewayConfig, ServerConfig
+from motet.deploy.discover import Asking
+from motet.deploy.listen import HttpServer, listen, port_of, url_of
+from motet.engines.http import server_client
 from motet.errors import EngineDiedError, EngineError, MotetError
+from motet.settings.named_worker import NamedWorker
 from motet.transfer.ticket import TransferAddress
 from tests.api.engine_asking import HEADERS, POSTS, group
 from tests.api.serving import MODEL, Served, Serving, coded
+from tests.deploy.listening import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -231,3 +238,27 @@ async def test_a_group_with_the_worker_key_is_answered(serve: Serving) -> None:
     headers = {**HEADERS, **bearer("worker")}
     answer = await served.http.post("/engine/generate", content=msgspec.msgpack.encode(group()), headers=headers)
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("code", "keys"), [("worker_key_required", [None, "Bearer ours"]), ("invalid_api_key", [None])]
+)
+async def test_a_server_gets_the_worker_key_only_after_it_has_said_that_it_is_one_of_ours(
+    code: str, keys: list[str | None]
+) -> None:
+    given: list[str | None] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if scope["path"] == "/engine":
+            given.append(headers.get("authorization"))
+        error = {"error": {"message": "no", "code": code}}
+        await JSONResponse(error, 401)(scope, receive, send)
+
+    async with serving(app) as (server, _, _), server_client() as client:
+        (listening,) = server.servers
+        url = url_of(listening.sockets[0])
+        found = Asking(config=GatewayConfig(), client=client, worker_key="ours").server(NamedWorker(url), "a")
+        with pytest.raises(EngineError):
+            await found.report()
+    assert given == keys

@@ -131,7 +131,8 @@ class Asking:
 
         def motet() -> Way:
             server = EngineServer(url, client, worker_key=own_key or self.worker_key, id=id)
-            return Way(server.report, partial(RemoteEngine, server), server.tokenizer)
+            report = server.report if named.kind else partial(_report_of_ours, server, EngineServer(url, client, id=id))
+            return Way(report, partial(RemoteEngine, server), server.tokenizer)
 
         def vllm() -> Way:
             server = VLLMServer(url, client, api_key=key, role=named.role, id=id)
@@ -146,6 +147,19 @@ class Asking:
 
         ways: Ways = {EngineKind.MOTET: motet, EngineKind.VLLM: vllm, EngineKind.OPENAI: texts}
         return FoundServer(url, ways, kind=named.kind, id=id)
+
+
+async def _report_of_ours(server: EngineServer, keyless: EngineServer) -> EngineReport:
+    """Returns the report of a server whose kind nobody has named. It gets no key before it has said that it is one of
+    ours, as `keyless` learns."""
+    if not server.met:
+        try:
+            await keyless.report()
+        except (EngineDiedError, EngineSilentError, OtherServerError):
+            raise
+        except EngineError:
+            pass  # it wants a key, or whatever else it says again
+    return await server.report()
 
 
 def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dict[str, bytes]:

@@ -89,6 +89,8 @@ class EngineServer:
         """`id`: names the server for clients in place of its URL."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the worker {id or self.url}"
+        self.met = False
+        """True once it has reported as a server of ours."""
         headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": MSGPACK}
         self._calls = ServerCalls(
             self.url,
@@ -109,6 +111,7 @@ class EngineServer:
         except EngineError as error:
             raise OtherServerError(error.message) from error
         if report is not None:
+            self.met = True
             return checked(report, self.name)
         raise EngineError(
             f"{self.name} (Motet {spoken.version}) speaks engine protocol {spoken.protocol}, and this server "

@@ -54,9 +54,9 @@ class Stay:
         self._unfinished = unfinished
         self._choices = unfinished.choices
         self.word = None if worker.local else Word(request, vocab_size=worker.engine.info.vocab_size)
-        """Checks the deltas of a worker elsewhere."""
-        self.waits = False
-        """True while the reader waits for this worker."""
+        """What a worker elsewhere has promised."""
+        self._waits = False
+        """True while the reader waits for such a worker."""
         self._silent_looks = 0
         self._fleet = fleet
         self._open = True
@@ -74,8 +74,6 @@ class Stay:
     def take(self, delta: GroupDelta) -> None:
         """Books the tokens and ends of a delta."""
         self.member.stirred = True
-        self.waits = False
-        self._silent_looks = 0
         if self._reading is not None:
             self.begun = True
             cached_tokens = delta.prompt.cached_tokens if delta.prompt else 0
@@ -123,8 +121,19 @@ class Stay:
         self.member.groups.discard(self)
         self._fleet.notify()
 
+    async def checked(self, word: Word) -> GroupDelta:
+        """Returns the next delta, which keeps to `word`. Raises what the stream raises, or WorkerFaultError."""
+        self._waits = True
+        try:
+            delta = await self.stream.__anext__()
+        finally:
+            self._waits = False
+        self._silent_looks = 0
+        word.check(delta)
+        return delta
+
     def look(self) -> int:
-        self._silent_looks += self.waits
+        self._silent_looks += self._waits
         return self._silent_looks
 
     async def evict(self, error: MotetError) -> None:

@@ -109,11 +109,8 @@ class Part(AsyncIterator[GroupDelta]):
                 await self._until_writing()
             stay = self._stay
             assert stay is not None  # it writes
-            stay.waits = True
             try:
-                delta = await stay.stream.__anext__()
-                if stay.word is not None:
-                    stay.word.check(delta)
+                delta = await (stay.stream.__anext__() if stay.word is None else stay.checked(stay.word))
             except StopAsyncIteration:
                 self._ended_there(stay, stay.evicted)
             except MotetError as error:
