@@ -83,7 +83,7 @@ def test_both_servers_get_the_same_new_prompts_and_json_comes_out(
 def test_a_server_that_refuses_has_no_figures_and_the_comparison_goes_on(
     pair: tuple[RecordingServer, RecordingServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*urls(pair), *SMALL, "--ns", "1,200"]) == 0  # more choices than a server allows
+    assert main([*urls(pair), *SMALL, "--ns", "1,300"]) == 0  # more choices than a server allows
     output = capsys.readouterr()
     report = json.loads(output.out.splitlines()[-1])
     assert [bool(r["ours"]) for r in report["rows"]] == [True, False]

@@ -178,14 +178,15 @@ def assert_one_prompt_was_prefilled_apart(cell: ChildServer) -> None:
 def test_a_decode_server_asks_a_prefill_server_and_meets_it_again_when_it_comes_back(
     forking: ForkingProcess, folder: Path, tmp_path: Path, expected: list[str]
 ) -> None:
-    free = ("--side-channel-port", "0", "--cluster-key", "ours", "--no-prefix-cache")
+    keys = ("--cluster-key", "ours", "--worker-key", "secret")
+    free = ("--side-channel-port", "0", *keys, "--no-prefix-cache")
     port = free_port()
-    asks = ("--prefill-url", f"http://127.0.0.1:{port}", "--prefill-api-key", "secret", "--bypass-tokens", "0")
+    asks = ("--prefill-url", f"http://127.0.0.1:{port}", "--bypass-tokens", "0")
     with start(forking, folder, tmp_path, "--role", "decode", *asks, *free) as decode:
         assert texts(decode) == expected
         for times in (1, 2):
             with start(
-                forking, folder, tmp_path, "--role", "prefill", "--api-key", "secret", *free, port=port
+                forking, folder, tmp_path, "--role", "prefill", "--api-key", "other", *free, port=port
             ) as prefill:
                 ask_until_prefilled_apart(decode, expected, transfers_in_all=times)
                 shown = workers(decode)
