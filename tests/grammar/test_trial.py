@@ -34,6 +34,7 @@ LARGE = schema(enum=[f"value number {i}" for i in range(9000)])
     [
         (schema(type="object", properties={"a": {"type": "string", "pattern": "^[a-z]+$"}}), False),
         (both(*"abc"), False),
+        (schema(description="a pattern of another format " * 20), False),
         (regex("[a-z]{1,50}"), False),
         (Grammar(GrammarKind.CHOICE, json.dumps(["&"] * 2000)), False),
         (ENDLESS, True),

@@ -52,7 +52,7 @@ LIGHT_CHARS: Final = {
 """Most characters of a light grammar."""
 LIGHT_WORDS: Final = 8
 """Most words of `WORDS` in a light grammar."""
-WORDS: Final = ("pattern", "format", "multipleOf", "allOf", "%regex")
+WORDS: Final = ('"pattern"', '"format"', '"multipleOf"', '"allOf"', "%regex")
 """Words for work that may grow faster than the text: all that hold for one text are combined with one another."""
 
 STACK_BYTES: Final = 256 * 1024 * 1024
@@ -72,7 +72,7 @@ def is_heavy(grammar: Grammar) -> bool:
     words = sum(source.count(word) for word in WORDS)
     # An escape may hide a word in JSON; `&` and `~` combine expressions in the other languages.
     hidden = "\\u" in source if kind is GrammarKind.JSON else any(sign in source for sign in ("\\u", "&", "~"))
-    return hidden or words > LIGHT_WORDS or "patternProperties" in source
+    return hidden or words > LIGHT_WORDS or '"patternProperties"' in source
 
 
 def with_deep_stack(work: Callable[[], T]) -> T:
