@@ -1,11 +1,12 @@
 """A choice's thoughts are kept apart from its content, streamed or not."""
 
+import logging
 from typing import Any
 
 import pytest
 
 from tests.api.calling import CallingServing, joined, whole
-from tests.api.serving import chunks, named, saying
+from tests.api.serving import chunks, saying
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -78,12 +79,14 @@ async def test_a_thought_that_the_prompt_opens_is_a_thought_from_its_first_token
     assert served.tokenizer.decode(served.engine.requests[0].prompt).endswith("<think>")
 
 
-async def test_effort_is_refused_if_the_template_does_not_use_it(serve_tools: CallingServing) -> None:
-    plain = await serve_tools.serve(saying("Yes."))
-    assert named(await plain.chat(reasoning_effort="low")) == (400, "reasoning_effort")
-    assert (await plain.chat(reasoning_effort="none")).status_code == 200
-    thinking = await serve_tools(saying("Yes."))
-    assert (await thinking.chat(reasoning_effort="low")).status_code == 200
+async def test_effort_is_ignored_with_a_word_in_the_log_if_the_template_does_not_use_it(
+    serve_tools: CallingServing, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "motet.api")
+    plain, thinking = await serve_tools.serve(saying("Yes.")), await serve_tools(saying("Yes."))
+    for server, effort, ignored in ((thinking, "low", 0), (plain, "none", 0), (plain, "low", 1)):
+        assert (await server.chat(reasoning_effort=effort)).status_code == 200
+        assert sum(record.message.startswith("reasoning_effort is ignored") for record in caplog.records) == ignored
 
 
 async def test_the_tags_of_thoughts_are_text_of_a_model_that_does_not_think(serve_tools: CallingServing) -> None:

@@ -57,7 +57,6 @@ pytestmark = pytest.mark.anyio
         ("tools", [{"type": "function"}], "missing_required_parameter"),
         ("tool_choice", "required", "invalid_value"),
         ("guided_json", {}, "unsupported_parameter"),
-        ("reasoning_effort", "high", "unsupported_parameter"),
         ("reasoning_effort", "utmost", "invalid_value"),
         ("functions", [{"name": "f"}], "unsupported_parameter"),
         ("function_call", {"name": "f"}, "unsupported_parameter"),
@@ -171,6 +170,9 @@ async def test_json_is_read_if_its_content_type_does_not_say_otherwise(
     for route, body in (("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"})):
         answer = await served.http.post(route, content=json.dumps(body), headers=headers)
         assert answer.status_code == status, answer.text
+        assert status == 200 or answer.json()["error"]["message"].startswith(
+            f"Unsupported content type {content_type!r}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -281,3 +283,14 @@ async def test_half_a_surrogate_pair_anywhere_is_at_most_a_refusal(
             told = {"stream": stream} if stream is not None else {}
             response = await served.http.post(path, content=json.dumps(odd | told))  # type: ignore[operator]
             assert response.status_code in (200, 400, 404), (odd, response.text)
+
+
+async def test_all_wrong_keys_of_a_bias_are_named_at_once(served: Served) -> None:
+    for keys, told in (
+        (["a", "5", "-1", "1.5"], "Invalid keys in 'logit_bias': a, -1, 1.5. You"),
+        (["600", "5", "700"], "vocabulary of 512 has no token 600, 700"),
+        ([f"k{number}" for number in range(15)], "k8, k9 and 5 more. You"),
+    ):
+        refused = await served.complete(logit_bias=dict.fromkeys(keys, 1))
+        assert named(refused) == (400, "logit_bias")
+        assert told in refused.json()["error"]["message"]

@@ -117,9 +117,11 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
     """Returns what answers requests with such a JSON body. Pages of any site may post other content types."""
 
     async def handle(request: Request) -> Response:
+        content_type = request.headers.get("content-type", "")
+        if not _JSON_TYPE.match(content_type):
+            message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
+            raise RequestError(message, code="invalid_content_type")
         try:
-            if not _JSON_TYPE.match(request.headers.get("content-type", "")):
-                raise ValueError("the content type is not JSON's")
             body = await read_json(await body_of(request), schema)
         except ValidationError as error:
             raise schema_failure(error) from error

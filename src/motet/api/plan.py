@@ -7,9 +7,10 @@
 4. `make_plan` checks what only the model's limits and the prompts can refuse, and plans a group a prompt
 """
 
+import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,6 +27,7 @@ from motet.api.service import Service
 from motet.errors import GrammarError, RequestError
 from motet.grammar.closed import closed_schema, closed_source
 from motet.ids import RequestId, new_request_id
+from motet.log import SELDOM
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
 from motet.text.prepare import Preparer
@@ -33,6 +35,11 @@ from motet.text.tools.base import ToolFormat, ToolMode, ToolRules
 from motet.text.tools.grammar import json_rule
 from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, SamplingParams, choice_starts
 
+log = logging.getLogger("motet.api")
+
+MAX_KEYS = 10
+MAX_KEY_CHARS = 50
+"""Limits on what an error lists of wrong keys."""
 MAX_ID_DIGITS = 20
 """Digits that a token id may have as a JSON key; far more than any vocabulary needs."""
 LONG_TEXT = 8192
@@ -170,8 +177,7 @@ def _sampling(
     prompt_len: int, fields: SamplingFields, *, options: RouteOptions, logit_bias: dict[int, float]
 ) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
-    for token in fields.stop_token_ids:
-        _check_token(token, vocab_size, param=f"{options.param}stop_token_ids")
+    _check_tokens(fields.stop_token_ids, vocab_size, param=f"{options.param}stop_token_ids")
     max_tokens = options.context.served.preparer.max_tokens(
         prompt_len, fields.max_tokens_asked, default=options.default_max_tokens, param=options.prompt_param
     )
@@ -192,19 +198,23 @@ def _sampling(
 
 
 def _logit_bias(fields: dict[str, float], vocab_size: int, *, param: str) -> dict[int, float]:
-    bias = {}
-    for key, value in fields.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
-            message = f"Invalid key in '{param}': {key}. You should only be submitting non-negative integers."
-            raise RequestError(message, param=param, code="invalid_value")
-        _check_token(int(key), vocab_size, param=param)
-        bias[int(key)] = value
+    if wrong := [key for key in fields if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS)]:
+        message = f"Invalid keys in '{param}': {_listed(wrong)}. You should only be submitting non-negative integers."
+        raise RequestError(message, param=param, code="invalid_value")
+    bias = {int(key): value for key, value in fields.items()}
+    _check_tokens(bias, vocab_size, param=param)
     return bias
 
 
-def _check_token(token: int, vocab_size: int, *, param: str) -> None:
-    if token >= vocab_size:
-        raise invalid_value(param, f"token id {token} is outside the model's vocabulary of {vocab_size}")
+def _check_tokens(tokens: Iterable[int], vocab_size: int, *, param: str) -> None:
+    if outside := [str(token) for token in tokens if token >= vocab_size]:
+        raise invalid_value(param, f"the model's vocabulary of {vocab_size} has no token {_listed(outside)}")
+
+
+def _listed(keys: Sequence[str]) -> str:
+    """Returns the first few, and how many more there are."""
+    few = ", ".join(key[:MAX_KEY_CHARS] for key in keys[:MAX_KEYS])
+    return few if len(keys) <= MAX_KEYS else f"{few} and {len(keys) - MAX_KEYS} more"
 
 
 async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
@@ -235,11 +245,7 @@ def _effort(preparer: Preparer, effort: str | None) -> dict[str, object]:
     if effort == "none":
         return known | ({"enable_thinking": False} if preparer.template.knows("enable_thinking") else {})
     if not known:
-        raise RequestError(
-            f"Unsupported value: 'reasoning_effort' is '{effort}', and this model's chat template has no word for it.",
-            param="reasoning_effort",
-            code="unsupported_parameter",
-        )
+        log.info("reasoning_effort is ignored: the model's chat template has no word for it", extra=SELDOM)
     return known
 
 
