@@ -74,8 +74,29 @@ async def test_continuous_usage_is_the_running_total_of_the_request(served: Serv
     received = chunks(await served.chat(stream=True, n=2, stream_options=options))
     totals = [chunk["usage"]["completion_tokens"] for chunk in received]
     assert totals == sorted(totals)
-    assert totals[0] == 2  # after the first step, both choices have one token
+    assert totals[:4] == [0, 0, 1, 2]  # two role chunks, then a token of each choice
     assert totals[-1] == totals[-2] == 2 * len(fake_answer("hello 0"))
+
+
+async def test_continuous_usage_counts_what_has_been_sent_and_not_what_is_held_back(serve: Serving) -> None:
+    """The role chunk used to count tokens of the step that came with it, and every chunk those that were held back."""
+    served = await serve(saying("one EN and END"))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for answer in (
+        await served.chat(stream=True, stop="END", return_token_ids=True, stream_options=options),
+        await served.complete(stream=True, stop="END", return_token_ids=True, stream_options=options, max_tokens=50),
+    ):
+        *parts, last = chunks(answer)
+        sent = 0
+        for chunk in parts:
+            sent += len(chunk["choices"][0].get("token_ids", ()))
+            assert chunk["usage"]["completion_tokens"] == sent
+        assert last["usage"] == parts[-1]["usage"]
+
+
+async def test_without_include_usage_no_chunk_has_usage(served: Served) -> None:
+    received = chunks(await served.chat(stream=True, stream_options={"continuous_usage_stats": True}))
+    assert all("usage" not in chunk for chunk in received)
 
 
 async def test_token_ids_of_a_stream_join_to_the_answer(served: Served) -> None:

@@ -18,6 +18,7 @@ from typing import Generic
 
 import anyio
 from msgspec.json import encode as json_bytes
+from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -225,21 +226,15 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
 
     Only strings that change go through a JSON encoder. The order of the keys is that of OpenAI's own chunks."""
 
-    def __init__(
-        self, head: bytes, *, usage_json: Callable[[UsedT], bytes], include_usage: bool, continuous_usage: bool = False
-    ) -> None:
-        """`head`: what every chunk begins with, less its closing brace. `include_usage`: one chunk at the end tells it;
-        `continuous_usage`: every chunk tells it so far."""
+    def __init__(self, head: bytes, *, usage_json: Callable[[UsedT], bytes], include_usage: bool) -> None:
+        """`head`: what every chunk begins with, less its closing brace. `include_usage`: one chunk at the end tells it,
+        and it is null in all others."""
         self._constant = b"data: " + head
         self._opening = self._constant + b',"choices":[{"index":'
         self._usage_json = usage_json
         self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
         self._without_usage = b',"usage":null' + END if include_usage else END
-
-    def _closing(self, usage: Callable[[], UsedT]) -> bytes:
-        """Returns the end of a chunk after its choices. `usage` is null there if it comes once at the end."""
-        return b',"usage":' + self._usage_json(usage()) + END if self._continuous_usage else self._without_usage
+        """The end of a chunk after its choices."""
 
     def close(self, usage: UsedT) -> bytes:
         """Returns the chunk without choices that carries the usage, if asked for, and the end of the stream."""
@@ -248,7 +243,30 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
         return self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE
 
 
-class TokenChunks(EventWriter[GroupStep, Usage]):
+class CountingWriter(EventWriter[GroupStep, Usage]):
+    """Server-sent events of tokens, of which every chunk may tell the usage so far."""
+
+    def __init__(self, head: bytes, plan: Plan, *, usage_json: Callable[[Usage], bytes]) -> None:
+        super().__init__(head, usage_json=usage_json, include_usage=plan.include_usage)
+        self._continuous_usage = plan.continuous_usage
+        self._num_sent = 0
+        """Tokens in the chunks so far. The engine is ahead of them: the text of its last tokens may be held back."""
+
+    def _told(self, usage: Callable[[], Usage]) -> Usage | None:
+        """Returns the usage for the chunks of these steps, if they tell it: adding it up takes a time for each choice."""
+        return usage() if self._continuous_usage else None
+
+    def _closing(self, told: Usage | None, *, num_new: int = 0) -> bytes:
+        """Returns the end of a chunk after its choices. `num_new`: the tokens in it."""
+        if told is None:
+            return self._without_usage
+        self._num_sent += num_new
+        thoughts = min(told.reasoning_tokens or 0, self._num_sent)
+        sent = replace(told, completion_tokens=self._num_sent, reasoning_tokens=thoughts)
+        return b',"usage":' + self._usage_json(sent) + END
+
+
+class TokenChunks(CountingWriter):
     """Streamed groups of tokens: one choice a chunk, all chunks of a step in one piece. Most chunks are a text between
     bytes that are ready."""
 
@@ -256,12 +274,7 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
         self, plan: Plan, kind: str, *, usage_json: Callable[[Usage], bytes], before: bytes, after: bytes, plain: bool
     ) -> None:
         """`before`, `after`: what stands around texts; `plain`: nothing stands beside one before its choice ends."""
-        super().__init__(
-            head_json(plan.head, kind),
-            usage_json=usage_json,
-            include_usage=plan.include_usage,
-            continuous_usage=plan.continuous_usage,
-        )
+        super().__init__(head_json(plan.head, kind), plan, usage_json=usage_json)
         self._size = plan.group_size
         self._begun: set[int] = set()
         """Prompts whose first step has come."""
@@ -271,9 +284,7 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
         """What follows the text of most chunks; None where that changes from chunk to chunk."""
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        before_text, after_text, closing = self._before_text, self._after_text, self._without_usage
-        if after_text is None:
-            closing = self._closing(usage)
+        before_text, after_text, told = self._before_text, self._after_text, self._told(usage)
         if len(steps) == 1 and len(events := steps[0].events) == 1 and after_text is not None:
             event, group = events[0], steps[0].group
             if event.finish is None and event.parts is None and group in self._begun:
@@ -283,13 +294,14 @@ class TokenChunks(EventWriter[GroupStep, Usage]):
             group = step.group
             if group not in self._begun:
                 self._begun.add(group)
-                chunks += self._openings(step, closing)
+                chunks += self._openings(step, self._closing(told))
             first = group * self._size
             for event in step.events:
                 if after_text is not None and event.finish is None and event.parts is None:
                     chunks += before_text[first + event.index], json_bytes(event.text), after_text
                 else:
-                    chunks += self._chunks(event, group, closing=ticket_before(closing, step.ticket))
+                    closing = ticket_before(self._closing(told, num_new=len(event.token_ids)), step.ticket)
+                    chunks += self._chunks(event, group, closing=closing)
         return b"".join(chunks)
 
     @abstractmethod

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import END, EventWriter, answer_plan, ticket_before
+from motet.api.answer import END, CountingWriter, answer_plan, ticket_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -97,26 +97,23 @@ class TokensBody(WholeWriter):
         }
 
 
-class TokensChunks(EventWriter[GroupStep, Usage]):
+class TokensChunks(CountingWriter):
     """Streamed token ids, in vLLM's shape: one choice a chunk, all chunks of a step in one piece."""
 
     def __init__(self, plan: Plan, body: TokensRequest) -> None:
-        super().__init__(
-            b'{"request_id":' + msgspec.json.encode(body.request_id or plan.head.id),
-            usage_json=usage_json,
-            include_usage=plan.include_usage,
-            continuous_usage=plan.continuous_usage,
-        )
+        head = b'{"request_id":' + msgspec.json.encode(body.request_id or plan.head.id)
+        super().__init__(head, plan, usage_json=usage_json)
         self._without_usage = b',"usage":null' + END
         self._num_top = body.sampling_params.logprobs
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        closing = self._closing(usage)
-        chunks: list[bytes] = []
-        for step in steps:
-            ending = closing if step.ticket is None else ticket_before(closing, step.ticket)
-            chunks.extend(self._chunk(event, ending) for event in step.events if event.token_ids or event.finish)
-        return b"".join(chunks)
+        told = self._told(usage)
+        return b"".join(
+            self._chunk(event, ticket_before(self._closing(told, num_new=len(event.token_ids)), step.ticket))
+            for step in steps
+            for event in step.events
+            if event.token_ids or event.finish
+        )
 
     def _chunk(self, event: ChoiceEvent, closing: bytes) -> bytes:
         return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b' % (

@@ -186,7 +186,7 @@ class UpstreamChunks(EventWriter[TextStep, Usage | None]):
         super().__init__(head_json(head, kind), include_usage=include_usage, usage_json=chat_usage_json)
 
     def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
-        opening, closing = self._opening, self._closing(usage)
+        opening, closing = self._opening, self._without_usage
         return b"".join(
             opening + _rest_of_choice(piece) + b"]" + _members(step.extras) + closing
             for step in steps

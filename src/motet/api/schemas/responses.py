@@ -300,7 +300,7 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
 
     @model_validator(mode="after")
     def check_continuous_usage(self) -> Self:
-        if self.continuous_usage:
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
             param = "stream_options.continuous_usage_stats"
             raise Misfit(unsupported_parameter, param, "is for chunks; here the last event has the usage")
         return self

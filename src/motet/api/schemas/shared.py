@@ -267,7 +267,7 @@ class GeneratingFields(StreamingFields):
 
     @property
     def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 ANY_OBJECT = '{"type":"object"}'
