@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from motet.errors import EngineError
-from tests.api.serving import Served, Serving, WatchedEngine, group_lines
+from tests.api.serving import Served, Serving, WatchedEngine, group_lines, named
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -112,3 +112,28 @@ async def test_an_id_that_fits_no_header_does_not_go_along(served: Served) -> No
     response = await served.http.post("/inference/v1/generate", json=body)
     assert response.json()["request_id"] == "two\nlines"
     assert served.engine.requests[0].trace == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(("given", "known"), [("s-1", "s-1"), (7, "7"), (0, "0"), (-1, ""), (None, "")])
+async def test_a_session_in_the_body_counts_as_one_in_the_header(served: Served, given: object, known: str) -> None:
+    """LMDeploy's clients send it there; -1 is its word for none."""
+    generate = {"token_ids": [5], "sampling_params": {}, "session_id": given}
+    for answer in (
+        await served.chat(session_id=given),
+        await served.complete(session_id=given),
+        await served.http.post("/v1/responses", json={"input": "hi", "session_id": given}),
+        await served.http.post("/inference/v1/generate", json=generate),
+    ):
+        assert answer.status_code == 200, answer.text
+        assert served.engine.requests[-1].session_id == known
+
+
+async def test_a_session_in_the_header_wins(served: Served) -> None:
+    body = {"prompt": "hi", "session_id": "body"}
+    await served.http.post("/v1/completions", json=body, headers={"x-session-id": "header"})
+    assert served.engine.requests[-1].session_id == "header"
+
+
+async def test_a_session_in_the_body_that_cannot_be_one_is_refused(served: Served) -> None:
+    for wrong in ("two words", "s" * 201, 1.5, ["s"]):
+        assert named(await served.chat(session_id=wrong)) == (400, "session_id")

@@ -245,3 +245,61 @@ async def test_streamed_echo_with_logprobs_joins_to_the_same(serve: Serving) -> 
         mine = [part["logprobs"] for part in parts if part["index"] == choice["index"]]
         for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert [value for part in mine for value in part[key]] == choice["logprobs"][key]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_tokens_and_an_echo_score_the_prompt(serve: Serving, stream: bool) -> None:
+    """lm-eval's way of old, and OpenAI's: the answer is the prompt, and what each of its tokens had for a chance."""
+    served = await serve(saying("ab"))
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 0, "n": 2, "return_token_ids": True}
+    answer = await served.complete(["xyz", "w"], stream=stream, **fields)
+    assert answer.status_code == 200, answer.text
+    parts = chunks(answer) if stream else [answer.json()]
+    for index, text in enumerate(("xyz", "xyz", "w", "w")):
+        mine = [c for part in parts for c in part["choices"] if c["index"] == index]
+        assert "".join(c["text"] for c in mine) == text
+        assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["length"]
+        assert [token for c in mine for token in c["logprobs"]["tokens"]] == list(text)
+        assert [id for c in mine for id in c["token_ids"]] == []
+    if not stream:
+        assert parts[0]["usage"]["completion_tokens"] == 0
+
+
+async def test_no_tokens_without_an_echo_are_refused(served: Served) -> None:
+    assert named(await served.complete(max_tokens=0)) == (400, "max_tokens")
+    assert named(await served.complete(max_tokens=-1, echo=True)) == (400, "max_tokens")
+
+
+async def test_prompt_logprobs_stand_in_each_choice_beside_those_of_an_echo(served: Served) -> None:
+    body = (await served.complete("xyz", n=2, prompt_logprobs=0, echo=True, logprobs=1, max_tokens=1)).json()
+    _, y, z = served.engine.requests[-1].prompt
+    for choice in body["choices"]:
+        assert choice["prompt_logprobs"] == [
+            None,
+            {str(y): {"logprob": -1.0, "rank": 1, "decoded_token": "y"}},
+            {str(z): {"logprob": -2.0, "rank": 1, "decoded_token": "z"}},
+        ]
+        assert choice["logprobs"]["tokens"][:3] == ["x", "y", "z"]
+        assert len(choice["logprobs"]["top_logprobs"][1]) >= 1
+    assert served.engine.requests[-1].sampling.prompt_logprobs == 1
+    assert "prompt_logprobs" not in (await served.complete("xyz")).json()["choices"][0]
+
+
+async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(served: Served) -> None:
+    body = (await served.chat(prompt_logprobs=1, n=2)).json()
+    first, *scored = body["prompt_logprobs"]
+    assert first is None
+    assert [next(iter(entry)) for entry in scored] == [str(token) for token in served.engine.requests[-1].prompt[1:]]
+    assert "prompt_logprobs" not in (await served.chat()).json()
+
+
+async def test_prompt_logprobs_are_for_whole_answers(served: Served) -> None:
+    """Generate streamed without them, and said nothing."""
+    assert named(await served.chat(prompt_logprobs=1, stream=True)) == (400, "prompt_logprobs")
+    assert named(await served.complete(prompt_logprobs=1, stream=True)) == (400, "prompt_logprobs")
+    body = {"token_ids": [5], "sampling_params": {"prompt_logprobs": 1}, "stream": True}
+    assert named(await served.http.post("/inference/v1/generate", json=body)) == (
+        400,
+        "sampling_params.prompt_logprobs",
+    )
+    assert named(await served.chat(prompt_logprobs=21)) == (400, "prompt_logprobs")

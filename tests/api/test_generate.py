@@ -169,3 +169,33 @@ async def test_refused_texts_and_tokens_are_named(
     served: Served, path: str, body: dict[str, object], param: str
 ) -> None:
     assert named(await served.http.post(path, json=body)) == (400, param)
+
+
+async def test_no_alternatives_are_the_drawn_token_alone(serve: Serving) -> None:
+    served = await serve(saying("a"))
+    body = (await generate(served, {"logprobs": 0, "max_tokens": 1})).json()
+    token = fake_answer("a")[0]
+    entry = {"token": f"token_id:{token}", "logprob": -0.5, "bytes": None, "top_logprobs": []}
+    assert body["choices"][0]["logprobs"] == {"content": [entry]}
+
+
+async def test_the_tokenizer_is_told_in_vllm_s_shape(served: Served) -> None:
+    """lm-eval's remote tokenizer reads these names."""
+    told = (await served.http.get("/tokenizer_info")).json()
+    assert told == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": "<|eos|>",
+        "pad_token": "<|eos|>",
+        "unk_token": None,
+        "chat_template": served.tokenizer.chat_template,
+        "model_max_length": served.engine.info.max_model_len,
+    }
+
+
+async def test_the_input_of_a_response_is_counted_as_its_answer_counts_it(served: Served) -> None:
+    body = {"input": [{"role": "user", "content": "hi"}], "instructions": "be brief"}
+    counted = (await served.http.post("/v1/responses/input_tokens", json=body)).json()
+    answer = (await served.http.post("/v1/responses", json=body)).json()
+    assert counted == {"object": "response.input_tokens", "input_tokens": answer["usage"]["input_tokens"]}
+    assert named(await served.http.post("/v1/responses/input_tokens", json={"input": [1]})) == (400, "input[0]")

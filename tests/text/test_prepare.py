@@ -5,6 +5,7 @@ import tokenizers
 
 from motet.api.plan import chat_prompt
 from motet.api.schemas.chat import ChatPrompt
+from motet.api.schemas.completions import TokenizeBody
 from motet.errors import ContextLengthError, RequestError
 from motet.testing.engine import fake_info
 from motet.text.prepare import Preparer
@@ -24,6 +25,18 @@ async def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_to
     chat = ChatPrompt.model_validate({"messages": [{"role": "user", "content": "a"}]})
     ids = await chat_prompt(Preparer(fallback_tokenizer, template, info=fake_info()), chat)
     assert fallback_tokenizer.decode(ids, skip_special_tokens=False).count("<s>") == 1
+
+
+@pytest.mark.anyio
+async def test_a_client_may_ask_for_them(fallback_tokenizer: Tokenizer) -> None:
+    preparer = Preparer(fallback_tokenizer, ChatTemplate("{{ messages[0].content }}"), info=fake_info())
+    fields = {"messages": [{"role": "user", "content": "hello"}]}
+    plain, added, left_out = [
+        await chat_prompt(preparer, TokenizeBody.model_validate(fields | more))
+        for more in ({}, {"add_special_tokens": True}, {"add_special_tokens": False})
+    ]
+    assert added == [1, *plain]
+    assert left_out == plain
 
 
 def test_a_text_prompt_gets_special_tokens_unless_told_otherwise(fallback_tokenizer: Tokenizer) -> None:

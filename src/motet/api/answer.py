@@ -253,7 +253,7 @@ class CountingWriter(EventWriter[GroupStep, Usage]):
         """Tokens in the chunks so far. The engine is ahead of them: the text of its last tokens may be held back."""
 
     def _told(self, usage: Callable[[], Usage]) -> Usage | None:
-        """Returns the usage for the chunks of these steps, if they tell it: adding it up takes a time for each choice."""
+        """Returns the usage for the chunks of these steps if they tell it; it is added up over all choices."""
         return usage() if self._continuous_usage else None
 
     def _closing(self, told: Usage | None, *, num_new: int = 0) -> bytes:

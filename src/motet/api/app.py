@@ -21,6 +21,7 @@ from motet.api.failure import ErrorResponse, add_error_handlers, body_too_large
 from motet.api.gate import Gate
 from motet.api.generate import generate_router
 from motet.api.models import models_router
+from motet.api.openapi import openapi_router
 from motet.api.operators import admin_router, membership_router
 from motet.api.responses import responses_router
 from motet.api.service import Service
@@ -31,6 +32,7 @@ ROUTERS = (
     responses_router,
     generate_router,
     models_router,
+    openapi_router,
     admin_router,
     membership_router,
     engine_router,

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.admission import ANONYMOUS
 from motet.api.body import Body, read_json
-from motet.api.failure import ErrorResponse, error_body, schema_failure, validation_failure
+from motet.api.failure import ErrorResponse, error_body, invalid_value, schema_failure, validation_failure
 from motet.api.schemas.shared import ignored_paths
 from motet.errors import OverloadedError, RequestError
 from motet.ids import new_request_id
@@ -37,6 +37,7 @@ log = logging.getLogger("motet.api")
 
 HEADER = "x-request-id"
 SESSION_HEADER = "x-session-id"
+NO_SESSION = -1
 CLIENT_GONE = 499
 """nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
 
@@ -63,17 +64,23 @@ class Caller:
     """The client whose limits count, named by its key's number in the server's list: the key itself goes no further."""
 
 
-def new_router(prefix: str = "") -> APIRouter:
-    """Returns a router without routes. JSON is read also if a client gives it no content type."""
-    return APIRouter(prefix=prefix, redirect_slashes=False, strict_content_type=False)
+def new_router(prefix: str = "", *, told: bool = True) -> APIRouter:
+    """Returns a router without routes. JSON is read also if a client gives it no content type. `told`: the OpenAPI
+    document has the routes."""
+    return APIRouter(prefix=prefix, redirect_slashes=False, strict_content_type=False, include_in_schema=told)
 
 
-def caller_of(request: Request, *, named: str | None = None) -> Caller:
-    """`named`: the request id in the body, used if there is no `x-request-id` header."""
+def caller_of(request: Request, *, named: str | None = None, session: str | int | None = None) -> Caller:
+    """`named`, `session`: the ids of the request and of its conversation in the body, used if no header has them.
+    Raises RequestError for a session that cannot be one."""
     trace: str = request.state.trace
     if named is not None and is_id(named) and request.headers.get(HEADER) != trace:
         trace = named
-    return Caller(trace, session_id_of(request.headers.items()), getattr(request.state, "client", ANONYMOUS))
+    told = "" if session in (None, NO_SESSION) else str(session)
+    if told and not is_id(told):
+        raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
+    session_id = session_id_of(request.headers.items()) or told
+    return Caller(trace, session_id, getattr(request.state, "client", ANONYMOUS))
 
 
 def session_id_of(headers: Iterable[tuple[str, str]]) -> str:
@@ -107,6 +114,12 @@ def drop_body(request: Request) -> None:
 
 class PostRoute(Route):
     """A route without FastAPI's own way to the body, which is longer. Figures of HTTP name it like FastAPI's."""
+
+    def __init__(self, path: str, handle: Handler, *, body: type[BaseModel], summary: str) -> None:
+        """`body`, `summary`: for the OpenAPI document."""
+        super().__init__(path, handle, methods=["POST"])
+        self.body = body
+        self.summary = summary
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)

@@ -23,13 +23,15 @@ def chat_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        async with request_context(service, body, caller=caller_of(request), num_choices=body.n) as context:
+        caller = caller_of(request, session=body.session_id)
+        async with request_context(service, body, caller=caller, num_choices=body.n) as context:
             body = body.without_answer() if context.order else body
             plan = await plan_chat(service, body, context=context)
             return answer_plan(service, plan, writer=(ChatChunks if body.stream else ChatBody)(plan, body))
 
     handle = text_models_first(service, TextRoute.CHAT, ours=with_body(ChatRequest, chat_completions))
-    router.routes.append(PostRoute("/v1/chat/completions", handle, methods=["POST"]))
+    route = PostRoute("/v1/chat/completions", handle, body=ChatRequest, summary="n answers to one conversation")
+    router.routes.append(route)
     return router
 
 
@@ -49,6 +51,7 @@ async def plan_chat(
         num_choices=body.n,
         default_max_tokens=None,
         logprobs=body.num_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
     )
     check_reading(context.served, body)
     check_size(service, 1, options=options)
@@ -67,7 +70,10 @@ class ChatBody(WholeWriter):
 
     def close(self, usage: Usage) -> bytes:
         choices = [self._choice(choice) for choice in self._groups[0].choices]
-        prompt = {"prompt_token_ids": self._plan.groups[0].prompt} if self._body.return_token_ids else {}
+        prompt: dict[str, object] = (
+            {"prompt_token_ids": self._plan.groups[0].prompt} if self._body.return_token_ids else {}
+        )
+        prompt |= self.prompt_logprobs(0, self._body.prompt_logprobs)
         return self.whole("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:

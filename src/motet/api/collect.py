@@ -8,6 +8,7 @@ from motet.api.answer import GroupsWriter, head_json
 from motet.api.plan import Plan
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
+from motet.text.logprobs import ranked_logprobs
 from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.transfer.ticket import Ticket
 from motet.types import FinishReason, PromptReport, TokenLogprob, Usage
@@ -27,6 +28,13 @@ class WholeWriter(GroupsWriter):
         for step in steps:
             self._groups[step.group].feed(step)
         return b""
+
+    def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
+        """Returns the field with the log-probabilities of a prompt, if it was asked for."""
+        report = self._groups[group].prompt
+        if num_top is None or report is None or report.logprobs is None:
+            return {}
+        return {"prompt_logprobs": ranked_logprobs(self._plan.served.tokenizer, report.logprobs, num_top=num_top)}
 
     def whole(self, kind: str, choices: Sequence[object], *, usage: dict[str, object], **more: object) -> bytes:
         """Returns an answer in OpenAI's shape, with its head and, after a prefill, the ticket."""

@@ -22,13 +22,15 @@ def completion_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        async with request_context(service, body, caller=caller_of(request), num_choices=body.num_drawn) as context:
+        caller = caller_of(request, session=body.session_id)
+        async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
             return answer_plan(service, plan, writer=(CompletionChunks if body.stream else CompletionBody)(plan, body))
 
     handle = text_models_first(service, TextRoute.COMPLETIONS, ours=with_body(CompletionRequest, completions))
-    router.routes.append(PostRoute("/v1/completions", handle, methods=["POST"]))
+    route = PostRoute("/v1/completions", handle, body=CompletionRequest, summary="n answers to each of several prompts")
+    router.routes.append(route)
     return router
 
 
@@ -42,11 +44,17 @@ async def _plan(service: Service, body: CompletionRequest, *, context: RequestCo
         count_param="best_of" if ranked else "n",
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=0 if body.logprobs is None and ranked else body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        prompt_logprobs=max(asked) if (asked := _prompt_logprobs(body)) else None,
+        prompt_only=body.prompt_only,
     )
     check_size(service, len(body.prompt), options=options)
     prompts = await completion_prompts(context.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
     return make_plan(service, prompts, sampling=body, around=body, options=await held_to(options, body.form))
+
+
+def _prompt_logprobs(body: CompletionRequest) -> list[int]:
+    """Returns how many alternatives the fields ask for that score the prompt."""
+    return [asked for asked in (body.prompt_logprobs, body.logprobs if body.echo else None) if asked is not None]
 
 
 class CompletionTexts:
@@ -90,6 +98,7 @@ class CompletionBody(WholeWriter):
         self._texts = CompletionTexts(plan, body)
         self._num_sent = body.n
         """Choices of each prompt to send, the best ones."""
+        self._num_prompt_top = body.prompt_logprobs
         self._token_ids = body.return_token_ids
 
     def close(self, usage: Usage) -> bytes:
@@ -111,6 +120,7 @@ class CompletionBody(WholeWriter):
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
             **(ids if self._token_ids else {}),
+            **self.prompt_logprobs(group, self._num_prompt_top),
         }
 
 

@@ -65,7 +65,7 @@ Readers = Annotated[int, Query(ge=1, le=MAX_READERS)]
 
 
 def engine_router(service: Service) -> APIRouter:
-    router = new_router("/engine")
+    router = new_router("/engine", told=False)
     start_id = new_engine_id("server")
     open_ids: set[RequestId] = set()
     """The groups that answers of these routes have open."""

@@ -14,21 +14,23 @@ from motet.api.schemas.completions import TokensRequest
 from motet.api.service import Service
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
-from motet.text.logprobs import LOWEST, chat_logprobs
-from motet.types import PromptReport, TokenLogprob, Usage
+from motet.text.logprobs import chat_logprobs
+from motet.types import TokenLogprob, Usage
 
 
 def generate_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def generate(body: TokensRequest, request: Request) -> Response:
-        caller = caller_of(request, named=body.request_id)
+        caller = caller_of(request, named=body.request_id, session=body.session_id)
         async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
             return answer_plan(service, plan, writer=(TokensChunks if body.stream else TokensBody)(plan, body))
 
-    router.routes.append(PostRoute("/inference/v1/generate", with_body(TokensRequest, generate), methods=["POST"]))
+    handle = with_body(TokensRequest, generate)
+    route = PostRoute("/inference/v1/generate", handle, body=TokensRequest, summary="Token ids in, token ids out")
+    router.routes.append(route)
     return router
 
 
@@ -60,15 +62,15 @@ class TokensBody(WholeWriter):
     def __init__(self, plan: Plan, body: TokensRequest) -> None:
         super().__init__(plan)
         self._request_id = body.request_id or plan.head.id
-        self._tokenizer = plan.served.tokenizer
-        self._num_top = body.sampling_params.logprobs
+        self._sampling = body.sampling_params
 
     def close(self, usage: Usage) -> bytes:
         (group,) = self._groups
         answer = {
             "request_id": self._request_id,
             "choices": [self._choice(choice) for choice in group.choices],
-            "prompt_logprobs": self._prompt_logprobs(group.prompt),
+            "prompt_logprobs": None,
+            **self.prompt_logprobs(0, self._sampling.prompt_logprobs),
             "kv_transfer_params": group.ticket,
             "usage": usage_shape(usage),
         }
@@ -77,23 +79,9 @@ class TokensBody(WholeWriter):
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         return {
             "index": choice.index,
-            "logprobs": token_logprobs(choice.logprobs, self._num_top),
+            "logprobs": token_logprobs(choice.logprobs, self._sampling.logprobs),
             "finish_reason": choice.finish,
             "token_ids": choice.token_ids,
-        }
-
-    def _prompt_logprobs(self, report: PromptReport | None) -> list[object] | None:
-        if report is None or report.logprobs is None:
-            return None
-        return [None if entry is None else self._alternatives(entry) for entry in report.logprobs]
-
-    def _alternatives(self, entry: TokenLogprob) -> dict[int, object]:
-        """Returns vLLM's `Logprob` by token: the prompt's token first, then the likeliest, as vLLM orders them."""
-        ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
-        every = {entry.token_id: (entry.logprob, entry.rank)} | ranked
-        return {
-            token: {"logprob": max(logprob, LOWEST), "rank": rank, "decoded_token": self._tokenizer.token_text(token)}
-            for token, (logprob, rank) in every.items()
         }
 
 

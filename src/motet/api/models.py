@@ -1,4 +1,5 @@
-"""What is served: `GET /v1/models`, `GET /v1/models/{id}`, and the tokenizers behind `/tokenize`, `/detokenize`."""
+"""What is served: `GET /v1/models`, `GET /v1/models/{id}`, and the tokenizers: `/tokenize`, `/detokenize`,
+`GET /tokenizer_info`."""
 
 from functools import partial
 
@@ -13,6 +14,9 @@ from motet.api.schemas.completions import DetokenizeBody, TokenizeBody
 from motet.api.served import ServedModel, TextModel, model_named
 from motet.api.service import Service
 from motet.errors import NoWorkerError
+
+NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""`/tokenizer_info` has them also if the tokenizer lacks them, as null."""
 
 
 def models_router(service: Service) -> APIRouter:
@@ -45,8 +49,19 @@ def models_router(service: Service) -> APIRouter:
         decode = partial(served.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return json_response({"prompt": decode() if len(body.tokens) < LONG_TEXT else await to_thread.run_sync(decode)})
 
-    router.routes.append(PostRoute("/tokenize", with_body(TokenizeBody, tokenize), methods=["POST"]))
-    router.routes.append(PostRoute("/detokenize", with_body(DetokenizeBody, detokenize), methods=["POST"]))
+    @router.get("/tokenizer_info")
+    async def tokenizer_info(model: str | None = None) -> Response:
+        """Answers in vLLM's shape."""
+        served = service.served(model)
+        named = dict.fromkeys(NAMED_TOKENS) | served.tokenizer.named_tokens
+        told = {"tokenizer_class": served.tokenizer.class_name, **named, "chat_template": served.template.source}
+        return json_response(told | {"model_max_length": served.info.max_model_len})
+
+    for path, handle, body, summary in (
+        ("/tokenize", with_body(TokenizeBody, tokenize), TokenizeBody, "The tokens of a text or of a conversation"),
+        ("/detokenize", with_body(DetokenizeBody, detokenize), DetokenizeBody, "The text of tokens"),
+    ):
+        router.routes.append(PostRoute(path, handle, body=body, summary=summary))
     return router
 
 

@@ -42,7 +42,8 @@ def admin_router(service: Service) -> APIRouter:
     motet_version = version("motet")
 
     @router.get("/health")
-    @router.api_route("/ping", methods=["GET", "POST"])  # as SageMaker asks
+    @router.get("/ping")  # as SageMaker asks
+    @router.post("/ping")
     async def health() -> Response:
         """Answers 200 while an engine lives or starts again, draining or not. A gateway always does."""
         workers = await _needed(service)

@@ -100,6 +100,8 @@ class RouteOptions:
     """None: as many as the model has room for."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_only: bool = False
+    """True: the answers are empty."""
     count_param: str = "n"
     """The field that gave the number of choices."""
     param: str = ""
@@ -155,6 +157,7 @@ def make_plan(
             skip_special_tokens=sampling.skip_special_tokens,
             min_tokens=sampling.min_tokens,
             logprobs=options.logprobs is not None,
+            prompt_only=options.prompt_only,
             format=options.format,
         ),
         include_usage=around.include_usage,
@@ -230,7 +233,8 @@ async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
             tools=tools,
             template_kwargs=template_kwargs,
         )
-        return preparer.text_prompt(text, False, param="messages")  # the template writes the special tokens
+        # The template writes the special tokens.
+        return preparer.text_prompt(text, bool(chat.add_special_tokens), param="messages")
 
     ids = await _beside_the_loop(rendered, num_chars)
     preparer.check_prompt(ids, param="messages")

@@ -19,12 +19,12 @@ from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from motet.api.answer import GroupsWriter, answer_plan
+from motet.api.answer import GroupsWriter, answer_plan, json_response
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.chat import plan_chat
 from motet.api.failure import error_body, invalid_value, schema_failure
 from motet.api.kv_params import request_context
-from motet.api.plan import Head
+from motet.api.plan import Head, chat_prompt, check_reading
 from motet.api.response_output import INCOMPLETE, Members, ResponseEvent, ResponseOutput, Status
 from motet.api.schemas.chat import ChatRequest, joined
 from motet.api.schemas.responses import (
@@ -68,8 +68,8 @@ def responses_router(service: Service) -> APIRouter:
 
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         with in_its_own_words(body):
-            chat = chat_request(body) if len(body.input) <= FEW_ITEMS else await to_thread.run_sync(chat_request, body)
-            caller = caller_of(request)
+            chat = await chat_of(body)
+            caller = caller_of(request, session=body.session_id)
             if left_out := {tool.type for _, _, tool in body.placed_tools() if isinstance(tool, BuiltInTool)}:
                 told = {"request_id": caller.trace, "types": sorted(left_out)}
                 log.info("built-in tools are left out", extra={"fields": told})
@@ -80,7 +80,20 @@ def responses_router(service: Service) -> APIRouter:
                 writer = kind(plan.head, echo, tokenizer=plan.served.tokenizer, chat=chat, origins=origins(body))
                 return answer_plan(service, plan, writer=writer)
 
-    router.routes.append(PostRoute("/v1/responses", with_body(ResponsesRequest, responses), methods=["POST"]))
+    async def input_tokens(body: ResponsesRequest, _: Request) -> Response:
+        with in_its_own_words(body):
+            chat = await chat_of(body)
+            served = service.served(chat.model)
+            check_reading(served, chat)
+            count = len(await chat_prompt(served.preparer, chat))
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+    for path, answer, summary in (
+        ("/v1/responses", responses, "One answer to one conversation"),
+        ("/v1/responses/input_tokens", input_tokens, "The number of tokens of a conversation"),
+    ):
+        handle = with_body(ResponsesRequest, answer)
+        router.routes.append(PostRoute(path, handle, body=ResponsesRequest, summary=summary))
 
     async def not_kept(response_id: str) -> Response:
         raise NotFoundError(
@@ -88,7 +101,7 @@ def responses_router(service: Service) -> APIRouter:
         )
 
     for method, path in KEPT_ELSEWHERE:
-        router.add_api_route(path, not_kept, methods=[method])
+        router.add_api_route(path, not_kept, methods=[method], include_in_schema=False)
     return router
 
 
@@ -113,6 +126,10 @@ NAMES: Sequence[tuple[re.Pattern[str], str]] = [
     )
 ]
 """The names of a chat's fields, from their beginning, and what they are called here."""
+
+
+async def chat_of(body: ResponsesRequest) -> ChatRequest:
+    return chat_request(body) if len(body.input) <= FEW_ITEMS else await to_thread.run_sync(chat_request, body)
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:

@@ -26,7 +26,7 @@ from motet.api.collect import chat_usage_json
 from motet.api.failure import schema_failure
 from motet.api.groups import AnswerGroup, GroupAccount, Take
 from motet.api.plan import Head
-from motet.api.schemas.shared import MAX_SEED, MIN_SEED, StreamingFields, StreamOptions
+from motet.api.schemas.shared import MAX_SEED, MIN_SEED, SessionId, StreamingFields, StreamOptions
 from motet.api.served import TextModel
 from motet.api.service import Service
 from motet.engines.upstream.base import Fields, TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
@@ -56,7 +56,8 @@ def text_models_first(service: Service, path: TextRoute, *, ours: Handler) -> Ha
 
 
 def _answer(service: Service, model: TextModel, *, path: TextRoute, fields: Fields, request: Request) -> Response:
-    checked, caller, config = check_fields(fields), caller_of(request), service.config
+    checked, config = check_fields(fields), service.config
+    caller = caller_of(request, session=checked.session_id)
     asked = TextRequest(
         route=path,
         body=fields,
@@ -94,6 +95,7 @@ class UpstreamFields(StreamingFields):
     n: int = Field(1, ge=1)
     best_of: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    session_id: SessionId = None
     stream_options: _UpstreamStreamOptions | None = None
 
 

@@ -33,6 +33,8 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     """Tokens before which no stop string may end."""
     logprobs: bool = False
+    prompt_only: bool = False
+    """True: a choice ends before its first token, which nobody wants."""
     format: AnswerFormat | None = None
     """None: the text is shown as it is."""
 
@@ -131,6 +133,9 @@ class ChoiceStream:
         of reasoning tokens depend on that."""
         if self.ended:
             return None
+        if self._rules.prompt_only and delta.token_ids:
+            self.finish = FinishReason.LENGTH
+            return self._event("")
         if self._parser is None or len(delta.token_ids) <= 1:
             return self._parsed(self._take(delta))
         return _joined(list(map(self.feed, _single(delta))))

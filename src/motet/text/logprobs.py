@@ -68,6 +68,23 @@ def completion_logprobs(
     }
 
 
+def ranked_logprobs(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None], *, num_top: int
+) -> list[dict[int, dict[str, object]] | None]:
+    """Returns vLLM's form for a prompt: for each token but the first, the likeliest ones by their ids, the prompt's own
+    before them."""
+
+    def entry_of(entry: TokenLogprob) -> dict[int, dict[str, object]]:
+        likeliest = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:num_top], start=1)}
+        every = {entry.token_id: (entry.logprob, entry.rank)} | likeliest
+        return {
+            token: {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token)}
+            for token, (logprob, rank) in every.items()
+        }
+
+    return [None if entry is None else entry_of(entry) for entry in logprobs]
+
+
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
     return {name: first[name] + second[name] for name in first}
 

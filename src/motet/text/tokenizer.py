@@ -30,14 +30,21 @@ class Tokenizer:
     """The tokenizer of one model. Encoding and decoding release the GIL and may run in threads."""
 
     def __init__(
-        self, backend: Backend, *, named_tokens: dict[str, str] | None = None, chat_template: str | None = None
+        self,
+        backend: Backend,
+        *,
+        named_tokens: dict[str, str] | None = None,
+        chat_template: str | None = None,
+        class_name: str = "PreTrainedTokenizerFast",
     ) -> None:
+        """`class_name`: transformers' class for it, which clients may ask for."""
         backend.no_truncation()
         backend.no_padding()
         self.named_tokens = named_tokens or {}
         """Name of a token, such as `bos_token` -> its text."""
         self.chat_template = chat_template
         """Jinja text; None if the model has none."""
+        self.class_name = class_name
         self.backend = backend
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         spelling = spelling_of(backend)
@@ -56,7 +63,8 @@ class Tokenizer:
         config = _read_config(folder / "tokenizer_config.json")
         _mark_special(backend, config.special_texts())
         template = chat_template if chat_template is not None else _read_template(folder, config)
-        return cls(backend, named_tokens=config.named_tokens(), chat_template=template)
+        named, class_name = config.named_tokens(), config.tokenizer_class
+        return cls(backend, named_tokens=named, chat_template=template, class_name=class_name)
 
     @property
     def vocab_size(self) -> int:
@@ -113,6 +121,7 @@ class _TokenizerConfig(msgspec.Struct):
     additional_special_tokens: list[str | _Token] | None = None
     extra_special_tokens: list[str | _Token] | dict[str, str | _Token] | None = None
     chat_template: str | list[_NamedTemplate] | None = None
+    tokenizer_class: str = "PreTrainedTokenizerFast"
 
     def named_tokens(self) -> dict[str, str]:
         """Maps `bos_token` and the like, as chat templates know them, to the texts."""

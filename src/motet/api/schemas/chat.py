@@ -68,16 +68,20 @@ class CalledTool(OpenSchema):
         return self.model_dump(exclude={"id"} if self.id is None else None)
 
 
-def as_parts(kind: str) -> BeforeValidator:
+def as_parts(kind: str, part: type[ContentPart]) -> BeforeValidator:
     """Makes a part of this type of content that is a string."""
-    return BeforeValidator(lambda said: [{"type": kind, "text": said}] if isinstance(said, str) else said)
+
+    def parts(said: object) -> object:
+        return [{"type": kind, "text": said}] if isinstance(said, str) else said
+
+    return BeforeValidator(parts, json_schema_input_type=str | list[part])  # type: ignore[valid-type]
 
 
 class Message(OpenSchema):
     """One turn. An answer of this server may be sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[ContentPart], as_parts("text")] = Field(default_factory=list)
+    content: Annotated[list[ContentPart], as_parts("text", ContentPart)] = Field(default_factory=list)
     name: str | None = None
     refusal: str | None = None
     tool_calls: list[CalledTool] = Field(default_factory=list)
@@ -169,6 +173,9 @@ class AllowedTools(Schema):
     tools: list[NamedTool] = Field(min_length=1)
 
 
+ToolWord = Literal["none", "auto", "required"]
+
+
 def as_choice(value: object) -> object:
     """Turns a choice that is one word into an object."""
     return {"type": value} if isinstance(value, str) else value
@@ -216,10 +223,14 @@ class ChatPrompt(Schema):
     messages: list[Message] = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    """True: the tokenizer adds its own to those that the chat template writes. None is False for a chat."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = None
     tools: list[ToolField] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: Annotated[ToolChoice | None, BeforeValidator(as_choice)] = None
+    tool_choice: Annotated[
+        ToolChoice | None, BeforeValidator(as_choice, json_schema_input_type=ToolWord | ToolChoice)
+    ] = None
     """None: `auto` if there are tools."""
     parallel_tool_calls: bool = True
 
@@ -268,7 +279,6 @@ class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
     )
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "add_special_tokens": (False,),
         "documents": ([],),
         "echo": (False,),
         "function_call": ("none", "auto"),
@@ -300,10 +310,11 @@ class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
 
     def without_answer(self) -> Self:
         """Returns the same prompt without the fields about an answer, since there will be none."""
-        return self.model_copy(update={"n": 1, "logprobs": False, "top_logprobs": None})
+        return self.model_copy(update={"n": 1, "logprobs": False, "top_logprobs": None, "prompt_logprobs": None})
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise Misfit(invalid_value, "top_logprobs", "'logprobs' must be true when 'top_logprobs' is given")
+        self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
         return self

@@ -58,6 +58,8 @@ class CompletionRequest(FormattedFields, GeneratingFields):
     }
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
+    max_tokens: int | None = Field(None, ge=0)
+    """0, with `echo`: only the prompt comes back, and what it scored."""
     best_of: int | None = Field(None, ge=1)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -71,10 +73,27 @@ class CompletionRequest(FormattedFields, GeneratingFields):
 
     def without_answer(self) -> Self:
         """Returns the same prompts without the fields about answers, since there will be none."""
-        return self.model_copy(update={"n": 1, "best_of": None, "echo": False, "logprobs": None})
+        unasked = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "prompt_logprobs": None}
+        return self.model_copy(update=unasked)
+
+    @property
+    def max_tokens_asked(self) -> int | None:
+        """A token is drawn also if nobody wants one: it costs no step, since the prompt's last row is there."""
+        return 1 if self.prompt_only else self.max_tokens
+
+    @property
+    def prompt_only(self) -> bool:
+        return self.max_tokens == 0
+
+    @model_validator(mode="after")
+    def check_max_tokens(self) -> Self:
+        if self.prompt_only and not self.echo:
+            raise Misfit(invalid_value, "max_tokens", "0 tokens are an answer only with 'echo'")
+        return self
 
     @model_validator(mode="after")
     def check_best_of(self) -> Self:
+        self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
         if self.best_of is None:
             return self
         if self.best_of < self.n:
@@ -109,6 +128,11 @@ class TokensRequest(GeneratingFields):
     sampling_params: GenerateSampling
     request_id: str | None = Field(None, min_length=1, max_length=200)
 
+    @model_validator(mode="after")
+    def check_prompt_logprobs(self) -> Self:
+        self.refuse_if_streamed("sampling_params.prompt_logprobs", self.sampling_params.prompt_logprobs)
+        return self
+
     def without_answer(self) -> Self:
         """Returns the same prompt without the fields about an answer, since there will be none."""
         unasked = {"n": 1, "logprobs": None, "prompt_logprobs": None}
@@ -123,17 +147,13 @@ class TokenizeBody(ChatPrompt):
 
     model: str | None = None
     prompt: str | None = None
-    add_special_tokens: bool | None = None
-    """None: True for a text, False for a chat, whose template writes them."""
+    """`add_special_tokens`: None is True for a text."""
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def check_one_of_two(self) -> Self:
         if (self.prompt is None) == (not self.messages):
             raise Misfit(invalid_value, "prompt", "exactly one of it and 'messages' must be given")
-        if self.messages and self.add_special_tokens:
-            why = "it is for a 'prompt': the chat template writes the special tokens of 'messages'"
-            raise Misfit(invalid_value, "add_special_tokens", why)
         return self
 
 

@@ -23,7 +23,7 @@ class TextPart(ContentPart):
     texts = ("input_text", "output_text")
 
 
-TextParts = Annotated[list[TextPart], as_parts("input_text")]
+TextParts = Annotated[list[TextPart], as_parts("input_text", TextPart)]
 """A string, or parts."""
 
 
@@ -247,14 +247,18 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
     }
 
     input: Annotated[
-        list[Annotated[InputItem, PlainValidator(read_item)]], BeforeValidator(as_items), Field(min_length=1)
+        list[Annotated[InputItem, PlainValidator(read_item)]],
+        BeforeValidator(as_items, json_schema_input_type=str | list[object]),
+        Field(min_length=1),
     ]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextField = TextField()
     reasoning: ReasoningField = ReasoningField()
     tools: list[Annotated[AnyTool, PlainValidator(read_tool)]] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: Annotated[dict[str, object] | None, BeforeValidator(as_choice)] = None
+    tool_choice: Annotated[
+        dict[str, object] | None, BeforeValidator(as_choice, json_schema_input_type=str | dict[str, object])
+    ] = None
     """As in a chat, whose schema checks it, but with the names one level higher."""
     parallel_tool_calls: bool = True
     include: list[Included] = Field(default_factory=list)

@@ -16,10 +16,12 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainValidator,
     create_model,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from motet.api.failure import (
@@ -89,6 +91,17 @@ class Schema(BaseModel):
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
         return _failing_fast(handler(source))
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Adds the fields that are no field of the model, and yet accepted."""
+        told = handler(core)
+        inside = handler.resolve_ref_schema(told).setdefault("properties", {})
+        for name in sorted(cls.ignored):
+            inside[name] = {"description": "Accepted, and not used."}
+        for name, values in cls.neutral.items():
+            inside[name] = {"enum": list(values), "description": "Another value is refused."}
+        return told
+
     @model_validator(mode="before")
     @classmethod
     def drop_what_asks_for_nothing(cls, data: object) -> object:
@@ -132,9 +145,12 @@ def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[st
             yield from ignored_paths(value, read, path=f"{path}[{number}]")
 
 
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    list[StopString],
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=StopString | list[StopString]
+    ),
     Field(max_length=MAX_STOP_STRINGS),
 ]
 """One string or a list of up to 64."""
@@ -171,6 +187,15 @@ TextOrObject = Annotated[str | dict[str, object], PlainValidator(_text_or_object
 
 
 TokenId = Annotated[int, Field(ge=0)]
+
+
+def _text_or_number(value: object) -> object:
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise Misfit(invalid_type, None, "a string or an integer")
+    return value
+
+
+SessionId = Annotated[str | int | None, PlainValidator(_text_or_number, json_schema_input_type=str | int)]
 
 
 class StreamOptions(Schema):
@@ -247,6 +272,11 @@ class StreamingFields(Schema):
             raise Misfit(_only_streamed, "stream_options")
         return self
 
+    def refuse_if_streamed(self, param: str, asked: object) -> None:
+        """Refuses a field that only whole answers have room for; None: it is not asked for."""
+        if self.stream and asked is not None:
+            raise Misfit(invalid_value, param, "it cannot be used with 'stream'")
+
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
@@ -260,6 +290,8 @@ class GeneratingFields(StreamingFields):
     """The fields beside the sampling: the model, streaming, and how the group is scheduled and cached."""
 
     model: str | None = None
+    session_id: SessionId = None
+    """The conversation, for clients that cannot set the header `x-session-id`, which wins; -1: none, as in LMDeploy."""
     cache_salt: Annotated[str, TOLD] = ""
     priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
     kv_transfer_params: object = None
@@ -377,6 +409,8 @@ class FormattedFields(StructuredFields):
     """The fields of the routes whose answers are texts."""
 
     response_format: ResponseFormat | None = None
+    prompt_logprobs: int | None = in_range("prompt_logprobs", None)
+    """Alternatives beside each token of the prompt."""
 
     @model_validator(mode="after")
     def check_one_form(self) -> Self:

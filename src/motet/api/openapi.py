@@ -1,0 +1,93 @@
+"""`GET /openapi.json`: the routes for clients and operators as an OpenAPI document, made of the routes themselves.
+
+The schemas of the bodies are those that check them. They have each field that is read, the fields that are accepted and
+not used, and those that have only one value; what else a request must be is in docs/api.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute
+
+from motet.api.answer import json_response
+from motet.api.caller import PostRoute, new_router
+from motet.api.service import Service
+
+REF_TEMPLATE = "#/components/schemas/{model}"
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field that is wrong."},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+REFUSED = {"description": "An error, in OpenAI's shape", "content": {"application/json": {"schema": ERROR}}}
+
+Paths = dict[str, dict[str, dict[str, Any]]]
+
+
+def openapi_router(service: Service) -> APIRouter:
+    router = new_router()
+    documents: dict[bool, Response] = {}
+    """By whether keys are needed; each is made when it is first asked for."""
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        keys = bool(service.config.api_keys)
+        if keys not in documents:
+            documents[keys] = json_response(document_of(request.app.routes, keys=keys))
+        return documents[keys]
+
+    return router
+
+
+def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, object]:
+    """`keys`: requests need an API key."""
+    plain = get_openapi(
+        title="Motet",
+        version=version("motet"),
+        description="An OpenAI-compatible server for large language models, for many samples of one prompt.",
+        routes=[route for route in routes if isinstance(route, APIRoute)],
+    )
+    posts = [route for route in routes if isinstance(route, PostRoute)]
+    _, told = models_json_schema([(route.body, "validation") for route in posts], ref_template=REF_TEMPLATE)
+    schemas = plain.pop("components", {}).get("schemas", {}) | told["$defs"]
+    paths: Paths = plain["paths"]
+    for route in posts:
+        paths.setdefault(route.path, {})["post"] = _operation(route)
+    for operation in (operation for methods in paths.values() for operation in methods.values()):
+        operation["responses"] = {"200": operation["responses"]["200"], "4XX": REFUSED, "5XX": REFUSED}
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers
+        schemas.pop(unused, None)
+    components: dict[str, object] = {"schemas": schemas}
+    if keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        plain["security"] = [{"key": []}]
+    return {**plain, "components": components}
+
+
+def _operation(route: PostRoute) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": REF_TEMPLATE.format(model=route.body.__name__)}}}
+    answered: dict[str, object] = {"application/json": {}}
+    if "stream" in route.body.model_fields:
+        answered["text/event-stream"] = {}
+    return {
+        "summary": route.summary,
+        "operationId": route.path.strip("/").replace("/", "_"),
+        "requestBody": {"required": True, "content": content},
+        "responses": {"200": {"description": "The answer", "content": answered}},
+    }

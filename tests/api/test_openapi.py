@@ -1,0 +1,95 @@
+"""`GET /openapi.json`: what it says of the routes holds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+
+from motet.api.caller import PostRoute
+from tests.api.serving import Served, Serving
+
+pytestmark = pytest.mark.anyio
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                {"role": "assistant", "content": "ho", "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+                {"role": "tool", "content": "1", "tool_call_id": "1", "cache_control": {}},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+            "tool_choice": "auto",
+            "n": 2,
+            "stop": "END",
+            "logit_bias": {"5": -1},
+            "response_format": {"type": "text"},
+            "user": "u",
+            "modalities": ["text"],
+            "stream_options": {"include_usage": True},
+            "stream": True,
+        },
+    ),
+    ("/v1/completions", {"prompt": [[5, 6], [7]], "stop": ["END"], "echo": True, "structured_outputs": {"json": "{}"}}),
+    ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search"}], "text": {"format": {"type": "text"}}}),
+    ("/v1/responses/input_tokens", {"input": [{"role": "user", "content": "hi"}]}),
+    ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"n": 2, "max_tokens": 3}}),
+    ("/tokenize", {"prompt": "hi"}),
+    ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "tool_choice": "none"}),
+    ("/detokenize", {"tokens": [5]}),
+]
+
+
+async def document(served: Served) -> dict[str, Any]:
+    told: dict[str, Any] = (await served.http.get("/openapi.json")).json()
+    return told
+
+
+def schema_of(told: Mapping[str, Any], path: str) -> dict[str, Any]:
+    body = told["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return {**body, "components": told["components"]}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_body_that_is_answered_fits_its_schema(served: Served, path: str, body: dict[str, Any]) -> None:
+    answer = await served.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    jsonschema.validate(body, schema_of(await document(served), path))
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_body_with_an_unknown_field_fits_neither(served: Served, path: str, body: dict[str, Any]) -> None:
+    wrong = {**body, "nonsense": 1}
+    assert (await served.http.post(path, json=wrong)).status_code == 400
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema_of(await document(served), path))
+
+
+async def test_every_route_is_in_it_but_those_between_servers(served: Served) -> None:
+    paths = (await document(served))["paths"]
+    listed = {(path, method.upper()) for path, methods in paths.items() for method in methods}
+    posts = {(route.path, "POST") for route in served.app.routes if isinstance(route, PostRoute)}
+    assert posts < listed
+    assert {("/v1/models", "GET"), ("/status", "GET"), ("/drain", "POST"), ("/workers/{id}", "DELETE")} < listed
+    assert not any(path.startswith("/engine") for path in paths)
+    assert "/v1/responses/{response_id}" not in paths
+
+
+async def test_it_says_if_a_key_is_needed(served: Served, serve: Serving) -> None:
+    assert "security" not in await document(served)
+    guarded = await serve(api_keys=("secret",))
+    assert (await guarded.http.get("/openapi.json")).status_code == 401
+    told = (await guarded.http.get("/openapi.json", headers={"authorization": "Bearer secret"})).json()
+    assert told["security"] == [{"key": []}]
+    assert told["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+
+
+async def test_its_errors_have_the_shape_of_errors(served: Served) -> None:
+    told = await document(served)
+    for methods in told["paths"].values():
+        for operation in methods.values():
+            assert set(operation["responses"]) == {"200", "4XX", "5XX"}
+    schema = told["paths"]["/tokenize"]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
+    jsonschema.validate((await served.http.post("/tokenize", json={})).json(), schema)
