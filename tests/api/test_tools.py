@@ -189,6 +189,17 @@ async def test_a_required_call_is_a_grammar_of_the_engine(
     assert grammar.thinking is not None  # the model may think before it calls
 
 
+async def test_a_named_function_is_called_once_and_a_required_call_may_be_several(serve_tools: CallingServing) -> None:
+    """OpenAI promises exactly one call of a forced function, and clients that parse an object take no second one."""
+    served = await serve_tools(saying(f"{PARIS}\n{PARIS}"))
+    for choice, number in ((NAMED, 1), ("required", 2)):
+        response = await served.chat(tools=[WEATHER, TIME], tool_choice=choice)
+        assert len(response.json()["choices"][0]["message"]["tool_calls"]) == number
+    await served.chat(tools=[WEATHER, TIME], tool_choice=NAMED, parallel_tool_calls=False)
+    named, several, single = (request.sampling.grammar for request in served.engine.requests)
+    assert named == single != several
+
+
 async def test_auto_has_a_grammar_only_if_a_tool_is_strict(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}

@@ -259,7 +259,7 @@ class ChatPrompt(Schema):
 
     @property
     def tool_rules(self) -> ToolRules | None:
-        """None: no tool may be called."""
+        """None: no tool may be called. A named function is called exactly once, as OpenAI promises."""
         choice = self.tool_choice
         mode = choice.mode if choice else ToolMode.AUTO
         if not self.tools or mode is None:
@@ -269,7 +269,7 @@ class ChatPrompt(Schema):
         return ToolRules(
             callable=tuple(tool for tool in tools if tool.name in named) if named else tools,
             mode=mode,
-            parallel=self.parallel_tool_calls,
+            parallel=self.parallel_tool_calls and (choice is None or choice.function is None),
         )
 
 
