@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(BIN)/
 # come first.
 RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/deploy/ray
 
-.PHONY: setup model demo serve check check-text check-tests test test-long triton bench clean
+.PHONY: setup model demo serve check check-text check-tests test test-long clients triton bench clean
 
 setup: $(READY)
 
@@ -50,18 +50,23 @@ check-text: $(READY)
 	$(BIN)/python tools/sizes.py
 
 check-tests: $(READY)
-	$(PYTEST) -m "not slow and not real and not gpu and not long" --hypothesis-profile=quick $(ARGS)
+	$(PYTEST) -m "not slow and not real and not gpu and not long and not clients" --hypothesis-profile=quick $(ARGS)
 
 # Also real processes, faults, reference models and the default model's weights. ARGS choose among the tests without
 # Ray clusters; with ARGS, tests with Ray clusters do not run.
 test: $(READY) model
-	$(PYTEST) -m "not ray and not long" $(ARGS)
+	$(PYTEST) -m "not ray and not long and not clients" $(ARGS)
 	$(if $(ARGS),,$(RAY_PYTEST) -m "ray and not long")
 
 # Every test, also those marked `long`, and property tests with ten times the examples.
 test-long: $(READY) model
-	$(PYTEST) -m "not ray" --hypothesis-profile=long --timeout=1200 $(ARGS)
+	$(PYTEST) -m "not ray and not clients" --hypothesis-profile=long --timeout=1200 $(ARGS)
 	$(if $(ARGS),,$(RAY_PYTEST) -m ray)
+
+# Clients of others, each in an environment of its own that is made once and kept in the cache folder (4 GB); needs a
+# network then, and npm for four of them.
+clients: $(READY) model
+	$(BIN)/pytest -q -m clients tests/clients $(ARGS)
 
 # The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. Not in `test`: it fetches 290 MB.
 triton: $(READY)

@@ -11,7 +11,8 @@ from motet.deploy.cell import Cell
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.stop import StopSignals
-from motet.testing.engine import FakeEngine, Script
+from motet.testing.engine import FakeEngine, Script, fake_info
+from motet.text.formats import ParserNames
 from motet.transfer.ticket import TransferAddress
 
 MODEL = "tiny"
@@ -20,8 +21,8 @@ MODEL = "tiny"
 class ImmortalEngine(FakeEngine):
     """A scripted engine with the `died` event that a cell expects; it is never set."""
 
-    def __init__(self, script: Script) -> None:
-        super().__init__(script)
+    def __init__(self, script: Script, max_model_len: int) -> None:
+        super().__init__(script, info=fake_info(max_model_len=max_model_len))
         self.died = asyncio.Event()
 
     async def connect(self, address: TransferAddress) -> None:
@@ -31,13 +32,22 @@ class ImmortalEngine(FakeEngine):
 class FakeServer:
     """Serves a script inside `with`, and checks at its end that every group has ended. `folder` has a tokenizer."""
 
-    def __init__(self, folder: Path, script: Script, *, api_key: str | None = None) -> None:
-        self.engine = ImmortalEngine(script)
+    def __init__(
+        self,
+        folder: Path,
+        script: Script,
+        *,
+        api_key: str | None = None,
+        max_model_len: int = 4096,
+        parsers: ParserNames | None = None,
+    ) -> None:
+        self.engine = ImmortalEngine(script, max_model_len)
         self._plan = ServerPlan(
             EngineConfig(model_path=str(folder), model_name=MODEL),
             ServerConfig(port=0, served_model_name=MODEL, api_keys=(api_key,) if api_key else ()),
             tokenizer_path=folder,
             chat_template=None,
+            parsers=parsers or ParserNames(),
         )
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
         self._ready: Future[str] = Future()

@@ -17,6 +17,7 @@ markers =
     gpu: x
     real: x
     hosts: x
+    clients: x
     slow: x
 """
 
@@ -32,6 +33,7 @@ ALLOWED = {
     "gpu_with_a_reason": 'import pytest\n@pytest.mark.gpu\ndef test_a(): pytest.skip("no device here")',
     "real_with_a_reason": 'import pytest\n@pytest.mark.real\ndef test_a(): pytest.skip("no weights here")',
     "hosts_with_a_reason": 'import pytest\n@pytest.mark.hosts\ndef test_a(): pytest.skip("no root here")',
+    "clients_with_a_reason": 'import pytest\n@pytest.mark.clients\ndef test_a(): pytest.skip("no such package here")',
     "an_expected_failure": "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False",
 }
 
@@ -97,6 +99,6 @@ def test_a_skip_fails_the_run_and_says_why(refused: Run) -> None:
     assert "a skip fails the run" in refused.output
 
 
-def test_gpu_real_and_hosts_may_skip_with_a_reason_and_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
+def test_some_marks_may_skip_with_a_reason_and_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, ALLOWED)
     assert run.exit_code == 0, run.output

@@ -56,21 +56,6 @@ async def test_an_answer_may_be_sent_back_as_the_client_has_it(serve_tools: Call
     assert "Paris" in served.tokenizer.decode(given[-200:])
 
 
-async def test_the_second_turn_of_litellm_is_read(serve_tools: CallingServing) -> None:
-    """Recorded from LiteLLM 1.106.2, which keeps what it does not know in a field of its own and sends it back."""
-    served = await serve_tools(saying("fine"))
-    call = {"function": {"arguments": "{}", "name": "f"}, "id": "c1", "type": "function"}
-    turn = {"role": "assistant", "tool_calls": [call], "reasoning_content": "hm"}
-    own = {"provider_specific_fields": {"reasoning": "hm", "refusal": None}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
-    for back in (turn, turn | own):
-        messages = [*ASK, back, {"role": "tool", "tool_call_id": "c1", "content": "3"}]
-        answer = await served.http.post("/v1/chat/completions", json={"messages": messages, "tools": tools})
-        assert answer.status_code == 200, answer.text
-    plain, given = (request.prompt for request in served.engine.requests)
-    assert given == plain
-
-
 async def test_the_stream_helper_reports_calls_and_content_of_every_choice(serve_tools: CallingServing) -> None:
     answers = [weather("Paris"), "No idea.", f"<think>Two.</think>Both. {weather('Paris')}{weather('Rome')}"]
     served = await serve_tools(saying(*answers))

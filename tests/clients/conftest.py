@@ -1,0 +1,55 @@
+"""A real server with the default model, a recorder in front of it, and a clean home for each client."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from motet.config import environment
+from motet.deploy.child import ChildServer
+from motet.models.smollm2 import DEFAULT_MODEL
+from tests.clients.recorder import Recorder
+
+QUIET = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "HF_HUB_OFFLINE": "1",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "TELEMETRY_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+}
+"""Settings with which clients ask nobody but the server."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-clients", metavar="FOLDER", help="write what each client sends to FOLDER/NAME.json")
+
+
+@pytest.fixture(scope="session")
+def recorder() -> Iterator[Recorder]:
+    """Passes requests on to the default model; it starts with the first test that runs a client."""
+    with ExitStack() as stack:
+        server = stack.enter_context(ChildServer([DEFAULT_MODEL, "--kv-cache-gb", "0.5"]))
+        yield stack.enter_context(Recorder(server.url))
+
+
+@pytest.fixture
+def recorded(recorder: Recorder) -> Recorder:
+    """The recorder without the requests of earlier clients."""
+    recorder.begin()
+    return recorder
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> dict[str, str]:
+    """The environment of a client: a home of its own, and none of our packages."""
+    kept = {name: value for name, value in environment().items() if name not in ("PYTHONPATH", "NODE_PATH")}
+    return {**kept, **QUIET, "HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def recordings(request: pytest.FixtureRequest) -> Path | None:
+    """The folder for recordings, if the run makes any."""
+    folder: str | None = request.config.getoption("--record-clients", None)
+    return None if folder is None else Path(folder)

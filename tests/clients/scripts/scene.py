@@ -1,0 +1,49 @@
+"""What the scripts of all clients in Python ask, and of whom. Nothing here needs more than the standard library.
+
+Every value has few possible texts, so an answer of a small model is complete before `MAX_TOKENS`.
+"""
+
+import json
+import sys
+from typing import Any
+
+URL = f"{sys.argv[1]}/v1"
+MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2"
+KEY = "none"
+SEED = 7
+MAX_TOKENS = 100
+QUESTION = "Name a boat."
+ASK: list[Any] = [{"role": "user", "content": QUESTION}]
+CITIES = ("Paris", "Rome")
+KINDS = ("sail", "motor")
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": list(CITIES)}},
+            "required": ["city"],
+        },
+    },
+}
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "get_weather"}}
+BOAT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": {"type": "string", "enum": list(KINDS)}, "fast": {"type": "boolean"}},
+    "required": ["kind", "fast"],
+}
+BOAT_FORMAT: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "boat", "schema": BOAT}}
+
+
+def is_boat(text: str | None) -> bool:
+    """Returns True if the text is a boat as `BOAT` says."""
+    told = json.loads(text or "")
+    return set(told) == {"kind", "fast"} and told["kind"] in KINDS and isinstance(told["fast"], bool)
+
+
+def is_weather(name: str | None, arguments: str | None) -> bool:
+    """Returns True for a call of `get_weather` with one of its cities."""
+    return name == "get_weather" and json.loads(arguments or "")["city"] in CITIES
