@@ -73,7 +73,7 @@ CASES: Mapping[str, tuple[str, bytes, str | None]] = {
     "long stop string": (
         CHAT,
         padded('{"messages":[{"role":"user","content":"x"}],"stop":["', "x", last='"]}'),
-        "stop[0]",
+        "stop",
     ),
     "stop tokens": (
         CHAT,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from motet.api.answer import GroupsWriter, head_json
-from motet.api.plan import Plan
+from motet.api.plan import LONG_TEXT, Plan
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
 from motet.text.logprobs import ranked_logprobs
@@ -35,6 +35,12 @@ class WholeWriter(GroupsWriter):
         if num_top is None or report is None or report.logprobs is None:
             return {}
         return {"prompt_logprobs": ranked_logprobs(self._plan.served.tokenizer, report.logprobs, num_top=num_top)}
+
+    @property
+    def is_long(self) -> bool:
+        prompts = sum(len(group.prompt) for group in self._plan.groups)
+        answers = sum(len(choice.token_ids) for group in self._groups for choice in group.choices)
+        return prompts + answers >= LONG_TEXT
 
     def whole(self, kind: str, choices: Sequence[object], *, usage: dict[str, object], **more: object) -> bytes:
         """Returns an answer in OpenAI's shape, with its head and, after a prefill, the ticket."""

@@ -1,5 +1,7 @@
 """`POST /v1/completions`: several prompts, n choices of each."""
 
+from functools import partial
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -7,7 +9,7 @@ from motet.api.answer import TokenChunks, answer_plan
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
-from motet.api.plan import Plan, RouteOptions, check_size, completion_prompts, held_to, make_plan
+from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, completion_prompts, held_to, make_plan
 from motet.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from motet.api.service import Service
 from motet.api.upstream import text_models_first
@@ -26,7 +28,9 @@ def completion_router(service: Service) -> APIRouter:
         async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
-            return answer_plan(service, plan, writer=(CompletionChunks if body.stream else CompletionBody)(plan, body))
+            make = partial(CompletionChunks if body.stream else CompletionBody, plan, body)
+            writer = await beside_the_loop(make, sum(len(group.prompt) for group in plan.groups) if body.echo else 0)
+            return answer_plan(service, plan, writer=writer)
 
     handle = text_models_first(service, TextRoute.COMPLETIONS, ours=with_body(CompletionRequest, completions))
     route = PostRoute("/v1/completions", handle, body=CompletionRequest, summary="n answers to each of several prompts")

@@ -1,6 +1,7 @@
 """`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shapes, so that other gateways can drive us."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -9,7 +10,7 @@ from motet.api.answer import END, CountingWriter, answer_plan, ticket_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
-from motet.api.plan import Plan, RouteOptions, check_size, held_to, make_plan
+from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, held_to, make_plan
 from motet.api.schemas.completions import TokensRequest
 from motet.api.service import Service
 from motet.text.choice import ChoiceEvent
@@ -47,7 +48,8 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
         param="sampling_params.",
     )
     check_size(service, 1, options=options)
-    context.served.preparer.check_prompt(body.token_ids, param="token_ids")
+    check = partial(context.served.preparer.check_prompt, body.token_ids, param="token_ids")
+    await beside_the_loop(check, len(body.token_ids))
     options = await held_to(options, sampling.form)
     return make_plan(service, [body.token_ids], sampling=sampling, around=body, options=options)
 
