@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from bench.hostile import CASES
+from bench.hostile_cases import REFUSED
 from tests.api.serving import Served, Serving, WatchedEngine, later
 from tests.attack.hostile import MIB, flood, status
 from tests.deploy.listening import left, serving
@@ -59,10 +59,10 @@ async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> No
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", REFUSED)
 async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_made(serve: Serving, case: str) -> None:
     served = await serve()
-    path, body, param = CASES[case]
+    path, body, param = REFUSED[case]
     began = time.thread_time()
     response = await served.http.post(path, content=body, headers={"content-type": "application/json"})
     busy_s = time.thread_time() - began
