@@ -15,6 +15,8 @@ pytestmark = pytest.mark.anyio
 
 CHUNK = b"10000\r\n" + b"a" * 65536 + b"\r\n"
 KIB = 1024
+IN_TIME = {"tool calls": (), "unknown keys": (), "long numbers": (), "stop tokens": ()}
+"""The marks of the cases that the fast tests send, one for each limit; to make and send 7 MB takes a while."""
 
 
 async def test_bodies_under_way_have_one_budget_and_short_ones_get_in_beside_it(serve: Serving) -> None:
@@ -59,7 +61,7 @@ async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> No
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=IN_TIME.get(case, pytest.mark.slow)) for case in REFUSED])
 async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_made(serve: Serving, case: str) -> None:
     served = await serve()
     path, body, param = REFUSED[case]
