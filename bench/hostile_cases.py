@@ -112,8 +112,8 @@ REFUSED: Mapping[str, tuple[str, bytes, str | None]] = {
 
 ANSWERED: Mapping[str, tuple[str, bytes]] = {
     "250 prompts of 3900 tokens": (COMPLETIONS, body(prompt=[[5] * 3900] * 250, max_tokens=1)),
-    "250 prompts, scored": (COMPLETIONS, body(prompt=[[5] * 3900] * 250, max_tokens=0, echo=True, logprobs=5)),
-    "prompts with alternatives": (COMPLETIONS, body(prompt=[[5] * 3900] * 50, max_tokens=1, prompt_logprobs=20)),
+    "250 prompts, scored": (COMPLETIONS, body(prompt=[[5] * 3900] * 250, max_tokens=0, echo=True, logprobs=1)),
+    "prompts with alternatives": (COMPLETIONS, body(prompt=[[5] * 3900] * 20, max_tokens=1, prompt_logprobs=20)),
     "a text for tokens": (
         "/tokenize",
         json.dumps({"prompt": "hello world " * 4000, "return_token_strs": True}).encode(),

@@ -42,6 +42,8 @@ log = logging.getLogger("motet.api")
 
 T = TypeVar("T")
 
+MAX_SCORES = 2_000_000
+"""Log-probabilities of prompts that one request may ask for, alternatives too: each takes 110 bytes."""
 MAX_KEYS = 10
 MAX_KEY_CHARS = 50
 """Limits on what an error lists of wrong keys."""
@@ -133,6 +135,7 @@ def make_plan(
     rights = service.rights(context.caller.client)
     if rights.least_priority is not None and around.priority < rights.least_priority:
         raise invalid_value("priority", f"{around.priority}; your API key may ask for {rights.least_priority} or more")
+    _check_scores(sum(map(len, prompts)), options)
     answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
@@ -171,6 +174,14 @@ def make_plan(
         include_usage=around.include_usage,
         continuous_usage=around.continuous_usage,
     )
+
+
+def _check_scores(num_tokens: int, options: RouteOptions) -> None:
+    """Raises `RequestError` if the log-probabilities of the prompts, which are kept until the answer, are too many."""
+    num_scores = 0 if options.prompt_logprobs is None else num_tokens * (1 + options.prompt_logprobs)
+    if num_scores > MAX_SCORES:
+        why = f"log-probabilities of {num_tokens} tokens with {options.prompt_logprobs} alternatives are {num_scores}"
+        raise invalid_value(options.prompt_param, f"{why}, and a request may have {MAX_SCORES}; send fewer prompts")
 
 
 def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:
