@@ -24,7 +24,7 @@ from motet.config import EngineConfig, ServerConfig, cache_folder, environment
 from motet.deploy.cell import Cell
 from motet.deploy.listen import HttpServer, listen, url_of
 from motet.deploy.plan import ServerPlan
-from motet.deploy.server import Serving, freeze_heap, run_server
+from motet.deploy.server import Serving, favour_streams, run_server
 from motet.deploy.stop import StopSignals
 from motet.log import setup_logging
 from motet.models.source import resolve
@@ -87,7 +87,7 @@ async def serve_motet(plan: ServerPlan, engine: PulsedEngine) -> None:
         return engine
 
     def on_ready(serving: Serving[Cell]) -> None:
-        freeze_heap()
+        favour_streams()
         print(serving.url, flush=True)
 
     with StopSignals() as signals:
@@ -103,7 +103,7 @@ async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
         signals.watch_stdin(sys.stdin)
         server = HttpServer(Replay(app, engine.pulse))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        freeze_heap()
+        favour_streams()
         print(url_of(listener), flush=True)
         await signals.drain.wait()
         server.stop()

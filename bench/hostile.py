@@ -1,11 +1,14 @@
-"""Measures what hostile clients with a key cost a neighbour: large bodies of all kinds, sent again and again.
+"""Measures what hostile clients with a key cost a neighbour: large requests of all kinds, sent again and again.
 
 A server with an engine that takes a step every 10 ms runs in a process of its own. A neighbour streams from it, first
-alone, then beside clients that send the bodies of `CASES` in turn. "lag" is how late a task of the server's event loop
-wakes that sleeps for a millisecond; "step" is the mean time between two tokens of the neighbour. Prints a table, the
-goals, and JSON on the last line.
+alone, then beside clients that send the requests of `bench.hostile_cases` in turn. "lag" is how late a task of the
+server's event loop wakes that sleeps for a millisecond; "step" is the mean time between two tokens of the neighbour.
+Prints a table, the goals, and JSON on the last line.
 
-Run: python -m bench.hostile [--clients 4] [--seconds 10]
+With `--each`, every request is sent alone, three times. Its lag is the greatest while it was answered, and of the three
+times the least, since other work on the machine can only add to it.
+
+Run: python -m bench.hostile [--clients 4] [--seconds 10] [--each]
 """
 
 import argparse
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
@@ -26,69 +29,11 @@ import httpx
 import uvloop
 
 from bench.frontend_server import serve
+from bench.hostile_cases import ANSWERED, MESSAGE, REFUSED
 from bench.report import Floor, machine, table, tell
 
-CHAT, GENERATE, RESPONSES = "/v1/chat/completions", "/inference/v1/generate", "/v1/responses"
-CALLS = [{"type": "function", "function": {"name": "f"}}]
-MESSAGE = {"role": "user", "content": "x"}
-
-
-def padded(first: str, piece: str, *, last: str, size: int = 7 * 2**20) -> bytes:
-    """Returns a body of about `size` bytes, a little less than a server takes."""
-    return (first + piece * (size // len(piece)) + last).encode()
-
-
-CASES: Mapping[str, tuple[str, bytes, str | None]] = {
-    "empty messages": (CHAT, padded('{"messages":[', "{},", last="{}]}"), "messages"),
-    "messages": (CHAT, padded('{"messages":[', json.dumps(MESSAGE) + ",", last="{}]}"), "messages"),
-    "tool calls": (
-        CHAT,
-        padded('{"messages":[{"role":"assistant","tool_calls":[', json.dumps(CALLS[0]) + ",", last="{}]}]}"),
-        "messages",
-    ),
-    "text parts": (
-        CHAT,
-        padded('{"messages":[{"role":"user","content":[', '{"type":"text","text":"x"},', last="{}]}]}"),
-        "messages",
-    ),
-    "unknown keys": (CHAT, ("{" + ",".join(f'"k{number}":1' for number in range(500_000)) + "}").encode(), "k40000"),
-    "some unknown keys": (CHAT, ("{" + ",".join(f'"k{number}":1' for number in range(9000)) + "}").encode(), "k0"),
-    "metadata": (
-        CHAT,
-        json.dumps({"messages": [MESSAGE], "metadata": {f"k{number}": "x" for number in range(400_000)}}).encode(),
-        "metadata",
-    ),
-    "empty arrays": (CHAT, padded('{"messages":[', "[],", last="[]]}"), "messages"),
-    "depth": (CHAT, b'{"messages":' + b"[" * 7_000_000, "messages"),
-    "items": (RESPONSES, padded('{"input":[', json.dumps(MESSAGE) + ",", last="{}]}"), "input"),
-    "unknown roles": (CHAT, padded('{"messages":["', 'x","', last='"]}', size=300_000), "messages[0]"),
-    "included": (RESPONSES, padded('{"input":"x","include":["', 'x","', last='"]}', size=300_000), "include[0]"),
-    "words for tokens": (
-        GENERATE,
-        padded('{"sampling_params":{},"token_ids":["', 'x","', last='"]}', size=300_000),
-        "token_ids[0]",
-    ),
-    "strings": (GENERATE, padded('{"sampling_params":{},"token_ids":["', 'x","', last='"]}'), "token_ids"),
-    "values": (GENERATE, padded('{"sampling_params":{},"token_ids":[', "1,", last="1]}"), "token_ids"),
-    "long stop string": (
-        CHAT,
-        padded('{"messages":[{"role":"user","content":"x"}],"stop":["', "x", last='"]}'),
-        "stop[0]",
-    ),
-    "stop tokens": (
-        CHAT,
-        padded('{"messages":[{"role":"user","content":"x"}],"stop_token_ids":[', "1,", last="1]}"),
-        "stop_token_ids",
-    ),
-    "biases": (
-        CHAT,
-        json.dumps({"messages": [MESSAGE], "logit_bias": {str(number): 1 for number in range(30_000)}}).encode(),
-        "logit_bias",
-    ),
-    "no JSON": (CHAT, padded("", "[1,", last=""), None),
-}
-"""What is sent by its name: route, body, and the field that its refusal names."""
-
+REQUESTS = {name: (path, body) for name, (path, body, _) in REFUSED.items()} | dict(ANSWERED)
+JSON = {"content-type": "application/json"}
 STEP_S = 0.01
 MOST_LAG_MS = 50.0
 MOST_STEP_RATIO = 1.2
@@ -126,12 +71,13 @@ async def serve_watched() -> None:
 
 def attack(url: str, *, clients: int) -> None:
     """Sends all cases again and again, until its standard input ends, as it does with its parent."""
+    requests = list(REQUESTS.values())
 
     def send(first: int) -> None:
-        for path, body, _ in itertools.islice(itertools.cycle(CASES.values()), first, None):
+        for path, body in itertools.islice(itertools.cycle(requests), first, None):
             connection = http.client.HTTPConnection(urlsplit(url).netloc)
             try:
-                connection.request("POST", path, body, {"content-type": "application/json"})
+                connection.request("POST", path, body, JSON)
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException):  # a body that is refused before its end
                 pass
@@ -139,7 +85,7 @@ def attack(url: str, *, clients: int) -> None:
                 connection.close()
 
     for number in range(clients):
-        threading.Thread(target=send, args=(number * len(CASES) // clients,), daemon=True).start()
+        threading.Thread(target=send, args=(number * len(requests) // clients,), daemon=True).start()
     sys.stdin.read()
 
 
@@ -174,7 +120,9 @@ def collect(lines: Iterable[str], lags: list[tuple[float, float]]) -> None:
             lags += json.loads(line)
 
 
-def measure(*, clients: int, seconds: float) -> dict[str, Share]:
+@contextmanager
+def watched() -> Iterator[tuple[str, list[tuple[float, float]]]]:
+    """Runs a server, and yields its URL and the lags of its loop, to which a thread adds."""
     with running("--serve") as server:
         assert server.stdout is not None  # it is a pipe
         lines = iter(server.stdout)
@@ -182,11 +130,33 @@ def measure(*, clients: int, seconds: float) -> dict[str, Share]:
         lags: list[tuple[float, float]] = []
         reading = threading.Thread(target=collect, args=(lines, lags))
         reading.start()
+        yield url, lags
+    reading.join()
+
+
+def measure(*, clients: int, seconds: float) -> dict[str, Share]:
+    with watched() as (url, lags):
         alone = share(url, lags, seconds=seconds)
         with running("--attack", url, "--clients", str(clients)):
             beside = share(url, lags, seconds=seconds)
-    reading.join()
     return {"alone": alone, "beside hostile clients": beside}
+
+
+def lag_of_each() -> list[tuple[str, int, float]]:
+    """Returns the name, the status and the lag in milliseconds of each request, the greatest lag first."""
+    found = []
+    with watched() as (url, lags), httpx.Client(base_url=url, timeout=600) as client:
+        for name, (path, body) in REQUESTS.items():
+            greatest = []
+            for _ in range(3):
+                began = time.monotonic()
+                status = client.post(path, content=body, headers=JSON).status_code
+                ended = time.monotonic()
+                while not lags or lags[-1][0] < ended:  # they come in pieces
+                    time.sleep(0.01)
+                greatest.append(1000 * max(lag for woke, lag in list(lags) if began < woke <= ended + 0.05))
+            found.append((name, status, min(greatest)))
+    return sorted(found, key=lambda row: -row[2])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -194,6 +164,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--clients", type=int, default=4, help="hostile clients")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
     parser.add_argument("--check", action="store_true", help="fail when a goal is missed")
+    parser.add_argument("--each", action="store_true", help="send every request alone, and tell the lag of each")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -203,6 +174,11 @@ def main(argv: Sequence[str]) -> int:
     if arguments.attack:
         attack(arguments.attack, clients=arguments.clients)
         return 0
+    if arguments.each:
+        each = lag_of_each()
+        columns = [("request", "<"), ("status", "d"), ("lag ms", ".1f")]
+        worst = Floor("greatest lag of a request, ms", each[0][2], MOST_LAG_MS)
+        return tell({"each": each}, table(columns, each), about=machine(), floors=[worst], check=arguments.check)
     found = measure(clients=arguments.clients, seconds=arguments.seconds)
     alone, beside = found.values()
     columns = [("neighbour", "<"), *((name, ".2f") for name in ("lag p50 ms", "p99.9", "max", "step ms"))]

@@ -10,7 +10,7 @@ from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceDelta, Finish, FinishReason, TokenLogprob
 from tests.property.text_oracle import cut, first_stop
-from tests.text.feeding import INDEX, LENGTH, STOP, fed, stream, text_of
+from tests.text.feeding import INDEX, LENGTH, STOP, fed, stopping, stream, text_of
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, build_byte_fallback_tokenizer, build_tiny_tokenizer
 
 BYTE_LEVEL = Tokenizer(build_tiny_tokenizer())
@@ -35,8 +35,8 @@ CUTS = st.lists(st.integers(0, 60), max_size=12)
 
 @st.composite
 def rules(draw: st.DrawFn, *, skip: bool = True) -> TextRules:
-    return TextRules(
-        stop=draw(STOPS),
+    return stopping(
+        *draw(STOPS),
         include_stop_str_in_output=draw(st.booleans()),
         skip_special_tokens=skip or draw(st.booleans()),
         min_tokens=draw(st.integers(0, 12)),
@@ -69,7 +69,7 @@ class Answer:
 def test_the_text_is_the_decoded_whole_up_to_its_first_stop_string(
     tokens: tuple[int, ...], stops: tuple[str, ...], cuts: list[int], include: bool, skip: bool
 ) -> None:
-    given_rules = TextRules(stop=stops, include_stop_str_in_output=include, skip_special_tokens=skip)
+    given_rules = stopping(*stops, include_stop_str_in_output=include, skip_special_tokens=skip)
     answer = Answer.of(fed(stream(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()]))
     whole = BYTE_LEVEL.decode(tokens, skip_special_tokens=skip)
     found = first_stop(whole, stops)
@@ -114,7 +114,7 @@ def test_ids_log_probabilities_and_offsets_of_an_event_are_equally_long_wherever
     whole = BYTE_LEVEL.decode(tokens)
     begin = data.draw(st.integers(0, max(0, len(whole) - 1)))
     stop = whole[begin : begin + data.draw(st.integers(1, 4))]
-    given_rules = TextRules(stop=(stop,) if stop else (), include_stop_str_in_output=include, logprobs=True)
+    given_rules = stopping(*[stop] * bool(stop), include_stop_str_in_output=include, logprobs=True)
     check_lengths(fed(stream(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()]))
 
 

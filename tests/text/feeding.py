@@ -1,12 +1,14 @@
 """Makes choices and feeds them with deltas, as an engine does."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from motet.ids import RequestId
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
 from motet.text.group import GroupStep, TextGroup
+from motet.text.stop import StopStrings
 from motet.text.tokenizer import Tokenizer
 from motet.types import (
     ChoiceDelta,
@@ -24,6 +26,11 @@ INDEX = 2
 LENGTH, STOP = Finish(FinishReason.LENGTH), Finish(FinishReason.STOP)
 
 
+def stopping(*strings: str, **rules: Any) -> TextRules:
+    """Returns rules with stop strings, if there are any."""
+    return TextRules(stops=StopStrings(strings) if strings else None, **rules)
+
+
 def stream(
     tokenizer: Tokenizer,
     rules: TextRules | None = None,
@@ -33,7 +40,7 @@ def stream(
 ) -> ChoiceStream:
     rules = rules or TextRules()
     start = ChoiceStart(INDEX, 7, written)
-    return ChoiceStream(start, prompt, tokenizer=tokenizer, rules=rules, stops=rules.stop_strings())
+    return ChoiceStream(start, prompt, tokenizer=tokenizer, rules=rules)
 
 
 def request(n: int = 3, name: str = "r") -> GenerateRequest:

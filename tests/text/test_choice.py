@@ -5,7 +5,7 @@ import pytest
 from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceDelta, Finish, FinishReason
-from tests.text.feeding import INDEX, LENGTH, STOP, events, ids_of, logprob, stream, text_of
+from tests.text.feeding import INDEX, LENGTH, STOP, events, ids_of, logprob, stopping, stream, text_of
 from tests.tiny_tokenizer import EOS_ID, IM_END_ID, build_tiny_tokenizer
 
 A, B = ids_of("a"), ids_of("b")
@@ -33,26 +33,44 @@ SHOWN: dict[str, tuple[TextRules, tuple[int, ...], Finish, list[str], str | int 
         ["a", "<|im_end|>", "b"],
         None,
     ),
-    "a stop string is held back": (TextRules(stop=("END",)), ids_of("1 END"), LENGTH, ["1", " ", ""], "END"),
-    "a stop string waits for its character": (TextRules(stop=("日",)), ids_of("本日"), LENGTH, ["本", ""], "日"),
-    "its first two bytes do not stop": (TextRules(stop=("日",)), ids_of("旦旧"), LENGTH, ["旦", "旧"], None),
-    "a stop string cuts its token": (TextRules(stop=("ll",)), BOUND[:1], LENGTH, ["he"], "ll"),
+    "a stop string is held back": (
+        stopping("END"),
+        ids_of("1 END"),
+        LENGTH,
+        ["1", " ", ""],
+        "END",
+    ),
+    "a stop string waits for its character": (
+        stopping("日"),
+        ids_of("本日"),
+        LENGTH,
+        ["本", ""],
+        "日",
+    ),
+    "its first two bytes do not stop": (
+        stopping("日"),
+        ids_of("旦旧"),
+        LENGTH,
+        ["旦", "旧"],
+        None,
+    ),
+    "a stop string cuts its token": (stopping("ll"), BOUND[:1], LENGTH, ["he"], "ll"),
     "a stop string is kept on request": (
-        TextRules(stop=("ll",), include_stop_str_in_output=True),
+        stopping("ll", include_stop_str_in_output=True),
         BOUND[:1],
         LENGTH,
         ["hell"],
         "ll",
     ),
     "half a stop string comes with the end": (
-        TextRules(stop=("END",)),
+        stopping("END"),
         (*ids_of("a EN"), EOS_ID),
         STOP,
         ["a", " ", "EN"],
         None,
     ),
     "no stop string ends a choice before min_tokens": (
-        TextRules(stop=("b",), min_tokens=3),
+        stopping("b", min_tokens=3),
         ids_of("abbb"),
         LENGTH,
         ["a", "b", "b", ""],
@@ -85,7 +103,7 @@ def test_an_end_without_a_token_ends_the_choice(tokenizer: Tokenizer) -> None:
 
 def test_a_stop_string_in_a_delta_ends_it_there_and_wins_over_the_engines_end(tokenizer: Tokenizer) -> None:
     for ids in (ids_of("ab"), ids_of("abcd")):
-        choice = stream(tokenizer, TextRules(stop=("b",)))
+        choice = stream(tokenizer, stopping("b"))
         event = choice.feed(ChoiceDelta(INDEX, ids, None, LENGTH))
         assert event == ChoiceEvent(INDEX, "a", ids_of("ab"), finish=FinishReason.STOP, stop_reason="b")
         assert choice.num_tokens == 2
@@ -93,7 +111,7 @@ def test_a_stop_string_in_a_delta_ends_it_there_and_wins_over_the_engines_end(to
 
 def test_log_probabilities_come_with_the_text(tokenizer: Tokenizer) -> None:
     ids = ids_of("aé,b")
-    shown = events(stream(tokenizer, TextRules(stop=(",x",), logprobs=True)), ids)
+    shown = events(stream(tokenizer, stopping(",x", logprobs=True)), ids)
     assert [(e.text, e.token_ids, e.offsets) for e in shown] == [
         ("a", ids[:1], (0,)),
         ("é", ids[1:3], (1, 1)),
@@ -111,7 +129,7 @@ def test_tokens_that_a_stop_string_cuts_off_come_with_their_log_probabilities(to
         ("n", [hello, a, n], [0, 5, 6]),
         ("oan", [hello, a, n], [0, 5, 6]),
     ):
-        choice = stream(tokenizer, TextRules(stop=(stop,), logprobs=True))
+        choice = stream(tokenizer, stopping(stop, logprobs=True))
         shown = events(choice, [hello, a, n, d])
         assert [token_id for event in shown for token_id in event.token_ids] == told
         assert [entry.token_id for event in shown for entry in event.logprobs or ()] == told
@@ -126,10 +144,10 @@ def test_the_end_of_sequence_comes_with_its_log_probability(tokenizer: Tokenizer
 
 def test_a_resumed_choice_completes_a_character_and_a_stop_string_begun_before(tokenizer: Tokenizer) -> None:
     written, rest = ids_of("the EN本")[:-1], ids_of("the EN本")[-1:]
-    choice = stream(tokenizer, TextRules(stop=("END",)), written)
+    choice = stream(tokenizer, stopping("END"), written)
     assert choice.feed(ChoiceDelta(INDEX, rest)) == ChoiceEvent(INDEX, "EN本", ids_of("EN本"))
 
-    choice = stream(tokenizer, TextRules(stop=("END",)), ids_of("the EN"))
+    choice = stream(tokenizer, stopping("END"), ids_of("the EN"))
     event = choice.feed(ChoiceDelta(INDEX, ids_of("D")))
     assert event == ChoiceEvent(INDEX, "", ids_of("END"), finish=FinishReason.STOP, stop_reason="END")
 
@@ -142,13 +160,13 @@ def test_a_resumed_choice_completes_a_character_and_a_stop_string_begun_before(t
 def test_a_stop_string_begun_long_before_is_completed(
     tokenizer: Tokenizer, stop: str, before: str, begun: tuple[int, ...], last: str
 ) -> None:
-    choice = stream(tokenizer, TextRules(stop=(stop,)), ids_of(before) + begun)
+    choice = stream(tokenizer, stopping(stop), ids_of(before) + begun)
     shown = events(choice, ids_of(last + "!"))
     assert [(e.text, e.token_ids, e.stop_reason) for e in shown] == [("", (*begun, *ids_of(last)), stop)]
 
 
 def test_a_resumed_choice_counts_its_written_tokens(tokenizer: Tokenizer) -> None:
-    choice = stream(tokenizer, TextRules(stop=("b",), min_tokens=101), ids_of("a" * 100))
+    choice = stream(tokenizer, stopping("b", min_tokens=101), ids_of("a" * 100))
     assert choice.num_tokens == 100
     shown = events(choice, ids_of("bab"))
     assert (text_of(shown), choice.num_tokens) == ("ba", 103)
@@ -161,11 +179,11 @@ def test_offsets_of_a_resumed_choice_count_from_the_beginning(tokenizer: Tokeniz
 
 
 def test_a_choice_whose_written_tokens_hold_a_stop_string_has_ended(tokenizer: Tokenizer) -> None:
-    choice = stream(tokenizer, TextRules(stop=("b",)), ids_of("abc"))
+    choice = stream(tokenizer, stopping("b"), ids_of("abc"))
     assert (choice.finish, choice.num_tokens) == (FinishReason.STOP, 2)
     assert choice.feed(ChoiceDelta(INDEX, ids_of("d"), None, LENGTH)) is None
 
 
 def test_resuming_reads_only_the_end_of_what_was_written(tokenizer: Tokenizer) -> None:
     """Reading thousands of written tokens would block the event loop, so a stop string far back is not found."""
-    assert not stream(tokenizer, TextRules(stop=("b",)), ids_of("b" + "a" * 4000)).ended
+    assert not stream(tokenizer, stopping("b"), ids_of("b" + "a" * 4000)).ended

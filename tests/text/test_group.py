@@ -13,7 +13,7 @@ from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceStart, FinishReason, GenerateRequest, PromptReport, Usage
-from tests.text.feeding import first_of, request
+from tests.text.feeding import first_of, request, stopping
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +54,7 @@ async def test_a_group_is_submitted_before_it_is_iterated(tokenizer: Tokenizer) 
 
 async def test_a_stop_string_ends_its_choice_in_the_engine_too(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script(*ANSWERS))
-    group = TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules(stop=("END",)))
+    group = TextGroup(engine, request(), tokenizer=tokenizer, rules=stopping("END"))
     steps: list[GroupStep] = []
 
     def take(read: Sequence[GroupStep]) -> None:
@@ -74,7 +74,7 @@ async def test_a_stop_string_ends_its_choice_in_the_engine_too(tokenizer: Tokeni
 
 async def test_the_group_ends_when_stop_strings_have_ended_all_its_choices(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("a" * 9, "aab" + "a" * 9))
-    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules(stop=("aaa", "b")))
+    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=stopping("aaa", "b"))
     steps = await rest_of(group)
     assert len(steps) == 2  # the first has the prompt report; "aa" is held back until the end
     assert (text_of(0, steps), text_of(1, steps)) == ("", "aa")
@@ -166,7 +166,7 @@ async def test_the_engines_stream_is_closed_before_the_last_event_comes(
     tokenizer: Tokenizer, stop: tuple[str, ...]
 ) -> None:
     engine = WatchedEngine(script("abcd"))
-    group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules(stop=stop))
+    group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=stopping(*stop))
     steps: list[GroupStep] = []
     while not any(event.finish for step in steps for event in step.events):
         assert engine.closed_groups == []
@@ -180,7 +180,10 @@ async def test_a_resumed_choice_that_had_ended_is_stopped_and_has_no_events(toke
     written = tuple(fake_answer("ab", eos=False))
     starts = (ChoiceStart(0, 1, written), ChoiceStart(1, 2, tuple(fake_answer("x", eos=False))))
     group = TextGroup(
-        engine, msgspec.structs.replace(request(), choices=starts), tokenizer=tokenizer, rules=TextRules(stop=("b",))
+        engine,
+        msgspec.structs.replace(request(), choices=starts),
+        tokenizer=tokenizer,
+        rules=stopping("b"),
     )
     first = await first_of(group)
     assert set(engine.open[RequestId("r")].unfinished) == {1}

@@ -1,8 +1,13 @@
 """Log-probabilities in OpenAI's two forms, and the echo of a prompt."""
 
 import math
+import tracemalloc
 
-from motet.text.logprobs import chat_logprobs, completion_logprobs, echo, joined
+import msgspec
+
+from motet.api.collect import WholeChoice, WholeLogprobs
+from motet.text.choice import ChoiceEvent
+from motet.text.logprobs import chat_logprobs, completion_logprobs, echo
 from motet.text.tokenizer import Tokenizer
 from motet.types import TokenLogprob
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, fake_answer
@@ -57,17 +62,36 @@ def test_an_echo_has_the_offset_of_each_prompt_token(tokenizer: Tokenizer) -> No
     assert echo(tokenizer, [A, CUT[0]]).text == "a\ufffd"
 
 
-def test_prompt_and_answer_join_into_one_form(tokenizer: Tokenizer) -> None:
+def test_log_probabilities_of_prompt_and_steps_join_into_one_form(tokenizer: Tokenizer) -> None:
     prompt = [A, B]
     repeated = echo(tokenizer, prompt)
     entries = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
     first = completion_logprobs(tokenizer, prompt, logprobs=entries, offsets=repeated.offsets, num_top=1)
-    second = completion_logprobs(
-        tokenizer, [C], logprobs=[TokenLogprob(C, -2.0, 1)], offsets=(len(repeated.text),), num_top=0
-    )
-    assert joined(first, second) == {
-        "tokens": ["a", "b", "c"],
-        "token_logprobs": [None, -1.0, -2.0],
-        "top_logprobs": [None, {"b": -1.0}, {"c": -2.0}],
-        "text_offset": [0, 1, 2],
+    told = WholeLogprobs()
+    for token, offset in ((C, 2), (A, 3)):
+        entry = TokenLogprob(token, -2.0, 1)
+        told.add(completion_logprobs(tokenizer, [token], logprobs=[entry], offsets=(offset,), num_top=0))
+        told.add(completion_logprobs(tokenizer, [], logprobs=[], offsets=(), num_top=0))  # nothing to show in a step
+    assert msgspec.json.decode(msgspec.json.encode(told.fields(before=first))) == {
+        "tokens": ["a", "b", "c", "a"],
+        "token_logprobs": [None, -1.0, -2.0, -2.0],
+        "top_logprobs": [None, {"b": -1.0}, {"c": -2.0}, {"a": -2.0}],
+        "text_offset": [0, 1, 2, 3],
     }
+
+
+def test_alternatives_of_a_whole_answer_are_kept_as_its_bytes(tokenizer: Tokenizer) -> None:
+    """256 choices of 4000 tokens with 20 alternatives each took 8 GB before a byte of them was sent."""
+    choice = WholeChoice(0, lambda event: {"content": chat_logprobs(tokenizer, event.logprobs or (), num_top=20)})
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            top = tuple((FIRST_BYTE_ID + 97 + place, -1.0 - number / 7 - place) for place in range(20))
+            choice.feed(ChoiceEvent(0, "a", (A,), (TokenLogprob(A, -0.5 - number / 7, 1, top),), (number,)))
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert choice.logprobs is not None
+    told = choice.logprobs.fields()["content"]
+    assert len(msgspec.json.decode(told)) == 300
+    assert kept < 1.5 * len(bytes(told))

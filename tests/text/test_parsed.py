@@ -18,7 +18,7 @@ from motet.text.tokenizer import Tokenizer
 from motet.text.tools.base import ParsedRegion, ToolFormat
 from motet.text.tools.cursor import Cursor
 from motet.types import ChoiceDelta, FinishReason
-from tests.text.feeding import INDEX, LENGTH, STOP, events, first_of, ids_of, request, stream, text_of
+from tests.text.feeding import INDEX, LENGTH, STOP, events, first_of, ids_of, request, stopping, stream, text_of
 from tests.text.small_format import call, joined, small_format, tool_rules
 from tests.text.test_group import rest_of
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, build_tiny_tokenizer, fake_answer
@@ -74,7 +74,7 @@ def test_an_end_without_a_token_shows_the_text_that_was_held_back(tokenizer: Tok
 
 
 def test_a_stop_string_ends_a_thought_or_a_call_where_it_comes(tokenizer: Tokenizer) -> None:
-    stop = TextRules(stop=("X",))
+    stop = stopping("X")
     shown = events(parsed(tokenizer, stop), ids_of("<think>a bXc</think>"), STOP, size=3)
     assert (parts_of(shown), shown[-1].finish, shown[-1].stop_reason) == ([Reasoning("a b")], FinishReason.STOP, "X")
     shown = events(parsed(tokenizer, stop), ids_of('<call>f{"aXb"}</call>'), STOP, size=3)
@@ -83,7 +83,7 @@ def test_a_stop_string_ends_a_thought_or_a_call_where_it_comes(tokenizer: Tokeni
 
 def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer) -> None:
     for keep in (False, True):
-        rules = TextRules(stop=("</call>",), include_stop_str_in_output=keep)
+        rules = stopping("</call>", include_stop_str_in_output=keep)
         shown = events(parsed(tokenizer, rules), ids_of("<call>f{}</call><call>go{}</call>"), STOP, size=2)
         assert (parts_of(shown), shown[-1].finish) == (call(0, "f", "{}"), FinishReason.TOOL_CALLS)
         assert text_of(shown).endswith("</call>") is keep

@@ -11,7 +11,7 @@ from tokenizers.models import BPE, WordLevel, WordPiece
 
 from motet.errors import ModelLoadError
 from motet.text.detokenize import Detokenizer
-from motet.text.tokenizer import Tokenizer
+from motet.text.tokenizer import LONG, Tokenizer
 from tests.tiny_tokenizer import (
     CHAT_TEMPLATE,
     EOS_ID,
@@ -162,3 +162,15 @@ def test_no_token_can_be_read_alone_where_tokens_change_their_neighbours() -> No
     assert tokenizer.token_bytes(2) == b"run"
     detokenizer = Detokenizer(tokenizer)
     assert "".join(map(detokenizer.feed, (1, 2, 3))) + detokenizer.close() == "a running"
+
+
+def test_long_texts_and_answers_are_read_as_short_ones(tokenizer: Tokenizer, fallback_tokenizer: Tokenizer) -> None:
+    """They go another way through the library, which lets other threads run."""
+    text = "hello, the é日 " * LONG
+    for each in (tokenizer, fallback_tokenizer):
+        for special in (False, True):
+            ids = each.encode(text, add_special_tokens=special)
+            assert ids == each.backend.encode(text, add_special_tokens=special).ids
+            assert each.decode(ids, skip_special_tokens=special) == each.backend.decode(
+                ids, skip_special_tokens=special
+            )

@@ -8,15 +8,17 @@
 It is an object and not a generator, since a generator that was never started never cleans up.
 """
 
+import asyncio
 import logging
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import reduce
+from functools import partial, reduce
 from typing import Generic
 
 import anyio
+from anyio import to_thread
 from msgspec.json import encode as json_bytes
 from msgspec.structs import replace
 from starlette.responses import Response
@@ -39,6 +41,8 @@ log = logging.getLogger("motet.api")
 WORKER_HEADER = "x-motet-worker"
 DONE = b"data: [DONE]\n\n"
 END = b"}\n\n"
+FEW_GROUPS = 16
+"""Groups that are opened in one go, about 2 ms."""
 
 
 class AnswerWriter(ABC, Generic[StepT, UsedT]):
@@ -62,6 +66,11 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
     def fail(self, error: Exception) -> bytes:
         """Returns how a stream that has begun ends when it cannot go on."""
         return b"data: " + error_json(error) + b"\n\n" + DONE
+
+    @property
+    def is_long(self) -> bool:
+        """True if `close` may take so long that it must not hold up the streams of others."""
+        return False
 
     @property
     def complete(self) -> bool:
@@ -115,7 +124,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     async def _answer(self) -> None:
         try:
-            self._open()
+            await self._open()
             if self._writer.starts_at_once:
                 await self._start()
             await self._source().run(self._passing_on())
@@ -123,7 +132,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         except Exception as error:
             await self._fail(error)
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
         """Admits and submits all groups; raises `OverloadedError` and the like before the engine has seen any."""
         if self._client is not None:
             self._service.key_limits.enter(self._client, self._num_choices)
@@ -131,8 +140,10 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._places = self._service.admission.admit(
             *(group.num_prompts for group in self._groups), client=self._client or ANOTHER_SERVER
         )
-        for group, place in zip(self._groups, self._places, strict=True):
+        for number, (group, place) in enumerate(zip(self._groups, self._places, strict=True), start=1):
             group.open(place)
+            if number % FEW_GROUPS == 0:
+                await asyncio.sleep(0)  # others' turn: a request may have hundreds
 
     def _source(self) -> AnswerGroup[StepT, UsedT] | MergedGroups[StepT]:
         """Returns what runs the groups: the only one of a request runs without a task and a queue between."""
@@ -157,7 +168,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         await self._send(data, more=True)
 
     async def _finish(self) -> None:
-        data = self._writer.close(self._usage())
+        close = partial(self._writer.close, self._usage())
+        data = await to_thread.run_sync(close) if self._writer.is_long else close()
         if not self._started:
             self.headers["content-length"] = str(len(data))
             await self._start()

@@ -34,12 +34,17 @@ MAX_STRINGS = 100_000
 """Names too."""
 MAX_VALUES = 1_000_000
 """The token ids of 256 prompts of 3900 tokens. A string costs several times as much as a number."""
+MAX_DIGITS = 100
+"""Of a number: reading one takes a time that grows with their square, in which Python lets nobody else in."""
 SHORT_BYTES = 64 * 1024
 SHORT_CONTAINERS = 100
 """Up to 2 to 4 ms of work, less than a thread delays the streams."""
 
 _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
 """By the mark that follows, or ends, each: the number that a body may have, and the name."""
+
+_DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+_TOO_LONG = b"0" * (MAX_DIGITS + 1)
 
 _READING: RunVar[anyio.CapacityLimiter] = RunVar("reading")
 
@@ -70,7 +75,9 @@ def _read_long(raw: bytes, schema: type[Body]) -> Body:
 def check_counts(raw: bytes) -> None:
     """Raises RequestError for more objects, arrays or members than a request may have, naming the field with them."""
     num_containers = raw.count(b"{") + raw.count(b"[")
-    if num_containers <= MAX_CONTAINERS and all(raw.count(mark) <= most for mark, (most, _) in _LIMITS.items()):
+    few = num_containers <= MAX_CONTAINERS and all(raw.count(mark) <= most for mark, (most, _) in _LIMITS.items())
+    long_number = _TOO_LONG in raw.translate(_DIGITS)
+    if few and not long_number:
         return
     # The counts above have what stands in strings too.
     text = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -78,19 +85,33 @@ def check_counts(raw: bytes) -> None:
     quotes = letters == ord('"')
     outside = ~np.logical_xor.accumulate(quotes)
     opening = outside & ((letters == ord("{")) | (letters == ord("[")))
-    found = {mark: outside & (letters == ord(mark)) for mark in _LIMITS}
-    for marks, (most, what) in [
-        (opening, (MAX_CONTAINERS, "objects and arrays")),
-        *((found[m], _LIMITS[m]) for m in found),
-    ]:
-        places = np.flatnonzero(marks)
-        if len(places) > most:
-            field = _field_at(text, int(places[most]), outside=outside, opening=opening, members=found[b":"])
-            raise _too_many(field, f"the body may have {most} {what}")
+    members = outside & (letters == ord(":"))
+    wrong = [
+        (_place_of(opening, MAX_CONTAINERS), f"the body may have {MAX_CONTAINERS} objects and arrays"),
+        *(
+            (_place_of(outside & (letters == ord(mark)), most), f"the body may have {most} {what}")
+            for mark, (most, what) in _LIMITS.items()
+        ),
+        (_long_number(letters, outside) if long_number else None, f"a number has more than {MAX_DIGITS} digits"),
+    ]
+    for place, why in wrong:
+        if place is not None:
+            field = _field_at(text, place, outside=outside, opening=opening, members=members)
+            raise invalid_value(field, why) if field else RequestError(f"Invalid body: {why}.", code="invalid_value")
 
 
-def _too_many(field: str, why: str) -> RequestError:
-    return invalid_value(field, why) if field else RequestError(f"Invalid body: {why}.", code="invalid_value")
+def _place_of(marks: Marks, number: int) -> int | None:
+    """Returns the place of the mark with this number, counted from 0; None if there are not so many."""
+    places = np.flatnonzero(marks)
+    return int(places[number]) if len(places) > number else None
+
+
+def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
+    """Returns the place of the first digit that is one too many."""
+    between = np.flatnonzero(~(outside & (letters >= ord("0")) & (letters <= ord("9"))))
+    num_digits = np.diff(between, prepend=-1, append=len(letters)) - 1
+    found = _place_of(num_digits > MAX_DIGITS, 0)
+    return None if found is None else (int(between[found - 1]) if found else -1) + MAX_DIGITS + 1
 
 
 def _field_at(text: bytes, place: int, *, outside: Marks, opening: Marks, members: Marks) -> str:

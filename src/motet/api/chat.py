@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import TokenChunks, answer_plan
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
-from motet.api.collect import WholeChoice, WholeWriter, chat_usage_json, usage_shape
+from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, chat_usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import Plan, RouteOptions, chat_prompt, check_reading, check_size, make_plan, with_answer_rules
 from motet.api.schemas.chat import ChatRequest
@@ -76,11 +76,15 @@ class ChatBody(WholeWriter):
         prompt |= self.prompt_logprobs(0, self._body.prompt_logprobs)
         return self.whole("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
+    def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
+        num_top = self._body.num_logprobs
+        if num_top is None:
+            return None
+        return {"content": chat_logprobs(self._tokenizer, event.logprobs or (), num_top=num_top)}
+
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
-        logprobs, body = None, self._body
-        if body.num_logprobs is not None:
-            content = chat_logprobs(self._tokenizer, choice.logprobs, num_top=body.num_logprobs)
-            logprobs = {"content": content, "refusal": None}
+        body = self._body
+        logprobs = None if choice.logprobs is None else {**choice.logprobs.fields(), "refusal": None}
         thought = choice.reasoning if body.include_reasoning else ""
         calls = []
         for call, arguments in choice.calls:

@@ -1,17 +1,21 @@
 """Whole answers: what the events of a choice add up to, and `usage` as OpenAI writes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from motet.api.answer import GroupsWriter, head_json
-from motet.api.plan import Plan
+from motet.api.plan import LONG_TEXT, Plan
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
 from motet.text.logprobs import ranked_logprobs
 from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.transfer.ticket import Ticket
 from motet.types import FinishReason, PromptReport, TokenLogprob, Usage
+
+LogprobFields = Mapping[str, Sequence[object]]
+"""The arrays of `logprobs` of a choice, by their names; an event adds to each."""
 
 
 class WholeWriter(GroupsWriter):
@@ -22,7 +26,13 @@ class WholeWriter(GroupsWriter):
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._groups = [WholeGroup(plan.group_size) for _ in plan.groups]
+        self._groups = [
+            WholeGroup(plan.group_size, partial(self._logprobs_of, number)) for number in range(len(plan.groups))
+        ]
+
+    def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
+        """Returns the log-probabilities of an event in the route's own form; None if they were not asked for."""
+        return None
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         for step in steps:
@@ -36,22 +46,52 @@ class WholeWriter(GroupsWriter):
             return {}
         return {"prompt_logprobs": ranked_logprobs(self._plan.served.tokenizer, report.logprobs, num_top=num_top)}
 
+    @property
+    def is_long(self) -> bool:
+        prompts = sum(len(group.prompt) for group in self._plan.groups)
+        answers = sum(len(choice.token_ids) for group in self._groups for choice in group.choices)
+        return prompts + answers >= LONG_TEXT
+
     def whole(self, kind: str, choices: Sequence[object], *, usage: dict[str, object], **more: object) -> bytes:
         """Returns an answer in OpenAI's shape, with its head and, after a prefill, the ticket."""
         members = {"choices": choices, "usage": usage, "kv_transfer_params": self._groups[0].ticket, **more}
         return head_json(self._plan.head, kind) + b"," + msgspec.json.encode(members)[1:]
 
 
+class WholeLogprobs:
+    """The log-probabilities of one choice, as JSON: objects of 20 alternatives a token take 30 times as much memory."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[bytes]] = {}
+        """Field -> pieces of its array, without brackets."""
+
+    def add(self, fields: LogprobFields) -> None:
+        for name, entries in fields.items():
+            pieces = self._pieces.setdefault(name, [])
+            if entries:
+                pieces.append(msgspec.json.encode(entries)[1:-1])
+
+    def fields(self, *, before: LogprobFields | None = None) -> dict[str, msgspec.Raw]:
+        """`before`: entries that come first."""
+        first = WholeLogprobs()
+        first.add(before or {})
+        return {
+            name: msgspec.Raw(b"[" + b",".join(first._pieces.get(name, []) + pieces) + b"]")
+            for name, pieces in self._pieces.items()
+        }
+
+
 class WholeChoice:
     """One choice of an answer that is sent in one piece."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, logprobs_of: Callable[[ChoiceEvent], LogprobFields | None]) -> None:
         """`index`: number of the choice inside its group."""
         self.index = index
         self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.offsets: list[int] = []
-        """Where in the answer the text of each of `logprobs` begins."""
+        self.logprobs: WholeLogprobs | None = None
+        """None: they were not asked for."""
+        self._logprobs_of = logprobs_of
+        self._logprob_sum, self._num_logprobs = 0.0, 0
         self.finish = FinishReason.STOP
         self.stop_reason: str | int | None = None
         self.calls: list[tuple[ToolCallBegin, list[str]]] = []
@@ -76,13 +116,13 @@ class WholeChoice:
     @property
     def mean_logprob(self) -> float:
         """The mean log-probability of the answer's tokens, by which `best_of` ranks."""
-        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+        return self._logprob_sum / self._num_logprobs if self._num_logprobs else 0.0
 
     def feed(self, event: ChoiceEvent) -> None:
         self._texts.append(event.text)
         self.token_ids.extend(event.token_ids)
-        self.logprobs.extend(event.logprobs or ())
-        self.offsets.extend(event.offsets or ())
+        if event.logprobs is not None:
+            self._take_logprobs(event, event.logprobs)
         for part in (Content(event.text),) if event.parts is None else event.parts:
             match part:
                 case Content(text):
@@ -96,12 +136,19 @@ class WholeChoice:
         if event.finish is not None:
             self.finish, self.stop_reason = event.finish, event.stop_reason
 
+    def _take_logprobs(self, event: ChoiceEvent, logprobs: Sequence[TokenLogprob]) -> None:
+        self._logprob_sum += sum(entry.logprob for entry in logprobs)
+        self._num_logprobs += len(logprobs)
+        if (fields := self._logprobs_of(event)) is not None:
+            self.logprobs = self.logprobs or WholeLogprobs()
+            self.logprobs.add(fields)
+
 
 class WholeGroup:
     """The choices of one prompt."""
 
-    def __init__(self, size: int) -> None:
-        self.choices = [WholeChoice(index) for index in range(size)]
+    def __init__(self, size: int, logprobs_of: Callable[[ChoiceEvent], LogprobFields | None]) -> None:
+        self.choices = [WholeChoice(index, logprobs_of) for index in range(size)]
         self.prompt: PromptReport | None = None
         self.ticket: Ticket | None = None
 

@@ -1,20 +1,22 @@
 """`POST /v1/completions`: several prompts, n choices of each."""
 
+from functools import partial
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import TokenChunks, answer_plan
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
-from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
+from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
-from motet.api.plan import Plan, RouteOptions, check_size, completion_prompts, held_to, make_plan
+from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, completion_prompts, held_to, make_plan
 from motet.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from motet.api.service import Service
 from motet.api.upstream import text_models_first
 from motet.engines.upstream.base import TextRoute
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
-from motet.text.logprobs import CompletionLogprobs, PromptEcho, completion_logprobs, echo, joined
+from motet.text.logprobs import CompletionLogprobs, PromptEcho, completion_logprobs, echo
 from motet.types import PromptReport, Usage
 
 
@@ -26,7 +28,9 @@ def completion_router(service: Service) -> APIRouter:
         async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
-            return answer_plan(service, plan, writer=(CompletionChunks if body.stream else CompletionBody)(plan, body))
+            make = partial(CompletionChunks if body.stream else CompletionBody, plan, body)
+            writer = await beside_the_loop(make, sum(len(group.prompt) for group in plan.groups) if body.echo else 0)
+            return answer_plan(service, plan, writer=writer)
 
     handle = text_models_first(service, TextRoute.COMPLETIONS, ours=with_body(CompletionRequest, completions))
     route = PostRoute("/v1/completions", handle, body=CompletionRequest, summary="n answers to each of several prompts")
@@ -82,11 +86,11 @@ class CompletionTexts:
         ids, at = self._plan.groups[group].prompt, self._echoes[group].offsets
         return completion_logprobs(self._tokenizer, ids, logprobs=report.logprobs, offsets=at, num_top=self.num_top)
 
-    def logprobs(self, group: int, of: WholeChoice | ChoiceEvent) -> CompletionLogprobs | None:
+    def logprobs(self, group: int, event: ChoiceEvent) -> CompletionLogprobs | None:
         if self.num_top is None:
             return None
-        base, entries = len(self.prompt(group)), of.logprobs or ()
-        ids, offsets = [entry.token_id for entry in entries], [base + offset for offset in of.offsets or ()]
+        base, entries = len(self.prompt(group)), event.logprobs or ()
+        ids, offsets = [entry.token_id for entry in entries], [base + offset for offset in event.offsets or ()]
         return completion_logprobs(self._tokenizer, ids, logprobs=entries, offsets=offsets, num_top=self.num_top)
 
 
@@ -109,14 +113,16 @@ class CompletionBody(WholeWriter):
         ]
         return self.whole("text_completion", choices, usage=usage_shape(usage))
 
+    def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
+        return self._texts.logprobs(group, event)
+
     def _choice(self, group: int, rank: int, *, choice: WholeChoice) -> dict[str, object]:
-        answer = self._texts.logprobs(group, choice)
         prompt = self._texts.prompt_logprobs(group, self._groups[group].prompt)
         ids = {"token_ids": choice.token_ids, "prompt_token_ids": self._plan.groups[group].prompt}
         return {
             "index": group * self._num_sent + rank,
             "text": self._texts.prompt(group) + choice.text,
-            "logprobs": joined(prompt, answer) if prompt and answer else answer,
+            "logprobs": None if choice.logprobs is None else choice.logprobs.fields(before=prompt),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
             **(ids if self._token_ids else {}),

@@ -1,15 +1,16 @@
 """`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shapes, so that other gateways can drive us."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import END, CountingWriter, answer_plan, ticket_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
-from motet.api.collect import WholeChoice, WholeWriter, usage_json, usage_shape
+from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
-from motet.api.plan import Plan, RouteOptions, check_size, held_to, make_plan
+from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, held_to, make_plan
 from motet.api.schemas.completions import TokensRequest
 from motet.api.service import Service
 from motet.text.choice import ChoiceEvent
@@ -47,12 +48,13 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
         param="sampling_params.",
     )
     check_size(service, 1, options=options)
-    context.served.preparer.check_prompt(body.token_ids, param="token_ids")
+    check = partial(context.served.preparer.check_prompt, body.token_ids, param="token_ids")
+    await beside_the_loop(check, len(body.token_ids))
     options = await held_to(options, sampling.form)
     return make_plan(service, [body.token_ids], sampling=sampling, around=body, options=options)
 
 
-def token_logprobs(logprobs: Sequence[TokenLogprob], num_top: int | None) -> dict[str, object] | None:
+def token_logprobs(logprobs: Sequence[TokenLogprob], num_top: int | None) -> LogprobFields | None:
     return None if num_top is None else {"content": chat_logprobs(None, logprobs, num_top=num_top)}
 
 
@@ -76,10 +78,13 @@ class TokensBody(WholeWriter):
         }
         return msgspec.json.encode(answer)
 
+    def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
+        return token_logprobs(event.logprobs or (), self._sampling.logprobs)
+
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         return {
             "index": choice.index,
-            "logprobs": token_logprobs(choice.logprobs, self._sampling.logprobs),
+            "logprobs": None if choice.logprobs is None else choice.logprobs.fields(),
             "finish_reason": choice.finish,
             "token_ids": choice.token_ids,
         }

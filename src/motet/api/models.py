@@ -1,19 +1,20 @@
 """What is served: `GET /v1/models`, `GET /v1/models/{id}`, and the tokenizers: `/tokenize`, `/detokenize`,
 `GET /tokenizer_info`."""
 
+from collections.abc import Sequence
 from functools import partial
 
-from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import json_response
 from motet.api.caller import PostRoute, new_router, with_body
 from motet.api.failure import invalid_value
-from motet.api.plan import LONG_TEXT, chat_prompt, text_prompt
+from motet.api.plan import beside_the_loop, chat_prompt, text_prompt
 from motet.api.schemas.completions import DetokenizeBody, TokenizeBody
 from motet.api.served import ServedModel, TextModel, model_named
 from motet.api.service import Service
 from motet.errors import NoWorkerError
+from motet.text.tokenizer import Tokenizer
 
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """`/tokenizer_info` has them also if the tokenizer lacks them, as null."""
@@ -37,17 +38,14 @@ def models_router(service: Service) -> APIRouter:
         else:
             special = body.add_special_tokens is not False
             ids = await text_prompt(served.preparer, body.prompt, add_special_tokens=special, param="prompt")
-        names = [served.tokenizer.token_name(token) for token in ids] if body.return_token_strs else None
-        count, max_model_len = len(ids), served.info.max_model_len
-        return json_response({"count": count, "max_model_len": max_model_len, "tokens": ids, "token_strs": names})
+        tokenizer = served.tokenizer if body.return_token_strs else None
+        told = partial(_tokens, ids, max_model_len=served.info.max_model_len, named_by=tokenizer)
+        return await beside_the_loop(told, len(ids))
 
     async def detokenize(body: DetokenizeBody, _: Request) -> Response:
         served = service.served(body.model)
-        vocab_size = served.info.vocab_size
-        if unknown := next((token for token in body.tokens if token >= vocab_size), None):
-            raise invalid_value("tokens", f"token id {unknown} is outside the model's vocabulary of {vocab_size}")
-        decode = partial(served.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": decode() if len(body.tokens) < LONG_TEXT else await to_thread.run_sync(decode)})
+        told = partial(_text, body.tokens, served.tokenizer, vocab_size=served.info.vocab_size)
+        return await beside_the_loop(told, len(body.tokens))
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> Response:
@@ -63,6 +61,17 @@ def models_router(service: Service) -> APIRouter:
     ):
         router.routes.append(PostRoute(path, handle, body=body, summary=summary))
     return router
+
+
+def _tokens(ids: Sequence[int], *, max_model_len: int, named_by: Tokenizer | None) -> Response:
+    names = None if named_by is None else [named_by.token_name(token) for token in ids]
+    return json_response({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names})
+
+
+def _text(tokens: Sequence[int], tokenizer: Tokenizer, *, vocab_size: int) -> Response:
+    if (unknown := max(tokens, default=0)) >= vocab_size:
+        raise invalid_value("tokens", f"token id {unknown} is outside the model's vocabulary of {vocab_size}")
+    return json_response({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
 
 
 def _card(model: ServedModel | TextModel) -> dict[str, object]:

@@ -7,12 +7,14 @@
 4. `make_plan` checks what only the model's limits and the prompts can refuse, and plans a group a prompt
 """
 
+import asyncio
 import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from typing import TypeVar
 
 import msgspec
 from anyio import to_thread
@@ -31,12 +33,17 @@ from motet.log import SELDOM
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
 from motet.text.prepare import Preparer
+from motet.text.stop import StopStrings
 from motet.text.tools.base import ToolFormat, ToolMode, ToolRules
 from motet.text.tools.grammar import json_rule
 from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, SamplingParams, choice_starts
 
 log = logging.getLogger("motet.api")
 
+T = TypeVar("T")
+
+MAX_SCORES = 2_000_000
+"""Log-probabilities of prompts that one request may ask for, alternatives too: each takes 110 bytes."""
 MAX_KEYS = 10
 MAX_KEY_CHARS = 50
 """Limits on what an error lists of wrong keys."""
@@ -47,6 +54,8 @@ LONG_TEXT = 8192
 costs more."""
 TURN_CHARS = 64
 """A message takes as long as so many characters more."""
+TOOL_CHARS = 1024
+"""The grammar of a tool takes as long as so many characters of a schema; it may take a hundred times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,15 +135,17 @@ def make_plan(
     rights = service.rights(context.caller.client)
     if rights.least_priority is not None and around.priority < rights.least_priority:
         raise invalid_value("priority", f"{around.priority}; your API key may ask for {rights.least_priority} or more")
+    _check_scores(sum(map(len, prompts)), options)
     answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
+    sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias))
     groups = tuple(
         GenerateRequest(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
             prompt=tuple(prompt),
             choices=choice_starts(options.num_choices, seed),
-            sampling=_sampling(len(prompt), sampling, options=options, logit_bias=bias),
+            sampling=sampling_of(len(prompt)),
             cache_salt=rights.cache_salt + around.cache_salt,
             priority=around.priority,
             ticket=context.ticket,
@@ -152,7 +163,7 @@ def make_plan(
         order=context.order,
         client=context.caller.client,
         rules=TextRules(
-            stop=tuple(sampling.stop),
+            stops=StopStrings(sampling.stop) if sampling.stop else None,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
             skip_special_tokens=sampling.skip_special_tokens,
             min_tokens=sampling.min_tokens,
@@ -163,6 +174,14 @@ def make_plan(
         include_usage=around.include_usage,
         continuous_usage=around.continuous_usage,
     )
+
+
+def _check_scores(num_tokens: int, options: RouteOptions) -> None:
+    """Raises `RequestError` if the log-probabilities of the prompts, which are kept until the answer, are too many."""
+    num_scores = 0 if options.prompt_logprobs is None else num_tokens * (1 + options.prompt_logprobs)
+    if num_scores > MAX_SCORES:
+        why = f"log-probabilities of {num_tokens} tokens with {options.prompt_logprobs} alternatives are {num_scores}"
+        raise invalid_value(options.prompt_param, f"{why}, and a request may have {MAX_SCORES}; send fewer prompts")
 
 
 def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:
@@ -177,7 +196,7 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
 
 
 def _sampling(
-    prompt_len: int, fields: SamplingFields, *, options: RouteOptions, logit_bias: dict[int, float]
+    prompt_len: int, *, fields: SamplingFields, options: RouteOptions, logit_bias: dict[int, float]
 ) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
     _check_tokens(fields.stop_token_ids, vocab_size, param=f"{options.param}stop_token_ids")
@@ -236,7 +255,7 @@ async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
         # The template writes the special tokens.
         return preparer.text_prompt(text, bool(chat.add_special_tokens), param="messages")
 
-    ids = await _beside_the_loop(rendered, num_chars)
+    ids = await beside_the_loop(rendered, num_chars)
     preparer.check_prompt(ids, param="messages")
     return ids
 
@@ -254,7 +273,7 @@ def _effort(preparer: Preparer, effort: str | None) -> dict[str, object]:
 
 
 async def text_prompt(preparer: Preparer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-    return await _beside_the_loop(partial(preparer.text_prompt, text, add_special_tokens, param=param), len(text))
+    return await beside_the_loop(partial(preparer.text_prompt, text, add_special_tokens, param=param), len(text))
 
 
 async def completion_prompts(
@@ -266,13 +285,15 @@ async def completion_prompts(
         ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
         if isinstance(prompt, str):
             ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=param)
-        preparer.check_prompt(ids, param=param)
+        await beside_the_loop(partial(preparer.check_prompt, ids, param=param), len(ids))
         checked.append(ids)
+        await asyncio.sleep(0)  # others' turn: there may be hundreds of prompts with thousands of tokens each
     return checked
 
 
-async def _beside_the_loop(work: Callable[[], list[int]], num_chars: int) -> list[int]:
-    return work() if num_chars < LONG_TEXT else await to_thread.run_sync(work)
+async def beside_the_loop(work: Callable[[], T], size: int) -> T:
+    """Does work in a thread if it is long. `size`: characters, or as many tokens."""
+    return work() if size < LONG_TEXT else await to_thread.run_sync(work)
 
 
 def check_reading(served: ServedModel, chat: ChatRequest) -> None:
@@ -296,7 +317,7 @@ async def with_answer_rules(options: RouteOptions, chat: ChatRequest, *, prompt:
     begun = chat.messages[-1].text if chat.continue_final_message else ""
     format = formats.for_request(prompt, begun=begun, tools=rules, separate_reasoning=chat.separate_reasoning)
     read = options if format is None else replace(options, format=format)
-    form = form_of(chat, options.context)
+    form = await beside_the_loop(partial(form_of, chat, options.context), len(chat.tools) * TOOL_CHARS)
     if form is None:
         return read
     thinking = formats.thinking(prompt, begun=begun, calls=form != chat.form)
@@ -317,8 +338,9 @@ async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOpti
         name, param = tool.function.name, f"tools[{number}].function.parameters"
         if name in names:
             parameters = schema_text(tool.tool().parameters)
-            source = closed_source(parameters) if options.context.closes_objects else parameters
-            grammar = Grammar(GrammarKind.JSON, source)
+            if options.context.closes_objects:
+                parameters = await beside_the_loop(partial(closed_source, parameters), TOOL_CHARS + len(parameters))
+            grammar = Grammar(GrammarKind.JSON, parameters)
             await options.context.served.grammars.check(grammar, called=f"schema for function '{name}'", param=param)
 
 
@@ -327,8 +349,7 @@ async def held_to(options: RouteOptions, form: Form | None) -> RouteOptions:
     if form is None or options.context.order is not None:
         return options
     param = options.param + form.param
-    beside = len(form.grammar.source) > LONG_TEXT
-    form = await to_thread.run_sync(as_closed, form, options.context) if beside else as_closed(form, options.context)
+    form = await beside_the_loop(partial(as_closed, form, options.context), len(form.grammar.source))
     await options.context.served.grammars.check(form.grammar, called=form.called or f"'{param}'", param=param)
     return replace(options, grammar=form.grammar)
 

@@ -22,7 +22,7 @@ from motet.config import SETTINGS, cache_folder, environment
 from motet.deploy.cell import Cell
 from motet.deploy.gateway import Gateway
 from motet.deploy.plan import gateway_plan, parser_names, server_config, server_plan
-from motet.deploy.server import Outcome, Serving, freeze_heap, run_gateway, run_server
+from motet.deploy.server import Outcome, Serving, favour_streams, run_gateway, run_server
 from motet.deploy.stop import StopSignals, gateway_ready_line, ray_ready_line, ready_line
 from motet.engines.native.client import NativeEngine
 from motet.errors import ConfigError
@@ -130,7 +130,7 @@ def serve(settings: Settings, *, stop_with_stdin: bool) -> int:
     plan = server_plan(settings, cache=cache_folder(environment()), say=say)
 
     def on_ready(serving: Serving[Cell]) -> None:
-        freeze_heap()
+        favour_streams()
         typer.echo(ready_line(serving.url, [worker for worker in serving.workforce.workers if worker.local]))
 
     run = partial(run_server, plan, start_engine=NativeEngine.start, on_ready=on_ready)
@@ -144,7 +144,7 @@ def gateway(settings: Settings, *, stop_with_stdin: bool) -> int:
     plan = gateway_plan(settings, cache=cache_folder(environment()), say=say)
 
     def on_ready(serving: Serving[Gateway]) -> None:
-        freeze_heap()
+        favour_streams()
         service = serving.service
         typer.echo(gateway_ready_line(serving.url, service.model_names, workers=service.workers.reports()))
 

@@ -26,7 +26,8 @@ from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLog
 class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of a request for the text of its choices."""
 
-    stop: tuple[str, ...] = ()
+    stops: StopStrings | None = None
+    """Compiled once for all choices of a request; None: there are none."""
     include_stop_str_in_output: bool = False
     """True: the stop string, and the text of a stop token, are shown."""
     skip_special_tokens: bool = True
@@ -37,9 +38,6 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     """True: a choice ends before its first token, which nobody wants."""
     format: AnswerFormat | None = None
     """None: the text is shown as it is."""
-
-    def stop_strings(self) -> StopStrings | None:
-        return StopStrings(self.stop) if self.stop else None
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
@@ -76,13 +74,11 @@ class ChoiceStream:
         *,
         tokenizer: Tokenizer,
         rules: TextRules,
-        stops: StopStrings | None,
     ) -> None:
-        """`stops`: `rules.stop_strings()`, compiled once for all choices of a group."""
         self.index = start.index
         self.finish: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        begin = _replay_from(start.written, tokenizer.special_ids, rules=rules, stops=stops)
+        begin = _replay_from(start.written, tokenizer.special_ids, rules=rules)
         self.num_tokens = begin
         """Tokens of the answer, up to the one that ended it."""
         self._rules = rules
@@ -93,7 +89,7 @@ class ChoiceStream:
             after=past,
             visible=rules.format.visible if rules.format else frozenset(),
         )
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = StopMatcher(rules.stops) if rules.stops else None
         self._parser = rules.format.parser() if rules.format else None
         self._held = HeldTokens()
         self._quick = False
@@ -230,9 +226,7 @@ class ChoiceStream:
         return msgspec.structs.replace(event, finish=finish, parts=tuple(parts))
 
 
-def _replay_from(
-    written: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules, stops: StopStrings | None
-) -> int:
+def _replay_from(written: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules) -> int:
     """Returns how many written tokens need not be read again: no held character and no stop string reaches behind.
 
     With log-probabilities, offsets count from the beginning, and a parser reads whole answers, so all are read.
@@ -240,7 +234,7 @@ def _replay_from(
     if rules.logprobs or rules.format is not None:
         return 0
     begin = len(written)
-    needed = STUCK + 4 * (stops.longest if stops else 0)  # a character is 4 tokens at most
+    needed = STUCK + 4 * (rules.stops.longest if rules.stops else 0)  # a character is 4 tokens at most
     skipped = special_ids if rules.skip_special_tokens else frozenset[int]()
     while begin and needed:
         begin -= 1

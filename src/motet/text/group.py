@@ -43,9 +43,8 @@ class TextGroup:
         self, engine: Engine, request: GenerateRequest, *, tokenizer: Tokenizer, rules: TextRules, number: int = 0
     ) -> None:
         """`number`: of the prompt inside its request."""
-        stops = rules.stop_strings()
         self._choices = {
-            start.index: ChoiceStream(start, request.prompt, tokenizer=tokenizer, rules=rules, stops=stops)
+            start.index: ChoiceStream(start, request.prompt, tokenizer=tokenizer, rules=rules)
             for start in request.choices
         }
         self._unfinished = set(self._choices)

@@ -85,10 +85,6 @@ def ranked_logprobs(
     return [None if entry is None else entry_of(entry) for entry in logprobs]
 
 
-def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    return {name: first[name] + second[name] for name in first}
-
-
 def _chat_entry(tokenizer: Tokenizer | None, token_id: int, *, logprob: float) -> ChatLogprob:
     if tokenizer is None:
         return {"token": f"token_id:{token_id}", "logprob": _finite(logprob), "bytes": None}

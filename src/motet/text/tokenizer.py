@@ -26,8 +26,12 @@ REPLACEMENT = "\ufffd"
 """Decoders write this for bytes that are not a character."""
 
 
+LONG = 2048
+"""Longer texts, and more tokens, go to the library as a batch of one: only then does it let other threads run."""
+
+
 class Tokenizer:
-    """The tokenizer of one model. Encoding and decoding release the GIL and may run in threads."""
+    """The tokenizer of one model. It may be used in threads."""
 
     def __init__(
         self,
@@ -81,10 +85,14 @@ class Tokenizer:
         return 0 if self._longest is None else ceil(num_chars / self._longest)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) <= LONG:
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return list(self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        if len(ids) <= LONG:
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self.backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token by itself, also of a special one; U+FFFD for bytes that are no character."""

@@ -13,7 +13,7 @@ from motet.api.schemas.shared import (
     GeneratingFields,
     Schema,
     StructuredFields,
-    TokenId,
+    TokenIds,
     in_range,
 )
 
@@ -124,7 +124,7 @@ class GenerateSampling(StructuredFields):
 class TokensRequest(GeneratingFields):
     refused = frozenset({"features"})
 
-    token_ids: list[TokenId]
+    token_ids: TokenIds
     sampling_params: GenerateSampling
     request_id: str | None = Field(None, min_length=1, max_length=200)
 
@@ -159,4 +159,4 @@ class TokenizeBody(ChatPrompt):
 
 class DetokenizeBody(Schema):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

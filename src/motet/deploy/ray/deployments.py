@@ -20,7 +20,7 @@ from motet.deploy.ray.prefix_choice import PrefixRouter
 from motet.deploy.ray.replica_plans import ReplicaPlace, gateway_replica_plan, worker_plan, worker_role
 from motet.deploy.ray.running import RunningServer, running_gateway
 from motet.deploy.ray.worker import RayWorker
-from motet.deploy.server import freeze_heap
+from motet.deploy.server import favour_streams
 from motet.engines.native.client import NativeEngine
 from motet.log import setup_logging
 from motet.settings.declaration import ServerCommand
@@ -65,7 +65,7 @@ class WorkerReplica(Replica):
         plan = worker_plan(settings, role or worker_role(settings), place=place_here(), environ=environment())
         self.server = RayWorker(plan, RayDirectory(directory), start_engine=self._start_engine)
         await self.server.start()
-        freeze_heap()
+        favour_streams()
 
     async def _start_engine(self, config: EngineConfig) -> LocalEngine:
         return await NativeEngine.start(config)
@@ -107,7 +107,7 @@ class GatewayReplica(Replica):
         plan = gateway_replica_plan(settings_here(arguments), place_here(), environ=environment())
         self.server = await running_gateway(plan, RayDirectory(directory))
         self.streams = ClientStreams(self.server, prefill, one_is_ended=one_is_ended)
-        freeze_heap()
+        favour_streams()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         return self.server.serving.app
@@ -133,7 +133,7 @@ class RouterReplica:
         self._decode = decode
         decode._init()  # noqa: SLF001  it learns its replicas from now on, not from the first request on
         await self._router.start()
-        freeze_heap()
+        favour_streams()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         app = FastAPI(openapi_url=None)
