@@ -63,8 +63,8 @@ test-long: $(READY) model
 	$(PYTEST) -m "not ray and not clients" --hypothesis-profile=long --timeout=1200 $(ARGS)
 	$(if $(ARGS),,$(RAY_PYTEST) -m ray)
 
-# Clients of others, each in an environment of its own that is made once and kept in the cache folder (4 GB); needs a
-# network then, and npm for four of them.
+# Clients of others, each in an environment of its own that is made once and kept in the cache folder (6 GB); needs a
+# network then, and npm for three of them.
 clients: $(READY) model
 	$(BIN)/pytest -q -m clients tests/clients $(ARGS)
 

@@ -27,7 +27,7 @@ class Client:
     name: str
     """The name in docs/clients.md."""
     script: str
-    """The file in `scripts` that uses it. One that ends in .mjs is for node, and its packages are npm's."""
+    """The file in `scripts` that uses it, if it is no program. With .mjs it is for node, and its packages are npm's."""
     packages: tuple[str, ...]
     """The client with its exact version, then what it needs beside it."""
 
@@ -80,7 +80,8 @@ class Client:
 OPENAI = "openai==3.57.0"
 LITELLM = Client("LiteLLM", "litellm_turns.py", ("litellm==1.110.2",))
 CODEX = Client("Codex CLI", "codex.mjs", ("@openai/codex@0.169.0",))
-"""The only one without a script: its prompt alone fills the default model's context, so its server is scripted."""
+AIDER = Client("aider", "aider.py", ("aider-chat==0.86.2",))
+"""As Codex it is a program that needs no script of ours, and a better model, so that its model is scripted."""
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", (OPENAI,)),
     Client("openai (JavaScript)", "openai_npm.mjs", ("openai@7.57.0",)),
