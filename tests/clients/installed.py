@@ -92,7 +92,11 @@ CLIENTS = (
     Client("Pydantic AI", "pydantic_ai_agents.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("DSPy", "dspy_runs.py", ("dspy==3.4.1", "litellm==1.110.2")),
     Client("llm", "llm_commands.py", ("llm==0.36",)),
-    Client("Vercel AI SDK", "vercel_ai.mjs", ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod")),
+    Client(
+        "Vercel AI SDK",
+        "vercel_ai.mjs",
+        ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "zod"),
+    ),
     Client("lm-eval", "lm_eval_tasks.py", ("lm-eval[api]==0.4.13",)),
     Client("Inspect", "inspect_epochs.py", ("inspect-ai==0.3.285", OPENAI)),
     Client("Haystack", "haystack_runs.py", ("haystack-ai==3.4.1",)),
