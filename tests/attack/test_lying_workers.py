@@ -1,5 +1,6 @@
 """Workers of a gateway that lie: their groups go on elsewhere; they are left alone, and `/status` has the reason."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,33 @@ async def test_a_worker_whose_report_cannot_be_true_gets_nothing(
         worker = (await gateway.http.get("/status")).json()["workers"][0]
         assert worker["state"] == "dead" and why in worker["note"]
         assert liar.groups == []
+
+
+def panicking(folder: Path) -> dict[str, bytes]:
+    tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
+    tokenizer["model"]["continuing_subword_prefix"] = "xyz"  # longer than the parts of its merges
+    return {"tokenizer.json": json.dumps(tokenizer).encode()}
+
+
+FILES: dict[str, Callable[[Path], dict[str, bytes]]] = {
+    "tokenizer that makes its library panic": panicking,
+    "template that is too deep": lambda _: {"chat_template.jinja": b"{{" + b"(" * 3000 + b"1" + b")" * 3000 + b"}}"},
+    "template that is no text": lambda _: {"chat_template.jinja": b"\xff"},
+    "nothing": lambda _: {"tokenizer.json": b""},
+}
+
+
+@pytest.mark.parametrize("files", FILES.values(), ids=FILES)
+async def test_if_a_worker_sends_a_tokenizer_that_cannot_be_used_another_is_asked_for_its_own(
+    folder: Path, files: Callable[[Path], dict[str, bytes]]
+) -> None:
+    async with (
+        lying(folder, files=files(folder), answer=STREAMS["wrong index"][0]) as liar,
+        Running(folder) as honest,
+        RunningGateway(liar.url, honest) as gateway,
+    ):
+        honest.engine.let_run()
+        assert texts((await gateway.chat()).text) == EXPECTED
 
 
 async def test_an_answer_of_which_its_worker_says_nothing_goes_on_elsewhere(folder: Path) -> None:
