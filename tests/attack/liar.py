@@ -32,7 +32,7 @@ class Liar:
         self.url = ""
         self.groups: list[GenerateRequest] = []
         self.reports = 0
-        self._files = msgspec.msgpack.encode(read_files(folder) | (files or {}))
+        self._files = msgspec.msgpack.encode({**read_files(folder), **(files or {})})
         self._report = report
         self._answer = answer
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -164,15 +164,17 @@ class BrokenList:
 
     def __init__(self, *named: NamedWorker) -> None:
         self.named: Sequence[NamedWorker] = ()
-        self._next = iter([Defect("list"), named])
+        self._next: Iterator[Defect | Sequence[NamedWorker]] = iter((Defect("list"), named))
 
     async def next(self) -> Sequence[NamedWorker]:
-        found = next(self._next, None)
-        if isinstance(found, Defect):
-            raise found
-        if found is None:
-            await asyncio.Event().wait()
-        return found or ()
+        match next(self._next, None):
+            case Defect() as defect:
+                raise defect
+            case None:
+                await asyncio.Event().wait()
+            case named:
+                return named
+        return ()
 
 
 async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
