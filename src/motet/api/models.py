@@ -39,6 +39,7 @@ def models_router(service: Service) -> APIRouter:
 
     async def detokenize(body: DetokenizeBody, _: Request) -> Response:
         served = service.served(body.model)
+        served.preparer.check_length(body.tokens, param="tokens")
         vocab_size = served.info.vocab_size
         if unknown := next((token for token in body.tokens if token >= vocab_size), None):
             raise invalid_value("tokens", f"token id {unknown} is outside the model's vocabulary of {vocab_size}")
