@@ -10,6 +10,7 @@ import pytest
 from motet.engines.base import WorkerState
 from motet.engines.http import MAX_REPORT_BYTES
 from motet.engines.wire import EngineReport, frame
+from motet.routing.word import Word
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
 from tests.attack.liar import REPORT, lying
 from tests.deploy.gateways import BODY, RunningGateway
@@ -48,6 +49,25 @@ async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
         worker = (await gateway.http.get("/status")).json()["workers"][0]
         assert (worker["state"], len(liar.groups)) == ("dead", 1)
         assert why in worker["note"]
+
+
+async def test_a_defect_that_an_answer_runs_into_is_taken_for_a_fault_of_its_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(word: Word, delta: GroupDelta) -> None:
+        if len(delta.choices[0].token_ids) == 3:
+            raise OverflowError("int too large")
+
+    monkeypatch.setattr(Word, "check", check)
+    async with (
+        lying(folder, answer=told(ChoiceDelta(0, (5, 5, 5)))) as liar,
+        Running(folder) as honest,
+        RunningGateway(liar.url, honest) as gateway,
+    ):
+        honest.engine.let_run()
+        assert texts((await gateway.chat()).text) == EXPECTED
+        assert len(liar.groups) == 1
+    assert "int too large" in caplog.text
 
 
 async def test_a_client_is_told_what_was_wrong_if_there_is_no_other_worker(folder: Path) -> None:
