@@ -35,7 +35,11 @@ async def followed(script: Script) -> list[BlockChange]:
 
 async def test_no_event_ends_more_than_what_was_known_before_it() -> None:
     def payloads() -> Iterator[bytes]:
-        goods = (Stored(tuple(NAMES[:2]), None, tuple(range(8))), Removed((NAMES[0],)), Cleared())
+        goods: tuple[BlockChange, ...] = (
+            Stored(tuple(NAMES[:2]), None, tuple(range(8))),
+            Removed((NAMES[0],)),
+            Cleared(),
+        )
         for seed, good in enumerate(goods):
             told = msgspec.msgpack.decode(schema.payload([schema.event(good, 4)], 0.0))
             yield from hostile(told, seed=seed, count=100)
