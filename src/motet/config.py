@@ -175,6 +175,8 @@ class EngineConfig:
         "Workers with another key are refused. Better set in the environment: other users see the command line.",
         panel=Panel.CELL,
         unset="none; cells and Ray draw their own",
+        pattern=r"(?!\s+$)[\s\S]*",
+        must="not blank",
         secret=True,
     )
     lease_s: float = setting(

@@ -70,7 +70,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def _escaped(text: str, *, besides: str = "") -> str:
+def escaped(text: str, *, besides: str = "") -> str:
     """Escapes control characters, invisible ones and halves of surrogate pairs. `besides`: these stay as they are."""
     if text.isprintable():
         return text
@@ -93,10 +93,10 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         pairs = "".join(f" {key}={_shown(value)}" for key, value in fields_of(record).items())
-        return _escaped(super().formatMessage(record) + pairs)
+        return escaped(super().formatMessage(record) + pairs)
 
     def formatException(self, ei: Any) -> str:
-        return _escaped(super().formatException(ei), besides="\n\t")
+        return escaped(super().formatException(ei), besides="\n\t")
 
 
 class JsonFormatter(logging.Formatter):

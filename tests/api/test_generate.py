@@ -160,6 +160,7 @@ async def test_tokens_become_text_with_special_ones(served: Served) -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "x", "other": 1}, "other"),
         ("/detokenize", {"tokens": [512]}, "tokens"),
+        ("/detokenize", {"tokens": [5] * 4097}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": ["x"]}, "tokens[0]"),
         ("/detokenize", {}, "tokens"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,11 +21,18 @@ class Liar:
     """`report`: the body of its report. `answer`: returns the bytes of the answer to a group; the connection stays open
     after them."""
 
-    def __init__(self, folder: Path, *, report: bytes, answer: Callable[[GenerateRequest], bytes]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        report: bytes,
+        answer: Callable[[GenerateRequest], bytes],
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.url = ""
         self.groups: list[GenerateRequest] = []
         self.reports = 0
-        self._files = msgspec.msgpack.encode(read_files(folder))
+        self._files = msgspec.msgpack.encode({**read_files(folder), **(files or {})})
         self._report = report
         self._answer = answer
 
@@ -53,9 +60,15 @@ class Liar:
 
 @asynccontextmanager
 async def lying(
-    folder: Path, *, report: EngineReport | bytes = REPORT, answer: Callable[[GenerateRequest], bytes] = lambda _: b""
+    folder: Path,
+    *,
+    report: EngineReport | bytes = REPORT,
+    answer: Callable[[GenerateRequest], bytes] = lambda _: b"",
+    files: Mapping[str, bytes] | None = None,
 ) -> AsyncIterator[Liar]:
-    liar = Liar(folder, report=report if isinstance(report, bytes) else msgspec.msgpack.encode(report), answer=answer)
+    """`files`: of its tokenizer, in place of those in the folder."""
+    told = report if isinstance(report, bytes) else msgspec.msgpack.encode(report)
+    liar = Liar(folder, report=told, answer=answer, files=files)
     async with await asyncio.start_server(liar.converse, "127.0.0.1", 0) as listener:
         liar.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         yield liar

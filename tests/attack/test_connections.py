@@ -81,6 +81,25 @@ async def test_requests_that_wait_for_the_answer_before_theirs_are_few() -> None
 
 
 @pytest.mark.parametrize(
+    "behind", [GET % b"/" + b"\r\n", POST + b"content-length: 999999\r\n\r\n" + b"a" * 200_000], ids=["short", "long"]
+)
+async def test_a_client_that_leaves_ends_its_answer_also_with_a_request_behind_it(behind: bytes) -> None:
+    async with serving(app) as (server, reader, writer):
+        writer.write(GET % b"/stream" + b"\r\n" + behind)
+        await status(reader)
+        await left(writer)
+        await asyncio.gather(*server.server_state.tasks)
+
+
+async def test_odd_requests_write_nothing_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    for odd in (b"\x16\x03\x01 nonsense\r\n\r\n", GET % b"/" + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n"):
+        async with serving(app) as (_, reader, writer):
+            writer.write(odd)
+            assert await status(reader) in (200, 400)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
     ("sent", "answer"),
     [
         (b"", 0),

@@ -60,6 +60,16 @@ async def test_only_the_worker_key_opens_the_routes_of_workers(serve: Serving, m
     assert passed.status_code not in (401, 403)
 
 
+@pytest.mark.parametrize("mounted", ["/llm", "/llm/", "/engine", ""])
+@pytest.mark.parametrize("path", ["/engine", "/workers", "//engine", "/%65ngine", "/llm/engine", "/engine/../workers"])
+async def test_no_spelling_of_a_path_opens_a_route_with_another_key(serve: Serving, mounted: str, path: str) -> None:
+    served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker")
+    transport = httpx.ASGITransport(app=served.app, root_path=mounted)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        answer = await http.get(f"{mounted.rstrip('/')}{path}", headers=bearer("client"))
+    assert answer.status_code in (401, 404)
+
+
 async def test_the_worker_key_opens_nothing_else(serve: Serving) -> None:
     served = await serve(api_keys=("client",), worker_key="worker")
     for path in ("/v1/models", "/status", "/workers"):

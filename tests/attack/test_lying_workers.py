@@ -1,5 +1,6 @@
 """Workers of a gateway that lie: their groups go on elsewhere; they are left alone, and `/status` has the reason."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from motet.engines.base import WorkerState
 from motet.engines.http import MAX_REPORT_BYTES
 from motet.engines.wire import EngineReport, frame
+from motet.routing.word import Word
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
 from tests.attack.liar import REPORT, lying
 from tests.deploy.gateways import BODY, RunningGateway
@@ -49,6 +51,25 @@ async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
         assert why in worker["note"]
 
 
+async def test_a_defect_that_an_answer_runs_into_is_taken_for_a_fault_of_its_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(word: Word, delta: GroupDelta) -> None:
+        if len(delta.choices[0].token_ids) == 3:
+            raise OverflowError("int too large")
+
+    monkeypatch.setattr(Word, "check", check)
+    async with (
+        lying(folder, answer=told(ChoiceDelta(0, (5, 5, 5)))) as liar,
+        Running(folder) as honest,
+        RunningGateway(liar.url, honest) as gateway,
+    ):
+        honest.engine.let_run()
+        assert texts((await gateway.chat()).text) == EXPECTED
+        assert len(liar.groups) == 1
+    assert "int too large" in caplog.text
+
+
 async def test_a_client_is_told_what_was_wrong_if_there_is_no_other_worker(folder: Path) -> None:
     async with lying(folder, answer=told(ChoiceDelta(0, (5,)))) as liar, RunningGateway(liar.url) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "stream": False, "logprobs": True})
@@ -79,6 +100,33 @@ async def test_a_worker_whose_report_cannot_be_true_gets_nothing(
         worker = (await gateway.http.get("/status")).json()["workers"][0]
         assert worker["state"] == "dead" and why in worker["note"]
         assert liar.groups == []
+
+
+def panicking(folder: Path) -> dict[str, bytes]:
+    tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
+    tokenizer["model"]["continuing_subword_prefix"] = "xyz"  # longer than the parts of its merges
+    return {"tokenizer.json": json.dumps(tokenizer).encode()}
+
+
+FILES: dict[str, Callable[[Path], dict[str, bytes]]] = {
+    "tokenizer that makes its library panic": panicking,
+    "template that is too deep": lambda _: {"chat_template.jinja": b"{{" + b"(" * 3000 + b"1" + b")" * 3000 + b"}}"},
+    "template that is no text": lambda _: {"chat_template.jinja": b"\xff"},
+    "nothing": lambda _: {"tokenizer.json": b""},
+}
+
+
+@pytest.mark.parametrize("files", FILES.values(), ids=FILES)
+async def test_if_a_worker_sends_a_tokenizer_that_cannot_be_used_another_is_asked_for_its_own(
+    folder: Path, files: Callable[[Path], dict[str, bytes]]
+) -> None:
+    async with (
+        lying(folder, files=files(folder), answer=STREAMS["wrong index"][0]) as liar,
+        Running(folder) as honest,
+        RunningGateway(liar.url, honest) as gateway,
+    ):
+        honest.engine.let_run()
+        assert texts((await gateway.chat()).text) == EXPECTED
 
 
 async def test_an_answer_of_which_its_worker_says_nothing_goes_on_elsewhere(folder: Path) -> None:

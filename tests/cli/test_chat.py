@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from motet.cli import app
 from motet.cli.chat import layout, show
 from motet.cli.conversation import Conversation, StreamedChoice
+from motet.errors import EngineError
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import build_tiny_tokenizer, fake_answer
@@ -75,6 +76,22 @@ def drawn(answers: list[StreamedChoice], *, width: int, height: int | None = Non
     with console.capture() as capture:
         console.print(layout(answers, width=width, height=height))
     return capture.get().splitlines()
+
+
+def test_no_answer_moves_the_cursor_of_a_terminal() -> None:
+    odd = StreamedChoice("one\x1b[2J\x1b]52;c;x\x07\ntwo", finish_reason="[/link]\x1b[2J")
+    shown = "\n".join(drawn([odd], width=100))
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert r"one\x1b[2J" in shown and r"[/link]\x1b[2J" in shown
+
+
+def test_an_error_that_quotes_a_server_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise EngineError("it said \x1b[2J\nand more")
+
+    monkeypatch.setattr("motet.cli.chat.connect", refuse)
+    result = CliRunner().invoke(app, ["chat", "hello?", "--url", "http://127.0.0.1:1"])
+    assert result.stderr == "motet: it said \\x1b[2J\nand more\n"
 
 
 def test_answers_stand_side_by_side_when_they_fit() -> None:

@@ -70,7 +70,7 @@ class Kept:
         self.engines: list[KeptFake] = []
         self.welcomed: list[Worker] = []
         self.problem: str | None = None
-        self.unusable: Exception | None = None
+        self.unusable: BaseException | None = None
         self.answers: Iterator[EngineReport | BaseException] = iter(())
         self.answer_takes_s: Iterator[float] = repeat(0.0)
         self.asked_s: list[float] = []

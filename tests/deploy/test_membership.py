@@ -1,6 +1,8 @@
 """Workers join and leave a gateway while it runs, at an operator's request or by a file."""
 
+import asyncio
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -15,6 +17,7 @@ from motet.engines.http import server_client
 from motet.errors import ConfigError
 from motet.routing.router import make_router
 from motet.routing.text_routed import TextRouted
+from motet.settings.named_worker import NamedWorker
 from motet.types import Role
 from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of
 from tests.deploy.running import EXPECTED, Running, texts
@@ -150,6 +153,54 @@ async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
                 await router.fleet.changed()
     assert [member.id for member in router.fleet.members] == ["127.0.0.1:2"]
     router.fleet.check()
+
+
+class Defect(Exception):
+    """Stands for a mistake in our own code."""
+
+
+class BrokenList:
+    """A list of workers that cannot be followed at first."""
+
+    def __init__(self, *named: NamedWorker) -> None:
+        self.named: Sequence[NamedWorker] = ()
+        self._next: Iterator[Defect | Sequence[NamedWorker]] = iter((Defect("list"), named))
+
+    async def next(self) -> Sequence[NamedWorker]:
+        match next(self._next, None):
+            case Defect() as defect:
+                raise defect
+            case None:
+                await asyncio.Event().wait()
+            case named:
+                return named
+        return ()
+
+
+async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = make_router(RoutingConfig(), CellConfig())
+    models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouted(router.fleet))
+    urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    async with server_client() as client:
+        asking = Asking(config=GatewayConfig(workers=urls), client=client)
+        listed = BrokenList(NamedWorker("http://127.0.0.1:3"))
+        gateway = Gateway(router, models.learn, asking=asking, drain_s=0, heartbeat_s=HEARTBEAT_S, listed=listed)
+
+        async def evict(*_: object) -> None:
+            raise Defect("departure")
+
+        monkeypatch.setattr(router.fleet, "evict", evict)
+        async with gateway.watched() as watching:
+            await gateway.leave("127.0.0.1:1", drain_s=0)
+            while [member.id for member in router.fleet.members] != ["127.0.0.1:2", "127.0.0.1:3"]:
+                await router.fleet.changed()
+            assert not watching.done()
+    assert {record.getMessage() for record in caplog.records if record.exc_info} == {
+        "127.0.0.1:1: it could not be left in order",
+        "the list of workers could not be followed; it is read again",
+    }
 
 
 async def test_workers_follow_their_file(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -90,6 +91,35 @@ async def test_a_worker_that_a_broken_group_found_dead_is_ready_when_it_answers(
     await kept.look(report())
     assert kept.state() is WorkerState.READY
     assert kept.engine.losses == []
+
+
+async def test_a_report_that_was_asked_for_before_a_group_found_the_worker_dead_does_not_make_it_ready(
+    kept: Kept,
+) -> None:
+    await kept.look(report())
+
+    def dies_meanwhile() -> Iterator[EngineReport]:
+        kept.fleet.mark(ID, WorkerState.DEAD, why="a connection broke")
+        yield report()
+
+    kept.answers = dies_meanwhile()
+    await kept.keeper.look()
+    assert kept.state() is WorkerState.DEAD
+    await kept.look(report())
+    assert kept.state() is WorkerState.READY
+
+
+class PanicError(BaseException):
+    """Stands for the error of a library in Rust that panics, which is no `Exception`."""
+
+
+async def test_a_panic_ends_nothing_but_the_look(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    kept.unusable = PanicError("slice index")
+    kept.answers = iter([report(), report(), asyncio.CancelledError()])
+    with pytest.raises(asyncio.CancelledError):
+        await kept.keeper.keep()
+    assert len(kept.asked_s) == 3
+    assert "its report could not be taken (PanicError: slice index)" in kept.member.note
 
 
 async def test_another_engine_takes_the_place_of_the_one_before(kept: Kept) -> None:

@@ -12,9 +12,9 @@ VOCAB_SIZE = TOKENIZER.vocab_size
 
 
 def grammars_of(
-    *, vocab_size: int = VOCAB_SIZE, eos_token_ids: tuple[int, ...] = (EOS_ID,), keep: int = 256
+    *, vocab_size: int = VOCAB_SIZE, eos_token_ids: tuple[int, ...] = (EOS_ID,), keep_mb: int = 512
 ) -> Grammars:
-    return Grammars(lambda: TOKENIZER, vocab_size=vocab_size, eos_token_ids=eos_token_ids, keep=keep)
+    return Grammars(lambda: TOKENIZER, vocab_size=vocab_size, eos_token_ids=eos_token_ids, keep_mb=keep_mb)
 
 
 def lark(source: str, thinking: Thinking | None = None) -> Grammar:

@@ -82,7 +82,7 @@ def test_matchers_of_one_grammar_are_independent() -> None:
 
 
 def test_the_grammars_used_last_are_kept() -> None:
-    grammars = grammars_of(keep=2)
+    grammars = grammars_of(keep_mb=2)
     first = grammars.get(regex("a"))
     grammars.get(regex("b"))
     assert grammars.kept(regex("a")) is first  # asked for last, so it stays

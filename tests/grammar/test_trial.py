@@ -5,12 +5,12 @@ import re
 import sys
 from contextlib import nullcontext
 
+import msgspec
 import pytest
 
 from motet.errors import GrammarError
 from motet.grammar import trial
-from motet.grammar.compiled import HEAVY
-from motet.grammar.limits import is_heavy
+from motet.grammar.limits import HEAVY_MB, is_heavy, kept_mb
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, grammars_of, lark, regex
 from tests.tiny_tokenizer import EOS_ID
@@ -54,9 +54,13 @@ def test_a_grammar_is_light_only_if_compiling_takes_little_for_certain(grammar: 
     [
         (LARGE, "", None),
         (schema(anyOf=[{"type": "text"}], title="t" * 20_000), "", "at anyOf[0].type: 'text' is not a type"),
-        (ENDLESS, "trial.CPU_S = 1", trial.TOO_LONG),
-        (LARGE, "trial.KEPT_MB = 1", "compiled, it takes "),
-        (LARGE, "trial.Grammars.get = lambda *_: bytearray(2**30)", "compiling it takes more than 512 MB"),
+        (ENDLESS, "trial.CPU_S = 0", trial.TOO_LONG),
+        (LARGE, "trial.HEAVY_MB = 1", "compiled, it takes "),
+        (
+            LARGE,
+            "import mmap; trial.Grammars.get = lambda *_: bytearray(mmap.mmap(-1, 2**30)[:1])",
+            "compiling it takes more than 512 MB",
+        ),
     ],
 )
 def test_the_process_says_what_is_wrong_or_is_ended(
@@ -69,14 +73,31 @@ def test_the_process_says_what_is_wrong_or_is_ended(
         trial.try_apart(grammar, TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
 
 
-def test_heavy_grammars_push_out_more_of_those_that_are_kept() -> None:
-    grammars = grammars_of(keep=HEAVY + 1)
+def test_what_is_kept_is_bounded_by_its_memory() -> None:
+    grammars = grammars_of(keep_mb=HEAVY_MB + 1)
     light = [regex(letter) for letter in "abc"]
     for grammar in light:
         grammars.get(grammar)
     grammars.get(LARGE)
     assert [grammars.kept(grammar) is None for grammar in (*light, LARGE)] == [True, True, False, False]
     grammars.forget(LARGE)
-    for number in range(HEAVY):
+    for number in range(HEAVY_MB):
         grammars.get(regex(f"d{number}"))
     assert grammars.kept(light[-1]) is not None
+
+
+NAMES = [f"property number {i}" for i in range(200)]
+WIDE = schema(type="object", properties={name: {"type": "number"} for name in NAMES}, required=NAMES)
+
+
+@pytest.mark.parametrize(
+    "grammar", [schema(type="integer", multipleOf=9973), WIDE, lark("start: A\nA: /[a-z]{1,400}/")]
+)
+def test_a_light_grammar_keeps_no_more_than_it_counts_for(grammar: Grammar) -> None:
+    grammars = grammars_of()
+    grammars.get(regex("a"))
+    before_mb = trial.memory_mb()[1]
+    for number in range(4):
+        grammars.get(msgspec.structs.replace(grammar, source=grammar.source + " " * number))
+    assert not is_heavy(grammar)
+    assert trial.memory_mb()[1] - before_mb <= 4 * kept_mb(grammar)

@@ -128,6 +128,7 @@ def test_defaults_adapt_to_settings_that_were_given() -> None:
         ({"host": "10.0.0.1", "admin_key": "boss"}, "--host 10.0.0.1 with api_keys - (default)"),
         ({"role": "decode", "side_channel_host": "10.0.0.1"}, "--side-channel-host 10.0.0.1 with cluster_key -"),
         ({"role": "prefill", "side_channel_host": "10.0.0.1"}, "--side-channel-host 10.0.0.1 with cluster_key -"),
+        ({"role": "prefill", "side_channel_host": "10.0.0.1", "cluster_key": " "}, "--cluster-key given: must be not"),
         ({"prefill": 1}, "--prefill 1 with decode 0 (default)"),
         ({"prefill": 1, "decode": 1, "role": "decode"}, "--role decode with --prefill 1"),
         ({"prefill": 1, "decode": 1, "prefill_urls": ["http://a"]}, "--prefill-url http://a with --prefill 1"),

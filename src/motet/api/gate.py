@@ -120,7 +120,7 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
-            if (lock := self._lock(scope["path"])) is not None:
+            if (lock := self._lock(_route_of(scope))) is not None:
                 lock.check(scope, headers)
             if scope["method"] not in SAFE_METHODS and of_a_page(headers) and not _is_json(headers):
                 raise RequestError(NOT_JSON, code="invalid_content_type")
@@ -146,6 +146,13 @@ class Gate:
         if _is_below(path, WORKERS):
             return self._workers
         return self._operators if _is_below(path, OPERATORS) else self._clients
+
+
+def _route_of(scope: Scope) -> str:
+    """Returns the path as routes see it: without that under which the app is mounted, on Ray its `route_prefix`."""
+    path, mounted = str(scope["path"]), str(scope.get("root_path", ""))
+    within = path.removeprefix(mounted)  # Starlette takes it off only before a slash
+    return within if within.startswith("/") else path
 
 
 def _encoded(keys: Sequence[str]) -> list[bytes]:

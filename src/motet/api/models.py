@@ -44,6 +44,7 @@ def models_router(service: Service) -> APIRouter:
 
     async def detokenize(body: DetokenizeBody, _: Request) -> Response:
         served = service.served(body.model)
+        served.preparer.check_length(body.tokens, param="tokens")
         told = partial(_text, body.tokens, served.tokenizer, vocab_size=served.info.vocab_size)
         return await beside_the_loop(told, len(body.tokens))
 

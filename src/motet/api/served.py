@@ -169,8 +169,8 @@ class GrammarChecks:
         """`try_apart`: compiles a heavy grammar in a process, and raises its error."""
         self._grammars = grammars
         self._try_apart = try_apart
-        self._light = Lane(NUM_THREADS, timeout_s=timeout_s, most=MAX_UNDER_WAY)
-        self._heavy = Lane(1, timeout_s=heavy_timeout_s, most=MAX_HEAVY_UNDER_WAY)
+        self._light = CompileThreads(NUM_THREADS, timeout_s=timeout_s, most=MAX_UNDER_WAY)
+        self._heavy = CompileThreads(1, timeout_s=heavy_timeout_s, most=MAX_HEAVY_UNDER_WAY)
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         """Digest of a heavy grammar -> its error, so that it is not tried again."""
 
@@ -178,44 +178,44 @@ class GrammarChecks:
         """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time."""
         if self._grammars.kept(grammar) is not None:
             return
-        lane = self._heavy if is_heavy(grammar) else self._light
+        threads = self._heavy if is_heavy(grammar) else self._light
         try:
-            if lane is self._heavy and (why := self._refused.get(_digest(grammar))):
+            if threads is self._heavy and (why := self._refused.get(_digest(grammar))):
                 raise GrammarError(why)
-            compiling = lane.under_way.get(grammar) or self._start(grammar, lane)
-            async with asyncio.timeout(lane.timeout_s):
+            compiling = threads.under_way.get(grammar) or self._start(grammar, threads)
+            async with asyncio.timeout(threads.timeout_s):
                 await asyncio.shield(compiling.future)
         except TimeoutError:
             if not compiling.begun:
                 raise OverloadedError(TOO_MANY) from None
             compiling.refused = True
-            words = f"compiling it takes more than {lane.timeout_s:g} s"
+            words = f"compiling it takes more than {threads.timeout_s:g} s"
             raise GrammarError(f"Invalid {called}: {words}.", param=param) from None
         except GrammarError as error:
             raise GrammarError(f"Invalid {called}: {error.message}.", param=param) from error
 
-    def _start(self, grammar: Grammar, lane: "Lane") -> "NewGrammar":
-        if len(lane.under_way) >= lane.most:
+    def _start(self, grammar: Grammar, threads: "CompileThreads") -> "NewGrammar":
+        if len(threads.under_way) >= threads.most:
             raise OverloadedError(TOO_MANY)
 
         def compile_it() -> None:
             compiling.begun = True
-            if lane is self._heavy:
+            if threads is self._heavy:
                 self._try_apart(grammar)
             self._grammars.get(grammar)
 
         def ended(future: asyncio.Future[None]) -> None:
-            del lane.under_way[grammar]
+            del threads.under_way[grammar]
             if compiling.refused:
                 self._grammars.forget(grammar)
             error = None if future.cancelled() else future.exception()  # it is seen, also if all who asked have left
-            if lane is self._heavy and isinstance(error, GrammarError):
+            if threads is self._heavy and isinstance(error, GrammarError):
                 self._refused[_digest(grammar)] = error.message
                 if len(self._refused) > MAX_REFUSED:
                     self._refused.popitem(last=False)
 
-        compiling = lane.under_way[grammar] = NewGrammar()
-        compiling.future = asyncio.get_running_loop().run_in_executor(lane.threads, compile_it)
+        compiling = threads.under_way[grammar] = NewGrammar()
+        compiling.future = asyncio.get_running_loop().run_in_executor(threads.pool, compile_it)
         compiling.future.add_done_callback(ended)
         return compiling
 
@@ -224,12 +224,12 @@ def _digest(grammar: Grammar) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
 
 
-class Lane:
+class CompileThreads:
     """The threads for one kind of grammars, and the grammars that wait for them or are in them."""
 
     def __init__(self, num_threads: int, *, timeout_s: float, most: int) -> None:
         """`most`: that may be under way at a time."""
-        self.threads = ThreadPoolExecutor(num_threads, thread_name_prefix="motet-grammar")
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="motet-grammar")
         self.timeout_s = timeout_s
         self.most = most
         self.under_way: dict[Grammar, NewGrammar] = {}

@@ -12,6 +12,7 @@ from motet.cli.demo import demo
 from motet.cli.servers import ServerHelp, gateway, ray, say, serve
 from motet.config import cache_folder, environment
 from motet.errors import MotetError, StartupError
+from motet.log import escaped
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.models.source import kept_models, resolve
 
@@ -26,9 +27,8 @@ class Motet(TyperGroup):
         try:
             return super().invoke(ctx)
         except MotetError as exc:
-            Console(stderr=True, soft_wrap=True).print(
-                "motet:", exc.message, style="red", markup=False, highlight=False
-            )
+            told = escaped(exc.message, besides="\n")  # it may quote a worker
+            Console(stderr=True, soft_wrap=True).print("motet:", told, style="red", markup=False, highlight=False)
             code = exc.exit_code if isinstance(exc, StartupError) else StartupError.exit_code
             raise typer.Exit(code) from exc
         except KeyboardInterrupt as exc:

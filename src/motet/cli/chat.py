@@ -17,6 +17,7 @@ from rich.text import Text
 
 from motet.cli.conversation import ChatQuestion, Conversation, StreamedChoice, ask, connect
 from motet.deploy.child import ChildServer
+from motet.log import escaped
 from motet.models.smollm2 import DEFAULT_MODEL
 
 MIN_COLUMN = 32
@@ -103,13 +104,14 @@ def panel(index: int, answer: StreamedChoice, *, width: int, lines: int | None) 
         text = Text("\n").join(wrapped[-lines:])
         height = lines + BORDER_LINES
     style = "green" if answer.finish_reason else "cyan"
-    return Panel(text, title=f"choice {index}", subtitle=answer.finish_reason, height=height, border_style=style)
+    end = None if answer.finish_reason is None else Text(escaped(answer.finish_reason))
+    return Panel(text, title=f"choice {index}", subtitle=end, height=height, border_style=style)
 
 
 def shown(answer: StreamedChoice) -> Text:
-    """Returns the answer's text, or the model's thoughts while there is none."""
-    said = answer.text.strip()
-    return Text(said) if said else Text(answer.thought.strip(), style="dim")
+    """Returns the answer's text, or the model's thoughts while there is none; neither may move a terminal's cursor."""
+    said, thought = (escaped(text.strip(), besides="\n\t") for text in (answer.text, answer.thought))
+    return Text(said) if said else Text(thought, style="dim")
 
 
 def show(console: Console, n: int, *, follow: Callable[[Conversation], None]) -> Conversation:
@@ -126,6 +128,6 @@ def show(console: Console, n: int, *, follow: Callable[[Conversation], None]) ->
     else:
         follow(talk)
         for index, answer in enumerate(talk.answers):
-            console.print(f"--- choice {index} ({answer.finish_reason})", highlight=False)
+            console.print(escaped(f"--- choice {index} ({answer.finish_reason})"), highlight=False, markup=False)
             console.print(shown(answer), highlight=False, soft_wrap=True)
     return talk

@@ -10,6 +10,7 @@ from motet.errors import ConfigError
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared, Removed, Stored
 from motet.kv_events.follower import BlockSource
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
+from motet.kv_events.schema import MAX_BLOCKS
 from motet.routing.prefix_index import PrefixIndex
 from motet.types import EngineKind
 
@@ -53,11 +54,14 @@ class BlockEvents:
 
 
 def indexing(index: PrefixIndex, id: str) -> BlockListener:
-    """Returns a listener that keeps the index up to date for one worker."""
+    """Returns a listener that keeps the index up to date for one worker. One that says that it has more blocks than any
+    can have begins again."""
 
     def take(changes: Sequence[BlockChange]) -> None:
         for change in changes:
             match change:
+                case Stored() if index.blocks(id) + len(change.names) > MAX_BLOCKS:
+                    index.cleared(id)
                 case Stored():
                     index.stored(id, change.names)
                 case Removed():

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from motet.api.failure import error_json
 from motet.api.gate import OPEN_ROUTES
@@ -30,8 +31,9 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's head, or of what stands between two pieces of its body; proxies stop at a quarter of it."""
 MAX_HEADERS = 200
-MAX_PIPELINED = 16
-"""Requests that wait for the answer before theirs; clients of APIs send none."""
+MAX_PIPELINED = 4
+"""Requests that wait for the answer before theirs; clients of APIs send none. Uvicorn would read nothing more while one
+waits, and not notice that the client leaves."""
 RESERVE = 64
 """Connections above the limit, for whoever asks for the server's health."""
 STALLED_S = 300.0
@@ -46,7 +48,7 @@ class ConnectionLimits:
     receive_s: float = 60.0
     max_connections: int = 8192
     stalled_s: float = STALLED_S
-    waiting: dict["Connection", None] = field(default_factory=dict)
+    waiting: dict["ClientConnection", None] = field(default_factory=dict)
     """The one that has waited longest is the first."""
     silent_until: float = 0.0
     """The loop's time from which a line may say again that there are as many as may be."""
@@ -71,7 +73,7 @@ class HeadTooLargeError(RequestError, status=431, code="request_header_fields_to
 class RequestTimeoutError(RequestError, status=408, code="request_timeout"): ...
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """Callbacks of the parser that raise end its work: `refusal` is then the answer."""
 
     def __init__(self, *, limits: ConnectionLimits, **of_uvicorn: Any) -> None:
@@ -86,6 +88,8 @@ class Connection(HttpToolsProtocol):
         self._ended = False
         """True if the client has been told why its connection ends; what it still sends is dropped."""
         self._refusal: RequestError | OverloadedError | None = None
+        self._answered: RequestResponseCycle | None = None
+        """The request whose turn it is; `cycle` is the last one that has come."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -104,6 +108,9 @@ class Connection(HttpToolsProtocol):
         self._expect(None)
         self._stop_stalled()
         self._limits.waiting.pop(self, None)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def displace(self) -> None:
@@ -138,9 +145,13 @@ class Connection(HttpToolsProtocol):
         self._in_body = True
         self._expect(self._late)
         super().on_headers_complete()
+        if self.pipeline:
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
+        if self.pipeline and len(self.cycle.body) + len(body) > HIGH_WATER_LIMIT:
+            self._refuse(RequestError("A request with a long body waits for the answer before its own."))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -183,6 +194,10 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stop_stalled()
         super().resume_writing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _refuse(self, error: RequestError | OverloadedError) -> None:
         """Ends the parser's work."""

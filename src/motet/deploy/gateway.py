@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from motet.deploy.discover import Asking, FoundServer, Likeness
 from motet.deploy.meet import meet_fleet
-from motet.deploy.remote_keeper import HEARTBEAT_S, Kept, RemoteKeeper
+from motet.deploy.remote_keeper import ENDS, HEARTBEAT_S, Kept, RemoteKeeper
 from motet.deploy.stop import first_of
 from motet.engines.base import Worker
 from motet.engines.upstream.upstream import TextUpstream
@@ -255,14 +255,19 @@ class Gateway:
             tasks.create_task(self._let_go(id))
 
     async def _let_go(self, id: str) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._leaving[id]):
-                await self._idle(id)
-        keeping = self._keeping.pop(id)
-        keeping.cancel()
-        await asyncio.wait([keeping])
-        await self._fleet.evict(id, WorkerLeavingError(f"{id} has left"))
-        await self._keepers[id].close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._leaving[id]):
+                    await self._idle(id)
+            keeping = self._keeping.pop(id)
+            keeping.cancel()
+            await asyncio.wait([keeping])
+            await self._fleet.evict(id, WorkerLeavingError(f"{id} has left"))
+            await self._keepers[id].close()
+        except ENDS:
+            raise
+        except BaseException:  # raised, it would end the tasks of all workers
+            logger.exception("%s: it could not be left in order", id)
         self._fleet.remove(id)
         self._texts.remove(id)
         del self._keepers[id], self._leaving[id]
@@ -278,7 +283,13 @@ class Gateway:
 
     async def _follow(self, listed: WorkerList) -> None:
         while True:
-            self._take_listed(await listed.next())
+            try:
+                self._take_listed(await listed.next())
+            except ENDS:
+                raise
+            except BaseException:  # raised, it would end the tasks of all workers
+                logger.exception("the list of workers could not be followed; it is read again")
+                await asyncio.sleep(self._heartbeat_s)
 
     def _take_listed(self, named: Iterable[NamedWorker]) -> None:
         """Processes each URL of the list once: if an operator removes that worker, it stays away. The list cannot

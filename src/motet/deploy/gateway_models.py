@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from motet.api.served import ServedModel, TextModel, now_s
-from motet.deploy.discover import FoundServer, load_files, read_files
+from motet.deploy.discover import SAMPLE, FoundServer, load_files, read_files
+from motet.engines.http import QUOTED_CHARS
 from motet.engines.upstream.base import UNKNOWN_LENGTH
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
@@ -102,9 +103,21 @@ class Tokenizers:
     async def _load(self, model: str, hand_out: HandOut) -> Loaded:
         folder = self._rules.of_model.get(model, self._rules.others)
         files = await hand_out() if folder is None else await asyncio.to_thread(read_files, folder)
-        tokenizer = await asyncio.to_thread(load_files, files, chat_template=self._rules.chat_template)
-        template = ChatTemplate.of(tokenizer)
-        formats = ModelFormats.of(tokenizer, template.source, names=self._rules.parsers)
+        return await asyncio.to_thread(self._made, files)
+
+    def _made(self, files: dict[str, bytes]) -> Loaded:
+        """Raises MotetError, whatever the files are: a panic of the tokenizer's library is no `Exception`."""
+        try:
+            tokenizer = load_files(files, chat_template=self._rules.chat_template)
+            template = ChatTemplate.of(tokenizer)
+            formats = ModelFormats.of(tokenizer, template.source, names=self._rules.parsers)
+            tokenizer.encode(SAMPLE)
+        except (MotetError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise EngineError(
+                f"its files cannot be used: {type(error).__name__}: {str(error)[:QUOTED_CHARS]}"
+            ) from error
         return Loaded(tokenizer, template, formats, files)
 
 

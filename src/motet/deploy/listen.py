@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from motet.api.caller import WRITE_EXTENSION, Write
-from motet.deploy.connection import Connection, ConnectionLimits
+from motet.deploy.connection import ClientConnection, ConnectionLimits
 from motet.engines.http import NO_FILES, NO_FILES_LEFT
 from motet.errors import ConfigError
 from motet.log import SELDOM
@@ -91,10 +91,11 @@ class HttpServer(uvicorn.Server):
 
         config = uvicorn.Config(
             extended,
-            http=cast(type[asyncio.Protocol], partial(Connection, limits=limits or ConnectionLimits())),
+            http=cast(type[asyncio.Protocol], partial(ClientConnection, limits=limits or ConnectionLimits())),
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # it warns of every odd request, and anybody may send a flood of them
             access_log=False,
             server_header=False,
             proxy_headers=False,  # `scope["client"]` is who holds the socket, whatever a header says
@@ -149,7 +150,7 @@ def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def writer_of(send: Send) -> Write | None:
-    """Returns what does uvicorn's `send` for a piece of a body, at less cost; None if uvicorn logs each message."""
+    """Returns what does uvicorn's `send` for a piece of a body, at less cost; None for any other `send`."""
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
         return None

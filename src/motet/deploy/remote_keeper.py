@@ -34,6 +34,8 @@ LONGEST_MISS = 2
 """A question without answer adds at most this many heartbeats to a silence: for the rest we did not listen."""
 QUIET_S = 300.0
 TAKEN_OUT = "an operator wants it so"
+ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+"""Whatever else a task raises is a defect. A library in Rust that panics raises no `Exception`."""
 BUSY = 6
 """A worker that still sends tokens is busy, and its silence may last this many times as long."""
 
@@ -109,7 +111,9 @@ class RemoteKeeper:
                 begun_s = self._clock()
                 try:
                     await self.look()
-                except Exception:  # raised, it would end the tasks of all workers
+                except ENDS:
+                    raise
+                except BaseException:  # raised, it would end the tasks of all workers
                     logger.exception("%s: its report could not be taken", self.id)
                 self.looked.set()
                 await self._wait(max(0.0, begun_s + self._heartbeat_s - self._clock()))
@@ -117,15 +121,22 @@ class RemoteKeeper:
             await self._events.stop()
 
     async def look(self) -> None:
-        """Asks once, and reports to the fleet what the answer, or its absence, means. Raises only for a defect."""
+        """Asks once, and reports to the fleet what the answer, or its absence, means. Raises only for a defect.
+
+        An answer that was asked for before a group found the worker dead says nothing of how it is now."""
+        deaths = self._deaths
         try:
             report = await self._report()
             self._listened_s, self._unheard_s = self._clock(), 0.0
+            if self._deaths != deaths:
+                return
             await self._take(report)
             await self._fleet.end_silences(self.id, self._quiet, looks=self._quiet_looks)
         except MotetError as error:
             self._no_use(error)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             why = f"its report could not be taken ({type(error).__name__}: {error}): the log has more"
             self._out(WorkerState.DEAD, EngineDiedError(f"{self.id}: {why}"), heard=True)
             raise
@@ -142,6 +153,12 @@ class RemoteKeeper:
         self._gone()
         if self._engine is not None:
             await self._engine.close()
+
+    @property
+    def _deaths(self) -> int:
+        """How often the worker has been found dead."""
+        member = self._fleet.get(self.id)
+        return 0 if member is None else member.deaths
 
     def _no_use(self, error: MotetError) -> None:
         now_s = self._clock()

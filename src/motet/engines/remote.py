@@ -78,6 +78,9 @@ from motet.types import EngineStats, GenerateRequest, GroupDelta
 
 T = TypeVar("T")
 
+TOKENIZER_TIMEOUT_S = 30.0
+MAX_TOKENIZER_BYTES = 2**27
+"""The largest have 40 MB. Other workers of the model wait meanwhile."""
 KEY_HINT = "Start this server and that one with the same --worker-key."
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 
@@ -120,7 +123,10 @@ class EngineServer:
 
     async def tokenizer(self) -> dict[str, bytes]:
         """Returns the content of each file. Put into a folder, they are what `Tokenizer.load` reads."""
-        files = self._decode(await self._calls.ask("GET", "/engine/tokenizer", timeout_s=None), dict[str, bytes])
+        body = await self._calls.ask(
+            "GET", "/engine/tokenizer", timeout_s=TOKENIZER_TIMEOUT_S, max_bytes=MAX_TOKENIZER_BYTES
+        )
+        files = self._decode(body, dict[str, bytes])
         return {name: content for name, content in files.items() if name in TOKENIZER_FILES}
 
     async def open(self, request: GenerateRequest) -> Reply:

@@ -21,16 +21,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from motet.errors import GrammarError
-from motet.grammar.limits import PARSER_LIMITS, is_heavy, with_deep_stack
+from motet.grammar.limits import PARSER_LIMITS, kept_mb, with_deep_stack
 from motet.grammar.schema import Path, SchemaPath, inner_schemas, wrong
 from motet.grammar.source import llguidance_source, read_schema, schema_source
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 
-MAX_KEPT: Final = 256
-"""Compiled grammars that are kept for one model."""
-HEAVY: Final = 32
-"""A heavy grammar counts as so many of them: it may keep 64 MB, and another one mostly keeps one or two."""
+MAX_KEPT_MB: Final = 512
+"""Memory of the compiled grammars that are kept for one model, by `limits.kept_mb`."""
 MAX_ERROR_CHARS: Final = 300
 """An error of llguidance is cut to this many characters, since it may contain a whole grammar."""
 ONE_OF: Final = (
@@ -88,15 +86,20 @@ class Grammars:
     """The compiled grammars of one model; keeps those that were used last. Any thread may use it."""
 
     def __init__(
-        self, tokenizer: Callable[[], Tokenizer], *, vocab_size: int, eos_token_ids: Sequence[int], keep: int = MAX_KEPT
+        self,
+        tokenizer: Callable[[], Tokenizer],
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        keep_mb: int = MAX_KEPT_MB,
     ) -> None:
         """`tokenizer` is called at the first grammar. `vocab_size`: the width of the model's logits."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._keep = keep
+        self._keep_mb = keep_mb
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._weight = 0
+        self._kept_mb = 0
         self._kept_lock = Lock()
         self._vocabulary: LLTokenizer | None = None
         self._special: dict[str, int] = {}
@@ -118,17 +121,17 @@ class Grammars:
         compiled = self._compile(grammar)
         with self._kept_lock:
             if grammar not in self._kept:
-                self._weight += _weight(grammar)
+                self._kept_mb += kept_mb(grammar)
             self._kept[grammar] = compiled
-            while self._weight > self._keep:
-                self._weight -= _weight(self._kept.popitem(last=False)[0])
+            while self._kept_mb > self._keep_mb:
+                self._kept_mb -= kept_mb(self._kept.popitem(last=False)[0])
         return compiled
 
     def forget(self, grammar: Grammar) -> None:
         """Frees a compiled grammar, if it is kept."""
         with self._kept_lock:
             if self._kept.pop(grammar, None) is not None:
-                self._weight -= _weight(grammar)
+                self._kept_mb -= kept_mb(grammar)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         vocabulary = self._built_vocabulary()
@@ -155,10 +158,6 @@ class Grammars:
                     tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
                 )
         return self._vocabulary
-
-
-def _weight(grammar: Grammar) -> int:
-    return HEAVY if is_heavy(grammar) else 1
 
 
 def mask_words(vocab_size: int) -> int:

@@ -37,11 +37,17 @@ MAX_DECIMALS: Final = 8
 """Most decimal places of `multipleOf`: with more, llguidance's 32-bit numbers overflow."""
 
 PARSER_LIMITS: Final = LLParserLimits(
-    max_items_in_row=2_000, step_max_items=5_000, step_lexer_fuel=30_000, verbose_errors=False
+    max_items_in_row=2_000,
+    step_max_items=5_000,
+    step_lexer_fuel=30_000,
+    max_lexer_states=20_000,
+    verbose_errors=False,
 )
 """llguidance's limits for one token of one choice: a millisecond at worst, so that 128 choices cannot delay a step for
-long. Time grows faster than items: 50,000 take up to 170 ms. `MAX_OPTIONAL` needs up to 2,000, most schemas under
-500."""
+long. Time grows faster than items: 50,000 take up to 170 ms. `MAX_OPTIONAL` needs up to 2,000, most schemas under 500.
+
+States of the lexer are kept for each choice by itself. 20,000 take 2 MB; an answer of 2,000 tokens could make 250,000,
+which is llguidance's own limit."""
 
 LIGHT_CHARS: Final = {
     GrammarKind.JSON: 16 * 1024,
@@ -54,6 +60,9 @@ LIGHT_WORDS: Final = 8
 """Most words of `WORDS` in a light grammar."""
 WORDS: Final = ('"pattern"', '"format"', '"multipleOf"', '"allOf"', "%regex")
 """Words for work that may grow faster than the text: all that hold for one text are combined with one another."""
+
+HEAVY_MB: Final = 64
+"""Memory that a heavy grammar may keep when it is compiled; most keep one or two."""
 
 STACK_BYTES: Final = 256 * 1024 * 1024
 """Stack of a thread that compiles; only touched pages take memory."""
@@ -73,6 +82,13 @@ def is_heavy(grammar: Grammar) -> bool:
     # An escape may hide a word in JSON; `&` and `~` combine expressions in the other languages.
     hidden = "\\u" in source if kind is GrammarKind.JSON else any(sign in source for sign in ("\\u", "&", "~"))
     return hidden or words > LIGHT_WORDS or '"patternProperties"' in source
+
+
+def kept_mb(grammar: Grammar) -> int:
+    """Returns a bound on the memory that a grammar keeps when it is compiled, rounded up."""
+    if is_heavy(grammar):
+        return HEAVY_MB
+    return 1 + len(grammar.source) // 4096 + (5 if "multipleOf" in grammar.source else 0)
 
 
 def with_deep_stack(work: Callable[[], T]) -> T:

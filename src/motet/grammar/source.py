@@ -17,6 +17,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from motet.errors import GrammarError
+from motet.grammar.forced import NO_FORCING, forces_much, schema_forces_much
 from motet.grammar.limits import MAX_LEVELS, MAX_SOURCE_CHARS, MAX_TEXT_CHARS
 from motet.grammar.mend import mend
 from motet.grammar.schema import Multiples, check_schema
@@ -53,9 +54,10 @@ def llguidance_source(grammar: Grammar, special: Mapping[str, int]) -> str:
     """
     _check_length(grammar.source, MAX_SOURCE_CHARS)
     if grammar.kind is GrammarKind.JSON:
-        answer: dict[str, object] = {"json_schema": msgspec.Raw(_with_whitespace(read_schema(grammar.source)))}
+        answer = _of_schema(read_schema(grammar.source))
     else:
-        answer = {"lark_grammar": _lark(grammar, special)}
+        lark = _lark(grammar, special)
+        answer = {"lark_grammar": lark + NO_FORCING if forces_much(lark) else lark}
     if grammar.thinking is None:
         return _together(answer)
     return _together({"lark_grammar": _thinking_first(grammar.thinking, special)}, {"name": ANSWER, **answer})
@@ -63,7 +65,14 @@ def llguidance_source(grammar: Grammar, special: Mapping[str, int]) -> str:
 
 def schema_source(schema: Mapping[str, object]) -> str:
     """Returns the source for a schema that has been read already."""
-    return _together({"json_schema": msgspec.Raw(_with_whitespace(schema))})
+    return _together(_of_schema(schema))
+
+
+def _of_schema(schema: Mapping[str, object]) -> dict[str, object]:
+    source = _with_whitespace(schema)
+    if schema_forces_much(schema):
+        return {"lark_grammar": f"start: %json {source.decode()}{NO_FORCING}"}
+    return {"json_schema": msgspec.Raw(source)}
 
 
 def _together(*grammars: dict[str, object]) -> str:

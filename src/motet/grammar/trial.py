@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from motet.errors import GrammarError
 from motet.grammar.compiled import Grammars
+from motet.grammar.limits import HEAVY_MB
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 
@@ -27,8 +28,6 @@ CPU_S: Final = 5
 """Seconds of a processor that compiling may take."""
 MEMORY_MB: Final = 512
 """Memory that compiling may take."""
-KEPT_MB: Final = 64
-"""Memory that a compiled grammar may keep."""
 PATIENCE_S: Final = 60.0
 """After so many seconds the process is killed, though a busy machine may have given it less than `CPU_S`."""
 COMMAND: Final = (sys.executable, "-m", "motet.grammar.trial")
@@ -79,8 +78,8 @@ def main() -> None:
         resource.setrlimit(limit, values)
     try:
         grammars.get(order.grammar)
-        if (kept_mb := memory_mb()[1] - before_mb) > KEPT_MB:
-            raise GrammarError(f"compiled, it takes {kept_mb} MB, and {KEPT_MB} are allowed")
+        if (kept_mb := memory_mb()[1] - before_mb) > HEAVY_MB:
+            raise GrammarError(f"compiled, it takes {kept_mb} MB, and {HEAVY_MB} are allowed")
     except GrammarError as error:
         sys.stdout.write(error.message)
 

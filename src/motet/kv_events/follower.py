@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
@@ -41,8 +40,10 @@ MESSAGES_QUEUED = 10_000
 """Most messages queued while the follower is busy; further ones are dropped, which their numbers show."""
 MESSAGES_REPLAYED = 100_000
 """Most messages of a replay that are queued. vLLM drops messages when its own queue is full, so ours must be long."""
-MOST_BYTES = 2**28
-"""Most bytes of a message, enough for a million blocks; a publisher that sends a larger one is disconnected."""
+MOST_BYTES = 2**26
+"""Most bytes of a message, enough for half a million blocks; a publisher that sends a larger one is disconnected."""
+MOST_REPLAYED_BYTES = 2**27
+"""Most bytes of a replay."""
 QUIET_S = 1.0
 """If nothing more of a replay comes for this many seconds, the rest of it was dropped."""
 REDIAL_MS = 100
@@ -181,7 +182,7 @@ class Follower:
         """Returns the messages from number `start` on, or from a later one if they begin there, without a gap; None if
         they are not available. Messages that were dropped from a long replay are requested again."""
         messages: list[NumberedMessage] = []
-        while True:
+        while sum(len(message.payload) for message in messages) <= MOST_REPLAYED_BYTES:
             try:
                 replay = await self._subscription.replay(start, patience_s=REPLAY_TIMEOUT_S)
             except ReplayError as exc:
@@ -194,6 +195,8 @@ class Follower:
             if not unbroken or (replay.whole and len(unbroken) == len(replay.messages)):
                 return messages
             start = unbroken[-1].number + 1
+        self._say_once(f"its replay has more than {MOST_REPLAYED_BYTES} bytes")
+        return messages
 
     def _changes_in(self, messages: Sequence[NumberedMessage]) -> list[BlockChange]:
         """Reads changes. After an event that cannot be understood nothing is known, since it may have been anything."""
@@ -202,7 +205,7 @@ class Follower:
             try:
                 for event in schema.events_in(message.payload):
                     changes += self._not_understood() if event is None else self._reader.changes(event)
-            except msgspec.DecodeError:
+            except schema.UNREADABLE:
                 changes += self._not_understood()
         return changes
 
@@ -272,6 +275,7 @@ class Subscription:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.RCVHWM, MESSAGES_REPLAYED)
         messages: list[NumberedMessage] = []
+        num_bytes = 0
         try:
             self._connect(socket, self._source.replay)
             await socket.send_multipart([b"", schema.number_bytes(start)])
@@ -284,6 +288,8 @@ class Subscription:
                 if (message := _message(frames)) is None:
                     raise ReplayError("its replay means nothing")
                 messages.append(message)
+                if (num_bytes := num_bytes + len(message.payload)) > MOST_REPLAYED_BYTES:
+                    return Replayed(messages, whole=False)
         except TimeoutError as exc:
             if messages:
                 return Replayed(messages, whole=False)

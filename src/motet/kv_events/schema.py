@@ -26,14 +26,22 @@ from motet.block_names import BlockName, names_after, root_name
 from motet.errors import ConfigError
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 
-WireHash = int | bytes
+WireHash = int | Annotated[bytes, msgspec.Meta(max_length=64)]
+WireName = Annotated[BlockName, msgspec.Meta(max_length=64)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 DEVICE = "GPU"
 """vLLM's name for the memory that an engine computes in, also on a CPU."""
 NUMBER_BYTES = 8
+MAX_BLOCKS = 2**20
+"""Most blocks of one worker that are known: 16 million tokens in blocks of 16."""
+MAX_MEDIA = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 """The number of the last message of a replay."""
+
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of msgspec for bytes of another type."""
 
 
 class StoredFields(msgspec.Struct, frozen=True):
@@ -44,7 +52,7 @@ class StoredFields(msgspec.Struct, frozen=True):
     token_ids: list[TokenId]
     block_size: Annotated[int, msgspec.Meta(ge=1)]
     lora_id: int | None = None
-    medium: str | None = None
+    medium: Annotated[str, msgspec.Meta(max_length=100)] | None = None
     lora_name: str | None = None
     extra_keys: list[list[msgspec.Raw] | None] | msgspec.UnsetType | None = msgspec.UNSET
     """Other things that each block depends on beside tokens and adapter, such as images, or a salt in the first."""
@@ -54,18 +62,18 @@ class StoredFields(msgspec.Struct, frozen=True):
 
 class RemovedFields(msgspec.Struct, frozen=True):
     block_hashes: list[WireHash]
-    medium: str | None = None
+    medium: Annotated[str, msgspec.Meta(max_length=100)] | None = None
     group_idx: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class BlockStored(StoredFields, frozen=True, tag=True):
     """Our own servers also send our names of the blocks, even if they leave out hashes and tokens."""
 
-    motet_names: list[BlockName] | msgspec.UnsetType = msgspec.UNSET
+    motet_names: list[WireName] | msgspec.UnsetType = msgspec.UNSET
 
 
 class BlockRemoved(RemovedFields, frozen=True, tag=True):
-    motet_names: list[BlockName] | msgspec.UnsetType = msgspec.UNSET
+    motet_names: list[WireName] | msgspec.UnsetType = msgspec.UNSET
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True): ...
@@ -102,11 +110,11 @@ def payload(events: list[msgspec.Raw], time_s: float) -> bytes:
 
 
 def events_in(payload: bytes) -> Iterator[WireEvent | None]:
-    """Yields the events of a payload, None for one that cannot be understood. Raises DecodeError."""
+    """Yields the events of a payload, None for one that cannot be understood. Raises an error of `UNREADABLE`."""
     for raw in _BATCHES.decode(payload).events:
         try:
             yield (_ARRAYS if _is_array(raw) else _MAPS).decode(raw)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             yield None
 
 
@@ -210,9 +218,14 @@ class EventReader:
         whole = len(event.token_ids) == len(event.block_hashes) * event.block_size
         known = whole and not _of_other_layers(event) and (event.lora_id is None or event.lora_name)
         named = list(self._named(event)) if known else []
+        if len(self._name_of) + len(named) > MAX_BLOCKS:
+            self.forget()
+            return [Cleared()]
         for block, name in named:
             self._name_of[block] = name
-            self._media.setdefault(block, set()).add(event.medium)
+            media = self._media.setdefault(block, set())
+            if len(media) < MAX_MEDIA:
+                media.add(event.medium)
         return [Stored(tuple(name for _, name in named), None, ())] if named else []
 
     def _removed(self, event: RemovedFields) -> list[BlockChange]:
@@ -265,5 +278,5 @@ def _salt(first: list[list[msgspec.Raw] | None]) -> str | None:
         return ""
     try:
         return msgspec.msgpack.decode(keys[0], type=str) if len(keys) == 1 else None
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None

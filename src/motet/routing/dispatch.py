@@ -122,14 +122,21 @@ class Stay:
         self._fleet.notify()
 
     async def checked(self, word: Word) -> GroupDelta:
-        """Returns the next delta, which keeps to `word`. Raises what the stream raises, or WorkerFaultError."""
+        """Returns the next delta, which keeps to `word`. Raises MotetErrors of the stream, or WorkerFaultError."""
         self._waits = True
         try:
             delta = await self.stream.__anext__()
+            self._silent_looks = 0
+            word.check(delta)
+        except (MotetError, StopAsyncIteration):
+            raise
+        except Exception as error:
+            logger.exception("an answer of %s could not be taken", self.member.id)
+            raise WorkerFaultError(
+                f"its answer could not be taken ({type(error).__name__}): the log has more"
+            ) from error
         finally:
             self._waits = False
-        self._silent_looks = 0
-        word.check(delta)
         return delta
 
     def look(self) -> int:

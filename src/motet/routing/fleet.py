@@ -159,6 +159,7 @@ class Fleet:
             level = logging.INFO if state in (*ANSWERING, WorkerState.STARTING) else logging.ERROR
             logger.log(level, "%s is %s, was %s%s", id, state, member.state, because)
         member.state, member.note = state, why
+        member.deaths += state is WorkerState.DEAD
         self._note_change()
 
     def distrust(self, id: str, *, why: str) -> None:

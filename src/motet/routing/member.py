@@ -69,6 +69,8 @@ class Member:
         self.last_decision: str | None = None
         self.note = ""
         """Why the worker is in its state; empty if there is nothing to say."""
+        self.deaths = 0
+        """How often it has been found dead."""
         self.given_up = False
         self._cards: dict[ModelName, ModelCard] = {}
         self._clock = clock

@@ -6,6 +6,7 @@ tried again  once, on another member if there is one, and only before anything h
              with its member, since nobody can continue a text that another has begun
 """
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +17,8 @@ from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
 from motet.types import Usage
+
+logger = logging.getLogger(__name__)
 
 STAY_CHOICES = 8
 """The last member of a session is taken even if it has up to this many more open choices than the others."""
@@ -90,6 +93,8 @@ class RoutedText:
         """The choices in the books of the present member."""
         self._begun = False
         self._closed = False
+        self._error: MotetError | None = None
+        """What ended it on the member before."""
 
     @property
     def worker(self) -> str:
@@ -103,14 +108,27 @@ class RoutedText:
         while True:
             group = self._group or self._open()
             try:
-                steps = await group.read()
+                steps = await self._read(group)
             except MotetError as error:
                 await self._leave()
                 if not self._may_try_again(error):
                     raise
+                self._error = error
             else:
                 self._note(steps)
                 return steps
+
+    async def _read(self, group: TextGroupStream) -> Sequence[TextStep]:
+        """Raises MotetError, whatever its server has sent."""
+        try:
+            return await group.read()
+        except MotetError:
+            raise
+        except Exception as error:
+            logger.exception("an answer of %s could not be taken", self.worker)
+            raise WorkerFaultError(
+                f"its answer could not be taken ({type(error).__name__}): the log has more"
+            ) from error
 
     def fail(self, error: MotetError) -> None:
         if self._group is not None:
@@ -128,7 +146,10 @@ class RoutedText:
         await self._leave()
 
     def _open(self) -> TextGroupStream:
-        member, source = self._routed.choose(self._request, tried=self._tried)
+        try:
+            member, source = self._routed.choose(self._request, tried=self._tried)
+        except NoWorkerError as error:
+            raise self._error or error from None
         self._tried.append(member)
         self._group = source.generate(self._request)
         self._books, self._open_choices = member.books, self._request.num_choices

@@ -38,6 +38,11 @@ class Preparer:
                     param=param,
                 )
 
+    def check_length(self, ids: Sequence[int], *, param: str) -> None:
+        """Raises `ContextLengthError` for more tokens than the model can have."""
+        if len(ids) > self._info.max_model_len:
+            raise self._too_long(f"you sent {len(ids)} tokens", param, param=param)
+
     def max_tokens(self, prompt_len: int, asked: int | None, *, default: int | None, param: str) -> int:
         """Returns how many tokens a choice may have: `asked`, else `default`, else all that fit. `param`: the prompt.
 

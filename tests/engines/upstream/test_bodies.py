@@ -15,7 +15,16 @@ NO_CHUNKS = (
     b'{"choices": [{"index": "x"}]}',
     b'{"choices": [{"delta": [1]}]}',
     b'{"choices": [{"finish_reason": 3}]}',
+    b'{"choices": [{"delta": {"content": "\xff"}}]}',
+    b'{"choices": [{"delta": {"content": "\xff"}, "other": [\n1]}]}',
 )
+
+
+def test_line_breaks_between_the_parts_of_a_chunk_are_not_passed_on() -> None:
+    """They would end the event of our own stream, and begin another one."""
+    step = Merge(0, 1, chat=False).chunk(b'{"choices": [{"logprobs": {"a":\n\ndata: 1}}]}'.replace(b"data: ", b"\r"))
+    assert step is not None
+    assert bytes(step.pieces[0].fields["logprobs"]) == b'{"a":1}'
 
 
 @pytest.mark.parametrize("data", NO_CHUNKS)

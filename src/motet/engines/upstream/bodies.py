@@ -128,7 +128,7 @@ class Merge:
     def chunk(self, data: bytes) -> TextStep | None:
         """Reads one event of a stream; returns None if it has nothing to show. Raises EngineError,
         UpstreamRefusalError."""
-        chunk, usage = read_chunk(data)
+        chunk, usage = read_chunk(_in_one_line(data))
         if usage is not None and (self._count == 1 or not chunk.pieces):
             self.usage = usage
         pieces = [piece for part in chunk.pieces if (piece := self._part(part)) is not None]
@@ -240,12 +240,24 @@ def read_chunk(data: bytes) -> tuple[TextStep, Usage | None]:
     WorkerFaultError for anything else; EngineError for an error, or UpstreamRefusalError if it is the client's fault.
     """
     try:
+        if not data.isascii():
+            data.decode()  # what is passed on as it is has not been read
         fields = _fields.decode(data)
         if bytes(fields.get("error", NULL)) != b"null" or bytes(fields.get("object", NULL)) == b'"error"':
             raise _failure(any_error_in(data))
         choices = [_read_choice(choice) for choice in _choices.decode(fields.get("choices", NULL)) or ()]
         extras = {name: value for name, value in fields.items() if name not in OURS}
         return TextStep(tuple(choices), extras), _read_usage(fields.get("usage", NULL))
+    except UNREADABLE as error:
+        raise WorkerFaultError(f"it sent what this server cannot read: {error}") from error
+
+
+def _in_one_line(data: bytes) -> bytes:
+    """Returns JSON without line breaks between its parts, each of which would end the event that it is passed on in."""
+    if b"\n" not in data and b"\r" not in data:
+        return data
+    try:
+        return msgspec.json.encode(msgspec.json.decode(data))
     except UNREADABLE as error:
         raise WorkerFaultError(f"it sent what this server cannot read: {error}") from error
 

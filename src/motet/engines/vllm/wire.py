@@ -66,6 +66,8 @@ TOO_LONG_PARAMS = ("input_tokens", "input_text")
 NO_SUCH_MODEL = "NotFoundError"
 """The type of vLLM's error for an unknown model; an unknown route has another one."""
 
+MAX_RANK = 2**31
+
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -198,10 +200,11 @@ def _of_prompt(token: int, entry: dict[int, _PromptLogprob], *, k: int) -> Token
 
 
 def _entry(token: int, logprob: float | None, *, rank: int | None, listed: Listed, k: int) -> TokenLogprob:
-    """`rank`: if None, it is counted in the list, and is k + 1 if the token is not among the k best."""
+    """`rank`: if it is None or cannot be one, it is counted in the list: k + 1 if the token is not among the k best."""
     drawn = LOWEST if logprob is None else logprob
     others = [(other, LOWEST if value is None else value) for other, value in listed if other != token]
-    rank = rank or 1 + sum(value > drawn for _, value in others)
+    if rank is None or not 1 <= rank < MAX_RANK:
+        rank = 1 + sum(value > drawn for _, value in others)
     if rank <= k:
         others.insert(rank - 1, (token, drawn))
     return TokenLogprob(token, drawn, rank, tuple(others[:k]))

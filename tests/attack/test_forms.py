@@ -1,0 +1,114 @@
+"""Forms of a few characters that stand for gigabytes, or for seconds at every token."""
+
+import json
+import random
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from motet.errors import GrammarError
+from motet.grammar.compiled import Matcher, fill_masks, mask_words
+from motet.grammar.forced import MAX_FORCED, NO_FORCING
+from motet.grammar.schema import ONE_LINE
+from motet.grammar.source import llguidance_source
+from motet.grammar.trial import memory_mb
+from motet.types import Grammar, GrammarKind, Thinking
+from tests.grammar.models import TOKENIZER, VOCAB_SIZE, follows, grammars_of, lark, regex
+
+DEEP = {"type": "array", "minItems": 100, "items": {"const": "abcdefgh" * 100}}
+
+
+def schema(**fields: object) -> Grammar:
+    return Grammar(GrammarKind.JSON, json.dumps(fields))
+
+
+def in_one_line(fields: Mapping[str, object]) -> Grammar:
+    """Tools get their arguments in one line: no space that may be left out ends the stretch without a choice."""
+    return schema(**fields, **{"x-guidance": ONE_LINE})
+
+
+REPEATED = {
+    "regex": regex("((((a{50}){50}){50}){51})"),
+    "regex of one letter": regex("[a-a]{100000}"),
+    "open regex": regex("(a|a){50000,}"),
+    "pattern": schema(type="string", pattern="^((((a{50}){50}){50}){51})$"),
+    "pattern and length": schema(
+        allOf=[{"type": "string", "pattern": "^a*$"}, {"type": "string", "minLength": 100_000}]
+    ),
+    "terminal": lark(f'start: A{{500}}\nA: "{"abcdefghij" * 3}"{{100}}'),
+    "rules": lark('start: a{100}\na: b{100}\nb: "x"{30}'),
+    "gbnf": lark('root ::= a{90}\na ::= b{90}\nb ::= "ab"{30}'),
+    "doubled rules": lark("start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(20)) + '\nr20: "abc"'),
+    "their own options": lark('start: A{500}\nA: "abcdefghij"{300}\n%llguidance {"no_forcing": false}'),
+    "arrays": in_one_line({"type": "array", "minItems": 100, "items": {**DEEP, "items": DEEP}}),
+    "references": in_one_line(
+        {
+            "$ref": "#/$defs/a0",
+            "$defs": {
+                **{f"a{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(12)},
+                "a12": {"const": "abcdefgh"},
+            },
+        }
+    ),
+}
+
+
+def busy_s(matcher: Matcher, *, tokens: int = 4) -> float:
+    """Returns the time for the masks of the next tokens, which are taken from the masks."""
+    out = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
+    began = time.thread_time()
+    for _ in range(tokens):
+        if fill_masks([matcher], out):
+            break
+        matcher.consume(int(np.flatnonzero(np.unpackbits(out.view(np.uint8)[0], bitorder="little"))[0]))
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", opened=False)])
+@pytest.mark.parametrize("grammar", REPEATED.values(), ids=REPEATED)
+def test_a_short_form_of_a_long_text_costs_no_more_than_another(grammar: Grammar, thinking: Thinking | None) -> None:
+    grammars = grammars_of()
+    grammars.get(regex("a"))
+    before_mb, began = memory_mb()[1], time.thread_time()
+    compiled = grammars.get(Grammar(grammar.kind, grammar.source, thinking))
+    assert busy_s(compiled.matcher()) < 0.02
+    assert time.thread_time() - began < 0.1
+    assert memory_mb()[1] - before_mb <= 4
+
+
+@pytest.mark.parametrize(
+    ("grammar", "much"),
+    [
+        (regex(r"\d{4}-\d{2}-\d{2}"), False),
+        (regex("yes|no"), False),
+        (regex("a" * (MAX_FORCED + 1)), True),
+        (schema(type="object", properties={"name": {"type": "string"}, "age": {"type": "integer"}}), False),
+        (schema(type="string", enum=["x" * 100] * 100), False),
+        (lark('start: "<call>" name "(" args ")"\nname: "f" | "g"\nargs: %json {"type": "object"}'), False),
+        (lark('start: expr\nexpr: "(" expr ")" | /[0-9]+/'), True),
+    ],
+)
+def test_usual_forms_keep_the_tokens_that_a_tokenizer_makes_of_their_words(grammar: Grammar, much: bool) -> None:
+    assert (json.dumps(NO_FORCING)[1:-1] in llguidance_source(grammar, {})) is much
+
+
+def test_a_text_without_a_choice_is_written_whole_in_any_tokens() -> None:
+    grammars, word = grammars_of(), regex("(abc){2000}")
+    assert follows(grammars, word, "abc" * 2000)
+    assert not follows(grammars, word, "abc" * 1999)
+    array = in_one_line({"type": "array", "minItems": 600, "maxItems": 600, "items": {"const": "abcdefgh"}})
+    assert follows(grammars, array, json.dumps(["abcdefgh"] * 600))
+
+
+def test_the_states_of_a_lexer_end_an_answer_before_they_take_much_memory() -> None:
+    matcher = grammars_of().get(regex(r"(\w*a\w{18}x)")).matcher()
+    out = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
+    letters = [TOKENIZER.encode(letter)[0] for letter in "ab"]
+    before_mb, dice = memory_mb()[1], random.Random(1)
+    with pytest.raises(GrammarError, match="too many states"):
+        for _ in range(20_000):
+            fill_masks([matcher], out)
+            matcher.consume(dice.choice(letters))
+    assert memory_mb()[1] - before_mb < 16

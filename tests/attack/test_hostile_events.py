@@ -1,0 +1,77 @@
+"""Workers that publish blocks without end, or what is no event."""
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from motet.block_names import block_names
+from motet.deploy import block_events
+from motet.deploy.block_events import indexing
+from motet.kv_events import follower, schema
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
+from motet.kv_events.follower import Follower, NumberedMessage, Replayed
+from motet.kv_events.schema import EventReader, StoredFields
+from motet.routing.prefix_index import PrefixIndex
+from tests.attack.mutants import hostile
+from tests.kv_events.test_follower import Script, message, stored
+
+pytestmark = pytest.mark.anyio
+NAMES = block_names(range(400), 4, salt="")
+
+
+async def followed(script: Script) -> list[BlockChange]:
+    """Returns what a follower says until it has heard everything."""
+    said: list[BlockChange] = []
+    following = asyncio.create_task(Follower(script, said.extend, name="w").run())
+    over = asyncio.create_task(script.over.wait())
+    await asyncio.wait((following, over), return_when=asyncio.FIRST_COMPLETED)
+    assert not following.done()
+    following.cancel()
+    await asyncio.wait((following,))
+    return said
+
+
+async def test_no_event_ends_more_than_what_was_known_before_it() -> None:
+    def payloads() -> Iterator[bytes]:
+        goods: tuple[BlockChange, ...] = (
+            Stored(tuple(NAMES[:2]), None, tuple(range(8))),
+            Removed((NAMES[0],)),
+            Cleared(),
+        )
+        for seed, good in enumerate(goods):
+            told = msgspec.msgpack.decode(schema.payload([schema.event(good, 4)], 0.0))
+            yield from hostile(told, seed=seed, count=100)
+            told[1][0].pop("motet_names", None)  # as other engines write it
+            yield from hostile(told, seed=seed + 10, count=100)
+
+    heard = [NumberedMessage(number, payload) for number, payload in enumerate(payloads())]
+    last = stored(len(heard), NAMES[7])
+    assert (await followed(Script([*heard, last])))[-1] == Stored((NAMES[7],), None, ())
+
+
+async def test_a_replay_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "MOST_REPLAYED_BYTES", 10_000)
+    script = Script(
+        [stored(0, NAMES[0]), stored(10**6, NAMES[1])],
+        [message(number, Stored((NAMES[2],), None, ())) for number in range(1000)],
+        lambda _, messages: Replayed(messages[:10], whole=False),
+    )
+    await followed(script)
+    assert len(script.asked) < 50
+
+
+def test_the_blocks_of_one_worker_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (schema, block_events):
+        monkeypatch.setattr(module, "MAX_BLOCKS", 50)
+    index = PrefixIndex()
+    take, reader = indexing(index, "w"), EventReader()
+    for number in range(0, 400, 4):
+        take([Stored((NAMES[number // 4],), None, ())])
+        of_others = StoredFields(
+            block_hashes=[number], parent_block_hash=None, token_ids=[number] * 4, block_size=4, medium=str(number)
+        )
+        take(reader.changes(schema.BlockStored(**msgspec.structs.asdict(of_others))))
+        assert index.blocks("w") <= 50 and len(reader) <= 50
+    index.check()

@@ -1,0 +1,79 @@
+"""Keys: what is done with one that a client sends, and which servers get which."""
+
+import secrets
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+
+from motet.api.gate import Lock
+from motet.errors import UnauthorizedError
+from tests.api.serving import Serving
+from tests.attack.test_neighbours import KEYS, ONE, OTHER, salts
+from tests.deploy.gateways import BODY, RunningGateway
+from tests.peers.fake_openai import FakeOpenAI
+from tests.peers.openai_script import Manners
+
+pytestmark = pytest.mark.anyio
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("given", ["first", "second", "third", "f", "é" * 9])
+def test_a_key_is_compared_with_all_in_constant_time(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    compare = secrets.compare_digest
+
+    def counted(one: bytes, other: bytes) -> bool:
+        compared.append(other)
+        return compare(one, other)
+
+    monkeypatch.setattr(secrets, "compare_digest", counted)
+    keys = (b"first", b"second")
+    lock = Lock(client="key", keys=keys, missing="", wrong="")
+    scope: dict[str, Any] = {"state": {}}
+    headers = Headers(raw=[(b"authorization", b"Bearer " + given.encode())])
+    if given.encode() in keys:
+        lock.check(scope, headers)
+        assert scope["state"]["client"] == f"key-{keys.index(given.encode())}"
+    else:
+        with pytest.raises(UnauthorizedError):
+            lock.check(scope, headers)
+    assert compared == [*keys]
+
+
+@pytest.mark.parametrize(
+    ("settings", "passed"),
+    [({"admin_key": ""}, "mine"), ({"admin_key": "", "api_keys": ("mine",)}, None), ({"admin_key": "boss"}, None)],
+)
+async def test_a_clients_key_is_passed_on_only_by_a_gateway_without_keys(
+    settings: dict[str, Any], passed: str | None
+) -> None:
+    async with (
+        FakeOpenAI(Manners(models=({"id": "m", "max_model_len": 99},))) as upstream,
+        RunningGateway(upstream.url, **settings) as gateway,
+    ):
+        answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "n": 1}, headers=bearer("mine"))
+        assert answer.status_code == 200
+        sent = [
+            asked.headers.get("authorization") for asked in upstream.asked if asked.body.get("seed") == BODY["seed"]
+        ]
+        assert sent == [None if passed is None else f"Bearer {passed}"]
+
+
+async def test_responses_share_no_cached_prompts_either(serve: Serving) -> None:
+    served = await serve(api_keys=KEYS)
+    for key in (ONE, OTHER, ONE):
+        answer = await served.http.post("/v1/responses", json={"input": "hi"}, headers=bearer(key))
+        assert answer.status_code == 200
+    first, second, third = salts(served)
+    assert first == third != second
+
+
+async def test_the_choices_of_a_group_have_one_salt(serve: Serving) -> None:
+    served = await serve(api_keys=KEYS)
+    body = {"prompt": ["x", "x"], "n": 3}
+    assert (await served.http.post("/v1/completions", json=body, headers=bearer(ONE))).status_code == 200
+    assert len(salts(served)) == 2 and len({*salts(served)}) == 1
