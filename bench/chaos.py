@@ -19,15 +19,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import quantiles
 
 import httpx
 
-from bench.chaos_requests import Answer, Request, ask, mixed_requests
+from bench.chaos_requests import Answer, Outcome, Request, ask, mixed_requests
 from bench.chaos_servers import kept_servers
-from bench.chaos_strikes import DRAINED, KILLED, STOPPED, Status, Striker
+from bench.chaos_strikes import DRAINED, KILLED, STOPPED, Status, Striker, left_behind
 from bench.report import Bound, Floor, machine, tell
 from motet.deploy.child import ChildServer
 
@@ -35,38 +35,9 @@ KINDS = 40
 EVERY_S = (2.0, 6.0)
 CELL_STRIKES = {KILLED: 0.8, STOPPED: 0.2}
 SERVER_STRIKES = {KILLED: 0.4, STOPPED: 0.2, DRAINED: 0.4}
-SETTLE_S = 90.0
 TIMEOUT_S = 300.0
 CELL = ("--prefill", "1", "--decode", "2", "--heartbeat-timeout", "3", "--engine-restarts", "1000")
-LEFT_BEHIND = ("groups_running", "choices_running", "choices_waiting", "blocks_used", "leases", "pulls_open")
 MOVED = re.compile(r"a group goes on elsewhere .*?group=(?P<group>\S+) cause=(?P<cause>\S+)")
-
-
-@dataclass
-class Outcome:
-    """The results of the requests."""
-
-    finished: int = 0
-    choices: int = 0
-    identical: int = 0
-    """Number of requests with the undisturbed answer."""
-    different: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    duplicates: int = 0
-    lost: int = 0
-
-    def add(self, request: Request, answer: Answer, expected: Answer) -> None:
-        if answer.error is not None:
-            self.errors.append(f"{request.name}: {answer.error}")
-            return
-        self.finished += 1
-        self.choices += request.n
-        self.duplicates += answer.duplicates()
-        self.lost += answer.lost(request.n)
-        if answer.same_as(expected):
-            self.identical += 1
-        else:
-            self.different.append(request.name)
 
 
 @dataclass(frozen=True)
@@ -148,19 +119,6 @@ def pauses_of(answers: Sequence[Answer], log: str) -> dict[str, list[float]]:
         if cause is not None and gaps:
             pauses.setdefault(cause, []).append(max(gaps))
     return pauses
-
-
-async def left_behind(http: httpx.AsyncClient) -> dict[str, int]:
-    """Waits until every engine is ready and empty, then returns what is left. A pull from a stopped prefill engine may
-    settle only at its time-out."""
-    deadline_s = time.monotonic() + SETTLE_S
-    while True:
-        workers = (await http.get("/status")).json()["workers"]
-        left = {name: sum(worker.get(name) or 0 for worker in workers) for name in LEFT_BEHIND}
-        settled = all(worker["state"] == "ready" for worker in workers) and not any(left.values())
-        if settled or time.monotonic() > deadline_s:
-            return left
-        await asyncio.sleep(0.5)
 
 
 @dataclass(frozen=True)

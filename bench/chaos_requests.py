@@ -1,4 +1,4 @@
-"""The mixed requests of the chaos run, and their answers, which are compared with the undisturbed ones."""
+"""Mixed requests for runs in which workers are struck. Their answers are compared with the undisturbed ones."""
 
 import json
 import random
@@ -15,9 +15,11 @@ from motet.errors import EngineError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DATA, DONE = "data: ", "data: [DONE]"
+ENDS_OF_RESPONSE = ("response.completed", "response.incomplete")
 SUBJECTS = ("the sea", "a clock", "two brothers", "the last train", "bread", "a map of the city", "winter", "a choir")
 SIZES = (1, 1, 2, 4, 8, 8, 16, 32)
 LENGTHS = (24, 48, 96, 160)
+COUNTS = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens")
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,17 @@ class Request:
 
     @property
     def n(self) -> int:
-        prompts = self.body.get("prompt")
+        """The number of choices of its answer, prompts x n."""
+        prompts, sampling = self.body.get("prompt"), self.body.get("sampling_params", self.body)
         number = len(prompts) if isinstance(prompts, list) else 1
-        n = self.body["n"]
+        assert isinstance(sampling, dict)
+        n = sampling.get("n", 1)
         assert isinstance(n, int)
         return n * number
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.get("stream"))
 
 
 @dataclass
@@ -73,22 +81,52 @@ class Answer:
 
     def counts(self) -> tuple[object, ...]:
         usage = self.usage or {}
-        return tuple(usage.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
+        return tuple(usage.get(name) for name in COUNTS)
 
 
-def mixed_requests(number: int, *, seed: int) -> list[Request]:
-    """Returns chats and completions, streamed or not, n from 1 to 32, some with penalties, logprobs, stop strings."""
+@dataclass
+class Outcome:
+    """The results of the requests."""
+
+    finished: int = 0
+    choices: int = 0
+    identical: int = 0
+    """Number of requests with the undisturbed answer."""
+    different: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    duplicates: int = 0
+    lost: int = 0
+
+    def add(self, request: Request, answer: Answer, expected: Answer) -> None:
+        if answer.error is not None:
+            self.errors.append(f"{request.name}: {answer.error}")
+            return
+        self.finished += 1
+        self.choices += request.n
+        self.duplicates += answer.duplicates()
+        self.lost += answer.lost(request.n)
+        if answer.same_as(expected):
+            self.identical += 1
+        else:
+            self.different.append(request.name)
+
+
+def mixed_requests(
+    number: int, *, seed: int, sizes: Sequence[int] = SIZES, lengths: Sequence[int] = LENGTHS
+) -> list[Request]:
+    """Returns chats and completions, streamed or not, some with penalties, logprobs, stop strings, each with one of the
+    `sizes` as n and one of the `lengths` in tokens."""
     dice = random.Random(seed)
-    return [_request(place, dice) for place in range(number)]
+    return [_request(place, dice, sizes=sizes, lengths=lengths) for place in range(number)]
 
 
-def _request(place: int, dice: random.Random) -> Request:
+def _request(place: int, dice: random.Random, *, sizes: Sequence[int], lengths: Sequence[int]) -> Request:
     subject = dice.choice(SUBJECTS)
     text = f"Tell me about {subject}. " * dice.choice((1, 8, 40))
     body: dict[str, object] = {
-        "n": dice.choice(SIZES),
+        "n": dice.choice(sizes),
         "seed": dice.randrange(2**31),
-        "max_tokens": dice.choice(LENGTHS),
+        "max_tokens": dice.choice(lengths),
         "temperature": dice.choice((0.0, 0.7, 1.0, 1.0)),
         "stream": dice.random() < 0.75,
     }
@@ -114,7 +152,7 @@ async def ask(client: httpx.AsyncClient, request: Request) -> Answer:
     """Sends a request. A failure of the server is part of the answer, and is not raised."""
     answer = Answer()
     try:
-        if request.body["stream"]:
+        if request.stream:
             await follow(client, request.path, request.body, lambda line: take_line(answer, line))
         else:
             response = await client.post(request.path, json=request.body)
@@ -127,30 +165,64 @@ async def ask(client: httpx.AsyncClient, request: Request) -> Answer:
 
 
 def take_line(answer: Answer, line: str) -> None:
+    """Takes a line of a stream: a chunk of choices, or an event of a Response."""
     if line == DONE:
         answer.done += 1
         return
+    if not line.startswith(DATA):
+        return
     chunk = json.loads(line.removeprefix(DATA))
-    if "error" in chunk:
-        answer.error = chunk["error"]["message"]
+    if chunk.get("error") or chunk.get("type") == "error":
+        answer.error = (chunk.get("error") or chunk)["message"]
         return
     answer.chunk_s.append(time.monotonic())
-    answer.id = chunk["id"]
+    if "type" in chunk:
+        if chunk["type"] in ENDS_OF_RESPONSE:
+            answer.done += 1
+            _take_whole(answer, chunk["response"])
+        return
+    answer.id = chunk.get("id", "")
     answer.usage = chunk.get("usage") or answer.usage
     for choice in chunk["choices"]:
-        delta = choice.get("delta", {})
-        answer.roles[choice["index"]] += "role" in delta
-        _take_choice(answer, choice, delta.get("content", choice.get("text")) or "")
+        answer.roles[choice["index"]] += "role" in choice.get("delta", {})
+        _take_choice(answer, choice, _text_of(choice, choice.get("delta", {})))
 
 
 def _take_whole(answer: Answer, body: dict[str, object]) -> None:
-    usage, choices = body["usage"], body["choices"]
+    usage, items = body["usage"], body.get("output")
     assert isinstance(usage, dict)
-    assert isinstance(choices, list)
     answer.usage = usage
+    if isinstance(items, list):  # a Response is one choice
+        choice = {"index": 0, "finish_reason": body["status"]}
+        _take_choice(answer, choice, "".join(_text_of_item(item) for item in items))
+        return
+    choices = body["choices"]
+    assert isinstance(choices, list)
     for choice in choices:
-        message = choice.get("message", {})
-        _take_choice(answer, choice, message.get("content", choice.get("text")) or "")
+        _take_choice(answer, choice, _text_of(choice, choice.get("message", {})))
+
+
+def _text_of(choice: dict[str, object], message: dict[str, object]) -> str:
+    """Returns what a choice has written: text, calls with name and arguments, or token ids."""
+    text, calls, token_ids = (
+        message.get("content", choice.get("text")),
+        message.get("tool_calls"),
+        choice.get("token_ids"),
+    )
+    parts = [text] if isinstance(text, str) else []
+    if isinstance(calls, list):
+        functions = [call["function"] for call in calls]
+        parts += [(function.get("name") or "") + (function.get("arguments") or "") for function in functions]
+    if isinstance(token_ids, list):
+        parts += [f"{token} " for token in token_ids]
+    return "".join(parts)
+
+
+def _text_of_item(item: dict[str, object]) -> str:
+    """Returns what an item of a Response's output has: its text, or the name and the arguments of its call."""
+    content = item.get("content")
+    parts = [part["text"] for part in content] if isinstance(content, list) else []
+    return "".join(parts) + str(item.get("name", "")) + str(item.get("arguments", ""))
 
 
 def _take_choice(answer: Answer, choice: dict[str, object], text: str) -> None:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench.chaos import Outcome, Report, described, pauses_of
-from bench.chaos_requests import Answer, Request, mixed_requests, take_line
+from bench.chaos import Report, described, pauses_of
+from bench.chaos_requests import Answer, Outcome, Request, mixed_requests, take_line
 
 
 def chunk(index: int, text: str, *, finish: str | None = None, role: bool = False, id: str = "chatcmpl-1") -> str:

@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 
 ATTEND_EVERY_S = 1.0
 """Seconds between two messages that reads are open: a worker polls for readers only while it knows of some."""
-SILENT_S = 600.0
-"""After this many seconds without an answer a worker may have gone for good."""
+SILENT_S = 60.0
+"""After this many seconds without an answer a worker may have gone for good. It is asked when the next one is met, so
+where workers often end and come back at other ports, connections to those that have ended are few."""
 
 
 @dataclass(frozen=True)

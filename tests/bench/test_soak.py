@@ -1,0 +1,225 @@
+"""The soak run sends what its seed says, knows right answers from wrong ones, and sees what grows or stays behind."""
+
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.chaos_requests import CHAT, COMPLETIONS, Answer, Request, ask
+from bench.chaos_strikes import KILLED, Status, Striker
+from bench.soak import Report, connections, main
+from bench.soak_clients import Client, Connections, Tally, as_it_must_be, send
+from bench.soak_requests import GENERATE, RESPONSES, Call, fresh_request, refused_calls, seeded_requests, short_calls
+from bench.soak_samples import SHARED_MEMORY, Held, Sample, Watcher, slope_per_hour
+from motet.config import cache_folder, environment
+from motet.models.smollm2 import Smollm2
+from tests.bench.conftest import talkative
+from tests.fake_server import MODEL, FakeServer
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+KEY = "key-0"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server that wants a key."""
+    with FakeServer(save_tiny_tokenizer(tmp_path_factory.mktemp("model")), talkative, api_key=KEY) as server:
+        yield server.url
+
+
+def test_seeded_requests_follow_from_the_seed_and_go_to_every_route_that_generates() -> None:
+    requests = seeded_requests(1)
+    assert requests == seeded_requests(1) != seeded_requests(2)
+    assert {request.path for request in requests} == {CHAT, COMPLETIONS, RESPONSES, GENERATE}
+    assert {(request.path, request.stream) for request in requests} >= {
+        (path, stream) for path in (CHAT, COMPLETIONS, RESPONSES, GENERATE) for stream in (True, False)
+    }
+    assert {request.n for request in requests} >= {1, 2, 4, 8, 16, 32, 64}
+    said = json.dumps([request.body for request in requests])
+    for field in ("logprobs", "stop", "penalty", "regex", "choice", "json_schema", '"auto"', '"required"', "best_of"):
+        assert field in said
+    sampling = [request.body.get("sampling_params", request.body) for request in requests]
+    assert all(isinstance(fields, dict) and "seed" in fields for fields in sampling)
+
+
+def test_fresh_requests_follow_from_the_dice_and_differ() -> None:
+    dice, again = random.Random(1), random.Random(1)
+    some = [fresh_request(dice) for _ in range(50)]
+    assert some == [fresh_request(again) for _ in range(50)]
+    assert len({json.dumps(fresh.request.body) for fresh in some}) == 50
+
+
+def test_a_fresh_answer_must_have_its_form_if_it_was_written_to_its_end() -> None:
+    dice = random.Random(1)
+    fresh = next(one for one in iter(lambda: fresh_request(dice), None) if one.request.name == "fresh regex")
+    assert fresh.form is not None
+    right = fresh.form.pattern.replace("[a-f]{2}", "ab")
+    answers = [
+        Answer(texts={0: text}, finishes={0: [reason]})
+        for text, reason in ((right, "stop"), (right + "!", "stop"), (right[:4], "length"))
+    ]
+    assert [fresh.suits(answer) for answer in answers] == [True, False, True]
+
+
+BODIES: dict[str, dict[str, object]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}], "n": 2, "max_tokens": 12},
+    COMPLETIONS: {"prompt": ["x", "y"], "n": 2, "max_tokens": 12},
+    RESPONSES: {"input": "x", "max_output_tokens": 12},
+    GENERATE: {"token_ids": [5, 6], "sampling_params": {"n": 2, "max_tokens": 12}},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_answer_is_read_alike_streamed_and_not(url: str, path: str) -> None:
+    usage = {} if path == RESPONSES else {"stream_options": {"include_usage": True}}
+    async with httpx.AsyncClient(base_url=url) as http:
+        whole = await ask(http, Request("whole", path, BODIES[path]))
+        streamed = await ask(http, Request("streamed", path, BODIES[path] | {"stream": True} | usage))
+    assert whole.error is None
+    assert whole.lost(Request("whole", path, BODIES[path]).n) == 0
+    assert all(whole.texts.values())
+    assert streamed.same_as(whole)
+    assert streamed.done == 1
+
+
+@pytest.mark.anyio
+async def test_every_call_gets_the_status_and_the_code_that_it_names(guarded: str) -> None:
+    async with connections(guarded, [KEY]) as (http,):
+        for call in [*short_calls(MODEL), *refused_calls()]:
+            response = await send(http, call)
+            assert as_it_must_be(call, response), (call.name, response.status_code, response.text[:200])
+
+
+def test_another_status_or_another_code_is_not_what_a_call_must_get() -> None:
+    call = Call("wrong", "GET", "/x", 404, "unknown_url")
+    right = httpx.Response(404, json={"error": {"code": "unknown_url"}})
+    others = [
+        httpx.Response(404, json={"error": {"code": "model_not_found"}}),
+        httpx.Response(500, json={"error": {"code": "unknown_url"}}),
+    ]
+    assert [as_it_must_be(call, response) for response in (right, *others)] == [True, False, False]
+
+
+@pytest.mark.anyio
+async def test_a_client_does_all_kinds_of_things_and_leaves_nothing_open(guarded: str) -> None:
+    """The server itself checks at its end that every group has ended."""
+    tally = Tally()
+    request = Request("chat", CHAT, BODIES[CHAT])
+    async with connections(guarded, [KEY, KEY]) as (own, burst):
+        seeded = [(request, await ask(own, request))]
+        clients = [Client(tally, seeded, dice=random.Random(s), pause_s=0.001, model=MODEL) for s in range(6)]
+        until_s = time.monotonic() + 1.0
+        await asyncio.gather(*(client.run(Connections(own, burst), until_s=until_s) for client in clients))
+    assert len(tally.acts) >= 7
+    assert tally.outcome.identical == tally.outcome.finished > 0
+    assert tally.sent == sum(tally.acts.values())
+
+
+@pytest.mark.anyio
+async def test_a_spared_worker_is_never_struck() -> None:
+    workers = [
+        {"id": name, "role": role, "state": "ready", "pid": 1}
+        for name, role in (("prefill-0", "prefill"), ("decode-0", "decode"), ("decode-1", "decode"))
+    ]
+    struck: list[object] = []
+    enough = asyncio.Event()
+
+    async def hit(worker: Status, _: object) -> None:
+        struck.append(worker["id"])
+        if len(struck) >= 30:
+            enough.set()
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"workers": workers}))
+    async with httpx.AsyncClient(base_url="http://cell", transport=transport) as http:
+        striker = Striker(http, (0, 0), {KILLED: 1.0}, random.Random(1), hit, spared=frozenset({"decode-1"}))
+        striking = asyncio.create_task(striker.run())
+        await enough.wait()
+        striking.cancel()
+        await asyncio.gather(striking, return_exceptions=True)
+    assert set(struck) == {"prefill-0", "decode-0"}
+
+
+def test_the_slope_of_a_line_is_found_through_noise() -> None:
+    assert slope_per_hour([(minute, 3.0 + 2.0 * minute) for minute in range(5)]) == pytest.approx(120.0)
+    assert slope_per_hour([(0, 1.0), (1, 2.0), (2, 1.0), (3, 2.0), (4, 1.0)]) == pytest.approx(0.0)
+    assert slope_per_hour([(1.0, 5.0)]) is None
+
+
+def test_a_sample_shows_what_a_process_holds(tmp_path: Path) -> None:
+    watcher = Watcher(os.getpid(), tmp_path, spared="decode-1")
+    workers: list[Status] = [{"id": "decode-1", "pid": os.getpid()}, {"id": "decode-0", "pid": None}]
+    before = watcher.sample(workers, minute=0.0, sent=0, left={})
+    with (tmp_path / "file").open("w"), tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as shared:
+        held = watcher.sample(workers, minute=1.0, sent=1, left={})
+        assert Path(shared.name).name in watcher.shared()
+    assert held.api.files == before.api.files + 2
+    assert (before.temporary, held.temporary) == (0, 1)
+    assert held.spared.threads == held.api.threads
+    assert f"process {os.getpid()}" in watcher.alive()
+
+
+HELD = Held(rss_mb=200.0, files=50, threads=9, children=3)
+SAMPLES = [
+    Sample(minute, 10, api=HELD, spared=HELD, engines_mb=3000.0, temporary=0, shared=8, left={"leases": 0})
+    for minute in range(0, 61, 2)
+]
+
+
+def report_of(samples: list[Sample], *, after: Sequence[str] = (), faults: Sequence[str] = ()) -> Report:
+    tally = Tally()
+    tally.statuses["burst: 429"] += 3
+    totals = {"migrations": 1, "choices_resumed": 2, "transfers": 3, "transfer_bytes": 4}
+    return Report({}, 60.0, 1.0, samples, tally, {"decode killed": 150}, totals, faults, after)
+
+
+def missed(report: Report) -> list[str]:
+    return [floor.what for floor in report.floors if not floor.met]
+
+
+def test_a_run_in_which_nothing_grows_meets_all_floors() -> None:
+    early = replace(SAMPLES[0], api=replace(HELD, rss_mb=100.0, files=40, threads=5))  # the first minutes do not count
+    assert missed(report_of([early, *SAMPLES[1:]])) == []
+
+
+def test_what_grows_or_stays_behind_misses_its_floor() -> None:
+    growing = [
+        replace(s, api=replace(HELD, rss_mb=200 + s.minute / 2, files=50 + int(s.minute // 10))) for s in SAMPLES
+    ]
+    assert missed(report_of(growing)) == ["API process: open files, more", "API process: MB an hour"]
+    left = [*SAMPLES[:5], replace(SAMPLES[5], left={"leases": 1}), *SAMPLES[6:]]
+    assert missed(report_of(left)) == ["left on engines at rest"]
+    assert missed(report_of(SAMPLES, after=["process 7"])) == ["left after the server"]
+    assert missed(report_of(SAMPLES, faults=["Traceback"])) == ["errors that nobody handled, in the log"]
+
+
+def test_a_report_is_told_with_a_table_and_json_on_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(SAMPLES)
+    report.tally.unexpected.append("burst: 500")
+    assert report.tell(check=True) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("MISSED unexpected statuses") for line in lines)
+    told = json.loads(lines[-1])
+    assert (len(told["samples"]), told["unexpected"]) == (len(SAMPLES), ["burst: 500"])
+    assert told["growth"]["API process: threads"] == {"settled": 9, "last": 9, "per_hour": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.real
+def test_a_short_run_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    if not Smollm2(cache_folder(environment())).folder.is_dir():
+        pytest.skip("the default model is not here: motet models pull")
+    assert main(["--minutes", "1", "--pause", "0.2"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["unexpected"], told["malformed"], told["outcome"]["different"], told["after"]) == ([], [], [], [])
+    assert told["outcome"]["identical"] == told["outcome"]["finished"] > 0
+    assert all(not any(sample["left"].values()) for sample in told["samples"])
