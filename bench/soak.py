@@ -39,13 +39,13 @@ from bench.soak_requests import filling_request, seeded_requests
 from bench.soak_samples import Sample, Watcher, slope_per_hour
 from motet.config import environment
 from motet.deploy.child import ChildServer
-from motet.grammar.compiled import MAX_KEPT
+from motet.grammar.compiled import MAX_KEPT_MB
 
 CELL = ("--prefill", "1", "--decode", "2", "--kv-cache-gb", "0.25")
 LIVES = ("--heartbeat-timeout", "5", "--engine-restarts", "9999")
 NAME = "soaked"
 SPARED = "decode-1"
-FILLINGS = 3 * MAX_KEPT
+FILLINGS = 3 * MAX_KEPT_MB
 """Number of forms sent at first, so many that each of the two decode engines has its fill of them, not only the API."""
 STRIKE_EVERY_S = 20.0
 SETTLED_MINUTES = 5.0

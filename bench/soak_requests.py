@@ -136,7 +136,7 @@ def fresh_request(dice: random.Random) -> Fresh:
 
 
 def filling_request(number: int) -> Request:
-    """Returns a request with a form of its own, for a server that keeps the last MAX_KEPT forms."""
+    """Returns a request with a form of its own, for a server whose forms fill their memory, a small one 1 MB."""
     form = {"choice": [f"form {number}", "none"]}
     return Request("filling", COMPLETIONS, {"prompt": "x", "max_tokens": 1, "structured_outputs": form})
 
