@@ -35,7 +35,7 @@ def get_weather(city: Literal["Paris", "Rome"]) -> str:
 async def main() -> None:
     set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=URL, api_key=KEY)
-    settings = ModelSettings(max_tokens=MAX_TOKENS)
+    settings = ModelSettings(temperature=0, max_tokens=MAX_TOKENS)
     for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
         model = kind(model=MODEL, openai_client=client)
         boats = Agent(name="Boats", model=model, model_settings=settings, output_type=Boat)
@@ -46,7 +46,7 @@ async def main() -> None:
         assert events and isinstance(streamed.final_output, Boat)
 
         ASKED.clear()
-        must = ModelSettings(max_tokens=MAX_TOKENS, tool_choice="required", parallel_tool_calls=False)
+        must = ModelSettings(temperature=0, max_tokens=MAX_TOKENS, tool_choice="required", parallel_tool_calls=False)
         agent = Agent(name="Weather", model=model, model_settings=must, tools=[get_weather])
         run = await Runner.run(agent, QUESTION, max_turns=3)
         assert ASKED and set(ASKED) <= {"Paris", "Rome"}

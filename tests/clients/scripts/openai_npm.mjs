@@ -35,7 +35,7 @@ assert.deepEqual(pieces, whole.choices.map((choice) => choice.message.content));
 assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
 
 const helper = client.chat.completions.stream({
-  ...ask, n: 2, max_tokens: 100, tools: [weather], tool_choice: "required", parallel_tool_calls: false,
+  ...ask, n: 2, max_tokens: 300, tools: [weather], tool_choice: "required", parallel_tool_calls: false,
 });
 const called = await helper.finalChatCompletion();
 assert.equal(called.choices.length, 2);
@@ -43,13 +43,13 @@ for (const choice of called.choices)
   assert.deepEqual(JSON.parse(choice.message.tool_calls[0].function.arguments), { city: "Paris" });
 
 const parsed = await client.chat.completions.parse({
-  ...ask, n: 2, max_tokens: 100,
+  ...ask, n: 2, max_tokens: 300,
   response_format: { type: "json_schema", json_schema: { name: "boat", schema: boat, strict: true } },
 });
 for (const choice of parsed.choices) assert(["sail", "motor"].includes(choice.message.parsed.kind));
 
 const response = await client.responses.create({
-  model: "smollm2", input: "Name a boat.", max_output_tokens: 100,
+  model: "smollm2", input: "Name a boat.", temperature: 0, max_output_tokens: 300,
   text: { format: { type: "json_schema", name: "boat", schema: boat, strict: true } },
 });
 assert.equal(typeof JSON.parse(response.output_text).fast, "boolean");

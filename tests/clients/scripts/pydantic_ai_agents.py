@@ -43,7 +43,9 @@ def main() -> None:
         pieces = list(stream.stream_text(delta=True))
     assert pieces
     responses = Agent(OpenAIResponsesModel(MODEL, provider=provider), output_type=NativeOutput(Boat))
-    assert isinstance(responses.run_sync(QUESTION, model_settings=ModelSettings(max_tokens=MAX_TOKENS)).output, Boat)
+    assert isinstance(
+        responses.run_sync(QUESTION, model_settings=ModelSettings(temperature=0, max_tokens=MAX_TOKENS)).output, Boat
+    )
 
 
 main()

@@ -1,6 +1,7 @@
 """What the scripts of all clients in Python ask, and of whom. Nothing here needs more than the standard library.
 
-Every value has few possible texts, so an answer of a small model is complete before `MAX_TOKENS`.
+Every value has few possible texts, so an answer of a small model is complete before `MAX_TOKENS`. Scripts give a seed,
+or temperature 0 where a client cannot say one, so that a run is like the last one.
 """
 
 import json
@@ -11,7 +12,7 @@ URL = f"{sys.argv[1]}/v1"
 MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2"
 KEY = "none"
 SEED = 7
-MAX_TOKENS = 100
+MAX_TOKENS = 300
 QUESTION = "Name a boat."
 ASK: list[Any] = [{"role": "user", "content": QUESTION}]
 CITIES = ("Paris", "Rome")

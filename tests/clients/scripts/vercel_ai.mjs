@@ -18,7 +18,7 @@ for await (const piece of streamText(seeded).textStream) text += piece;
 assert.equal(text, whole.text);
 
 for (const model of [motet("smollm2"), openai("smollm2"), openai.chat("smollm2")]) {
-  const ask = { model, prompt: "Name a boat.", maxOutputTokens: 100 };
+  const ask = { model, prompt: "Name a boat.", temperature: 0, maxOutputTokens: 300 };
   const formed = await generateText({ ...ask, output: Output.object({ schema: boat }) });
   boat.parse(formed.output);
   const stream = streamText({ ...ask, output: Output.object({ schema: boat }) });
