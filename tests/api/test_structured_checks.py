@@ -184,6 +184,18 @@ async def test_heavy_grammars_do_not_hold_up_light_ones() -> None:
         assert len(compiler.asked) == 1 + MAX_HEAVY_UNDER_WAY
 
 
+@pytest.mark.parametrize(
+    ("param", "apart"), [("structured_outputs.grammar", 1), ("structured_outputs.regex", 1), ("tools[0].parameters", 0)]
+)
+async def test_a_clients_own_grammar_is_compiled_apart_first_however_short_it_is(param: str, apart: int) -> None:
+    tried: list[Grammar] = []
+    grammar = Grammar(GrammarKind.LARK, 'start: "a"')
+    with slow_compiler() as compiler:
+        compiler.go.set()
+        await checks_of(compiler, try_apart=tried.append).check(grammar, called="it", param=param)
+    assert tried == [grammar] * apart
+
+
 async def test_a_heavy_grammar_that_was_refused_is_not_tried_again() -> None:
     tried: list[Grammar] = []
 
