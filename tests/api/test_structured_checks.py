@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from motet.api.schemas.completions import CompletionRequest
 from motet.api.served import MAX_HEAVY_UNDER_WAY, MAX_UNDER_WAY, NUM_THREADS, TIMEOUT_S, GrammarChecks
 from motet.errors import GrammarError, OverloadedError
 from motet.grammar.compiled import CompiledGrammar, Grammars
@@ -182,6 +183,25 @@ async def test_heavy_grammars_do_not_hold_up_light_ones() -> None:
         go.set()
         await asyncio.gather(*held)
         assert len(compiler.asked) == 1 + MAX_HEAVY_UNDER_WAY
+
+
+@pytest.mark.parametrize("clients_own", [True, False])
+async def test_a_clients_own_grammar_is_compiled_apart_first_however_short_it_is(clients_own: bool) -> None:
+    tried: list[Grammar] = []
+    grammar = Grammar(GrammarKind.LARK, 'start: "a"')
+    with slow_compiler() as compiler:
+        compiler.go.set()
+        checks = checks_of(compiler, try_apart=tried.append)
+        await checks.check(grammar, called="it", param="it", clients_own=clients_own)
+    assert tried == [grammar] * clients_own
+
+
+async def test_only_a_grammar_is_a_clients_own() -> None:
+    forms: dict[str, object] = {"grammar": 'start: "a"', "regex": "a", "choice": ["a"], "json": {}, "json_object": True}
+    for name, value in forms.items():
+        request = CompletionRequest.model_validate({"prompt": "x", "structured_outputs": {name: value}})
+        assert request.form is not None
+        assert request.form.clients_own == (name == "grammar")
 
 
 async def test_a_heavy_grammar_that_was_refused_is_not_tried_again() -> None:

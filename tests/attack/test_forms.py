@@ -42,6 +42,9 @@ REPEATED = {
     "gbnf": lark('root ::= a{90}\na ::= b{90}\nb ::= "ab"{30}'),
     "doubled rules": lark("start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(20)) + '\nr20: "abc"'),
     "their own options": lark('start: A{500}\nA: "abcdefghij"{300}\n%llguidance {"no_forcing": false}'),
+    "letters without end": lark('start: A A A\nA: "a"+'),
+    "regexes without end": lark("start: a{3,5}\na: /(ab)+/"),
+    "counts without end": lark('start: (A | A){3,5}\nA: "é"{2,}'),
     "arrays": in_one_line({"type": "array", "minItems": 100, "items": {**DEEP, "items": DEEP}}),
     "references": in_one_line(
         {

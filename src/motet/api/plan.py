@@ -350,7 +350,8 @@ async def held_to(options: RouteOptions, form: Form | None) -> RouteOptions:
         return options
     param = options.param + form.param
     form = await beside_the_loop(partial(as_closed, form, options.context), len(form.grammar.source))
-    await options.context.served.grammars.check(form.grammar, called=form.called or f"'{param}'", param=param)
+    grammars, called = options.context.served.grammars, form.called or f"'{param}'"
+    await grammars.check(form.grammar, called=called, param=param, clients_own=form.clients_own)
     return replace(options, grammar=form.grammar)
 
 

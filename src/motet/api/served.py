@@ -174,11 +174,13 @@ class GrammarChecks:
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         """Digest of a heavy grammar -> its error, so that it is not tried again."""
 
-    async def check(self, grammar: Grammar, *, called: str, param: str) -> None:
-        """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time."""
+    async def check(self, grammar: Grammar, *, called: str, param: str, clients_own: bool = False) -> None:
+        """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time.
+        `clients_own`: a client wrote the rules of the grammar. With such ones llguidance has run without an end, and a
+        thread cannot be ended, so a process compiles them first."""
         if self._grammars.kept(grammar) is not None:
             return
-        threads = self._heavy if is_heavy(grammar) else self._light
+        threads = self._heavy if clients_own or is_heavy(grammar) else self._light
         try:
             if threads is self._heavy and (why := self._refused.get(_digest(grammar))):
                 raise GrammarError(why)

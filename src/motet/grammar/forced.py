@@ -31,12 +31,15 @@ _PARTS = re.compile(
     | (?P<json>%json\s*(?=\{))
     | (?P<nested>%lark\b)
     | ^[ \t]*[!?]?(?P<head>[\w-]+)(?:\.-?\d+)?(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:
-    | [{~][ \t]*(?P<least>\d+)
+    | [{~][ \t]*(?P<least>\d+)(?P<open>[ \t]*,[ \t]*\}|[ \t]*\.\.(?!\d))?
+    | (?P<loop>[*+])
     | (?P<word>[\w-]+)
     """,
     re.VERBOSE | re.MULTILINE,
 )
 _LEAST = re.compile(r"\{(\d{1,9})")
+_LOOP = re.compile(r"(?<!\.)(?<!\.\))[*+]|\{\d+,\}")
+"""A part that may be repeated without end, unless it is any character."""
 
 
 def forces_much(lark: str) -> bool:
@@ -70,13 +73,17 @@ class _Rules:
                 rule = head
             elif (least := found["least"]) is not None:
                 self._times[rule] = self._times.get(rule, 1.0) * max(1.0, float(least))
+                self._add(rule, math.inf if found["open"] and _is_terminal(rule) else 0.0)
+            elif found["loop"] is not None:
+                self._add(rule, math.inf if _is_terminal(rule) else 0.0)
             elif (word := found["word"]) is not None:
                 self._words.setdefault(rule, []).append(word)
             elif found["json"] is not None:
                 schema, at = json.JSONDecoder().raw_decode(lark, at)
                 self._add(rule, _reach_of_schema(schema, schema, known={}))
             elif found["regex"] is not None:
-                self._add(rule, _reach_of_regex(found[0]))
+                # Several in a row have no end: `A A` with `A: /a+/` is a text of which no letter may be the last.
+                self._add(rule, math.inf if _LOOP.search(found[0]) else _reach_of_regex(found[0]))
             elif found["comment"] is None:
                 self._add(rule, math.inf if found["nested"] else len(found[0]))
 
@@ -91,6 +98,10 @@ class _Rules:
 
     def _add(self, rule: str, chars: float) -> None:
         self._chars[rule] = self._chars.get(rule, 0.0) + chars
+
+
+def _is_terminal(rule: str) -> bool:
+    return rule[:1].isupper() or rule[:2].lstrip("_")[:1].isupper()
 
 
 def _reach_of_regex(regex: str) -> float:

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from motet.errors import GrammarError
 from motet.grammar.compiled import Grammars
-from motet.grammar.limits import HEAVY_MB
+from motet.grammar.limits import HEAVY_MB, STACK_BYTES
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 
@@ -69,7 +69,8 @@ def main() -> None:
     grammars.get(Grammar(GrammarKind.REGEX, "a"))  # builds the vocabulary
     address_mb, before_mb = memory_mb()
     used_s = math.ceil(time.process_time())
-    most = address_mb + MEMORY_MB << 20
+    # A thread's stack is there for a moment after its end, beside that of the next one.
+    most = (address_mb + MEMORY_MB << 20) + STACK_BYTES
     for limit, values in (
         (resource.RLIMIT_CORE, (0, 0)),
         (resource.RLIMIT_CPU, (used_s + CPU_S, used_s + CPU_S + 1)),

@@ -342,6 +342,8 @@ class Form(NamedTuple):
     """`schema for response_format 'answer'`; empty: as `param`."""
     closed: bool = False
     """True if the client wants objects closed, whatever the server does."""
+    clients_own: bool = False
+    """True if the client wrote the rules of the grammar."""
 
 
 class JsonSchemaFormat(Schema):
@@ -409,7 +411,7 @@ class StructuredOutputs(Schema):
         param, closed = f"structured_outputs.{name}", self.disable_additional_properties
         if isinstance(value, str):
             kinds = {"json": GrammarKind.JSON, "regex": GrammarKind.REGEX, "grammar": GrammarKind.LARK}
-            return Form(Grammar(kinds[name], value), param, closed=closed)
+            return Form(Grammar(kinds[name], value), param, closed=closed, clients_own=name == "grammar")
         if isinstance(value, list):
             return Form(Grammar(GrammarKind.CHOICE, json.dumps(value, ensure_ascii=False)), param)
         source = ANY_OBJECT if value is True else schema_text(value)
