@@ -35,7 +35,7 @@ from bench.chaos_strikes import KILLED, Striker, left_behind
 from bench.load import progress
 from bench.report import Bound, Floor, machine, table, tell
 from bench.soak_clients import KEY_MAX_CHOICES, KEY_MAX_REQUESTS, Client, Connections, Tally
-from bench.soak_requests import filling_request, seeded_requests
+from bench.soak_requests import filling_requests, seeded_requests, wide_requests
 from bench.soak_samples import Sample, Watcher, slope_per_hour
 from motet.config import environment
 from motet.deploy.child import ChildServer
@@ -219,19 +219,19 @@ class Plan:
         return Report(machine(), minutes, watcher.cpu_s() / 60 / minutes, samples, tally, dict(strikes), totals)
 
     async def _warm_up(self, url: str, keys: Sequence[str]) -> list[tuple[Request, Answer]]:
-        """Returns the seeded requests with their undisturbed answers. Also fills what is kept up to a bound (forms) or
-        made when it is first needed (threads), so that it does not look like growth later."""
+        """Returns the seeded requests with their undisturbed answers. Also fills what is kept up to a bound, so that it
+        does not look like growth later: forms, threads, the buffers of the widest step."""
         requests = seeded_requests(self.seed)
         async with connections(url, keys) as owned:
-            expected = [await ask(owned[0], request) for request in requests]
-            fillings = [filling_request(number) for number in range(FILLINGS)]
-            filled = await asyncio.gather(
-                *(ask_all(own, fillings[place :: len(owned)]) for place, own in enumerate(owned))
-            )
-        answers = [*zip(requests, expected, strict=True), *chain.from_iterable(filled)]
-        if failed := [f"{request.name}: {answer.error}" for request, answer in answers if answer.error is not None]:
+            answers = await ask_all(owned[0], requests)
+            fillings = filling_requests(FILLINGS)
+            shares = [(own, fillings[place :: len(owned)]) for place, own in enumerate(owned)]
+            shares += [(own, [wide]) for own in owned for wide in wide_requests(KEY_MAX_REQUESTS - 1)]
+            filled = await asyncio.gather(*(ask_all(own, share) for own, share in shares))
+        every = [*answers, *chain.from_iterable(filled)]
+        if failed := [f"{request.name}: {answer.error}" for request, answer in every if answer.error is not None]:
             raise SystemExit("requests failed before anything was struck: " + "; ".join(failed[:5]))
-        return answers[: len(requests)]
+        return answers
 
 
 async def ask_all(http: httpx.AsyncClient, requests: Sequence[Request]) -> list[tuple[Request, Answer]]:
