@@ -16,6 +16,7 @@ import asyncio
 import http.client
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -34,6 +35,9 @@ from bench.report import Floor, machine, table, tell
 
 REQUESTS = {name: (path, body) for name, (path, body, _) in REFUSED.items()} | dict(ANSWERED)
 JSON = {"content-type": "application/json"}
+NICENESS = 10
+"""Of the hostile clients, which have machines of their own in life: making and sending requests is no work of the
+server's."""
 STEP_S = 0.01
 MOST_LAG_MS = 50.0
 MOST_STEP_RATIO = 1.2
@@ -72,6 +76,7 @@ async def serve_watched() -> None:
 def attack(url: str, *, clients: int) -> None:
     """Sends all cases again and again, until its standard input ends, as it does with its parent."""
     requests = list(REQUESTS.values())
+    os.nice(NICENESS)
 
     def send(first: int) -> None:
         for path, body in itertools.islice(itertools.cycle(requests), first, None):

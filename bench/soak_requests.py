@@ -135,10 +135,22 @@ def fresh_request(dice: random.Random) -> Fresh:
     return Fresh(Request(f"fresh {form or 'text'}", route, body), re.compile(pattern) if pattern else None)
 
 
-def filling_request(number: int) -> Request:
-    """Returns a request with a form of its own, for a server whose forms fill their memory, a small one 1 MB."""
-    form = {"choice": [f"form {number}", "none"]}
-    return Request("filling", COMPLETIONS, {"prompt": "x", "max_tokens": 1, "structured_outputs": form})
+def filling_requests(number: int) -> list[Request]:
+    """Returns requests with so many forms that nobody else asks for: schemas, which keep the most memory."""
+    requests = []
+    for place in range(number):
+        schema = {"type": "object", "properties": {f"filling{place}": {"type": "boolean"}}}
+        form = {"type": "json_schema", "json_schema": {"name": "filling", "schema": schema}}
+        requests.append(Request("filling", CHAT, chat("x", max_tokens=1, response_format=form)))
+    return requests
+
+
+def wide_requests(number: int) -> list[Request]:
+    """Returns requests with as many choices as there are in any, for a step as wide as there can be."""
+    return [
+        Request("wide", COMPLETIONS, {"prompt": f"{place} x", "n": max(SIZES), "max_tokens": 16, "ignore_eos": True})
+        for place in range(number)
+    ]
 
 
 def heavy_form(dice: random.Random) -> Call:

@@ -160,7 +160,7 @@ def test_a_lost_worker_is_met_anew(reader: Reader) -> None:
 
 
 def test_a_worker_silent_for_a_minute_is_found_lost_when_another_one_is_met(reader: Reader) -> None:
-    """It was ten minutes, and a decode engine kept sockets to all prefill engines of its cell that had died in them."""
+    """It was ten minutes, in which a decode engine kept its sockets to all prefill engines of its cell that died."""
     gone, alive, new = reader.owners
     gone_peer, alive_peer = reader.meet(gone), reader.meet(alive)
     reader.clock.now_s += 60.0
