@@ -18,13 +18,13 @@ from functools import partial, reduce
 from typing import Generic
 
 import anyio
-from anyio import to_thread
 from msgspec.json import encode as json_bytes
 from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from motet.api.admission import ANOTHER_SERVER, Place
+from motet.api.body import in_turn
 from motet.api.caller import CLIENT_GONE, body_send, body_write, while_client_stays
 from motet.api.failure import error_json
 from motet.api.groups import SENT, AnswerGroup, MergedGroups, StepT, Take, TokenGroup, UsedT
@@ -169,7 +169,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     async def _finish(self) -> None:
         close = partial(self._writer.close, self._usage())
-        data = await to_thread.run_sync(close) if self._writer.is_long else close()
+        data = await in_turn(close) if self._writer.is_long else close()
         if not self._started:
             self.headers["content-length"] = str(len(data))
             await self._start()

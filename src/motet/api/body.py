@@ -9,6 +9,7 @@ A token id, a number and a letter are cheap, so they are bounded by the size of 
 
 import json
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from motet.api.failure import invalid_value
 from motet.errors import RequestError
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 Marks = npt.NDArray[np.bool_]
 
 MAX_CONTAINERS = 10_000
@@ -46,7 +48,7 @@ _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",":
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 
-_READING: RunVar[anyio.CapacityLimiter] = RunVar("reading")
+_IN_TURN: RunVar[anyio.CapacityLimiter] = RunVar("in_turn")
 
 _NAME = re.compile(rb'"([^"]*)"\s*$')
 
@@ -55,16 +57,17 @@ async def read_json(raw: bytes, schema: type[Body]) -> Body:
     """Raises ValidationError; RequestError for too many parts; ValueError and RecursionError if it is no JSON."""
     if len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS:
         return schema.model_validate(json.loads(raw))
-    return await to_thread.run_sync(partial(_read_long, raw, schema), limiter=_one_at_a_time())
+    return await in_turn(partial(_read_long, raw, schema))
 
 
-def _one_at_a_time() -> anyio.CapacityLimiter:
-    """Returns the event loop's own limiter."""
+async def in_turn(work: Callable[[], T]) -> T:
+    """Does long work in a thread, one piece after the other: each thread that runs beside the event loop makes it wait
+    longer for its turn in Python."""
     try:
-        return _READING.get()
+        limiter = _IN_TURN.get()
     except LookupError:
-        _READING.set(limiter := anyio.CapacityLimiter(1))
-        return limiter
+        _IN_TURN.set(limiter := anyio.CapacityLimiter(1))
+    return await to_thread.run_sync(work, limiter=limiter)
 
 
 def _read_long(raw: bytes, schema: type[Body]) -> Body:

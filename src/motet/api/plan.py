@@ -17,8 +17,8 @@ from functools import cache, partial
 from typing import TypeVar
 
 import msgspec
-from anyio import to_thread
 
+from motet.api.body import in_turn
 from motet.api.failure import invalid_value, unsupported_parameter
 from motet.api.kv_params import PrefillOrder, RequestContext
 from motet.api.schemas.chat import ChatPrompt, ChatRequest
@@ -293,7 +293,7 @@ async def completion_prompts(
 
 async def beside_the_loop(work: Callable[[], T], size: int) -> T:
     """Does work in a thread if it is long. `size`: characters, or as many tokens."""
-    return work() if size < LONG_TEXT else await to_thread.run_sync(work)
+    return work() if size < LONG_TEXT else await in_turn(work)
 
 
 def check_reading(served: ServedModel, chat: ChatRequest) -> None:
@@ -342,6 +342,7 @@ async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOpti
                 parameters = await beside_the_loop(partial(closed_source, parameters), TOOL_CHARS + len(parameters))
             grammar = Grammar(GrammarKind.JSON, parameters)
             await options.context.served.grammars.check(grammar, called=f"schema for function '{name}'", param=param)
+        await asyncio.sleep(0)  # others' turn
 
 
 async def held_to(options: RouteOptions, form: Form | None) -> RouteOptions:

@@ -13,13 +13,14 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
-from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from motet.api.answer import GroupsWriter, answer_plan, json_response
+from motet.api.body import in_turn
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.chat import plan_chat
 from motet.api.failure import error_body, invalid_value, schema_failure
@@ -129,7 +130,7 @@ NAMES: Sequence[tuple[re.Pattern[str], str]] = [
 
 
 async def chat_of(body: ResponsesRequest) -> ChatRequest:
-    return chat_request(body) if len(body.input) <= FEW_ITEMS else await to_thread.run_sync(chat_request, body)
+    return chat_request(body) if len(body.input) <= FEW_ITEMS else await in_turn(partial(chat_request, body))
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:

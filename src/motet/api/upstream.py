@@ -12,15 +12,15 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import msgspec
-from anyio import to_thread
 from fastapi import Request, Response
 from pydantic import ConfigDict, Field, ValidationError
 
 from motet.api.admission import Place
 from motet.api.answer import AnswerWriter, EventWriter, GeneratedResponse, head_json
-from motet.api.body import SHORT_BYTES, check_counts
+from motet.api.body import SHORT_BYTES, check_counts, in_turn
 from motet.api.caller import Handler, body_of, caller_of
 from motet.api.collect import chat_usage_json
 from motet.api.failure import schema_failure
@@ -46,7 +46,7 @@ def text_models_first(service: Service, path: TextRoute, *, ours: Handler) -> Ha
         if not any(isinstance(model, TextModel) for model in models.values()):
             return await ours(request)
         body = await body_of(request)
-        fields, name = _read(body) if len(body) <= SHORT_BYTES else await to_thread.run_sync(_read, body)
+        fields, name = _read(body) if len(body) <= SHORT_BYTES else await in_turn(partial(_read, body))
         model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
         if fields is None or not isinstance(model, TextModel):
             return await ours(request)
