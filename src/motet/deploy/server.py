@@ -12,6 +12,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import socket
@@ -51,6 +52,8 @@ from motet.types import Role
 logger = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005
+M_ARENA_MAX = -8
+"""From glibc's malloc.h."""
 
 T = TypeVar("T")
 W = TypeVar("W", covariant=True)
@@ -236,3 +239,11 @@ def favour_streams() -> None:
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_S)
+    share_arena()
+
+
+def share_arena() -> None:
+    """Makes all threads take memory from one arena, where glibc is the C library. By default each may have one of its
+    own, which keeps what its largest piece of work took: 50 MB more after some thousand forms."""
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(M_ARENA_MAX, 1)
