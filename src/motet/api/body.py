@@ -2,7 +2,7 @@
 
     1. count    objects, arrays and members, before any of them is made: what a schema costs grows with them
     2. decode   json for short bodies; msgspec, several times as fast, for long ones
-    3. check    the schema; for a long body in a thread, one body after the other, in which Python lets others in
+    3. check    the schema; for a long body in the one thread for long work, in which Python lets others in
 
 A token id, a number and a letter are cheap, so they are bounded by the size of the body alone.
 """
@@ -37,7 +37,7 @@ MAX_STRINGS = 100_000
 MAX_VALUES = 1_000_000
 """The token ids of 256 prompts of 3900 tokens. A string costs several times as much as a number."""
 MAX_DIGITS = 100
-"""Of a number: reading one takes a time that grows with their square, in which Python lets nobody else in."""
+"""A number may have so many: to read it takes a time that grows with their square, and Python lets nobody else in."""
 SHORT_BYTES = 64 * 1024
 SHORT_CONTAINERS = 100
 """Up to 2 to 4 ms of work, less than a thread delays the streams."""

@@ -235,7 +235,8 @@ async def serve(
 def favour_streams() -> None:
     """Keeps the interpreter from holding up streams. All present objects are exempt from garbage collection, of which a
     full round would stop every stream for 30 to 60 ms. And threads that work in Python let the event loop in after
-    half a millisecond, not after 5: it gives way at each call of a socket, and would wait as often."""
+    half a millisecond, not after 5: it gives way at each call of a socket, and would wait as often. Their memory comes
+    from one arena."""
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_S)
