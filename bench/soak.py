@@ -54,6 +54,7 @@ QUIET_S = 2.0
 """Time without clients before a sample."""
 TIMEOUT_S = 300.0
 FAULT = re.compile(r".*(?:Traceback|never retrieved|never awaited|ResourceWarning).*")
+TASKS = re.compile(r"(?m)^motet:event_loop_tasks (.*)$")
 MOST_MB_AN_HOUR = 10.0
 """Growth that counts as none. An hour has 4500 acts of clients, so 10 MB are 2.2 kB an act. What must not stay is more:
 an open request with its text, a compiled form, the books of an engine that died."""
@@ -68,6 +69,7 @@ GROWING: Mapping[str, Figure] = {
     "API process: open files": lambda sample: sample.api.files,
     "API process: threads": lambda sample: sample.api.threads,
     "API process: children": lambda sample: sample.api.children,
+    "API process: tasks": lambda sample: sample.tasks,
     "spared engine: resident MB": lambda sample: sample.spared.rss_mb,
     "spared engine: open files": lambda sample: sample.spared.files,
     "spared engine: threads": lambda sample: sample.spared.threads,
@@ -163,12 +165,12 @@ class Report:
 
 
 def samples_table(samples: Sequence[Sample]) -> Table:
-    heads = "minute acts API-MB files threads children spared-MB files threads engines-MB tmp shm left"
-    forms = ".1f d .1f d d d .1f d d .0f d d d"
+    heads = "minute acts API-MB files threads children tasks spared-MB files threads engines-MB tmp shm left"
+    forms = ".1f d .1f d d d d .1f d d .0f d d d"
     every = max(1, len(samples) // TOLD)
     rows = [
         (
-            *(one.minute, one.sent, *asdict(one.api).values()),
+            *(one.minute, one.sent, *asdict(one.api).values(), one.tasks),
             *(one.spared.rss_mb, one.spared.files, one.spared.threads, one.engines_mb),
             *(one.temporary, one.shared, sum(one.left.values())),
         )
@@ -265,8 +267,9 @@ async def at_rest(url: str, key: str, *, watcher: Watcher, minute: float, sent: 
     await asyncio.sleep(QUIET_S)
     async with connections(url, [key]) as (http,):
         workers = (await http.get("/status")).json()["workers"]
+        tasks = float(TASKS.findall((await http.get("/metrics")).text)[0])
     await asyncio.sleep(QUIET_S / 4)
-    return watcher.sample(workers, minute=minute, sent=sent, left=left)
+    return watcher.sample(workers, tasks=int(tasks), minute=minute, sent=sent, left=left)
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,6 @@
 """What a server holds at one moment, seen from outside, and how that grows over time.
 
-API process       resident memory, open files, threads, children (zombies too)
+API process       resident memory, open files, threads, children (zombies too), tasks of asyncio
 spared engine     the same for an engine that lives as long as the server
 other engines     their memory as a sum only: they are killed, and begin again small
 this machine      temporary files, shared memory
@@ -43,6 +43,8 @@ class Sample:
     """Number of things that clients had done until then."""
     api: Held
     spared: Held
+    tasks: int
+    """Number of tasks in the event loop of the API process."""
     engines_mb: float
     """Resident memory of all engine processes."""
     temporary: int
@@ -73,9 +75,15 @@ class Watcher:
         self._shared_before = set(os.listdir(SHARED_MEMORY))
 
     def sample(
-        self, workers: Sequence[Mapping[str, object]], *, minute: float, sent: int, left: Mapping[str, int]
+        self,
+        workers: Sequence[Mapping[str, object]],
+        *,
+        tasks: int,
+        minute: float,
+        sent: int,
+        left: Mapping[str, int],
     ) -> Sample:
-        """Returns what the server holds now; `workers` are those in its `/status`."""
+        """Returns what the server holds now; `workers` are those in its `/status`, `tasks` is told by its metrics."""
         pids = {str(worker["id"]): pid for worker in workers if isinstance(pid := worker["pid"], int)}
         self._pids |= set(pids.values())
         return Sample(
@@ -83,6 +91,7 @@ class Watcher:
             sent=sent,
             api=held_by(self._pid),
             spared=held_by(pids[self._spared]),
+            tasks=tasks,
             engines_mb=sum(held_by(pid).rss_mb for pid in pids.values()),
             temporary=len(self.temporary()),
             shared=len(self.shared()),

@@ -34,7 +34,7 @@ from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.protocol import Launch
-from motet.engines.native.spawn import with_short_waits
+from motet.engines.native.spawn import engine_environ
 
 ROOT = Path(__file__).parents[1]
 PR_SET_CHILD_SUBREAPER = 36
@@ -79,7 +79,7 @@ class ForkingProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
             cwd=ROOT,
-            env=with_short_waits(environment()),
+            env=engine_environ(environment()),
             pass_fds=(theirs.fileno(),),
             stdout=subprocess.DEVNULL,
         )

@@ -157,9 +157,9 @@ def test_the_slope_of_a_line_is_found_through_noise() -> None:
 def test_a_sample_shows_what_a_process_holds(tmp_path: Path) -> None:
     watcher = Watcher(os.getpid(), tmp_path, spared="decode-1")
     workers: list[Status] = [{"id": "decode-1", "pid": os.getpid()}, {"id": "decode-0", "pid": None}]
-    before = watcher.sample(workers, minute=0.0, sent=0, left={})
+    before = watcher.sample(workers, tasks=4, minute=0.0, sent=0, left={})
     with (tmp_path / "file").open("w"), tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as shared:
-        held = watcher.sample(workers, minute=1.0, sent=1, left={})
+        held = watcher.sample(workers, tasks=4, minute=1.0, sent=1, left={})
         assert Path(shared.name).name in watcher.shared()
     assert held.api.files == before.api.files + 2
     assert (before.temporary, held.temporary) == (0, 1)
@@ -169,7 +169,7 @@ def test_a_sample_shows_what_a_process_holds(tmp_path: Path) -> None:
 
 HELD = Held(rss_mb=200.0, files=50, threads=9, children=3)
 SAMPLES = [
-    Sample(minute, 10, api=HELD, spared=HELD, engines_mb=3000.0, temporary=0, shared=8, left={"leases": 0})
+    Sample(minute, 10, api=HELD, spared=HELD, tasks=20, engines_mb=3000.0, temporary=0, shared=8, left={"leases": 0})
     for minute in range(0, 61, 2)
 ]
 
@@ -192,9 +192,16 @@ def test_a_run_in_which_nothing_grows_meets_all_floors() -> None:
 
 def test_what_grows_or_stays_behind_misses_its_floor() -> None:
     growing = [
-        replace(s, api=replace(HELD, rss_mb=200 + s.minute / 2, files=50 + int(s.minute // 10))) for s in SAMPLES
+        replace(
+            s, api=replace(HELD, rss_mb=200 + s.minute / 2, files=50 + int(s.minute // 10)), tasks=20 + int(s.minute)
+        )
+        for s in SAMPLES
     ]
-    assert missed(report_of(growing)) == ["API process: open files, more", "API process: MB an hour"]
+    assert missed(report_of(growing)) == [
+        "API process: open files, more",
+        "API process: tasks, more",
+        "API process: MB an hour",
+    ]
     left = [*SAMPLES[:5], replace(SAMPLES[5], left={"leases": 1}), *SAMPLES[6:]]
     assert missed(report_of(left)) == ["left on engines at rest"]
     assert missed(report_of(SAMPLES, after=["process 7"])) == ["left after the server"]

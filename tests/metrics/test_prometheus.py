@@ -24,7 +24,8 @@ from tests.metrics.shown import ShownChoice, TimedGroup
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 OF_ENGINES, OF_ROUTING = ([metric for _, metric in declared_in(one)] for one in (EngineStats, RoutingFigures))
 OF_GROUPS = [*OBSERVED, *COUNTED]
-OTHERS = [prometheus.CACHE_FACTS, prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN, prometheus.HTTP_REQUESTS]
+OTHERS = [prometheus.CACHE_FACTS, prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN]
+OTHERS += [prometheus.HTTP_REQUESTS, prometheus.LOOP_TASKS]
 DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_GROUPS, *OTHERS]
 
 
@@ -54,7 +55,7 @@ def exposed(metrics: Metrics, scrape: Scrape | None = None) -> dict[str, float]:
 
 
 def text_of(metrics: Metrics, scrape: Scrape | None = None, *, models: Sequence[str] = ("m",)) -> str:
-    return metrics.exposition(scrape or Scrape(), models=models, waiting=3).decode()
+    return metrics.exposition(scrape or Scrape(), models=models, waiting=3, tasks=7).decode()
 
 
 def test_the_page_has_the_row_of_every_declared_metric() -> None:
@@ -217,6 +218,7 @@ def test_without_an_engine_its_figures_are_absent() -> None:
     samples = exposed(Metrics())
     assert not any(name.startswith("motet:forks") for name in samples)
     assert samples["motet:groups_without_first_token"] == 3
+    assert samples["motet:event_loop_tasks"] == 7
 
 
 def test_a_group_leaves_its_times_and_counts() -> None:

@@ -25,7 +25,7 @@ import msgspec
 import psutil
 
 from motet.config import environment
-from motet.engines.native.spawn import with_short_waits
+from motet.engines.native.spawn import engine_environ
 from tests.forked import MESSAGE_BYTES, ROOT, ForkingProcess, Order, become, import_everything, leave, run_engine
 
 STDERR = 2
@@ -64,7 +64,7 @@ def running_engines() -> Iterator[Engines]:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(listening.fileno()), str(temporary / "llama")],
             cwd=ROOT,
-            env=with_short_waits(environment()),
+            env=engine_environ(environment()),
             pass_fds=(listening.fileno(),),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -4,6 +4,7 @@
 to the address that it is given.
 """
 
+import asyncio
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -78,9 +79,9 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        text = service.metrics.exposition(
-            await _scrape(service), models=service.model_names, waiting=service.admission.waiting
-        )
+        scrape, tasks = await _scrape(service), len(asyncio.all_tasks())
+        waiting = service.admission.waiting
+        text = service.metrics.exposition(scrape, models=service.model_names, waiting=waiting, tasks=tasks)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @router.post("/drain")

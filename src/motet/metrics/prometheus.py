@@ -38,6 +38,11 @@ WITHOUT_FIRST_TOKEN = gauge(
     "groups",
     "Groups admitted that have no first token yet: what `--max-waiting-groups` limits.",
 )
+LOOP_TASKS = gauge(
+    "event_loop_tasks",
+    "tasks",
+    "Tasks of asyncio in the server's process: some for itself, a few for each connection and group.",
+)
 HTTP_REQUESTS = counter(
     "http_requests",
     "responses",
@@ -96,7 +101,7 @@ class Metrics(Collector):
         """Every model that was ever served; a model that has gone keeps its counts."""
         self.registry.register(self)
         self._http: Counter[tuple[str, ...]] = Counter()
-        self._waiting = 0
+        self._waiting = self._tasks = 0
 
     def of(self, model: str) -> GroupMetrics:
         """Returns a model's metrics. `model` must be one that is served: each name costs memory for ever."""
@@ -107,11 +112,12 @@ class Metrics(Collector):
     def http_request(self, *, handler: str, method: str, status: int) -> None:
         self._http[handler, method, str(status)] += 1
 
-    def exposition(self, scrape: Scrape, *, models: Iterable[str], waiting: int) -> bytes:
-        """Returns the text of `/metrics`. `models`: the models served now, which are in it from the first scrape on."""
+    def exposition(self, scrape: Scrape, *, models: Iterable[str], waiting: int, tasks: int) -> bytes:
+        """Returns the text of `/metrics`. `models`: the models served now, which are in it from the first scrape on;
+        `waiting`: groups without their first token; `tasks`: tasks in the event loop."""
         for model in models:
             self.of(model)
-        self._scrape, self._waiting = scrape, waiting
+        self._scrape, self._waiting, self._tasks = scrape, waiting, tasks
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -133,3 +139,6 @@ class Metrics(Collector):
         waiting = family(WITHOUT_FIRST_TOKEN, (MODEL,))
         waiting.add_metric((model,), self._waiting)
         yield waiting
+        tasks = family(LOOP_TASKS, ())
+        tasks.add_metric((), self._tasks)
+        yield tasks

@@ -17,7 +17,7 @@ import zmq
 
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.protocol import Launch, Unable
-from motet.engines.native.spawn import Spawn
+from motet.engines.native.spawn import Spawn, engine_environ
 from motet.engines.wire import CarriedError
 from motet.errors import (
     ContextLengthError,
@@ -295,3 +295,10 @@ async def test_last_words_that_come_after_the_end_of_their_process_are_heard(tin
 
     with pytest.raises(ModelLoadError, match="no such model"):
         await NativeEngine.start(engine_config(tiny("llama")), spawn=spawn)
+
+
+def test_the_environment_of_an_engine_yields_to_what_the_user_set() -> None:
+    assert engine_environ({"HOME": "/x"}) == {"HOME": "/x", "GOMP_SPINCOUNT": "1000", "MALLOC_ARENA_MAX": "1"}
+    own = {"GOMP_SPINCOUNT": "7", "MALLOC_ARENA_MAX": "4"}
+    assert engine_environ(own) == own
+    assert "GOMP_SPINCOUNT" not in engine_environ({"OMP_WAIT_POLICY": "ACTIVE"})

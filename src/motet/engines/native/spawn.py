@@ -26,7 +26,7 @@ async def spawn(launch: Launch) -> Process:
         "motet.engines.native",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
-        env=with_short_waits(environment()),
+        env=engine_environ(environment()),
     )
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")
@@ -35,15 +35,20 @@ async def spawn(launch: Launch) -> Process:
     return process
 
 
-def with_short_waits(environ: Mapping[str, str]) -> dict[str, str]:
-    """Makes OpenMP threads that wait for each other spin for microseconds and then sleep, unless the user set it.
+def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of an engine process: what the user set, and what follows where it does not say else.
 
-    By default they spin for long. If another process wants a core, a spinning thread may hold the core that the thread
-    it waits for needs, and a step takes 10 to 40 times as long. Sleeping at once costs a fifth if nothing else runs
-    (docs/log.md has the figures).
+    GOMP_SPINCOUNT      OpenMP threads that wait for each other spin for microseconds and then sleep. By default they
+                        spin for long. If another process wants a core, a spinning thread may hold the core that the
+                        thread it waits for needs, and a step takes 10 to 40 times as long. Sleeping at once costs a
+                        fifth if nothing else runs (docs/log.md has the figures).
+    MALLOC_ARENA_MAX    All threads take memory from one arena of glibc. By default those that compile grammars and
+                        transfer KV have one each, which keeps what their largest piece of work took.
     """
-    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environ.keys()
-    return {**environ} if chosen else {**environ, "GOMP_SPINCOUNT": "1000"}
+    ours = {"MALLOC_ARENA_MAX": "1"}
+    if "OMP_WAIT_POLICY" not in environ:
+        ours["GOMP_SPINCOUNT"] = "1000"
+    return ours | dict(environ)
 
 
 async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
