@@ -132,7 +132,9 @@ class Client:
         """Returns a seeded request in one of two cases, else a fresh one."""
         request = fresh_request(self._dice).request
         if self._dice.random() < 0.5:
-            request, _ = self._dice.choice(self._seeded)
+            seeded, _ = self._dice.choice(self._seeded)
+            if not stream or can_be_streamed(seeded):
+                request = seeded
         body = {name: value for name, value in request.body.items() if name not in ("stream_options", "best_of")}
         return Request(request.name, request.path, body | {"stream": stream})
 
@@ -166,6 +168,12 @@ class Client:
         if self._dice.random() < 0.5:
             writer.transport.abort()
         writer.close()
+
+
+def can_be_streamed(request: Request) -> bool:
+    sampling = request.body.get("sampling_params", {})
+    assert isinstance(sampling, dict)
+    return "prompt_logprobs" not in sampling
 
 
 async def send(http: httpx.AsyncClient, call: Call) -> httpx.Response:
