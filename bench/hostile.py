@@ -33,7 +33,6 @@ from bench.frontend_server import serve
 from bench.hostile_cases import ANSWERED, MESSAGE, REFUSED
 from bench.report import Floor, machine, table, tell
 
-REQUESTS = {name: (path, body) for name, (path, body, _) in REFUSED.items()} | dict(ANSWERED)
 JSON = {"content-type": "application/json"}
 NICENESS = 10
 """Of the hostile clients, which have machines of their own in life: making and sending requests is no work of the
@@ -73,9 +72,14 @@ async def serve_watched() -> None:
     watching.cancel()
 
 
+def requests_by_name() -> dict[str, tuple[str, bytes]]:
+    refused = {name: (path, make()) for name, (path, make, _) in REFUSED.items()}
+    return refused | {name: (path, make()) for name, (path, make) in ANSWERED.items()}
+
+
 def attack(url: str, *, clients: int) -> None:
     """Sends all cases again and again, until its standard input ends, as it does with its parent."""
-    requests = list(REQUESTS.values())
+    requests = list(requests_by_name().values())
     os.nice(NICENESS)
 
     def send(first: int) -> None:
@@ -151,7 +155,7 @@ def lag_of_each() -> list[tuple[str, int, float]]:
     """Returns the name, the status and the lag in milliseconds of each request, the greatest lag first."""
     found = []
     with watched() as (url, lags), httpx.Client(base_url=url, timeout=600) as client:
-        for name, (path, body) in REQUESTS.items():
+        for name, (path, body) in requests_by_name().items():
             greatest = []
             for _ in range(3):
                 began = time.monotonic()

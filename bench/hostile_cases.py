@@ -1,7 +1,7 @@
 """Requests with which a hostile client may try to hold up the streams of others: most have several megabytes."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 RESPONSES = "/v1/responses"
@@ -11,6 +11,8 @@ CALLED = [
     {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "1", "output": "x"},
 ]
+Make = Callable[[], bytes]
+"""Makes a body. It is made when it is sent: all of them together have 150 MB."""
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
@@ -18,7 +20,8 @@ def wide(num_properties: int) -> dict[str, object]:
     return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(num_properties)}}
 
 
-TOOLS = [{"type": "function", "function": {"name": f"f{number}", "parameters": wide(60)}} for number in range(128)]
+def tools(count: int) -> list[dict[str, object]]:
+    return [{"type": "function", "function": {"name": f"f{number}", "parameters": wide(60)}} for number in range(count)]
 
 
 def chat(**fields: object) -> bytes:
@@ -38,94 +41,117 @@ def padded(first: str, piece: str, *, last: str, size: int = 7 * 2**20) -> bytes
     return (first + piece * (size // len(piece)) + last).encode()
 
 
-REFUSED: Mapping[str, tuple[str, bytes, str | None]] = {
-    "empty messages": (CHAT, padded('{"messages":[', "{},", last="{}]}"), "messages"),
-    "messages": (CHAT, padded('{"messages":[', json.dumps(MESSAGE) + ",", last="{}]}"), "messages"),
+REFUSED: Mapping[str, tuple[str, Make, str | None]] = {
+    "empty messages": (CHAT, lambda: padded('{"messages":[', "{},", last="{}]}"), "messages"),
+    "messages": (CHAT, lambda: padded('{"messages":[', json.dumps(MESSAGE) + ",", last="{}]}"), "messages"),
     "tool calls": (
         CHAT,
-        padded('{"messages":[{"role":"assistant","tool_calls":[', json.dumps(CALLS[0]) + ",", last="{}]}]}"),
+        lambda: padded('{"messages":[{"role":"assistant","tool_calls":[', json.dumps(CALLS[0]) + ",", last="{}]}]}"),
         "messages",
     ),
     "text parts": (
         CHAT,
-        padded('{"messages":[{"role":"user","content":[', '{"type":"text","text":"x"},', last="{}]}]}"),
+        lambda: padded('{"messages":[{"role":"user","content":[', '{"type":"text","text":"x"},', last="{}]}]}"),
         "messages",
     ),
-    "unknown keys": (CHAT, ("{" + ",".join(f'"k{number}":1' for number in range(500_000)) + "}").encode(), "k40000"),
-    "some unknown keys": (CHAT, ("{" + ",".join(f'"k{number}":1' for number in range(9000)) + "}").encode(), "k0"),
+    "unknown keys": (
+        CHAT,
+        lambda: ("{" + ",".join(f'"k{number}":1' for number in range(500_000)) + "}").encode(),
+        "k40000",
+    ),
+    "some unknown keys": (
+        CHAT,
+        lambda: ("{" + ",".join(f'"k{number}":1' for number in range(9000)) + "}").encode(),
+        "k0",
+    ),
     "metadata": (
         CHAT,
-        json.dumps({"messages": [MESSAGE], "metadata": {f"k{number}": "x" for number in range(400_000)}}).encode(),
+        lambda: json.dumps(
+            {"messages": [MESSAGE], "metadata": {f"k{number}": "x" for number in range(400_000)}}
+        ).encode(),
         "metadata",
     ),
-    "empty arrays": (CHAT, padded('{"messages":[', "[],", last="[]]}"), "messages"),
-    "depth": (CHAT, b'{"messages":' + b"[" * 7_000_000, "messages"),
-    "items": (RESPONSES, padded('{"input":[', json.dumps(MESSAGE) + ",", last="{}]}"), "input"),
-    "unknown roles": (CHAT, padded('{"messages":["', 'x","', last='"]}', size=300_000), "messages[0]"),
-    "included": (RESPONSES, padded('{"input":"x","include":["', 'x","', last='"]}', size=300_000), "include[0]"),
+    "empty arrays": (CHAT, lambda: padded('{"messages":[', "[],", last="[]]}"), "messages"),
+    "depth": (CHAT, lambda: b'{"messages":' + b"[" * 7_000_000, "messages"),
+    "items": (RESPONSES, lambda: padded('{"input":[', json.dumps(MESSAGE) + ",", last="{}]}"), "input"),
+    "unknown roles": (CHAT, lambda: padded('{"messages":["', 'x","', last='"]}', size=300_000), "messages[0]"),
+    "included": (
+        RESPONSES,
+        lambda: padded('{"input":"x","include":["', 'x","', last='"]}', size=300_000),
+        "include[0]",
+    ),
     "words for tokens": (
         GENERATE,
-        padded('{"sampling_params":{},"token_ids":["', 'x","', last='"]}', size=300_000),
+        lambda: padded('{"sampling_params":{},"token_ids":["', 'x","', last='"]}', size=300_000),
         "token_ids[0]",
     ),
-    "strings": (GENERATE, padded('{"sampling_params":{},"token_ids":["', 'x","', last='"]}'), "token_ids"),
-    "values": (GENERATE, padded('{"sampling_params":{},"token_ids":[', "1,", last="1]}"), "token_ids"),
+    "strings": (GENERATE, lambda: padded('{"sampling_params":{},"token_ids":["', 'x","', last='"]}'), "token_ids"),
+    "values": (GENERATE, lambda: padded('{"sampling_params":{},"token_ids":[', "1,", last="1]}"), "token_ids"),
     "long stop string": (
         CHAT,
-        padded('{"messages":[{"role":"user","content":"x"}],"stop":["', "x", last='"]}'),
+        lambda: padded('{"messages":[{"role":"user","content":"x"}],"stop":["', "x", last='"]}'),
         "stop",
     ),
     "stop tokens": (
         CHAT,
-        padded('{"messages":[{"role":"user","content":"x"}],"stop_token_ids":[', "1,", last="1]}"),
+        lambda: padded('{"messages":[{"role":"user","content":"x"}],"stop_token_ids":[', "1,", last="1]}"),
         "stop_token_ids",
     ),
     "biases": (
         CHAT,
-        json.dumps({"messages": [MESSAGE], "logit_bias": {str(number): 1 for number in range(30_000)}}).encode(),
+        lambda: json.dumps(
+            {"messages": [MESSAGE], "logit_bias": {str(number): 1 for number in range(30_000)}}
+        ).encode(),
         "logit_bias",
     ),
-    "no JSON": (CHAT, padded("", "[1,", last=""), None),
+    "no JSON": (CHAT, lambda: padded("", "[1,", last=""), None),
     "long numbers": (
         GENERATE,
-        padded('{"sampling_params":{},"token_ids":[', "9" * 4000 + ",", last="9]}"),
+        lambda: padded('{"sampling_params":{},"token_ids":[', "9" * 4000 + ",", last="9]}"),
         "token_ids",
     ),
-    "long choices": (CHAT, chat(structured_outputs={"choice": ["x" * 100] * 60_000}), "structured_outputs.choice"),
-    "a long name": (CHAT, chat(**{"k" * 7_000_000: 1}), f"{'k' * 1000} ... {'k' * 1000}"),
-    "a million tokens": (GENERATE, tokens([5] * 999_000), "token_ids"),
-    "a million tokens, one of them wrong": (GENERATE, tokens([5] * 999_000 + [10**9]), "token_ids"),
-    "a long text": (COMPLETIONS, body(prompt="x y " * 1_700_000), "prompt"),
-    "many prompts": (COMPLETIONS, body(prompt=["x"] * 60_000), "prompt"),
-    "tokens for a text": ("/detokenize", body(tokens=[5] * 960_000), "tokens"),
-    "turns": (CHAT, chat(messages=[MESSAGE] * 1900), "messages"),
-    "items of calls": (RESPONSES, body(input=CALLED * 4000), "input"),
-    "128 large tools": (CHAT, chat(tools=TOOLS), "messages"),
-    "128 large tools, one to be called": (CHAT, chat(tools=TOOLS, tool_choice="required"), "messages"),
-    "properties": (CHAT, chat(structured_outputs={"json": wide(5000)}), "structured_outputs.json"),
+    "long choices": (
+        CHAT,
+        lambda: chat(structured_outputs={"choice": ["x" * 100] * 60_000}),
+        "structured_outputs.choice",
+    ),
+    "a long name": (CHAT, lambda: chat(**{"k" * 7_000_000: 1}), f"{'k' * 1000} ... {'k' * 1000}"),
+    "a million tokens": (GENERATE, lambda: tokens([5] * 999_000), "token_ids"),
+    "a million tokens, one of them wrong": (GENERATE, lambda: tokens([5] * 999_000 + [10**9]), "token_ids"),
+    "a long text": (COMPLETIONS, lambda: body(prompt="x y " * 1_700_000), "prompt"),
+    "many prompts": (COMPLETIONS, lambda: body(prompt=["x"] * 60_000), "prompt"),
+    "tokens for a text": ("/detokenize", lambda: body(tokens=[5] * 960_000), "tokens"),
+    "turns": (CHAT, lambda: chat(messages=[MESSAGE] * 1900), "messages"),
+    "items of calls": (RESPONSES, lambda: body(input=CALLED * 4000), "input"),
+    "128 large tools": (CHAT, lambda: chat(tools=tools(128)), "messages"),
+    "128 large tools, one to be called": (CHAT, lambda: chat(tools=tools(128), tool_choice="required"), "messages"),
+    "properties": (CHAT, lambda: chat(structured_outputs={"json": wide(5000)}), "structured_outputs.json"),
     "nested schema": (
         CHAT,
-        chat(structured_outputs={"json": '{"items":' * 4000 + "{}" + "}" * 4000}),
+        lambda: chat(structured_outputs={"json": '{"items":' * 4000 + "{}" + "}" * 4000}),
         "structured_outputs.json",
     ),
 }
-"""What is refused, by its name: route, body, and the field that the error names."""
+"""What is refused, by its name: route, what makes the body, and the field that the error names."""
 
-ANSWERED: Mapping[str, tuple[str, bytes]] = {
-    "250 prompts of 3900 tokens": (COMPLETIONS, body(prompt=[[5] * 3900] * 250, max_tokens=1)),
-    "250 prompts, scored": (COMPLETIONS, body(prompt=[[5] * 3900] * 250, max_tokens=0, echo=True, logprobs=1)),
-    "prompts with alternatives": (COMPLETIONS, body(prompt=[[5] * 3900] * 20, max_tokens=1, prompt_logprobs=20)),
+ANSWERED: Mapping[str, tuple[str, Make]] = {
+    "250 prompts of 3900 tokens": (COMPLETIONS, lambda: body(prompt=[[5] * 3900] * 250, max_tokens=1)),
+    "250 prompts, scored": (COMPLETIONS, lambda: body(prompt=[[5] * 3900] * 250, max_tokens=0, echo=True, logprobs=1)),
+    "prompts with alternatives": (
+        COMPLETIONS,
+        lambda: body(prompt=[[5] * 3900] * 20, max_tokens=1, prompt_logprobs=20),
+    ),
     "a text for tokens": (
         "/tokenize",
-        json.dumps({"prompt": "hello world " * 4000, "return_token_strs": True}).encode(),
+        lambda: json.dumps({"prompt": "hello world " * 4000, "return_token_strs": True}).encode(),
     ),
-    "wide variables": (CHAT, chat(chat_template_kwargs={f"k{number}": number for number in range(39_000)})),
-    "spaces": (CHAT, b"{" + b" " * 7_000_000 + chat()[1:]),
-    "256 choices, whole": (CHAT, chat(n=256, max_tokens=200)),
-    "256 choices, alternatives": (CHAT, chat(n=256, logprobs=True, top_logprobs=20, stream=True)),
-    "256 choices, usage": (CHAT, chat(n=256, stream=True, stream_options=USAGE)),
-    "64 stop strings": (CHAT, chat(n=256, stream=True, stop=[f"{number}{'zq' * 50}" for number in range(64)])),
-    "16,000 biases": (CHAT, chat(n=64, logit_bias={str(number): 1 for number in range(16_000)})),
-    "calls for 64": (CHAT, chat(n=64, tools=TOOLS[:1], stream=True)),
+    "wide variables": (CHAT, lambda: chat(chat_template_kwargs={f"k{number}": number for number in range(39_000)})),
+    "spaces": (CHAT, lambda: b"{" + b" " * 7_000_000 + chat()[1:]),
+    "256 choices, whole": (CHAT, lambda: chat(n=256, max_tokens=200)),
+    "256 choices, alternatives": (CHAT, lambda: chat(n=256, logprobs=True, top_logprobs=20, stream=True)),
+    "256 choices, usage": (CHAT, lambda: chat(n=256, stream=True, stream_options=USAGE)),
+    "64 stop strings": (CHAT, lambda: chat(n=256, stream=True, stop=[f"{number}{'zq' * 50}" for number in range(64)])),
+    "16,000 biases": (CHAT, lambda: chat(n=64, logit_bias={str(number): 1 for number in range(16_000)})),
+    "calls for 64": (CHAT, lambda: chat(n=64, tools=tools(1), stream=True)),
 }
 """What is answered, by its name: as much as a client may ask for in one way or another."""
