@@ -77,6 +77,7 @@ def test_imports_inside_functions_and_relative_ones_are_seen(tmp_path: Path) -> 
     assert len(find_wrong(tmp_path)) == 3
 
 
+@pytest.mark.slow
 def test_importing_loads_nothing_heavy() -> None:
     """One process imports all: what they do not load together, none of them loads. Ray would take seconds."""
     code = (

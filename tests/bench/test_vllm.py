@@ -51,6 +51,7 @@ def test_threads_and_processes_of_vllm_get_the_same_cores() -> None:
     assert {"VLLM_CPU_OMP_THREADS_BIND": "0,1", "A": "b"}.items() <= setup.environment().items()
 
 
+@pytest.mark.slow
 def test_the_error_of_a_server_that_does_not_start_has_its_log(tmp_path: Path) -> None:
     with (
         vllm_server(setup_of(tmp_path, BROKEN)) as server,

@@ -66,6 +66,7 @@ def written(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]
     return outcomes["g"].tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1], ids=["told", "lost"])
 def test_a_lost_acknowledgement_costs_only_the_time_of_a_lease(lost: int, folder: Path) -> None:
     network, request = LocalNetwork(), group("g", prompt_of(200), n=3, seed=4)

@@ -54,12 +54,13 @@ def test_a_grammar_is_light_only_if_compiling_takes_little_for_certain(grammar: 
     [
         (LARGE, "", None),
         (schema(anyOf=[{"type": "text"}], title="t" * 20_000), "", "at anyOf[0].type: 'text' is not a type"),
-        (ENDLESS, "trial.CPU_S = 0", trial.TOO_LONG),
+        pytest.param(ENDLESS, "trial.CPU_S = 0", trial.TOO_LONG, marks=pytest.mark.slow),
         (LARGE, "trial.HEAVY_MB = 1", "compiled, it takes "),
-        (
+        pytest.param(
             LARGE,
             "import mmap; trial.Grammars.get = lambda *_: bytearray(mmap.mmap(-1, 2**30)[:1])",
             "compiling it takes more than 512 MB",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -196,6 +196,7 @@ def test_an_expected_ticket_meets_its_worker_early(p: Worker, d: Worker) -> None
     assert len(d.transport.reads) == 1  # the wiring one
 
 
+@pytest.mark.slow
 def test_meeting_a_worker_that_cannot_be_read_from_gives_an_error(wires: Wires) -> None:
     with worker("d", wires, pull_timeout_s=1.0) as d:
         with worker("p", wires) as p:

@@ -99,6 +99,7 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
     assert ending(pair.pull(ticket)) == (FailureKind.PEER_LOST, True)
 
 
+@pytest.mark.slow
 def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_its_late_bytes_have_landed() -> None:
     network = LocalNetwork()
     pair = Pair(network.join, pull_timeout_s=1.0)

@@ -62,7 +62,15 @@ def test_impossible_settings_name_their_flag(tiny: Tiny) -> None:
             build_parts(engine_config(tiny("llama"), **changes))
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3, 12], ids=["queued", "prefilling", "first tokens", "decoding"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(0, id="queued", marks=pytest.mark.slow),
+        pytest.param(1, id="prefilling"),
+        pytest.param(3, id="first tokens", marks=pytest.mark.slow),
+        pytest.param(12, id="decoding"),
+    ],
+)
 def test_an_aborted_group_is_gone_at_once_and_its_neighbour_unchanged(steps: int, device: str, tiny: Tiny) -> None:
     expected = run(make_core(tiny("llama"), device=device), [group("b", prompt_of(30, 2), n=3, seed=9)])["b"].tokens
     core = make_core(tiny("llama"), device=device, budget=64)

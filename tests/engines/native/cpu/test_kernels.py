@@ -118,6 +118,7 @@ def bf16_core(folder: Path, **changes: Any) -> EngineCore:
     return build_core(engine_config(folder, dtype="bfloat16", max_model_len=1000, kv_cache_gb=0.05, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(name: str, made: Made) -> None:
     ours, theirs = errors(made(name), "compiled"), errors(made(name), "torch")
@@ -141,7 +142,7 @@ def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(kin
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", "one key head", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "deep"))]
+    "name", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one key head", "llama", "deep"))]
 )
 def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> None:
     """More threads read a trunk in other pieces; with more threads than cores they take turns."""

@@ -21,7 +21,9 @@ def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry
     return plan_work(build_inputs(StepPlan(tuple(tails), tuple(trunks)), BLOCK_SIZE), geometry)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [SHAPES[1], *(pytest.param(shape, marks=pytest.mark.slow) for shape in (SHAPES[0], SHAPES[2]))], ids=str
+)
 @examples(30)
 @given(data=st.data())
 def test_work_cut_for_a_device_equals_the_definition(shape: Shape, data: st.DataObject) -> None:
