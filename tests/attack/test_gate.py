@@ -1,6 +1,7 @@
 """Who may come in: callers without the right key, on other machines, behind proxies, and in web pages."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,9 +19,11 @@ from motet.engines.http import server_client
 from motet.errors import EngineDiedError, EngineError, MotetError
 from motet.settings.named_worker import NamedWorker
 from motet.transfer.ticket import TransferAddress
+from motet.types import Role
 from tests.api.engine_asking import HEADERS, POSTS, group
 from tests.api.serving import MODEL, Served, Serving, coded
 from tests.deploy.listening import serving
+from tests.deploy.running import Running
 
 pytestmark = pytest.mark.anyio
 
@@ -84,10 +87,19 @@ async def test_the_admin_key_opens_nothing_but_operators_routes(serve: Serving) 
     assert (await served.http.get("/workers", headers=bearer("client"))).status_code == 401
 
 
+async def test_the_cluster_key_opens_no_route(folder: Path) -> None:
+    async with Running(
+        folder, role=Role.DECODE, cluster_key="of the cluster", api_keys=["a"], admin_key="b", worker_key="c"
+    ) as server:
+        for method, path in (*ENGINE_ROUTES, *OPERATORS_ROUTES, ("GET", "/v1/models"), ("POST", "/v1/completions")):
+            refused = await server.http.request(method, path, headers=bearer("of the cluster"))
+            assert refused.status_code == 401
+
+
 async def test_some_routes_need_no_key(serve: Serving) -> None:
     served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker")
     async with from_host(served, "10.0.0.9") as stranger:
-        assert {(await stranger.get(path)).status_code for path in ("/health", "/ready", "/version")} == {200}
+        assert {(await stranger.get(path)).status_code for path in ("/health", "/ping", "/ready", "/version")} == {200}
 
 
 @pytest.mark.parametrize("site", ["none", "same-origin"])

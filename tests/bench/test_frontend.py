@@ -45,9 +45,9 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentile([7.0], 99) == 7.0
 
 
-def test_the_least_cost_counts_and_the_medians_of_the_rest() -> None:
+def test_the_best_of_each_figure_counts() -> None:
     costs = [Cost(1, 5, 9, 7), Cost(2, 4, 8, 6), Cost(3, 6, 7, 5)]
-    assert together(costs) == Cost(1, 5, 8, 6)
+    assert together(costs) == Cost(1, 6, 7, 5)
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ class Running(InLoop[Cell]):
         starter: Starter | None = None,
         cell: CellConfig | None = None,
         role: Role = Role.BOTH,
+        cluster_key: str = "",
         restarts: int = 0,
         linger_s: float = 0.2,
         **server: object,
@@ -93,7 +94,7 @@ class Running(InLoop[Cell]):
         self.starter = starter or Starter()
         settings = {"served_model_name": "tiny", "port": 0} | server
         plan = ServerPlan(
-            EngineConfig(model_path=str(folder), model_name="tiny", role=role),
+            EngineConfig(model_path=str(folder), model_name="tiny", role=role, cluster_key=cluster_key),
             msgspec.convert(settings, ServerConfig),
             tokenizer_path=folder,
             chat_template=None,
