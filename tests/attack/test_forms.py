@@ -114,4 +114,4 @@ def test_the_states_of_a_lexer_end_an_answer_before_they_take_much_memory() -> N
         for _ in range(20_000):
             fill_masks([matcher], out)
             matcher.consume(dice.choice(letters))
-    assert memory_mb()[1] - before_mb < 16
+    assert memory_mb()[1] - before_mb < 40, "without a bound it is 22 MB every 1800 tokens"
