@@ -49,6 +49,10 @@ def test_a_property_may_have_the_name_of_a_keyword() -> None:
         ({"required": "a"}, 'at required: expected an array of strings, got "a"'),
         ({"properties": []}, "at properties: expected an object, got []"),
         ({"type": []}, "at type: the array of types is empty: nothing could be written"),
+        (
+            {"patternProperties": {"^k": False}},
+            "at patternProperties.^k: keys that may not be written are not supported",
+        ),
         ({"minLength": 3, "maxLength": 2}, "at minLength: 'minLength' 3 is more than 'maxLength' 2: nothing could be"),
         ({"minimum": 3, "maximum": 2}, "at minimum: 'minimum' 3 is more than 'maximum' 2: nothing could be written"),
         ({"$ref": "#/$defs/a"}, "at $ref: '#/$defs/a' does not exist: there is no '$defs'"),

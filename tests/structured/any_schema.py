@@ -61,13 +61,14 @@ def arrays(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 
 def objects(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    """Draws schemas of objects. They have no `minProperties`, as a key that comes twice is not refused."""
+    """Draws schemas of objects. They have no `minProperties`, as a key that comes twice is not refused. Patterns of keys
+    have values that can be written: llguidance lets a key begin whose value cannot, and such a key has no end."""
     return of_type(
         "object",
         properties=st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
         required=st.lists(st.sampled_from(NAMES), max_size=2, unique=True),
         additionalProperties=inner | st.booleans(),
-        patternProperties=inner.map(lambda found: {"^k": found}),
+        patternProperties=leaves.map(lambda found: {"^k": found}),
     )
 
 

@@ -167,6 +167,9 @@ def _check_values(path: Path, schema: Mapping[str, object]) -> None:
     for text in (schema.get("pattern"), schema.get("const"), *_list(schema, "enum"), *names):
         if isinstance(text, str) and len(text) > MAX_TEXT_CHARS:
             raise wrong(path, f"a string has {len(text)} characters, and {MAX_TEXT_CHARS} are allowed")
+    for pattern, value in _map(schema, "patternProperties").items():
+        if value is False:  # llguidance would let such a key begin, and never end
+            raise wrong((*path, "patternProperties", pattern), "keys that may not be written are not supported")
 
 
 def _check_bounds(path: Path, schema: Mapping[str, object]) -> None:
