@@ -61,8 +61,8 @@ def arrays(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 
 def objects(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    """Draws schemas of objects. They have no `minProperties`, as a key that comes twice is not refused. Patterns of keys
-    have values that can be written: llguidance lets a key begin whose value cannot, and such a key has no end."""
+    """Draws schemas of objects. They have no `minProperties`, as a key that comes twice is not refused. Patterns of
+    keys have values that can be written: llguidance lets a key begin whose value cannot, and such a key has no end."""
     return of_type(
         "object",
         properties=st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
