@@ -3,14 +3,19 @@ of 32 columns (`csrc/gemm.h`), in bf16 or int8. Packed weights leave the module,
 
 int8 is symmetric with one scale for each column, which multiplies the column's sum at the end. Scales for groups of 128
 of a column's numbers would halve the error (docs/log.md), but would have to be applied inside the sum.
+
+New weights are written into a twin of the packed model, which takes the model's place between two steps. So the old
+weights stay whole until then, and memory holds both for that time.
 """
 
+import copy
 import ctypes
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +58,42 @@ def activation_of(config: Any) -> str:
 def norm_weight(norm: Any) -> torch.Tensor:
     """Returns the factors of a norm, float32: its weight, or 1 + weight in Gemma."""
     weight: torch.Tensor = norm.weight.detach().float()
-    return weight + (1.0 if "Gemma" in type(norm).__name__ else 0.0)
+    return weight + norm_offset(norm)
+
+
+def norm_offset(norm: Any) -> float:
+    """Returns what is added to a norm's weight to get its factors."""
+    return 1.0 if "Gemma" in type(norm).__name__ else 0.0
+
+
+def names_of(model: nn.Module) -> dict[int, list[str]]:
+    """Returns the names of each parameter in a checkpoint, by the parameter's id; a tied one has two."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+Write = Callable[["Memory", torch.Tensor], None]
+"""Writes a tensor of the checkpoint, bf16, into the memory of a packed model."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor of the checkpoint lies in a packed model."""
+
+    shape: tuple[int, ...]
+    write: Write
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of one weight in a product of several."""
+
+    begin: int
+    """Number of columns before it."""
+    side: int | None = None
+    """0 or 1 if the product has 16 columns of one weight and 16 of another in turns: which of the two it is."""
 
 
 class PackedModel:
@@ -69,20 +109,25 @@ class PackedModel:
         int8: bool = False,
     ) -> None:
         config, body = model.config, model.model
-        self._kept: list[torch.Tensor] = []
+        self.places: dict[str, Place] = {}
+        """Where each tensor of the checkpoint lies, by its name."""
+        self._names = names_of(model)
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        self._packer = Packer(kernels, [(one.out_features, one.in_features) for one in linears], int8=int8)
+        self._kernels = kernels
+        packer = Packer(kernels, [(one.out_features, one.in_features) for one in linears], int8=int8)
+        self._pack = packer.pack
+        self.memory = Memory(packer.arena)
         self._storage = storage
         self._rotary = body.rotary_emb
         self._positions = torch.arange(max_positions).unsqueeze(0)
         self._turns: dict[str | None, tuple[int, int]] = {}
         layers = [self._layer(body.layers[i], i, scores=scores) for i, scores in enumerate(layer_scores(model))]
-        self._layers = (c.Layer * len(layers))(*layers)
+        self.layers = (c.Layer * len(layers))(*layers)
         embedding = body.embed_tokens.weight.detach()
         tied = model.lm_head.weight.data_ptr() == embedding.data_ptr()
         self.vocab_size: int = config.vocab_size
         self.struct = c.Model(
-            num_layers=len(self._layers),
+            num_layers=len(self.layers),
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
             kv_heads=storage.keys.shape[2],
@@ -94,12 +139,28 @@ class PackedModel:
             epsilon=config.rms_norm_eps,
             logit_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
             embedding_scale=_embedding_scale(body.embed_tokens),
-            layers=self._layers,
-            embedding=None if tied else self._keep(embedding),
+            layers=self.layers,
+            embedding=None if tied else self._rows(body.embed_tokens.weight),
             head=self._linear(model.lm_head),
             final_norm=self._norm(body.norm),
         )
         _empty(body.embed_tokens)
+        del self._pack  # it holds the memory, which a twin must not
+
+    def twin(self) -> "PackedModel":
+        """Returns a copy with weights of its own. The KV cache is that of both."""
+        twin = copy.copy(self)
+        twin.memory, addresses = self.memory.copied()
+        twin.layers = type(self.layers).from_buffer_copy(self.layers)
+        twin.struct = c.Model.from_buffer_copy(self.struct)
+        for struct in (*twin.layers, twin.struct):
+            move(struct, addresses)
+        twin.struct.layers = twin.layers
+        return twin
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Replaces one tensor of the checkpoint. The model must not run meanwhile."""
+        self.places[name].write(self.memory, tensor.detach().to("cpu", torch.bfloat16))
 
     def _layer(self, layer: Any, index: int, *, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -129,18 +190,36 @@ class PackedModel:
         """Packs several products of one input as one: all columns of one after those of the other, or `in_turns`, 16
         columns of one and then the same 16 of the other."""
         weights = [part.weight.detach() for part in parts]
-        panels = self._packer.pack(*(weights if in_turns else [torch.cat(weights)]))
+        panels = self._pack(*(weights if in_turns else [torch.cat(weights)]))
         biases = [part.bias.detach().float() for part in parts if part.bias is not None]
         shape = (-1, c.PANEL // 2) if in_turns else (1, -1)
-        for part in parts:
-            _empty(part)
-        return c.PackedLinear(
+        bias = torch.cat([one.view(shape) for one in biases], dim=1) if biases else None
+        linear = c.PackedLinear(
             panels=self._keep(panels.numbers),
             scales=None if panels.scales is None else self._keep(panels.scales),
-            bias=self._keep(torch.cat([bias.view(shape) for bias in biases], dim=1)) if biases else None,
+            bias=None if bias is None else self._keep(bias),
             columns=sum(len(weight) for weight in weights),
             depth=weights[0].shape[1],
         )
+        begin = 0
+        for side, part in enumerate(parts):
+            columns = Columns(0, side) if in_turns else Columns(begin)
+            write = partial(write_columns, kernels=self._kernels, product=len(self.memory.products), columns=columns)
+            self._place(part.weight, write)
+            if bias is not None:
+                self._place(part.bias, partial(write_bias, kept=len(self.memory.kept) - 1, columns=columns))
+            begin += part.out_features
+            _empty(part)
+        self.memory.products.append(panels)
+        return linear
+
+    def _rows(self, weight: torch.Tensor) -> int:
+        self._place(weight, partial(write_numbers, kept=len(self.memory.kept)))
+        return self._keep(weight.detach())
+
+    def _place(self, parameter: torch.Tensor, write: "Write") -> None:
+        for name in self._names[id(parameter)]:
+            self.places[name] = Place(tuple(parameter.shape), write)
 
     @torch.no_grad()
     def _turns_of(self, attention: Any) -> tuple[int, int]:
@@ -155,12 +234,26 @@ class PackedModel:
         return self._turns[kind]
 
     def _norm(self, norm: Any) -> int | None:
-        return None if norm is None else self._keep(norm_weight(norm))
+        if norm is None:
+            return None
+        write = partial(write_numbers, kept=len(self.memory.kept), more=norm_offset(norm))
+        self._place(norm.weight, write)
+        return self._keep(norm_weight(norm))
 
     def _keep(self, tensor: torch.Tensor) -> int:
         tensor = tensor.contiguous()
-        self._kept.append(tensor)
+        self.memory.kept.append(tensor)
         return tensor.data_ptr()
+
+
+def move(struct: ctypes.Structure, addresses: Mapping[int, int]) -> None:
+    """Replaces the addresses in a struct by those of a copy; others, such as those of the KV cache, stay."""
+    for name, kind, *_ in struct._fields_:
+        value = getattr(struct, name)
+        if isinstance(value, ctypes.Structure):
+            move(value, addresses)
+        elif kind is ctypes.c_void_p and value in addresses:
+            setattr(struct, name, addresses[value])
 
 
 def _empty(module: nn.Module) -> None:
@@ -180,6 +273,10 @@ class Panels:
     scales: torch.Tensor | None
     """[panels * 32] float32; None for bf16."""
 
+    def moved(self, of: dict[int, torch.Tensor]) -> "Panels":
+        """Returns these panels in a copy, where each tensor is the one `of` its id."""
+        return Panels(of[id(self.numbers)], None if self.scales is None else of[id(self.scales)])
+
 
 class Packer:
     """Puts weights of known shapes [columns, depth] into panels that lie side by side in memory."""
@@ -188,14 +285,14 @@ class Packer:
         self._kernels = kernels
         self._dtype = torch.int8 if int8 else torch.bfloat16
         sizes = [num_panels(columns) * c.PANEL * depth * self._dtype.itemsize for columns, depth in shapes]
-        self._arena = Arena(sum(sizes), len(sizes))
+        self.arena = Arena(sum(sizes), len(sizes))
 
     def pack(self, weight: torch.Tensor, beside: torch.Tensor | None = None) -> Panels:
         """Packs a bf16 weight, or 16 columns of it and the same 16 of the one `beside` it, in turns."""
         weight, beside = weight.contiguous(), None if beside is None else beside.contiguous()
         columns, depth = weight.shape
         shape = (num_panels(columns if beside is None else 2 * columns), depth, c.PANEL)
-        numbers = self._arena.take(shape, self._dtype)
+        numbers = self.arena.take(shape, self._dtype)
         int8 = self._dtype == torch.int8
         panels = torch.zeros(shape, dtype=torch.bfloat16) if int8 else numbers
         other = None if beside is None else beside.data_ptr()
@@ -214,6 +311,14 @@ def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
     return scales.flatten()
 
 
+def by_half(numbers: torch.Tensor) -> torch.Tensor:
+    """Returns panels as [panels, halves of 16 columns, depth / 2, 16, 2], in the same memory (`csrc/panel.h`)."""
+    count, depth, _ = numbers.shape
+    if numbers.dtype == torch.int8:
+        return numbers.view(count, depth // 2, c.PANEL // 2, 2, 2).permute(0, 3, 1, 2, 4)
+    return numbers.view(count, depth // 2, 2, c.PANEL // 2, 2).permute(0, 2, 1, 3, 4)
+
+
 def num_panels(columns: int) -> int:
     return -(-columns // c.PANEL)
 
@@ -227,18 +332,91 @@ class Arena:
 
     def __init__(self, num_bytes: int, num_parts: int) -> None:
         """Makes room for `num_parts` parts of `num_bytes` in all."""
-        memory = mmap.mmap(-1, num_bytes + num_parts * _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # a system without huge pages refuses
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = torch.frombuffer(memory, dtype=torch.uint8)
+        self.memory = huge_pages(num_bytes + num_parts * _ALIGNMENT)
         self._used = 0
+
+    @classmethod
+    def like(cls, other: "Arena") -> "Arena":
+        """Returns an arena with the same content in memory of its own."""
+        arena = cls(len(other.memory), 0)
+        arena.memory.copy_(other.memory)
+        return arena
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Returns zeros, aligned to a cache line."""
         size = math.prod(shape) * dtype.itemsize
-        part = self._memory[self._used : self._used + size]
+        part = self.memory[self._used : self._used + size]
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return part.view(dtype).view(shape)
+
+    def moved(self, tensor: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+        """Returns the part of `to`, a copy of the arena's memory, where `tensor` lies here; a clone if it lies
+        elsewhere."""
+        begin = tensor.data_ptr() - self.memory.data_ptr()
+        if not 0 <= begin < len(self.memory):
+            return tensor.clone()
+        return to[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
+@dataclass(eq=False)
+class Memory:
+    """All that a packed model's structs point to, besides the KV cache."""
+
+    arena: "Arena"
+    kept: list[torch.Tensor] = field(default_factory=list)
+    products: list[Panels] = field(default_factory=list)
+    """Those of `kept` that are weights of products."""
+
+    def copied(self) -> tuple["Memory", dict[int, int]]:
+        """Returns a copy, and the address there of each tensor by its address here."""
+        arena = Arena.like(self.arena)
+        kept = [self.arena.moved(tensor, arena.memory) for tensor in self.kept]
+        of = {id(old): new for old, new in zip(self.kept, kept, strict=True)}
+        addresses = {old.data_ptr(): new.data_ptr() for old, new in zip(self.kept, kept, strict=True)}
+        return Memory(arena, kept, [panels.moved(of) for panels in self.products]), addresses
+
+
+def write_columns(
+    memory: Memory, weight: torch.Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
+) -> None:
+    """Packs a weight over its columns of a product."""
+    whole = memory.products[product]
+    shape = (weight.shape[0], weight.shape[1])
+    part = Packer(kernels, [shape], int8=whole.scales is not None).pack(weight)
+    lanes = (2, c.PANEL // 2)
+    if columns.side is None:
+        first = columns.begin // c.PANEL
+        here = slice(first, first + len(part.numbers))
+        whole.numbers[here] = part.numbers
+        if whole.scales is not None and part.scales is not None:
+            whole.scales.view(-1, *lanes)[here] = part.scales.view(-1, *lanes)
+        return
+    by_half(whole.numbers)[:, columns.side] = by_half(part.numbers).flatten(0, 1)
+    if whole.scales is not None and part.scales is not None:
+        whole.scales.view(-1, *lanes)[:, columns.side] = part.scales.view(-1, lanes[1])
+
+
+def write_bias(memory: Memory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
+    """Writes a bias over its part of that of a product."""
+    whole, lanes = memory.kept[kept], c.PANEL // 2
+    if columns.side is None:
+        whole.view(-1)[columns.begin : columns.begin + len(bias)] = bias
+    else:
+        whole.view(-1, 2, lanes)[:, columns.side] = bias.view(-1, lanes)
+
+
+def write_numbers(memory: Memory, weight: torch.Tensor, *, kept: int, more: float = 0.0) -> None:
+    """Writes embeddings, or the factors of a norm, which are `more` than its weight."""
+    numbers = memory.kept[kept]
+    numbers.copy_(weight.to(numbers.dtype) + more)
+
+
+def huge_pages(num_bytes: int) -> torch.Tensor:
+    """Returns zeros, uint8, in huge pages if the system has them."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without huge pages refuses
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 @torch.inference_mode()
