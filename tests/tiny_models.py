@@ -64,9 +64,13 @@ def config_of(family: str) -> PreTrainedConfig:
 
 def save_tiny_model(family: str, folder: Path, *, seed: int = 3) -> Path:
     """Writes config and random float32 weights."""
+    return save_model_of(config_of(family), folder, seed=seed)
+
+
+def save_model_of(config: PreTrainedConfig, folder: Path, *, seed: int = 3) -> Path:
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config_of(family), dtype=torch.float32
+        config, dtype=torch.float32
     )
     model.save_pretrained(folder)
     return folder

@@ -66,6 +66,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "kv_events",
         "grammar",
         "text.tokenizer",
+        "models.folder",
         "models.weights",
     ),
     "text": ("engines.base", "transfer.ticket"),

@@ -292,7 +292,8 @@ UNKNOWN_VOCABULARY = 2**31 - 1
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an engine, which do not change while it lives. Some kinds do not report fields with a default."""
+    """Facts about an engine. Only new weights change them while it lives. Some kinds do not report fields with a
+    default."""
 
     model: ModelName
     max_model_len: int
@@ -310,6 +311,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Engines with equal fingerprints that end in `-same` write equal tokens for equal requests."""
     model_digest: str = ""
     """Digest of the model's configuration and weights, on any hardware. Empty if the engine does not report it."""
+    weight_version: str = "0"
+    """The name that whoever brought the weights gave them; "0" for those it was started with."""
+    block_weights: str = ""
+    """Names the weights in the names of its blocks (`block_names`); empty for those it was started with."""
     pid: int | None = None
     """Set only for a process on this machine."""
     transfer: TransferAddress | None = None

@@ -59,6 +59,7 @@ class Member:
         self.fetches = False
         """True if its engine can fetch KV that another one has computed."""
         self.block_size = 0
+        self.block_weights = ""
         self.ticket_readers = 1
         self.books = WorkerLoad(clock=clock)
         self.foreign_choices = 0
@@ -153,12 +154,17 @@ class Member:
         self._refused_until_s = self._clock()
         self.worker, self.text = worker, worker is None
         if worker is not None:
-            info = worker.engine.info
-            self.address, self.role = worker.address, info.role
-            self.pair_key = pair_key(info)
-            self.fetches = fetches(info)
-            self.block_size, self.ticket_readers = info.block_size, info.ticket_readers
+            self.address = worker.address
+            self.note_facts(worker.engine.info)
         self.offers(self.models)
+
+    def note_facts(self, info: EngineInfo) -> None:
+        """Notes what its engine is: when it is there, and when it has got new weights."""
+        self.role = info.role
+        self.pair_key = pair_key(info)
+        self.fetches = fetches(info)
+        self.block_size, self.ticket_readers = info.block_size, info.ticket_readers
+        self.block_weights = info.block_weights
 
     def offers(self, cards: Sequence[ModelCard]) -> None:
         """Notes the models that it serves from now on, beside its engine's own."""

@@ -20,8 +20,8 @@ class Roster:
     members: tuple[Member, ...]
     ids: tuple[str, ...]
     by_id: dict[str, Member]
-    block_sizes: frozenset[int]
-    """The block sizes of all members that have ever been up."""
+    block_kinds: frozenset[tuple[int, str]]
+    """The block sizes of all members that have ever been up, each with the name of their weights in names of blocks."""
 
     def without(self, ids: Collection[str]) -> "Roster":
         """Returns the roster without these members; ids that are not in it change nothing."""
@@ -41,7 +41,7 @@ def roster(members: Iterable[Member]) -> Roster:
         members=tuple(by_id.values()),
         ids=tuple(by_id),
         by_id=by_id,
-        block_sizes=frozenset(member.block_size for member in by_id.values() if member.block_size),
+        block_kinds=frozenset((one.block_size, one.block_weights) for one in by_id.values() if one.block_size),
     )
 
 

@@ -11,6 +11,7 @@ randomized load balancing", 2001; docs/log.md for figures).
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from motet.block_names import named_blocks
@@ -71,14 +72,12 @@ def survey(
 
 def _cached_blocks(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> dict[str, int]:
     """Returns the number of blocks of the prompt that each worker has, if any; workers with more tokens come later.
-    A block of another size has another name, so each size is looked up by itself."""
+    A block of another size or of other weights has another name, so each kind is looked up by itself."""
     if not fleet.index:
         return {}
     adapter = fleet.adapter(request.model)
-    found = [
-        (size, fleet.index.overlap(named_blocks(request.prompt[:-1], size, salt=request.cache_salt, adapter=adapter)))
-        for size in able.block_sizes
-    ]
+    name = partial(named_blocks, request.prompt[:-1], salt=request.cache_salt, adapter=adapter)
+    found = [(size, fleet.index.overlap(name(size, weights=weights))) for size, weights in able.block_kinds]
     if len(found) == 1:
         return found[0][1]
     every = ((blocks * size, id, blocks) for size, cached in found for id, blocks in cached.items())

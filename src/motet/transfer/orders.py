@@ -25,6 +25,8 @@ class FailureKind(StrEnum):
     """Another start of the worker answers at that address."""
     REFUSED = "refused"
     """Cluster keys or KV layouts differ, or a ticket or message cannot be followed."""
+    WEIGHTS = "weights"
+    """The ticket is for KV of other weights."""
     PEER_LOST = "peer-lost"
     """The connection broke during the read."""
     TIMEOUT = "timeout"

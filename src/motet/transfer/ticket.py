@@ -70,6 +70,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     readers: Positive = 1
     cached_tokens: Count = 0
     """Number of `num_tokens` that the prefill worker found in its prefix cache."""
+    weights: str = ""
+    """`EngineInfo.block_weights` of the prefill worker: under other weights its KV is not used."""
     seal: str = ""
     """Seal of all other fields with the cluster key; empty without a key."""
     foreign: str = ""

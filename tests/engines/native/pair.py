@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from motet.engines.native.build import build_parts
+from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore
 from motet.engines.native.step.run import ModelRunner
 from motet.errors import MotetError
@@ -128,6 +128,7 @@ class Pair:
         self.lease_s = lease_s
         self.now_s = 1000.0
         self.runners: dict[str, CountingRunner] = {}
+        self.parts: dict[str, Parts] = {}
         self.p, self.p_transfers = self._core(folder, "P", Role.PREFILL, prefill_blocks, changes)
         self.d, self.d_transfers = self._core(folder, "D", Role.DECODE, decode_blocks, changes)
         self.d_transfers.peers["P"] = self.p_transfers
@@ -140,6 +141,7 @@ class Pair:
         itemsize = 4 if fields["dtype"] == "float32" else 2
         kv_cache_gb = gb_of(blocks, itemsize)
         parts = build_parts(engine_config(folder, role=role, kv_cache_gb=kv_cache_gb, lease_s=self.lease_s, **fields))
+        self.parts[name] = parts
         proof = Proof(parts.info.num_blocks)
         transfers = ScriptedTransfers(name, parts.storage.memory(proof))
         runner = CountingRunner(parts.runner)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from motet.config import EngineConfig, cache_folder, environment
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.cpu.library import digest, library
-from motet.engines.native.cpu.runner import CpuRunner, chunks_agree
+from motet.engines.native.cpu.runner import CpuRunner, PackedWeights, chunks_agree
 from motet.engines.native.cpu.weights import PackedModel, obstacle
 from motet.engines.native.cuda.runner import cuda_backend
 from motet.engines.native.fingerprint import fingerprint, model_digest, operators_agree
@@ -21,6 +21,7 @@ from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.step.sequence import blocks_for
+from motet.engines.native.weights import Renewal, TensorWeights
 from motet.errors import ConfigError, KVMemoryError
 from motet.grammar.compiled import Grammars
 from motet.ids import ModelName, new_engine_id
@@ -47,6 +48,7 @@ class Parts:
     runner: ModelRunner
     storage: KVStorage
     options: CoreOptions
+    renewal: Renewal
     facts: KVFacts
     """The facts that must be equal on another worker if its KV is to be used here."""
 
@@ -102,7 +104,8 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     )
     if config.gpu_memory_utilization is None:
         blocks_in(config.kv_cache_gb)
-    weights = begin_weights_digest(folder, cache_folder(environment()))
+    cache = cache_folder(environment())
+    weights = begin_weights_digest(folder, cache)
     model = load_model(folder, hf_config, dtype=dtype, device=device)
     model_id = model_digest(hf_config, weights.result())
     num_blocks = blocks_in(_kv_cache_gb(config, device))
@@ -138,7 +141,9 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     options = CoreOptions(
         config.max_num_batched_tokens, config.prefix_cache, config.cache_answers, config.lease_s, grammars
     )
-    return Parts(info, backend.runner, storage, options, facts)
+    name_of = partial(model_digest, hf_config)
+    renewal = Renewal(backend.weights, digest=weights.result(), name_of=name_of, cache=cache)
+    return Parts(info, backend.runner, storage, options, renewal, facts)
 
 
 def choose_backend(
@@ -160,11 +165,11 @@ def choose_backend(
         if kernels == "auto" and device.type == "cpu":
             logger.info("torch's operators run the model, not the compiled kernels: %s", reason)
         same = operators_agree(model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device)
-        return Backend(TorchRunner(model, storage), f"torch-{torch.__version__}", same)
+        return Backend(TorchRunner(model, storage), f"torch-{torch.__version__}", same, TensorWeights.of(model))
     packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, int8=int8)
     runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)
     same = chunks_agree(runner, packed.vocab_size, storage=storage)
-    return Backend(runner, f"kernels-{digest()}{'-int8' if int8 else ''}", same)
+    return Backend(runner, f"kernels-{digest()}{'-int8' if int8 else ''}", same, PackedWeights(runner))
 
 
 def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:

@@ -134,6 +134,21 @@ class EngineCore:
         check_fits(group, self.info, blocks_at_admission=self._scheduler.blocks_at_admission(group))
         self._enqueue(group)
 
+    def update(self, info: EngineInfo, apply: Callable[[], None]) -> None:
+        """Puts new weights in the place of the old ones, between two steps. All groups go on after what they have
+        written, and all their KV is computed anew: no block of the old weights can be found, and no ticket is used that
+        is for them. `info`: the facts from now on. `apply` must not fail."""
+        self._runner.settle()
+        self._scheduler.suspend_all()
+        apply()
+        self.info = info
+        self._pool.forget()
+        self._maker.weights = self._handover.weights = info.block_weights
+        if self._commit.answers is not None:
+            self._commit.answers.weights = info.block_weights
+        for group in self._groups.values():
+            self._maker.rename(group)
+
     def abort(self, request_id: RequestId) -> None:
         """Frees a group at once, or its lease if it was prefilled. Unknown ids are ignored: it may just have ended."""
         if group := self._groups.pop(request_id, None):

@@ -68,6 +68,8 @@ class Handover:
     """Returns once the results of all runs are in memory, and no run reads or writes any more."""
 
     def __post_init__(self) -> None:
+        self.weights = ""
+        """Names the weights whose KV is made and used here."""
         self.leases = LeaseTable(self.pool.proof, seconds=self.lease_s)
         self._figures = TransferFigures(self.clock)
         self._numbers = count()
@@ -112,6 +114,11 @@ class Handover:
         if not transfers.key.believes(ticket):
             self._count_failure(FailureKind.REFUSED)
             logger.warning("the prompt of %s is computed here: its ticket lacks our cluster's seal", _label(group))
+            return
+        if ticket.weights != self.weights:
+            self._count_failure(FailureKind.WEIGHTS)
+            logger.warning("the prompt of %s is computed here: its ticket is for KV of other weights", _label(group))
+            self.release(ticket)
             return
         group.ticket = ticket
         transfers.order(orders.KeepAlive(ticket))
@@ -164,6 +171,7 @@ class Handover:
             lease_s=self.leases.seconds,
             readers=group.readers,
             cached_tokens=group.cached_tokens or 0,
+            weights=self.weights,
         )
         self.leases.grant(ticket, now_s=self.clock())
         self._tell_leases()

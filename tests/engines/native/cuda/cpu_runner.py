@@ -44,7 +44,7 @@ def cuda_parts(
     """Builds the parts of a core over a tiny model with the GPU's runner."""
     parts = build_parts(engine_config(folder, kernels="torch", **changes))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
-    fuse(model, operators)
+    weights = fuse(model, operators)
     runner = CudaRunner(
         model,
         parts.storage,
@@ -53,4 +53,4 @@ def cuda_parts(
         max_rows=max_rows,
         max_tables=4096,
     )
-    return replace(parts, runner=runner)
+    return replace(parts, runner=runner, renewal=parts.renewal.over(weights))

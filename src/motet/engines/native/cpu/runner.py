@@ -25,12 +25,26 @@ class CpuRunner:
     def __init__(self, model: PackedModel, storage: KVStorage, *, num_threads: int, kernels: ctypes.CDLL) -> None:
         self.device = storage.keys.device
         self.copy_slots = storage.copy
-        self._model = model
+        self._kernels = kernels
+        self._num_threads = num_threads
         self._run = kernels.motet_run
-        self._forward = kernels.motet_open(ctypes.byref(model.struct), num_threads)
         self._logits = torch.empty(0, model.vocab_size)
         self._non_finite: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        weakref.finalize(self, kernels.motet_close, self._forward)
+        self._open(model)
+
+    @property
+    def model(self) -> PackedModel:
+        return self._model
+
+    def use(self, model: PackedModel) -> None:
+        """Runs another model of the same shape from now on; called between two runs."""
+        self._close()
+        self._open(model)
+
+    def _open(self, model: PackedModel) -> None:
+        self._model = model
+        self._forward = self._kernels.motet_open(ctypes.byref(model.struct), self._num_threads)
+        self._close = weakref.finalize(self, self._kernels.motet_close, self._forward)
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Returns logits [rows wanted, vocab_size] float32; rows as in `inputs.logit_rows`, without padding."""
@@ -58,6 +72,30 @@ class CpuRunner:
 
     def settle(self) -> None:
         """Does nothing: what was run is in memory when `run` returns."""
+
+
+class PackedWeights:
+    """The weights of a packed model that serves: new ones are written into its twin."""
+
+    def __init__(self, runner: CpuRunner) -> None:
+        self._runner = runner
+        self.shapes = {name: place.shape for name, place in runner.model.places.items()}
+        self.tied = runner.model.tied
+
+    def begin(self) -> "NewPackedWeights":
+        return NewPackedWeights(self._runner)
+
+
+class NewPackedWeights:
+    def __init__(self, runner: CpuRunner) -> None:
+        self._runner = runner
+        self._twin = runner.model.twin()
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        self._twin.write(name, tensor)
+
+    def apply(self) -> None:
+        self._runner.use(self._twin)
 
 
 def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:

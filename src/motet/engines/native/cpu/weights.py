@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.cpu import library as c
 from motet.engines.native.kv.storage import KVStorage
+from motet.engines.native.weights import names_of, tied_names
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
 """The kernels' number for each activation, by Hugging Face's names."""
@@ -66,14 +67,6 @@ def norm_offset(norm: Any) -> float:
     return 1.0 if "Gemma" in type(norm).__name__ else 0.0
 
 
-def names_of(model: nn.Module) -> dict[int, list[str]]:
-    """Returns the names of each parameter in a checkpoint, by the parameter's id; a tied one has two."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return names
-
-
 Write = Callable[["Memory", torch.Tensor], None]
 """Writes a tensor of the checkpoint, bf16, into the memory of a packed model."""
 
@@ -112,6 +105,7 @@ class PackedModel:
         self.places: dict[str, Place] = {}
         """Where each tensor of the checkpoint lies, by its name."""
         self._names = names_of(model)
+        self.tied = tied_names(self._names)
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._kernels = kernels
         packer = Packer(kernels, [(one.out_features, one.in_features) for one in linears], int8=int8)

@@ -17,24 +17,72 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from motet.engines.native.attention.group import Scores
-from motet.engines.native.cpu.weights import activation_of, layer_scores, norm_weight
+from motet.engines.native.cpu.weights import activation_of, layer_scores, norm_offset, norm_weight
 from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators
+from motet.engines.native.weights import Slot, TensorWeights, names_of, tied_names
 
 
-def fuse(model: PreTrainedModel, operators: Operators) -> None:
-    """Replaces the model's layers by ours. An MLP with an activation that we do not know stays as it is."""
+def fuse(model: PreTrainedModel, operators: Operators) -> TensorWeights:
+    """Replaces the model's layers by ours, and returns where the tensors of a checkpoint are in them. An MLP with an
+    activation that we do not know stays as it is."""
     epsilon = model.config.rms_norm_eps
+    slots = Slots(model)
     activation = activation_of(model.config)
     for index, (layer, scores) in enumerate(zip(model.model.layers, layer_scores(model), strict=True)):
         old, norms = layer.self_attn, None
         if getattr(old, "q_norm", None) is not None:  # Qwen 3 and Gemma 3
             norms = Norms(norm_weight(old.q_norm), norm_weight(old.k_norm), epsilon)
+            slots.norm(old.q_norm, norms.query)
+            slots.norm(old.k_norm, norms.key)
         layer.self_attn = Attention(old, index, scores=scores, norms=norms, operators=operators)
+        slots.merged(layer.self_attn.qkv, old.q_proj, old.k_proj, old.v_proj)
+        slots.same(old.o_proj)
         if activation in {known.value for known in Activation}:
-            layer.mlp = GatedMLP(layer.mlp, Activation(activation), operators=operators)
+            gated = layer.mlp
+            layer.mlp = GatedMLP(gated, Activation(activation), operators=operators)
+            slots.merged(layer.mlp.gate_up, gated.gate_proj, gated.up_proj)
+            slots.same(gated.down_proj)
     for name, module in list(model.named_modules()):
         if type(module).__name__.endswith("RMSNorm"):
-            model.set_submodule(name, Norm(norm_weight(module), epsilon, operators=operators))
+            norm = Norm(norm_weight(module), epsilon, operators=operators)
+            slots.norm(module, norm.weight)
+            model.set_submodule(name, norm)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            slots.same(module)
+    return slots.weights(model.dtype)
+
+
+class Slots:
+    """Notes where each tensor of a checkpoint is in the fused model, while its old modules are still there."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._names = names_of(model)
+        self._tied = tied_names(self._names)
+        self._slots: dict[str, Slot] = {}
+
+    def same(self, module: nn.Module) -> None:
+        """Called for a module that stays. One that is new has no name in the checkpoint, and is passed over."""
+        for parameter in module.parameters():
+            self._note(parameter, parameter)
+
+    def norm(self, old: nn.Module, factors: torch.Tensor) -> None:
+        self._note(old.weight, factors, more=norm_offset(old))
+
+    def merged(self, one: nn.Linear, *parts: nn.Linear) -> None:
+        begin = 0
+        for part in parts:
+            rows = slice(begin, begin + part.out_features)
+            self._note(part.weight, one.weight[rows])
+            if part.bias is not None:
+                self._note(part.bias, one.bias[rows])
+            begin += part.out_features
+
+    def weights(self, dtype: torch.dtype) -> TensorWeights:
+        return TensorWeights(self._slots, tied=self._tied, dtype=dtype)
+
+    def _note(self, parameter: Any, numbers: torch.Tensor, *, more: float = 0.0) -> None:
+        for name in self._names.pop(id(parameter), ()):  # once: a later parameter may get the id of one that is gone
+            self._slots[name] = Slot(numbers.detach(), more)
 
 
 class Attention(nn.Module):

@@ -200,7 +200,7 @@ def cuda_backend(
         widest=NARROW if dtype is torch.float32 else WIDE,
         share_trunks=share_trunks,
     )
-    fuse(model, Operators())
+    weights = fuse(model, Operators())
     runner = CudaRunner(
         model,
         storage,
@@ -209,4 +209,4 @@ def cuda_backend(
         max_rows=config.max_num_seqs,
         max_tables=config.max_num_seqs * (blocks_for(max_model_len, storage.block_size) + 2),
     )
-    return Backend(runner, f"torch-{torch.__version__}", same=False)
+    return Backend(runner, f"torch-{torch.__version__}", same=False, weights=weights)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from motet.block_names import BlockName
-from motet.kv_events.changes import BlockChange, Removed, Stored
+from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 from motet.transfer.proof import Proof
 
 
@@ -113,6 +113,17 @@ class BlockPool:
                 break
             blocks.append(block)
         return blocks
+
+    def forget(self) -> None:
+        """Takes all names: nothing can be found any more. Idle blocks become free, and held ones stay held."""
+        self.gains += 1
+        self._name_of.clear()
+        self._block_of.clear()
+        for block in self._idle:
+            self._free.add(block)
+        self._idle.clear()
+        self._evicted.clear()
+        self._changes = [Cleared()]
 
     def take_changes(self) -> list[BlockChange]:
         """Returns the blocks that were stored and evicted since the last call, in order."""

@@ -146,7 +146,7 @@ def _report(group: Group) -> PromptReport | None:
     return PromptReport(group.cached_tokens or 0, tuple(group.prompt_logprobs) if scored else None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AnswerCache:
     """Lets answers into the prefix cache, for conversations in which the last answer is part of the next prompt.
 
@@ -164,12 +164,14 @@ class AnswerCache:
     block_size: int
     copy: Callable[[list[int], list[int]], None]
     """Copies the KV of slots, source to target, in all layers."""
+    weights: str = ""
+    """Names the weights in the names of blocks."""
 
     def keep(self, sequence: Sequence) -> None:
         """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""
         group, size = sequence.group, self.block_size
         known = (*group.prompt, *sequence.written[: sequence.computed])
-        names = block_names(known, size, salt=group.request.cache_salt)
+        names = block_names(known, size, salt=group.request.cache_salt, weights=self.weights)
         first = max(len(group.prompt) // size, len(self.pool.find(names)))
         if first >= len(names) or len(names) - first > self.pool.num_free:
             return

@@ -13,6 +13,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from motet.engines.native.attention.group import Scores, StepAttention
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
+from motet.engines.native.weights import LiveWeights
 
 ATTENTION_NAME = "motet"
 
@@ -53,6 +54,7 @@ class Backend:
     """The library or kernels that compute, with version or digest."""
     same: bool
     """True if a check has shown that equal requests get equal bits on this machine."""
+    weights: LiveWeights
 
 
 def attend(

@@ -96,6 +96,13 @@ class Scheduler:
                 self._put_back(sequence)
         self._suspend(group)
 
+    def suspend_all(self) -> None:
+        """Takes all blocks of all groups."""
+        for group in list(self.running):
+            self.suspend(group)
+        for group in self.waiting:
+            self.handover.give_up(group)
+
     def hand_over(self, group: Group) -> list[int]:
         """Ends a group without freeing its trunk: the caller holds the blocks that are returned."""
         self._leave(group)

@@ -149,6 +149,8 @@ class GroupMaker:
         self._eos_token_ids = tuple(token_id for token_id in info.eos_token_ids if token_id < info.vocab_size)
         """The end-of-sequence ids that can be drawn: the model has a logit for them."""
         self._block_size = info.block_size
+        self.weights = info.block_weights
+        """Names the weights in the names of blocks."""
         self._prefix_cache = prefix_cache
         self._grammars = grammars
 
@@ -178,8 +180,14 @@ class GroupMaker:
         """Returns a group whose prompt is prefilled for others, who draw all its tokens."""
         return Group(request, arrival, self._names(request), readers)
 
+    def rename(self, group: Group) -> None:
+        """Gives the blocks of a group that holds none the names of the present weights."""
+        group.names = self._names(group.request)
+
     def _names(self, request: GenerateRequest) -> list[BlockName]:
-        return block_names(request.prompt, self._block_size, salt=request.cache_salt) if self._prefix_cache else []
+        if not self._prefix_cache:
+            return []
+        return block_names(request.prompt, self._block_size, salt=request.cache_salt, weights=self.weights)
 
 
 def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:

@@ -1,0 +1,228 @@
+"""New weights for a running engine.
+
+    folder ─► names, shapes and dtypes are checked ─► every tensor is written beside the old weights ─► digest
+                                                                         └─ between two steps: they take their place
+
+Nothing that serves is touched until all of it has been read, so whatever fails leaves the old weights as they are.
+Memory holds both until then.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from motet.engines.native.fingerprint import MODEL_DIGITS
+from motet.errors import ModelLoadError, RequestError
+from motet.models.folder import check_safetensors, weight_files
+from motet.models.weights import weights_digest
+from motet.types import EngineInfo
+
+DTYPES = ("BF16", "F16", "F32")
+"""Dtypes of tensors that may be written, as safetensors names them; they are rounded to the engine's own."""
+FIELD = "weight_dir"
+"""The field of a request that names the folder."""
+
+
+class NewWeights(Protocol):
+    """Weights that are being written, and do not serve yet."""
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Writes one tensor of the checkpoint, of the right shape, in any dtype and on any device."""
+        ...
+
+    def apply(self) -> None:
+        """Puts them in the place of the old ones. Called once, between two steps. It does not fail."""
+        ...
+
+
+class LiveWeights(Protocol):
+    """The weights of a model that serves."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each tensor, by its name in a checkpoint. Tied weights have two names."""
+        ...
+
+    @property
+    def tied(self) -> list[list[str]]:
+        """The names of each tensor that has more than one."""
+        ...
+
+    def begin(self) -> NewWeights:
+        """Returns new weights that begin as a copy of those that serve."""
+        ...
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of the running model, or a part of one, which a tensor of the checkpoint fills."""
+
+    numbers: torch.Tensor
+    more: float = 0.0
+    """What is added to the checkpoint's numbers."""
+
+
+class TensorWeights:
+    """Weights that torch's operators or the GPU's kernels read. They stay where they are, as recorded graphs know their
+    addresses: new ones wait on the device and are copied over them."""
+
+    def __init__(self, slots: Mapping[str, Slot], *, tied: list[list[str]], dtype: torch.dtype) -> None:
+        """`dtype`: that in which the model's own loader reads a checkpoint."""
+        self._slots = slots
+        self._dtype = dtype
+        self.shapes = {name: tuple(slot.numbers.shape) for name, slot in slots.items()}
+        self.tied = tied
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "TensorWeights":
+        """Returns the weights of a model whose parameters are those of the checkpoint."""
+        slots = {name: Slot(one.detach()) for name, one in model.named_parameters(remove_duplicate=False)}
+        return cls(slots, tied=tied_names(names_of(model)), dtype=next(model.parameters()).dtype)
+
+    def begin(self) -> "NewTensors":
+        return NewTensors(self._slots, self._dtype)
+
+
+class NewTensors:
+    def __init__(self, slots: Mapping[str, Slot], dtype: torch.dtype) -> None:
+        self._slots = slots
+        self._dtype = dtype
+        self._written: list[tuple[Slot, torch.Tensor]] = []
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        slot = self._slots[name]
+        rounded = tensor.to(slot.numbers.device, self._dtype, copy=True).to(slot.numbers.dtype)
+        self._written.append((slot, rounded + slot.more if slot.more else rounded))
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        for slot, tensor in self._written:
+            slot.numbers.copy_(tensor)
+
+
+def names_of(model: nn.Module) -> dict[int, list[str]]:
+    """Returns the names of each parameter in a checkpoint, by the parameter's id; a tied one has two."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+def tied_names(names: Mapping[int, list[str]]) -> list[list[str]]:
+    return [several for several in names.values() if len(several) > 1]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """New weights that have been read whole, and wait to be applied."""
+
+    weights: NewWeights
+    digest: str
+    """Names the weights: that of the folder if it has all tensors, so that it is the same wherever they are read. Else
+    also that of the weights they are written over."""
+    tensors: int
+    seconds: float
+
+
+class Renewal:
+    """Brings an engine new weights, in two steps: `prepare` reads them while it serves, `applied` tells what it is with
+    them."""
+
+    def __init__(self, live: LiveWeights, *, digest: str, name_of: Callable[[str], str], cache: Path) -> None:
+        """`digest`: that of the weights that serve. `name_of` makes the model's digest of that of its weights. `cache`:
+        the folder that keeps digests of large files."""
+        self._live = live
+        self._digest = digest
+        self._name_of = name_of
+        self._cache = cache
+
+    def over(self, live: LiveWeights) -> "Renewal":
+        """Returns the same for a model with the same weights that has them elsewhere."""
+        return Renewal(live, digest=self._digest, name_of=self._name_of, cache=self._cache)
+
+    def prepare(self, folder: Path) -> Prepared:
+        """Reads new weights from the safetensors files of a folder, all tensors or some. Raises RequestError, which
+        names the tensor or the file, if they cannot be used."""
+        begun_s = time.monotonic()
+        try:
+            headers = {file: check_safetensors(file)[0] for file in weight_files(folder)}
+            names = check_tensors(headers, self._live)
+            new = self._live.begin()
+            with ExitStack() as stack:
+                for name, tensor in _tensors(stack, headers, tied=self._live.tied):
+                    new.write(name, tensor)
+            digest = weights_digest(folder, self._cache)
+        except (ModelLoadError, SafetensorError, OSError) as error:
+            raise RequestError(f"Invalid '{FIELD}': {error}", param=FIELD, code="invalid_weights") from error
+        if missing_names(names, self._live):
+            digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
+        return Prepared(new, digest, len(names), time.monotonic() - begun_s)
+
+    def applied(self, prepared: Prepared, info: EngineInfo, *, version: str) -> EngineInfo:
+        """Returns the facts of an engine that has these weights from now on."""
+        self._digest = prepared.digest
+        model = self._name_of(prepared.digest)
+        return msgspec.structs.replace(
+            info,
+            model_digest=model,
+            weight_version=version,
+            block_weights=model,
+            fingerprint=info.fingerprint.replace(info.model_digest[:MODEL_DIGITS], model[:MODEL_DIGITS]),
+        )
+
+
+def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: LiveWeights) -> set[str]:
+    """Returns the names of the tensors. Raises RequestError for the first that the model has not, or has in another
+    shape, or that is no number with a fraction."""
+    seen: set[str] = set()
+    for file, header in headers.items():
+        for name, entry in header.items():
+            shape, dtype = tuple(entry["shape"]), entry["dtype"]
+            wanted = live.shapes.get(name)
+            if wanted is None:
+                raise wrong(name, f"the model has no such tensor ({file.name})")
+            if name in seen:
+                raise wrong(name, "it is in two files")
+            if shape != wanted:
+                raise wrong(name, f"its shape is {list(shape)}, and the model's is {list(wanted)}")
+            if dtype not in DTYPES:
+                raise wrong(name, f"its dtype is {dtype}; {', '.join(DTYPES)} can be used")
+            seen.add(name)
+    if not seen:
+        raise RequestError(f"Invalid '{FIELD}': there are no tensors in it.", param=FIELD, code="invalid_weights")
+    return seen
+
+
+def missing_names(names: set[str], live: LiveWeights) -> set[str]:
+    """Returns the names that no tensor was given for; one name of a tied tensor is enough."""
+    given = names.union(*(several for several in live.tied if names.intersection(several)))
+    return live.shapes.keys() - given
+
+
+def _tensors(
+    stack: ExitStack, headers: Mapping[Path, Mapping[str, Any]], *, tied: list[list[str]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields all tensors of the files. Raises RequestError if two names of a tied tensor have different numbers."""
+    file_of = {name: file for file, header in headers.items() for name in header}
+    opened = {file: stack.enter_context(safe_open(file, framework="pt")) for file in headers}
+    twins = {name: several[0] for several in tied for name in several[1:] if several[0] in file_of}
+    for name, file in file_of.items():
+        tensor = opened[file].get_tensor(name)
+        if (first := twins.get(name)) is not None:
+            if not torch.equal(tensor, opened[file_of[first]].get_tensor(first)):
+                raise wrong(name, f"it is tied to {first}, and has other numbers")
+            continue
+        yield name, tensor
+
+
+def wrong(name: str, why: str) -> RequestError:
+    return RequestError(f"Invalid '{FIELD}': tensor {name}: {why}.", param=FIELD, code="invalid_weights")

@@ -1,0 +1,250 @@
+"""An engine with new weights writes what one that was started with them writes, whatever it was doing and whatever is
+in its cache. New weights that cannot be used leave it as it was."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+
+from motet.engines.native.build import Parts, build_parts
+from motet.engines.native.core import EngineCore
+from motet.errors import RequestError
+from motet.transfer.orders import FailureKind
+from motet.types import ChoiceStart
+from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts
+from tests.engines.native.drive import Outcome, gb_of, group, prompt_of, run, take_step
+from tests.engines.native.pair import Pair, alone, tokens, with_ticket
+from tests.pairwise import each_once
+from tests.tiny_engine import engine_config
+from tests.tiny_models import FAMILIES, config_of, save_model_of, save_tiny_model
+
+SLOW, KERNELS = pytest.mark.slow, pytest.mark.kernels
+KERNEL_NUMBERS = pytest.param({"dtype": "bfloat16"}, marks=KERNELS, id="bfloat16")
+NUMBERS = [
+    KERNEL_NUMBERS,
+    pytest.param({"dtype": "bfloat16", "quantization": "int8"}, marks=[KERNELS, SLOW], id="int8"),
+    pytest.param({"dtype": "float32", "kernels": "torch"}, marks=SLOW, id="float32 by torch"),
+]
+FILE = "model.safetensors"
+PROMPT, N, STEPS = prompt_of(83, 1), 5, 12
+VERSION = "7"
+
+Renewed = Callable[..., Path]
+Tensors = Mapping[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the folder of a family's tiny model with other weights than that of `tiny`."""
+    folders: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in folders:
+            folders[family] = save_tiny_model(family, tmp_path_factory.mktemp(family), seed=4)
+        return folders[family]
+
+    return folder
+
+
+def built(folder: Path, numbers: Mapping[str, Any]) -> Parts:
+    if numbers.get("device") == "graphs":
+        return cuda_parts(folder, recorder=Repeating(), kv_cache_gb=gb_of(128))
+    return build_parts(engine_config(folder, kv_cache_gb=gb_of(128), max_num_batched_tokens=48, **numbers))
+
+
+def core_of(parts: Parts) -> EngineCore:
+    return EngineCore(parts.info, parts.runner, options=parts.options)
+
+
+def renew(core: EngineCore, parts: Parts, folder: Path, version: str = VERSION) -> None:
+    prepared = parts.renewal.prepare(folder)
+    core.update(parts.renewal.applied(prepared, core.info, version=version), prepared.weights.apply)
+    core.check()
+
+
+def drive(core: EngineCore, outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+    while core.busy:
+        take_step(core, outcomes)
+    assert core.stats().blocks_used == 0
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("family", "numbers"),
+    [
+        pytest.param("llama", {"dtype": "bfloat16"}, marks=KERNELS, id="llama-bfloat16"),
+        *each_once(
+            [pytest.param(family, marks=SLOW, id=family) for family in FAMILIES],
+            [*NUMBERS, pytest.param({"device": "graphs"}, marks=SLOW, id="graphs")],
+        ),
+    ],
+)
+def test_groups_go_on_under_new_weights_as_in_an_engine_that_was_started_with_them(
+    family: str, numbers: dict[str, Any], tiny: Callable[[str], Path], other: Callable[[str], Path]
+) -> None:
+    """The prompt is in the prefix cache; one group writes, one waits for its prompt, and one has not been seen."""
+    parts = built(tiny(family), numbers)
+    core = core_of(parts)
+    run(core, [group("warm", PROMPT, seed=90)])
+    outcomes = {name: Outcome() for name in ("begun", "waiting")}
+    core.submit(group("begun", PROMPT, n=N, seed=50, max_tokens=40, logprobs=1))
+    for _ in range(STEPS):
+        take_step(core, outcomes)
+    core.submit(group("waiting", PROMPT, n=2, seed=70))
+    written = {index: tuple(tokens) for index, tokens in outcomes["begun"].tokens.items()}
+    assert len(written) == N and any(len(tokens) > 2 for tokens in written.values())
+
+    renew(core, parts, other(family))
+    drive(core, outcomes)
+    after = run(core, [group("after", PROMPT, n=N, seed=50, max_tokens=40)])
+
+    fresh = core_of(built(other(family), numbers))
+    starts = [ChoiceStart(i, 50 + i, tokens) for i, tokens in written.items()]
+    expected = run(
+        fresh,
+        [
+            group("begun", PROMPT, starts=starts, max_tokens=40, logprobs=1),
+            group("waiting", PROMPT, n=2, seed=70),
+            group("after", PROMPT, n=N, seed=50, max_tokens=40),
+        ],
+        stagger=60,
+    )
+    for index, before in written.items():
+        rest = outcomes["begun"].tokens[index][len(before) :]
+        assert rest == expected["begun"].tokens[index]
+        assert outcomes["begun"].logprobs[index][len(before) :] == expected["begun"].logprobs[index]
+    assert outcomes["waiting"].tokens == expected["waiting"].tokens
+    assert after["after"].tokens == expected["after"].tokens
+    assert after["after"].tokens != outcomes["begun"].tokens
+    assert (core.info.model_digest, core.info.fingerprint) == (fresh.info.model_digest, fresh.info.fingerprint)
+    assert core.info.weight_version == VERSION
+
+
+def saved(folder: Path, tensors: Tensors) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(dict(tensors), folder / FILE)
+    return folder
+
+
+def with_config(folder: Path, model: Path, tensors: Tensors) -> Path:
+    """Writes a whole model: the configuration of another one, and these weights."""
+    saved(folder, tensors)
+    (folder / "config.json").write_bytes((model / "config.json").read_bytes())
+    return folder
+
+
+def answer(core: EngineCore) -> dict[int, list[int]]:
+    return run(core, [group("asked", PROMPT, n=2, seed=5)])["asked"].tokens
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize(
+    "part",
+    [
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.0.mlp.gate_proj.weight",
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.norm.weight",
+    ],
+)
+def test_some_tensors_alone_can_be_new(
+    numbers: dict[str, Any], part: str, tiny: Callable[[str], Path], other: Callable[[str], Path], tmp_path: Path
+) -> None:
+    old, new = load_file(tiny("llama") / FILE), load_file(other("llama") / FILE)[part] * 1.5
+    parts = built(tiny("llama"), numbers)
+    core = core_of(parts)
+    before = answer(core)
+    renew(core, parts, saved(tmp_path / "part", {part: new}))
+    fresh = built(with_config(tmp_path / "whole", tiny("llama"), {**old, part: new}), numbers)
+    assert answer(core) == answer(core_of(fresh)) != before
+    assert core.info.model_digest not in (parts.info.model_digest, fresh.info.model_digest)
+
+
+def bad_tensors(old: Tensors) -> dict[str, tuple[Tensors, str]]:
+    norm = "model.norm.weight"
+    return {
+        "unknown": (
+            {**old, "model.layers.9.x": old[norm].clone()},
+            "tensor model.layers.9.x: the model has no such tensor",
+        ),
+        "shape": ({**old, norm: old[norm][:8].clone()}, f"tensor {norm}: its shape is [8], and the model's is [64]"),
+        "dtype": ({**old, norm: old[norm].long()}, f"tensor {norm}: its dtype is I64; BF16, F16, F32 can be used"),
+        "none": ({}, "there are no tensors in it"),
+    }
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("fault", ["unknown", "shape", "dtype", "none", "truncated", "missing shard", "no folder"])
+def test_weights_that_cannot_be_used_are_refused_by_name_and_the_old_ones_serve_on(
+    fault: str, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    old = load_file(tiny("llama") / FILE)
+    parts = built(tiny("llama"), {"dtype": "bfloat16"})
+    core = core_of(parts)
+    before = answer(core)
+    tensors, words = bad_tensors(old).get(fault, (old, ""))
+    folder = saved(tmp_path / "bad", tensors)
+    if fault == "truncated":
+        (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100])
+        words = "bytes where its header promises"
+    elif fault == "missing shard":
+        (folder / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"lm_head.weight": "shard-2.safetensors"}}'
+        )
+        words = "shard-2.safetensors is missing"
+    elif fault == "no folder":
+        folder, words = tmp_path / "nowhere", "nowhere has no weights"
+    with pytest.raises(RequestError) as refused:
+        parts.renewal.prepare(folder)
+    assert words in refused.value.message and refused.value.param == "weight_dir"
+    assert answer(core) == before
+
+
+@pytest.mark.kernels
+def test_tied_weights_have_one_content_under_both_names(tmp_path: Path) -> None:
+    config = LlamaConfig(**{**config_of("llama").to_dict(), "tie_word_embeddings": True})
+    folder = save_model_of(config, tmp_path / "tied")
+    parts = built(folder, {"dtype": "bfloat16"})
+    core, old = core_of(parts), load_file(folder / FILE)
+    first, second = "model.embed_tokens.weight", "lm_head.weight"
+    assert parts.renewal.prepare(saved(tmp_path / "both", {**old, second: old[first].clone()})).digest
+    with pytest.raises(RequestError, match=f"tensor {second}: it is tied to {first}, and has other numbers"):
+        parts.renewal.prepare(saved(tmp_path / "differ", {**old, second: old[first] + 1}))
+    before = answer(core)
+    renew(core, parts, saved(tmp_path / "second", {second: old[first] * 2}))
+    whole = with_config(tmp_path / "whole", folder, {**old, first: old[first] * 2})
+    assert answer(core) == answer(core_of(built(whole, {"dtype": "bfloat16"}))) != before
+
+
+@pytest.mark.slow
+def test_tickets_for_kv_of_other_weights_are_not_used_and_their_leases_end(
+    tiny: Callable[[str], Path], other: Callable[[str], Path]
+) -> None:
+    """First the prefill core has new weights and the decode core has not, then both have: the ticket is older."""
+    pair = Pair(tiny("llama"))
+    asked = [group(f"{number}", prompt_of(50, number), n=2, seed=number) for number in range(4)]
+    pair.hand_over(asked[0])
+    pair.finish()
+    older = pair.prefill(asked[1])
+    renew(pair.p, pair.parts["P"], other("llama"))
+    pair.hand_over(asked[2])
+    pair.finish()
+    pair.check_same(asked[0], asked[2])
+    assert pair.d.counters.transfer_failures == {FailureKind.WEIGHTS: 1}
+    renew(pair.d, pair.parts["D"], other("llama"))
+    pair.submit(with_ticket(asked[1], older))
+    pair.finish()
+    assert pair.d.counters.transfer_failures == {FailureKind.WEIGHTS: 2}
+    pair.hand_over(asked[3])
+    pair.finish()
+    assert pair.d.counters.transfers == 2
+    expected = alone(other("llama"), asked[1], asked[3])
+    assert tokens(pair.outcomes, ["1", "3"]) == expected
+    pair.settle_p()
+    assert pair.p.stats().blocks_used == pair.d.stats().blocks_used == 0
