@@ -370,9 +370,13 @@ class ServerConfig:
     )
     admin_key: str = setting(
         "",
-        "Key that opens /drain and /workers in place of the API keys.",
+        "Key that opens /drain, /workers and the routes of --rl in place of the API keys.",
         unset="none, and /workers cannot be changed",
         secret=True,
+    )
+    rl: bool = setting(
+        False,
+        "Open the routes for trainers, which pause a server and give it new weights; they take no API key.",
     )
     worker_key: str = setting(
         "",

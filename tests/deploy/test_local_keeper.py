@@ -7,6 +7,7 @@ import pytest
 from motet.config import EngineConfig, KVEventsConfig
 from motet.deploy.block_events import BlockEvents
 from motet.deploy.cell import STEADY_S, LocalEngine, LocalKeeper, backoff_s, start_all
+from motet.deploy.weights import CellWeights
 from motet.engines.base import Worker, WorkerState
 from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
@@ -35,6 +36,7 @@ class Scene:
             fleet=self.fleet,
             start_engine=self.starter,
             block_events=BlockEvents(KVEventsConfig(kv_events_port=0)),
+            weights=CellWeights(self.fleet),
             restarts=restarts,
             longest_backoff_s=30.0,
             clock=lambda: self.now_s,
@@ -179,10 +181,17 @@ class SlowEndings:
 
 
 def keepers(starts: SlowEndings) -> list[LocalKeeper]:
-    events = BlockEvents(KVEventsConfig())
+    events, fleet = BlockEvents(KVEventsConfig()), Fleet()
     return [
         LocalKeeper(
-            id, config, fleet=Fleet(), start_engine=starts, block_events=events, restarts=0, longest_backoff_s=30.0
+            id,
+            config,
+            fleet=fleet,
+            start_engine=starts,
+            block_events=events,
+            weights=CellWeights(fleet),
+            restarts=0,
+            longest_backoff_s=30.0,
         )
         for id, config in CONFIGS.items()
     ]

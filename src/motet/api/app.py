@@ -24,6 +24,7 @@ from motet.api.models import models_router
 from motet.api.openapi import openapi_router
 from motet.api.operators import admin_router, membership_router
 from motet.api.responses import responses_router
+from motet.api.rollouts import rollout_router
 from motet.api.service import Service
 
 ROUTERS = (
@@ -35,6 +36,7 @@ ROUTERS = (
     openapi_router,
     admin_router,
     membership_router,
+    rollout_router,
     engine_router,
 )
 

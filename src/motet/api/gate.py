@@ -4,6 +4,7 @@
     OPEN_ROUTES                   nothing
     /engine                       the worker key, and no other           local callers
     /drain, /workers              the admin key, else an API key         local callers
+    TRAINERS                      the admin key, and no other            local callers
     all others                    an API key                             everybody
 
 A caller is local if the other end of its socket is this machine, and nothing says that it speaks for somebody else: a
@@ -32,6 +33,8 @@ from motet.transfer.ticket import is_loopback
 
 OPEN_ROUTES = frozenset({"/health", "/ping", "/ready", "/version"})
 OPERATORS = ("/drain", "/workers")
+TRAINERS = ("/pause", "/resume", "/is_paused", "/update_weights", "/weight_info")
+"""A client's key never opens them, since they change what every client gets."""
 WORKERS = ("/engine",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
@@ -113,6 +116,9 @@ class Gate:
             if not api
             else self._clients
         )
+        # Nobody has an empty key, so with API keys alone these routes are closed.
+        only_admin = Lock(client="admin", keys=[b""], missing=NO_ADMIN_KEY, wrong=NO_ADMIN_KEY)
+        self._trainers = only_admin if api and not admin else self._operators
         self._hosts = {*LOOPBACK, config.host.lower(), *map(str.lower, config.allowed_hosts)}
         self._any_host = not is_loopback(config.host)
 
@@ -145,6 +151,8 @@ class Gate:
             return None
         if _is_below(path, WORKERS):
             return self._workers
+        if _is_below(path, TRAINERS):
+            return self._trainers
         return self._operators if _is_below(path, OPERATORS) else self._clients
 
 

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
@@ -42,6 +43,25 @@ class Membership(Protocol):
         """The worker gets no new groups from now on, and stays."""
 
 
+class Weights(Protocol):
+    """The weights of the engines that were started here (`deploy.weights`)."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def paused(self) -> bool: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def update(self, folder: Path, version: str | None) -> str:
+        """Gives all engines new weights, or none. Returns the name of their version. Raises RequestError for weights
+        that cannot be used, and EngineError if an engine is not there."""
+        ...
+
+
 Connect = Callable[[TransferAddress], Awaitable[None]]
 """Raises MotetError if the two cannot meet."""
 
@@ -59,6 +79,8 @@ class Service:
     """Returns the counts of routing."""
     membership: Membership | None = None
     """How workers join and leave; None: they are fixed."""
+    weights: Weights | None = None
+    """None if its engines are elsewhere."""
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
     """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
     connect: Connect | None = None

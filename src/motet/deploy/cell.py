@@ -5,7 +5,8 @@
     --role decode --prefill-url   the engine, and prefill servers elsewhere
 
 1. all engine processes start at once; one that cannot start ends the others
-2. every decode engine meets every prefill engine, so that no request pays for connecting
+2. each gets the weights of the cell, and every decode engine meets every prefill engine, so that no request pays for
+   connecting
 3. `watch` runs beside the server: each engine has a keeper (`LocalKeeper`), which starts it again when it dies, and
    prefill servers elsewhere are looked after as a gateway looks after its workers
 
@@ -30,10 +31,11 @@ from motet.deploy.discover import Asking, FoundServer
 from motet.deploy.gateway import Gateway, WorkerList
 from motet.deploy.meet import Connecting, meet_fleet
 from motet.deploy.plan import ServerPlan, cores, engine_configs
+from motet.deploy.weights import CellWeights
 from motet.engines.base import Engine, Worker, WorkerState
 from motet.engines.http import Client
 from motet.engines.wire import EngineReport
-from motet.errors import EngineError, StartupError
+from motet.errors import EngineError, MotetError
 from motet.kv_events.changes import BlockListener
 from motet.metrics.routing import RoutingFigures
 from motet.routing.fleet import Fleet
@@ -68,8 +70,9 @@ StartEngine = Callable[[EngineConfig], Awaitable[LocalEngine]]
 class Cell:
     """Engines that serve together. Made by `start_cell`."""
 
-    def __init__(self, router: Router, keepers: Sequence["LocalKeeper"]) -> None:
+    def __init__(self, router: Router, keepers: Sequence["LocalKeeper"], *, weights: CellWeights) -> None:
         self.router = router
+        self.weights = weights
         self._keepers = keepers
         self._prefill: Gateway | None = None
         """Prefill servers elsewhere; None if it asks none."""
@@ -143,6 +146,7 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
     """Starts all engines of the plan, or none. `address`: of the server itself; `client`: for prefill servers."""
     configs = engine_configs(plan, cores=cores())
     router = make_router(plan.routing, plan.cell, role=plan.role)
+    weights = CellWeights(router.fleet)
     keepers = [
         LocalKeeper(
             id,
@@ -150,13 +154,14 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
             fleet=router.fleet,
             start_engine=start_engine,
             block_events=BlockEvents(plan.kv_events, number),
+            weights=weights,
             restarts=plan.routing.engine_restarts,
             longest_backoff_s=plan.longest_backoff_s,
             address=address if len(configs) == 1 else None,
         )
         for number, (id, config) in enumerate(configs.items())
     ]
-    cell = Cell(router, keepers)
+    cell = Cell(router, keepers, weights=weights)
     try:
         await cell.start(plan, client)
     except BaseException:
@@ -214,6 +219,7 @@ class LocalKeeper:
         fleet: Fleet,
         start_engine: StartEngine,
         block_events: BlockEvents,
+        weights: CellWeights,
         restarts: int,
         longest_backoff_s: float,
         address: str | None = None,
@@ -235,6 +241,7 @@ class LocalKeeper:
         self._longest_backoff_s = longest_backoff_s
         self._clock = clock
         self._wait = wait
+        self._weights = weights
         self._engine: LocalEngine | None = None
 
     async def start(self) -> None:
@@ -242,12 +249,18 @@ class LocalKeeper:
         self._engine = await self._start_engine(self._config)
 
     async def join(self) -> None:
-        """Adds the started engine to the fleet: it meets the others, and gets groups from now on."""
+        """Adds the started engine to the fleet, with the weights of the others: it meets them, and gets groups from now
+        on. Raises MotetError if it cannot get these weights."""
+        async with self._weights.lock:
+            await self._join()
+
+    async def _join(self) -> None:
         engine = self._engine
         assert engine is not None  # it was started
         engine.listen_to_blocks(indexing(self._fleet.index, self.id))
         if (listener := self.block_events.listener(engine.info.block_size)) is not None:
             engine.listen_to_blocks(listener)
+        await self._weights.bring(engine)
         transfer = engine.info.transfer
         side_channel = f"{transfer.host}:{transfer.port}" if transfer else "-"
         worker = Worker(self.id, engine, self._address or side_channel)
@@ -278,11 +291,14 @@ class LocalKeeper:
         self._fleet.mark(self.id, WorkerState.STARTING, why=f"start {number} of {self._restarts}")
         try:
             await self.start()
-        except StartupError as error:
+            await self.join()
+        except MotetError as error:
             self._fleet.mark(self.id, WorkerState.DEAD, why=f"it cannot start: {error.message}")
+            if self._engine is not None:
+                await self._engine.close()
+                self._engine = None
         else:
             self.restarted += 1
-            await self.join()
 
     async def close(self) -> None:
         """Must be called after `keep` has ended. Also ends an engine that never got into the fleet."""

@@ -102,6 +102,7 @@ async def run_server(
             config,
             workers=router.fleet,
             figures=cell.figures,
+            weights=cell.weights,
             tokenizer_files=partial(read_files, plan.tokenizer_path),
             connect=cell.connect,
             takes_tickets=bool(plan.engine.cluster_key),

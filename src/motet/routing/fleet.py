@@ -23,6 +23,10 @@ from motet.types import ModelCard, Role
 logger = logging.getLogger(__name__)
 
 
+MOST_RENEWALS = 1000
+"""Number of weights, given up one after the other, that a group may have begun with."""
+
+
 class Fleet:
     """Members by id, in the order in which they joined."""
 
@@ -37,6 +41,8 @@ class Fleet:
         """The prompt blocks that the members have cached, as far as they publish it."""
         self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in Work}
         """The worker that last did each kind of work for a session."""
+        self._renewed: dict[str, str] = {}
+        """For each `model_digest` of weights that all members gave up: that of the next ones."""
         self._clock = clock
         self._members: dict[str, Member] = {}
         self._serving: dict[str, ModelServing] = {}
@@ -119,6 +125,24 @@ class Fleet:
         if member := self._members.get(id):
             member.given_up = True
             self._note_change()
+
+    def renewed(self, old: str, new: str) -> None:
+        """Notes that all members that had the old weights have new ones: groups that began with those go on with these.
+        `old`, `new`: their `model_digest`."""
+        if old != new:
+            self._renewed.pop(new, None)
+            self._renewed = {digest: new if last == old else last for digest, last in self._renewed.items()}
+            self._renewed[old] = new
+            while len(self._renewed) > MOST_RENEWALS:
+                self._renewed.pop(next(iter(self._renewed)))
+        for member in self._members.values():
+            if member.worker is not None:
+                member.note_facts(member.worker.engine.info)
+        self._note_change()
+
+    def present(self, digest: str) -> str:
+        """Returns the `model_digest` of the weights with which a group goes on that began with these."""
+        return self._renewed.get(digest, digest)
 
     def expect(self, id: str, address: str, *, role: Role | None = None, text: bool = False) -> Member:
         """Adds a worker that has not come yet. `text`: it takes texts, not tokens."""

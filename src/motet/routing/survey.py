@@ -112,7 +112,7 @@ def eligible(fleet: Fleet, work: Work, *, request: GenerateRequest) -> Roster:
         able = serving.generate
     else:
         able = readers_of(request.ticket, fleet, model=request.model)
-    return able.of_model(request.model_digest)
+    return able.of_model(fleet.present(request.model_digest))
 
 
 def readers_of(ticket: Ticket, fleet: Fleet, *, model: str) -> Roster:

@@ -85,9 +85,10 @@ class Wired:
         with self._context.socket(zmq.PULL) as commands, self._context.socket(zmq.PUSH) as events:
             commands.connect("inproc://commands")
             events.connect("inproc://events")
+            renewal = self.pair.parts["D"].renewal
             heart = Heart(self._context, "inproc://events", every_s=60.0)  # not entered: it does not beat
             try:
-                EngineLoop(self.pair.d, heart, commands=commands, events=events).run()
+                EngineLoop(self.pair.d, heart, renewal=renewal, commands=commands, events=events).run()
             except Exception as error:
                 self.crash = error
 

@@ -55,7 +55,11 @@ class Parts:
 
 def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
     """Returns a core that is ready to serve; raises what `build_parts` raises."""
-    parts = build_parts(config, pid=pid)
+    return core_over(build_parts(config, pid=pid), config)
+
+
+def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
+    """Returns a core over its parts, with transfers if its role has any."""
     if config.role is Role.BOTH:
         return EngineCore(parts.info, parts.runner, options=parts.options)
     proof = Proof(parts.info.num_blocks)

@@ -15,6 +15,7 @@ from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from motet.config import EngineConfig
@@ -50,6 +51,9 @@ class NativeEngine:
         self._stats: Questions[int, EngineStats] = Questions()
         self._tickets: Questions[RequestId, Ticket] = Questions()
         self._connections: Questions[int, None] = Questions()
+        self._prepared: Questions[int, protocol.WeightsPrepared] = Questions()
+        self._renewed: Questions[int, EngineInfo | None] = Questions()
+        self._held: Questions[int, None] = Questions()
         self._numbers = count()
         self._stored = False
         """True once the engine's prefix cache has reported blocks."""
@@ -121,6 +125,32 @@ class NativeEngine:
         number = next(self._numbers)
         return await self._ask(self._stats, number, question=protocol.AskStats(number, check))
 
+    async def prepare_weights(self, folder: Path) -> protocol.WeightsPrepared:
+        """Reads new weights from a folder while the old ones serve. Raises RequestError, which names the tensor or the
+        file, if they cannot be used."""
+        number = next(self._numbers)
+        answer = await self._ask(self._prepared, number, question=protocol.PrepareWeights(number, str(folder)))
+        if answer.failure is not None:
+            raise answer.failure.error()
+        return answer
+
+    async def apply_weights(self, version: str) -> None:
+        """Puts the prepared weights in the place of the old ones. What its groups write from then on comes after this,
+        and `info` tells of the new weights. Raises EngineError if none are prepared."""
+        number = next(self._numbers)
+        if await self._ask(self._renewed, number, question=protocol.ApplyWeights(number, version)) is None:
+            raise EngineError("no new weights are prepared")
+
+    def drop_weights(self) -> None:
+        """Forgets prepared weights."""
+        if self._over is None:
+            self._pipes.send(protocol.DropWeights())
+
+    async def hold(self, held: bool) -> None:
+        """Stops all groups between two steps, or lets them go on. They keep all they have."""
+        number = next(self._numbers)
+        await self._ask(self._held, number, question=protocol.Hold(number, held))
+
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Ends the process; it is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
         if self._over is None:  # else it keeps the reason for which it ended, which moves groups elsewhere
@@ -158,6 +188,13 @@ class NativeEngine:
                 self._take_step(event)
             case protocol.Stats(number, stats):
                 self._stats.answer(number, stats)
+            case protocol.WeightsPrepared(number):
+                self._prepared.answer(number, event)
+            case protocol.Renewed(number, info):
+                self.info = info or self.info
+                self._renewed.answer(number, info)
+            case protocol.Held(number):
+                self._held.answer(number, None)
             case protocol.Connected(number, failure):
                 if failure is None:
                     self._connections.answer(number, None)
@@ -216,6 +253,9 @@ class NativeEngine:
         self._stats.fail_all(error)
         self._tickets.fail_all(error)
         self._connections.fail_all(error)
+        self._prepared.fail_all(error)
+        self._renewed.fail_all(error)
+        self._held.fail_all(error)
         if self._stored:
             self._tell_of_blocks([Cleared()])
 

@@ -80,6 +80,8 @@ class EngineCore:
         self._maker = GroupMaker(info, prefix_cache=options.prefix_cache, grammars=options.grammars)
         self._groups: dict[RequestId, Group] = {}
         self._arrivals = 0
+        self.held = False
+        """True while nothing is computed: groups keep what they have, and transfers go on."""
         self._pool = BlockPool(info.num_blocks, proof)
         self._handover = Handover(
             transfers=transfers,
@@ -179,9 +181,9 @@ class EngineCore:
             self._scheduler.publish(group)
         for group in arrivals.failed:
             self._scheduler.suspend(group)
-        plan = self._scheduler.plan()
+        plan = StepPlan() if self.held else self._scheduler.plan()
         deltas, failures = self._run(plan) if plan else ([], {})
-        tickets = self._hand_over()
+        tickets = {} if self.held else self._hand_over()
         return StepResult(deltas, failures, tickets, self._pool.take_changes(), arrivals.met, ran=bool(plan))
 
     def _run(self, plan: StepPlan) -> tuple[list[GroupDelta], dict[RequestId, MotetError]]:

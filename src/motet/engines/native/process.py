@@ -31,19 +31,20 @@ import zmq
 from transformers.utils.logging import disable_progress_bar
 
 from motet.engines.native import protocol
-from motet.engines.native.build import build_core
+from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.compiling import Compiling, at_once
 from motet.engines.native.core import EngineCore
 from motet.engines.native.handover import KEEPS_KV
 from motet.engines.native.protocol import Command, Launch
 from motet.engines.native.spawn import beat_every_s
+from motet.engines.native.weights import Renewal, Renewing
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
 from motet.log import TextFormatter
 from motet.transfer.orders import MeetWorker
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineStats
+from motet.types import EngineInfo, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +53,17 @@ class EngineLoop:
     """Feeds a core from one pipe and empties it into another."""
 
     def __init__(
-        self, core: EngineCore, heart: "Heart", *, commands: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]"
+        self,
+        core: EngineCore,
+        heart: "Heart",
+        *,
+        renewal: Renewal,
+        commands: "zmq.Socket[bytes]",
+        events: "zmq.Socket[bytes]",
     ) -> None:
         self._core = core
+        self._renewal = renewal
+        self._renewing = Renewing(renewal)
         self._heart = heart
         self._commands = commands
         self._events = events
@@ -68,6 +77,7 @@ class EngineLoop:
         self._anything = zmq.Poller()
         self._anything.register(commands, zmq.POLLIN)
         self._anything.register(self._compiling.fileno(), zmq.POLLIN)
+        self._anything.register(self._renewing.fileno(), zmq.POLLIN)
         if core.transfers is not None:
             self._anything.register(core.transfers.fileno(), zmq.POLLIN)
 
@@ -78,10 +88,13 @@ class EngineLoop:
             while not self._closing:
                 self._take_commands()
                 self._take_compiled()
+                for prepared in self._renewing.take():
+                    self._send(prepared)
                 if not self._closing:
                     self._step()
         finally:
             self._compiling.close()
+            self._renewing.close()
 
     def _step(self) -> None:
         self._heart.work()
@@ -134,6 +147,21 @@ class EngineLoop:
                 self._core.stop_choice(request_id, index)
             case protocol.AskStats(number, check):
                 self._send(protocol.Stats(number, self._stats(check=check)))
+            case _:
+                self._obey_operator(command)
+
+    def _obey_operator(self, command: Command) -> None:
+        """Obeys commands that are for all groups."""
+        match command:
+            case protocol.PrepareWeights(number, folder):
+                self._renewing.prepare(number, Path(folder))
+            case protocol.ApplyWeights(number, version):
+                self._send(protocol.Renewed(number, self._renewed(version)))
+            case protocol.DropWeights():
+                self._renewing.drop()
+            case protocol.Hold(number, held):
+                self._core.held, self._idle = held, False
+                self._send(protocol.Held(number))
             case protocol.Close():
                 self._closing = True
 
@@ -165,6 +193,16 @@ class EngineLoop:
             self._send(protocol.Connected(number, KEEPS_KV))
         else:
             self._core.transfers.order(MeetWorker(number, address))
+
+    def _renewed(self, version: str) -> EngineInfo | None:
+        """Applies new weights. Returns the facts from now on, or None if no weights are prepared."""
+        if (prepared := self._renewing.prepared()) is None:
+            return None
+        info = self._renewal.applied(prepared, self._core.info, version=version)
+        self._core.update(info, prepared.weights.apply)
+        self._idle = False
+        logger.info("new weights, version %s: %d tensors, read in %.2f s", version, prepared.tensors, prepared.seconds)
+        return info
 
     def _stats(self, *, check: bool) -> EngineStats:
         """Adds to the core's figures the groups whose grammars are being compiled: they wait too."""
@@ -245,7 +283,8 @@ def main() -> int:
         commands.connect(launch.address("commands"))
         events.connect(launch.address("events"))
         try:
-            core = build_core(launch.config, pid=os.getpid())
+            parts = build_parts(launch.config, pid=os.getpid())
+            core = core_over(parts, launch.config)
         except StartupError as error:
             events.send(msgspec.msgpack.encode(protocol.Unable(CarriedError.of(error))))
             return error.exit_code
@@ -255,7 +294,7 @@ def main() -> int:
         every_s = beat_every_s(launch.config.heartbeat_timeout_s)
         try:
             with Heart(context, launch.address("events"), every_s=every_s) as heart:
-                EngineLoop(core, heart, commands=commands, events=events).run()
+                EngineLoop(core, heart, renewal=parts.renewal, commands=commands, events=events).run()
         finally:
             if core.transfers is not None:
                 core.transfers.close()

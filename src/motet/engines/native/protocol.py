@@ -73,11 +73,49 @@ class AskStats(msgspec.Struct, frozen=True, tag=True):
     """Run the consistency checks too; a failed one ends the process."""
 
 
+class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
+    """Read new weights while the old ones serve; answered by WeightsPrepared. Those prepared before are dropped."""
+
+    number: int
+    folder: str
+
+
+class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
+    """Put the prepared weights in the place of the old ones; answered by Renewed."""
+
+    number: int
+    version: str
+
+
+class DropWeights(msgspec.Struct, frozen=True, tag=True):
+    """Forget prepared weights."""
+
+
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """Compute nothing from now on, or go on; answered by Held. Groups keep all they have."""
+
+    number: int
+    held: bool
+
+
 class Close(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Command = Submit | Prefill | Release | Connect | Abort | StopChoiceCommand | AskStats | Close
+Command = (
+    Submit
+    | Prefill
+    | Release
+    | Connect
+    | Abort
+    | StopChoiceCommand
+    | AskStats
+    | PrepareWeights
+    | ApplyWeights
+    | DropWeights
+    | Hold
+    | Close
+)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -110,6 +148,26 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
+class WeightsPrepared(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    failure: CarriedError | None = None
+    tensors: int = 0
+    seconds: float = 0.0
+    whole: bool = False
+    """True if they are all tensors of the model."""
+
+
+class Renewed(msgspec.Struct, frozen=True, tag=True):
+    """All that comes after this was written with these weights. Without weights that were prepared, nothing changed."""
+
+    number: int
+    info: EngineInfo | None
+
+
+class Held(msgspec.Struct, frozen=True, tag=True):
+    number: int
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life. It has a connection of its own, so it may overtake other events."""
 
@@ -117,7 +175,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """Seconds that the present step has taken so far; 0 between two steps."""
 
 
-Event = Ready | Unable | Stepped | Connected | Stats | Beat
+Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Held | Beat
 
 
 class Pipes:

@@ -8,6 +8,8 @@ Memory holds both until then.
 """
 
 import hashlib
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -21,10 +23,15 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from motet.engines.native.fingerprint import MODEL_DIGITS
-from motet.errors import ModelLoadError, RequestError
+from motet.engines.native.protocol import WeightsPrepared
+from motet.engines.wire import CarriedError
+from motet.errors import EngineError, ModelLoadError, MotetError, RequestError
 from motet.models.folder import check_safetensors, weight_files
 from motet.models.weights import weights_digest
+from motet.transfer.mailbox import Mailbox
 from motet.types import EngineInfo
+
+logger = logging.getLogger(__name__)
 
 DTYPES = ("BF16", "F16", "F32")
 """Dtypes of tensors that may be written, as safetensors names them; they are rounded to the engine's own."""
@@ -131,6 +138,8 @@ class Prepared:
     also that of the weights they are written over."""
     tensors: int
     seconds: float
+    whole: bool
+    """True if they are all tensors of the model."""
 
 
 class Renewal:
@@ -163,9 +172,10 @@ class Renewal:
             digest = weights_digest(folder, self._cache)
         except (ModelLoadError, SafetensorError, OSError) as error:
             raise RequestError(f"Invalid '{FIELD}': {error}", param=FIELD, code="invalid_weights") from error
-        if missing_names(names, self._live):
+        whole = not missing_names(names, self._live)
+        if not whole:
             digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
-        return Prepared(new, digest, len(names), time.monotonic() - begun_s)
+        return Prepared(new, digest, len(names), time.monotonic() - begun_s, whole)
 
     def applied(self, prepared: Prepared, info: EngineInfo, *, version: str) -> EngineInfo:
         """Returns the facts of an engine that has these weights from now on."""
@@ -178,6 +188,62 @@ class Renewal:
             block_weights=model,
             fingerprint=info.fingerprint.replace(info.model_digest[:MODEL_DIGITS], model[:MODEL_DIGITS]),
         )
+
+
+class Renewing:
+    """Prepares new weights in a thread beside the steps. Owned by the engine loop: all but the reading happens in the
+    loop's thread."""
+
+    def __init__(self, renewal: Renewal) -> None:
+        self._renewal = renewal
+        self._number: int | None = None
+        """The order whose result is wanted; those of earlier ones are dropped."""
+        self._prepared: Prepared | None = None
+        self._done = Mailbox[tuple[int, Prepared | MotetError]]()
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable while `take` has something to return."""
+        return self._done.fileno()
+
+    def prepare(self, number: int, folder: Path) -> None:
+        self.drop()
+        self._number = number
+        threading.Thread(target=self._work, args=(number, folder), name="weights", daemon=True).start()
+
+    def take(self) -> list[WeightsPrepared]:
+        """Returns the answers to orders that have been carried out."""
+        answers = []
+        for number, done in self._done.take():
+            if isinstance(done, MotetError):
+                answers.append(WeightsPrepared(number, CarriedError.of(done)))
+                continue
+            if number == self._number:
+                self._prepared = done
+            answers.append(WeightsPrepared(number, None, done.tensors, done.seconds, done.whole))
+        return answers
+
+    def prepared(self) -> Prepared | None:
+        """Returns the weights that are prepared, once."""
+        prepared, self._prepared = self._prepared, None
+        return prepared
+
+    def drop(self) -> None:
+        self._number = self._prepared = None
+
+    def close(self) -> None:
+        self.drop()
+        self._done.close()
+
+    def _work(self, number: int, folder: Path) -> None:
+        done: Prepared | MotetError
+        try:
+            done = self._renewal.prepare(folder)
+        except MotetError as error:
+            done = error
+        except Exception as error:  # for instance without memory: the old weights serve on
+            logger.exception("new weights could not be read")
+            done = EngineError(f"the new weights in {folder} could not be read: {error!r}")
+        self._done.put((number, done))
 
 
 def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: LiveWeights) -> set[str]:

@@ -33,8 +33,8 @@ class TrunkChunk:
 class StepPlan:
     """Tails are ordered by group, so that attention reads the trunk of neighbouring siblings once."""
 
-    tails: tuple[TailChunk, ...]
-    trunks: tuple[TrunkChunk, ...]
+    tails: tuple[TailChunk, ...] = ()
+    trunks: tuple[TrunkChunk, ...] = ()
 
     def groups_of(self, rows: Iterable[int]) -> set[Group]:
         """Returns the groups to which these rows of the flat batch belong."""

@@ -1,0 +1,75 @@
+"""The routes with which a trainer gives the server new weights (`--rl`), as vLLM and prime-rl name them.
+
+    POST /pause?mode=keep     groups stop between two steps, and keep all they have; new ones wait
+    POST /update_weights      all engines get new weights, or none does
+    POST /resume              groups go on, under the new weights
+
+An update needs no pause: groups under way then go on at once.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from motet.api.answer import json_response
+from motet.api.caller import new_router
+from motet.api.failure import invalid_value
+from motet.api.schemas.shared import Schema
+from motet.api.service import Service, Weights
+from motet.errors import NotFoundError
+
+MAX_VERSION_CHARS = 200
+
+
+class NewWeights(Schema):
+    """The body of /update_weights."""
+
+    weight_dir: Annotated[str, Field(min_length=1)]
+    """A folder that this server can read, with safetensors files: all tensors of the model, or some."""
+    weight_version: Annotated[str | None, Field(min_length=1, max_length=MAX_VERSION_CHARS)] = None
+    """What the weights are called from now on; by default the number of updates."""
+
+
+def rollout_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    @router.post("/pause")
+    async def pause(mode: Annotated[Literal["abort", "wait", "keep"], Query()] = "abort") -> Response:
+        """Returns once no engine computes anything."""
+        weights = _weights(service)
+        if mode != "keep":
+            raise invalid_value("mode", f"{mode!r} is not supported. Only 'keep' is")
+        await weights.pause()
+        return json_response({"status": "paused"})
+
+    @router.post("/resume")
+    async def resume() -> Response:
+        await _weights(service).resume()
+        return json_response({"status": "resumed"})
+
+    @router.get("/is_paused")
+    async def is_paused() -> Response:
+        return json_response({"is_paused": _weights(service).paused})
+
+    @router.post("/update_weights")
+    async def update_weights(body: NewWeights) -> Response:
+        """Groups under way go on with the new weights, and their KV is computed anew."""
+        version = await _weights(service).update(Path(body.weight_dir), body.weight_version)
+        return json_response({"message": "Weights updated", "weight_version": version})
+
+    @router.get("/weight_info")
+    async def weight_info() -> Response:
+        return json_response({"weight_version": _weights(service).version})
+
+    return router
+
+
+def _weights(service: Service) -> Weights:
+    """Raises NotFoundError unless these routes are open here."""
+    if not service.config.rl:
+        raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
+    if service.weights is None:
+        raise NotFoundError("The engines of this server are elsewhere: ask their own servers.", code="no_engines_here")
+    return service.weights

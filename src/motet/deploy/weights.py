@@ -1,0 +1,153 @@
+"""The weights of a cell: all its engines have the same ones, and get new ones together or not at all.
+
+    1. every engine reads the new weights, while the old ones serve. One that cannot, or is not there, ends the update
+    2. all engines are held between two steps, get the new weights, and go on
+
+An engine that dies in 2 gets the new weights when it is started again, as does any that dies later: it reads the
+folders again, and does not serve if they hold something else by then.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from motet.engines.base import Engine, Worker, WorkerState
+from motet.engines.native.protocol import WeightsPrepared
+from motet.errors import EngineError, NoWorkerError, StartupError
+from motet.routing.fleet import Fleet
+
+FIRST_VERSION = "0"
+
+
+@runtime_checkable
+class Renewable(Protocol):
+    """An engine that can get new weights while it lives (`NativeEngine`)."""
+
+    async def prepare_weights(self, folder: Path) -> WeightsPrepared:
+        """Reads new weights while the old ones serve. Raises RequestError if they cannot be used."""
+        ...
+
+    async def apply_weights(self, version: str) -> None:
+        """Puts the prepared weights in the place of the old ones."""
+        ...
+
+    def drop_weights(self) -> None:
+        """Forgets prepared weights."""
+        ...
+
+    async def hold(self, held: bool) -> None:
+        """Stops all groups between two steps, or lets them go on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Update:
+    """New weights that the cell has got."""
+
+    folder: Path
+    version: str
+    digest: str
+    """The `model_digest` of the engines that have them."""
+
+
+class CellWeights:
+    """Owned by the cell. `lock`: no engine joins the fleet during an update."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.lock = asyncio.Lock()
+        self.paused = False
+        self._fleet = fleet
+        self._count = 0
+        self._updates: list[Update] = []
+        """What an engine must read that is started anew, in order."""
+
+    @property
+    def version(self) -> str:
+        return self._updates[-1].version if self._updates else FIRST_VERSION
+
+    async def bring(self, engine: Engine) -> None:
+        """Gives a new engine the weights of the cell. Raises StartupError if their folders hold other ones by now, and
+        RequestError if they cannot be read."""
+        if self._updates and not isinstance(engine, Renewable):
+            raise StartupError("it cannot get the weights of the others")
+        for update in self._updates:
+            assert isinstance(engine, Renewable)
+            await engine.prepare_weights(update.folder)
+            await engine.apply_weights(update.version)
+            if engine.info.model_digest != update.digest:
+                raise StartupError(f"{update.folder} does not hold the weights of version {update.version} any more")
+        if self.paused and isinstance(engine, Renewable):
+            await engine.hold(True)
+
+    async def pause(self) -> None:
+        """Stops all groups between two steps; they keep all they have, and new ones wait. May be called twice."""
+        async with self.lock:
+            self.paused = True
+            await self._hold(True)
+
+    async def resume(self) -> None:
+        """Lets all groups go on. May be called twice."""
+        async with self.lock:
+            self.paused = False
+            await self._hold(False)
+
+    async def update(self, folder: Path, version: str | None) -> str:
+        """Gives all engines the weights in a folder, and returns the name of that version: by default the number of
+        updates. Groups under way go on with them. Raises RequestError if the weights cannot be used, and EngineError if
+        an engine is not there; then all have the old ones."""
+        updating = asyncio.ensure_future(self._update(folder, version))
+        return await asyncio.shield(updating)  # it is not left half done if nobody waits for it any more
+
+    async def _update(self, folder: Path, version: str | None) -> str:
+        async with self.lock:
+            engines = self._all()
+            try:
+                prepared = await asyncio.gather(*(engine.prepare_weights(folder) for _, engine in engines))
+            except BaseException:
+                for _, engine in engines:
+                    engine.drop_weights()
+                raise
+            before = {worker.engine.info.model_digest for worker, _ in engines}
+            name = str(self._count + 1) if version is None else version
+            renewed = await self._apply(engines, name)
+            digest = renewed.engine.info.model_digest
+            update = Update(folder, name, digest)
+            self._updates = [update] if prepared[0].whole else [*self._updates, update]
+            self._count += 1
+            for old in before:
+                self._fleet.renewed(old, digest)
+            return name
+
+    async def _apply(self, engines: Sequence[tuple[Worker, Renewable]], version: str) -> Worker:
+        """Applies what all have prepared, and returns a worker that has it. Those that died meanwhile get it when they
+        are started again. Raises EngineError if all have died."""
+        if not self.paused:
+            await self._hold(True)
+        answers = await asyncio.gather(
+            *(engine.apply_weights(version) for _, engine in engines), return_exceptions=True
+        )
+        if not self.paused:
+            await self._hold(False)
+        there = [worker for (worker, _), answer in zip(engines, answers, strict=True) if answer is None]
+        if not there:
+            raise next(answer for answer in answers if answer is not None)
+        return there[0]
+
+    def _all(self) -> list[tuple[Worker, Renewable]]:
+        """Returns all engines of this machine. Raises EngineError unless all are there."""
+        members = [member for member in self._fleet.members if member.worker is None or member.worker.local]
+        for member in members:
+            if member.state is not WorkerState.READY:
+                raise NoWorkerError(f"the worker {member.id} is {member.state}: no weights are updated now")
+        workers = [member.worker for member in members if member.worker is not None]
+        return [(worker, worker.engine) for worker in workers if isinstance(worker.engine, Renewable)]
+
+    async def _hold(self, held: bool) -> None:
+        """Holds all engines that are there, or lets them go on. One that dies meanwhile is held when it is back."""
+        workers = [member.worker for member in self._fleet.members if member.worker is not None]
+        engines = [worker.engine for worker in workers if worker.local and isinstance(worker.engine, Renewable)]
+        for answer in await asyncio.gather(*(engine.hold(held) for engine in engines), return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
+                raise answer

@@ -1,0 +1,83 @@
+"""New weights for an engine in a process of its own: it is held, gets them, and goes on."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from motet.engines.native.client import NativeEngine
+from motet.errors import EngineError, RequestError
+from motet.types import ChoiceStart, GenerateRequest, GroupDelta
+from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.forked import ForkingProcess
+from tests.tiny_engine import engine_config
+from tests.tiny_models import save_tiny_model
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PROMPT = prompt_of(60, 3)
+HELD_AFTER = 5
+"""Number of deltas after which the engine is held."""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    return save_tiny_model("llama", tmp_path / "other", seed=4)
+
+
+@pytest.fixture
+async def engine(tiny: Callable[[str], Path], forking: ForkingProcess) -> AsyncIterator[NativeEngine]:
+    started = await NativeEngine.start(engine_config(tiny("llama")), spawn=forking.spawn)
+    try:
+        yield started
+        assert (await started.stats(check=True)).blocks_used == 0
+    finally:
+        await started.close()
+
+
+def asked(*, written: dict[int, list[int]] | None = None) -> GenerateRequest:
+    starts = None if written is None else [ChoiceStart(i, 7 + i, tuple(tokens)) for i, tokens in written.items()]
+    return group("asked", PROMPT, n=4, seed=7, starts=starts, max_tokens=60)
+
+
+def add(deltas: list[GroupDelta], to: dict[int, list[int]]) -> None:
+    for delta in deltas:
+        for choice in delta.choices:
+            to.setdefault(choice.index, []).extend(choice.token_ids)
+
+
+async def test_a_held_group_goes_on_under_new_weights(engine: NativeEngine, other: Path) -> None:
+    stream = engine.generate(asked())
+    old: dict[int, list[int]] = {}
+    new: dict[int, list[int]] = {}
+    add([await anext(stream) for _ in range(HELD_AFTER)], old)
+    await engine.hold(True)
+    held = await engine.stats()
+    assert held.choices_running == 4
+    prepared = await engine.prepare_weights(other)
+    while sum(map(len, old.values())) < held.generated_tokens:  # what it wrote before it was held
+        add([await anext(stream)], old)
+    assert (await engine.stats()).generated_tokens == held.generated_tokens
+    await engine.apply_weights("1")
+    assert (engine.info.weight_version, prepared.tensors) == ("1", 30)
+    await engine.hold(False)
+    add([delta async for delta in stream], new)
+    expected = run(make_core(other), [asked(written=old)])["asked"].tokens
+    assert new == expected
+
+
+async def test_weights_that_cannot_be_used_change_nothing(engine: NativeEngine, tmp_path: Path) -> None:
+    before = engine.info
+    with pytest.raises(RequestError, match="has no weights"):
+        await engine.prepare_weights(tmp_path / "nowhere")
+    with pytest.raises(EngineError, match="no new weights are prepared"):
+        await engine.apply_weights("1")
+    assert engine.info == before
+
+
+async def test_dropped_weights_are_not_applied(engine: NativeEngine, other: Path) -> None:
+    await engine.prepare_weights(other)
+    engine.drop_weights()
+    with pytest.raises(EngineError, match="no new weights are prepared"):
+        await engine.apply_weights("1")
+    assert engine.info.weight_version == "0"

@@ -1,0 +1,124 @@
+"""A cell gets new weights under load, with engines killed on the way: each answer is that of a server which was started
+on the weights of its version, and all engines have one version afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fault.answers import Answer, Reader, ask, read
+from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import RunningCell
+from tests.fault.striking import StruckEngine, kill
+from tests.forked import ForkingProcess
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+BODIES = [(CHAT, chat("a chat", n=3)), (COMPLETIONS, completion("texts", n=2, prompts=2))]
+RL: dict[str, object] = {"rl": True}
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model with other weights."""
+    return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("other"), seed=4))
+
+
+@pytest.fixture(scope="module")
+async def expected(folder: Path, other: Path, forking: ForkingProcess) -> AsyncIterator[dict[str, list[Answer]]]:
+    """The answers to all bodies, by the version of the weights."""
+    async with AsyncExitStack() as stack:
+        servers = {"0": Undisturbed(folder, forking.spawn, stack), "1": Undisturbed(other, forking.spawn, stack)}
+        answers = {
+            version: [await server.answer(route, body) for route, body in BODIES] for version, server in servers.items()
+        }
+        assert answers["0"] != answers["1"]
+        yield answers
+
+
+async def answers_of(cell: RunningCell) -> list[Answer]:
+    return list(await asyncio.gather(*(ask(cell.http, route, body) for route, body in BODIES)))
+
+
+async def update(cell: RunningCell, folder: Path) -> Any:
+    return (await cell.http.post("/update_weights", json={"weight_dir": str(folder)})).raise_for_status().json()
+
+
+async def versions(cell: RunningCell) -> set[str]:
+    await cell.whole()
+    return {cell.engine(member.id).info.weight_version for member in cell.fleet.members}
+
+
+async def test_answers_after_an_update_are_those_of_a_server_that_was_started_on_the_new_weights(
+    folder: Path, other: Path, forking: ForkingProcess, expected: dict[str, list[Answer]]
+) -> None:
+    """The same prompts were asked before, so their KV is in every cache. A stream is under way meanwhile."""
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        assert await answers_of(cell) == expected["0"]
+        body = chat("under way", STREAMED, n=4, max_tokens=200)
+        async with cell.http.stream("POST", CHAT, json=body) as response:
+            lines, reader = response.aiter_lines(), Reader()
+            await read(lines, reader, until=lambda reader: reader.chunks > 20)
+            await cell.http.post("/pause", params={"mode": "keep"})
+            assert (await cell.http.get("/is_paused")).json() == {"is_paused": True}
+            assert await update(cell, other) == {"message": "Weights updated", "weight_version": "1"}
+            assert not all(choice.finish_reason for choice in reader.answer.choices.values())
+            await cell.http.post("/resume")
+            answer = (await read(lines, reader)).complete()
+        assert answer.usage is not None and answer.usage.completion_tokens == 4 * 200
+        before = await cell.stats("prefill-0")
+        assert await answers_of(cell) == expected["1"]
+        assert (await cell.stats("prefill-0")).prefills - before.prefills == 3
+        assert (await cell.http.get("/weight_info")).json() == {"weight_version": "1"}
+        assert await versions(cell) == {"1"}
+        for worker in ("prefill-0", "decode-0", "decode-1"):
+            struck = cell.engine(worker)
+            kill(struck)
+            await struck.died.wait()
+            assert await versions(cell) == {"1"}
+            assert await answers_of(cell) == expected["1"]
+
+
+@pytest.mark.parametrize(("moment", "version"), [("prepare_weights", "0"), ("apply_weights", "1")])
+async def test_if_an_engine_is_killed_during_an_update_all_have_one_version_afterwards(
+    moment: str, version: str, folder: Path, other: Path, forking: ForkingProcess, expected: dict[str, list[Answer]]
+) -> None:
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        struck = cell.engine("decode-1")
+        kill_at(struck, moment)
+        answer = await cell.http.post("/update_weights", json={"weight_dir": str(other)})
+        assert (answer.status_code == 200) == (version == "1"), answer.text
+        assert await versions(cell) == {version}
+        assert await answers_of(cell) == expected[version]
+        assert await update(cell, other) == {"message": "Weights updated", "weight_version": str(int(version) + 1)}
+        assert await answers_of(cell) == expected["1"]
+
+
+def kill_at(engine: StruckEngine, moment: str) -> None:
+    """Kills the engine when it is asked to do that."""
+    method = getattr(engine, moment)
+
+    async def killed(*arguments: object) -> object:
+        kill(engine)
+        return await method(*arguments)
+
+    setattr(engine, moment, killed)
+
+
+async def test_weights_that_cannot_be_used_are_refused_and_the_old_ones_serve_on(
+    folder: Path, forking: ForkingProcess, expected: dict[str, list[Answer]], tmp_path: Path
+) -> None:
+    wrong = save_tiny_model("qwen3", tmp_path / "wrong")
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        refused = await cell.http.post("/update_weights", json={"weight_dir": str(wrong)})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, "weight_dir", "invalid_weights")
+        assert "tensor model.layers.0.self_attn.k_norm.weight: the model has no such tensor" in error["message"]
+        assert await versions(cell) == {"0"}
+        assert await answers_of(cell) == expected["0"]
