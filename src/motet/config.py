@@ -374,10 +374,7 @@ class ServerConfig:
         unset="none, and /workers cannot be changed",
         secret=True,
     )
-    rl: bool = setting(
-        False,
-        "Open the routes for trainers, which pause a server and give it new weights; they take no API key.",
-    )
+    rl: bool = setting(False, "Open the routes that give the server new weights. API keys do not open them.")
     worker_key: str = setting(
         "",
         "Key that servers of ours share: it alone opens /engine, and is sent to the workers and prefill servers that "

@@ -190,7 +190,7 @@ async def test_a_key_at_its_limit_gives_the_ticket_back(serve: Serving, path: st
 
 
 @pytest.mark.parametrize(
-    "broken", [{"version": 2}, {"num_tokens": 0}, {"tp_size": 2}, {"unheard_of": 1}, {"cached_tokens": 2**50}]
+    "broken", [{"version": 1}, {"num_tokens": 0}, {"tp_size": 2}, {"unheard_of": 1}, {"cached_tokens": 2**50}]
 )
 async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[str, Any]) -> None:
     (ticket,) = granted(served)
@@ -201,7 +201,7 @@ async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[s
 
 async def test_whole_tickets_beside_a_broken_one_are_released(served: Served) -> None:
     first, second, third = granted(served, count=3)
-    broken = params_of(second) | {"version": 2}
+    broken = params_of(second) | {"version": 1}
     response = await served.complete(PROMPT, n=3, kv_transfer_params=[params_of(first), broken, params_of(third)])
     assert response.status_code == 400
     assert {ticket.lease_id for ticket in served.engine.released} == {first.lease_id, third.lease_id}

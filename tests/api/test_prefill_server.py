@@ -152,7 +152,7 @@ async def test_ordinary_requests_are_answered_as_usual(served: Served, path: str
         ORDER | {"readers": True},
         ORDER | {"remote_host": "elsewhere"},
         {"do_remote_decode": True, "do_remote_prefill": True},
-        {"do_remote_prefill": True, "remote_engine_id": "a", "version": 1},
+        {"do_remote_prefill": True, "remote_engine_id": "a", "version": 2},
         [],
         [ORDER],
         "yes",

@@ -206,7 +206,9 @@ async def test_a_worker_that_was_never_reached_is_listed_with_the_known_facts(se
     assert (worker["id"], worker["address"]) == ("remote-0", "http://10.0.0.1:8000")
     assert worker["state"] == "starting"
     unknown = {name for name, value in worker.items() if value is None}
-    assert unknown == {"role", "pid", "kind", "model", "transfer", "oldest_lease_s", "last_decision", "note"}
+    assert unknown == {
+        *("role", "pid", "kind", "model", "weight_version", "transfer", "oldest_lease_s", "last_decision", "note")
+    }
     assert {name for name, value in worker.items() if value == 0} == {
         *("groups_running", "choices_running", "choices_waiting", "blocks_total", "blocks_used", "blocks_cached"),
         *("leases", "pulls_open", "blocks_pulling", "max_num_seqs"),

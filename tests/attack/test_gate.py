@@ -29,6 +29,7 @@ pytestmark = pytest.mark.anyio
 
 ENGINE_ROUTES = [("GET", "/engine"), ("GET", "/engine/tokenizer"), *(("POST", path) for path in POSTS)]
 OPERATORS_ROUTES = [("POST", "/drain"), ("GET", "/workers"), ("POST", "/workers"), ("DELETE", "/workers/a")]
+TRAINERS_ROUTES = [("POST", "/pause"), ("POST", "/resume"), ("GET", "/is_paused"), ("POST", "/update_weights")]
 NOT_ALONE: list[dict[str, str]] = [
     {"origin": "https://evil.example"},
     {"origin": "null"},
@@ -94,6 +95,16 @@ async def test_the_cluster_key_opens_no_route(folder: Path) -> None:
         for method, path in (*ENGINE_ROUTES, *OPERATORS_ROUTES, ("GET", "/v1/models"), ("POST", "/v1/completions")):
             refused = await server.http.request(method, path, headers=bearer("of the cluster"))
             assert refused.status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path"), TRAINERS_ROUTES)
+async def test_no_key_of_a_client_opens_the_routes_of_trainers(serve: Serving, method: str, path: str) -> None:
+    keys = await serve(rl=True, api_keys=("client",))
+    both = await serve(rl=True, api_keys=("client",), admin_key="boss")
+    for served in (keys, both):
+        for headers in ({}, bearer("client"), bearer("?")):
+            assert (await served.http.request(method, path, headers=headers)).status_code == 401
+    assert (await both.http.request(method, path, headers=bearer("boss"))).status_code != 401
 
 
 async def test_some_routes_need_no_key(serve: Serving) -> None:
@@ -183,11 +194,11 @@ async def test_connections_that_are_being_made_are_bounded(serve: Serving) -> No
     assert {one.result().status_code for one in making} == {204}
 
 
-@pytest.mark.parametrize(("method", "path"), OPERATORS_ROUTES)
+@pytest.mark.parametrize(("method", "path"), [*OPERATORS_ROUTES, *TRAINERS_ROUTES])
 async def test_without_keys_operators_routes_are_open_to_callers_on_this_machine_only(
     serve: Serving, method: str, path: str
 ) -> None:
-    served = await serve()
+    served = await serve(rl=True)
     async with from_host(served, "10.0.0.9") as stranger:
         assert coded(await stranger.request(method, path)) == (403, "admin_key_required")
     for headers in NOT_ALONE:

@@ -45,21 +45,21 @@ def test_numbers_of_a_ticket_survive_a_json_reader_that_knows_only_doubles() -> 
 
 
 RECORDED = bytes.fromhex(
-    "de0013b1646f5f72656d6f74655f70726566696c6cc3b0646f5f72656d6f74655f6465636f6465c2b072656d6f74655f656e67696e655f6964ae"
+    "de0014b1646f5f72656d6f74655f70726566696c6cc3b0646f5f72656d6f74655f6465636f6465c2b072656d6f74655f656e67696e655f6964ae"
     "70726566696c6c2d302d61316232b172656d6f74655f726571756573745f6964aa63686174636d706c2d31ab72656d6f74655f686f7374a93132"
     "372e302e302e31ab72656d6f74655f706f7274cd4e20b072656d6f74655f626c6f636b5f69647393040509a774705f73697a6501a77665727369"
-    "6f6e01aa6e756d5f746f6b656e7328ad70726f6d70745f646967657374d920326138633937623235363330643532366639323361313035353563"
+    "6f6e02aa6e756d5f746f6b656e7328ad70726f6d70745f646967657374d920326138633937623235363330643532366639323361313035353563"
     "3639666634ab67656e65726174696f6e7393070708a86c656173655f6964cd3039aa6c656173655f736c6f7403a76c656173655f73cb404e0000"
-    "00000000a77265616465727301ad6361636865645f746f6b656e7300a47365616ca0a7666f726569676ea0"
+    "00000000a77265616465727301ad6361636865645f746f6b656e7300a777656967687473a0a47365616ca0a7666f726569676ea0"
 )
-"""TICKET as version 1 writes it between processes; its seal covers these bytes."""
+"""TICKET as version 2 writes it between processes; its seal covers these bytes."""
 
 
 def test_a_ticket_looks_as_it_always_did_in_this_version() -> None:
-    assert TICKET.version == 1, "record the bytes of the new version"
+    assert TICKET.version == 2, "record the bytes of the new version"
     assert msgspec.msgpack.encode(TICKET) == RECORDED
     assert TICKET.digest == 7565912581432629895
-    seal = "87f7d2cdc4922ac9d24bf78a603907cb32bdd267adad4154212f7868f37aa756"
+    seal = "12b7a25c7eb4cd29c196312ae04794677927210b93ab1367ff4794cc199eba82"
     assert ClusterKey("secret").sealed(TICKET).seal == seal
 
 
@@ -112,7 +112,7 @@ def test_params_without_a_ticket_are_refused(params: object) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"version": 2}, "version is 2"),
+        ({"version": 1}, "version is 1"),
         ({"remote_port": 0}, "remote_port"),
         ({"remote_host": "metadata.internal"}, "remote_host is 'metadata.internal'; it must be an address"),
         ({"remote_port": "20000"}, "remote_port"),
@@ -140,7 +140,7 @@ def test_a_wrong_field_of_a_ticket_is_refused_by_name(fields: dict[str, object],
 
 def test_a_ticket_of_another_server_is_refused_with_the_version_understood_here() -> None:
     theirs = {"do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "x", "remote_block_ids": [[1]]}
-    with pytest.raises(RequestError, match="version is None; this server understands 1"):
+    with pytest.raises(RequestError, match="version is None; this server understands 2"):
         ticket_of(theirs)
 
 

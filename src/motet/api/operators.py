@@ -203,6 +203,7 @@ def worker_status(seen: Seen) -> dict[str, object]:
         "address": report.address,
         "kind": report.kind,
         "model": info.model if info else None,
+        "weight_version": info.weight_version if info else None,
         "models": report.models,
         "max_num_seqs": info.max_num_seqs if info else 0,
         "transfer": info.transfer if info else None,

@@ -23,7 +23,7 @@ import msgspec
 
 from motet.errors import RequestError
 
-TICKET_VERSION = 1
+TICKET_VERSION = 2
 NONCE_BYTES = 16
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]

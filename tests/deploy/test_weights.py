@@ -1,0 +1,157 @@
+"""New weights for the engines of a cell: all get them or none, whatever goes wrong with one of them."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from motet.deploy.weights import CellWeights
+from motet.engines.base import Worker, WorkerState
+from motet.engines.native.protocol import WeightsPrepared
+from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
+from motet.routing.fleet import Fleet
+from motet.testing.engine import FakeEngine, fake_info
+
+pytestmark = pytest.mark.anyio
+
+OLD, NEW, SOME = Path("old"), Path("new"), Path("some")
+DIED = EngineDiedError("its process is gone")
+
+
+class RenewableEngine(FakeEngine):
+    """Its `model_digest` names the folders that it has read."""
+
+    def __init__(self, *, fails: dict[str, MotetError] | None = None) -> None:
+        super().__init__(lambda _, start: [], info=msgspec.structs.replace(fake_info(), model_digest="old"))
+        self.fails = fails or {}
+        """The error of each method that fails."""
+        self.prepared: Path | None = None
+        self.held = False
+
+    async def prepare_weights(self, folder: Path) -> WeightsPrepared:
+        self._fail("prepare")
+        self.prepared = folder
+        return WeightsPrepared(0, whole=folder != SOME)
+
+    async def apply_weights(self, version: str) -> None:
+        self._fail("apply")
+        assert self.prepared is not None
+        digest = f"{self.info.model_digest}+{SOME}" if self.prepared == SOME else str(self.prepared)
+        self.info = msgspec.structs.replace(self.info, model_digest=digest, weight_version=version)
+        self.prepared = None
+
+    def drop_weights(self) -> None:
+        self.prepared = None
+
+    async def hold(self, held: bool) -> None:
+        self._fail("hold")
+        self.held = held
+
+    def _fail(self, what: str) -> None:
+        if (error := self.fails.get(what)) is not None:
+            raise error
+
+
+def cell(*engines: RenewableEngine) -> tuple[CellWeights, Fleet]:
+    fleet = Fleet()
+    for number, engine in enumerate(engines):
+        fleet.put(Worker(f"decode-{number}", engine, "-"))
+    return CellWeights(fleet), fleet
+
+
+def versions(*engines: RenewableEngine) -> list[str]:
+    return [engine.info.weight_version for engine in engines]
+
+
+async def test_all_engines_get_the_new_weights_and_their_version() -> None:
+    one, two = RenewableEngine(), RenewableEngine()
+    weights, fleet = cell(one, two)
+    assert await weights.update(NEW, None) == "1"
+    assert await weights.update(NEW, "step 2") == weights.version == "step 2"
+    assert await weights.update(NEW, None) == "3"
+    assert versions(one, two) == ["3", "3"] and not one.held and not two.held
+    assert fleet.present("old") == "new"
+
+
+@pytest.mark.parametrize("error", [RequestError("tensor a is wrong"), DIED])
+async def test_if_one_engine_cannot_prepare_them_none_gets_them(error: MotetError) -> None:
+    one, two = RenewableEngine(), RenewableEngine(fails={"prepare": error})
+    weights, fleet = cell(one, two)
+    with pytest.raises(type(error), match=error.message):
+        await weights.update(NEW, None)
+    assert versions(one, two) == ["0", "0"] and one.prepared is None
+    assert (weights.version, fleet.present("old")) == ("0", "old")
+
+
+async def test_while_an_engine_is_not_there_nothing_is_updated() -> None:
+    one, two = RenewableEngine(), RenewableEngine()
+    weights, fleet = cell(one, two)
+    fleet.mark("decode-1", WorkerState.DEAD)
+    with pytest.raises(NoWorkerError, match="the worker decode-1 is dead"):
+        await weights.update(NEW, None)
+    assert versions(one, two) == ["0", "0"]
+
+
+async def test_an_engine_that_dies_as_it_gets_them_has_them_when_it_is_back() -> None:
+    one, two = RenewableEngine(), RenewableEngine(fails={"apply": DIED, "hold": DIED})
+    weights, _ = cell(one, two)
+    assert await weights.update(NEW, None) == "1"
+    again = RenewableEngine()
+    await weights.bring(again)
+    assert versions(one, again) == ["1", "1"] and again.info.model_digest == one.info.model_digest
+
+
+async def test_if_all_die_the_version_stays_and_the_error_is_told() -> None:
+    weights, _ = cell(RenewableEngine(fails={"apply": DIED}))
+    with pytest.raises(EngineError, match=DIED.message):
+        await weights.update(NEW, None)
+    assert weights.version == "0"
+
+
+async def test_an_engine_that_is_started_anew_reads_what_is_still_true() -> None:
+    """The last folder with all tensors, and those with some that came after it."""
+    one = RenewableEngine()
+    weights, _ = cell(one)
+    for folder in (SOME, OLD, NEW, SOME, SOME):
+        await weights.update(folder, None)
+    again = RenewableEngine()
+    await weights.bring(again)
+    assert again.info.model_digest == one.info.model_digest == "new+some+some"
+    assert again.info.weight_version == "5"
+
+
+async def test_an_engine_does_not_serve_if_a_folder_holds_other_weights_by_now() -> None:
+    one = RenewableEngine()
+    weights, _ = cell(one)
+    await weights.update(SOME, None)
+    other = RenewableEngine()
+    other.info = msgspec.structs.replace(other.info, model_digest="another start")
+    with pytest.raises(StartupError, match="some does not hold the weights of version 1 any more"):
+        await weights.bring(other)
+
+
+async def test_a_pause_holds_all_engines_also_those_that_come_and_an_update_does_not_end_it() -> None:
+    one, two = RenewableEngine(), RenewableEngine(fails={"hold": DIED})
+    weights, _ = cell(one, two)
+    await weights.pause()
+    await weights.pause()
+    new = RenewableEngine()
+    await weights.bring(new)
+    await weights.update(NEW, None)
+    assert (weights.paused, one.held, new.held) == (True, True, True)
+    await weights.resume()
+    assert (weights.paused, one.held) == (False, False)
+
+
+async def test_an_update_ends_as_a_whole_if_its_caller_leaves() -> None:
+    one = RenewableEngine()
+    weights, _ = cell(one)
+    async with weights.lock:
+        leaving = asyncio.create_task(weights.update(NEW, None))
+        await asyncio.sleep(0)
+        leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await weights.pause()  # comes after it
+    assert versions(one) == ["1"]
