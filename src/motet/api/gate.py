@@ -31,7 +31,7 @@ from motet.engines.wire import WORKER_KEY_CODE
 from motet.errors import ForbiddenError, RequestError, UnauthorizedError
 from motet.transfer.ticket import is_loopback
 
-OPEN_ROUTES = frozenset({"/health", "/ping", "/ready", "/version"})
+OPEN_ROUTES = frozenset({"/health", "/ping", "/liveness", "/ready", "/version"})
 OPERATORS = ("/drain", "/workers")
 TRAINERS = ("/pause", "/resume", "/is_paused", "/update_weights", "/weight_info")
 """A client's key never opens them, since they change what every client gets."""

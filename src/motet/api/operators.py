@@ -43,6 +43,7 @@ def admin_router(service: Service) -> APIRouter:
     motet_version = version("motet")
 
     @router.get("/health")
+    @router.get("/liveness")  # as prime-rl asks
     @router.get("/ping")  # as SageMaker asks
     @router.post("/ping")
     async def health() -> Response:
