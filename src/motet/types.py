@@ -79,12 +79,25 @@ class Policy(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended, in OpenAI's words. An abort or an error ends the whole group, so they are not here."""
+    """Why a choice ended, in OpenAI's words. An error ends the whole group, so it is not here."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
     CONTENT_FILTER = "content_filter"
+    ABORT = "abort"
+    """An operator has ended it; what it has written stands. The word is vLLM's."""
+
+
+class PauseMode(StrEnum):
+    """What becomes of the groups under way when a server is paused, in vLLM's words."""
+
+    ABORT = "abort"
+    """They end where they are, as do those that wait."""
+    WAIT = "wait"
+    """They end by themselves before the pause begins."""
+    KEEP = "keep"
+    """They stop between two steps, keep all they have, and go on later."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

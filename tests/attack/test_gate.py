@@ -110,7 +110,9 @@ async def test_no_key_of_a_client_opens_the_routes_of_trainers(serve: Serving, m
 async def test_some_routes_need_no_key(serve: Serving) -> None:
     served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker")
     async with from_host(served, "10.0.0.9") as stranger:
-        assert {(await stranger.get(path)).status_code for path in ("/health", "/ping", "/liveness", "/ready", "/version")} == {200}
+        assert {
+            (await stranger.get(path)).status_code for path in ("/health", "/ping", "/liveness", "/ready", "/version")
+        } == {200}
 
 
 @pytest.mark.parametrize("site", ["none", "same-origin"])

@@ -12,6 +12,7 @@ from motet.engines.base import Worker, WorkerState
 from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
 from motet.routing.fleet import Fleet
+from motet.routing.router import Router
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter
@@ -36,7 +37,7 @@ class Scene:
             fleet=self.fleet,
             start_engine=self.starter,
             block_events=BlockEvents(KVEventsConfig(kv_events_port=0)),
-            weights=CellWeights(self.fleet),
+            weights=CellWeights(Router(self.fleet)),
             restarts=restarts,
             longest_backoff_s=30.0,
             clock=lambda: self.now_s,
@@ -189,7 +190,7 @@ def keepers(starts: SlowEndings) -> list[LocalKeeper]:
             fleet=fleet,
             start_engine=starts,
             block_events=events,
-            weights=CellWeights(fleet),
+            weights=CellWeights(Router(fleet)),
             restarts=0,
             longest_backoff_s=30.0,
         )

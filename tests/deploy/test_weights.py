@@ -11,7 +11,9 @@ from motet.engines.base import Worker, WorkerState
 from motet.engines.native.protocol import WeightsPrepared
 from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
 from motet.routing.fleet import Fleet
+from motet.routing.router import Router
 from motet.testing.engine import FakeEngine, fake_info
+from motet.types import PauseMode
 
 pytestmark = pytest.mark.anyio
 
@@ -54,10 +56,11 @@ class RenewableEngine(FakeEngine):
 
 
 def cell(*engines: RenewableEngine) -> tuple[CellWeights, Fleet]:
-    fleet = Fleet()
+    router = Router(Fleet())
+    fleet = router.fleet
     for number, engine in enumerate(engines):
         fleet.put(Worker(f"decode-{number}", engine, "-"))
-    return CellWeights(fleet), fleet
+    return CellWeights(router), fleet
 
 
 def versions(*engines: RenewableEngine) -> list[str]:
@@ -134,8 +137,8 @@ async def test_an_engine_does_not_serve_if_a_folder_holds_other_weights_by_now()
 async def test_a_pause_holds_all_engines_also_those_that_come_and_an_update_does_not_end_it() -> None:
     one, two = RenewableEngine(), RenewableEngine(fails={"hold": DIED})
     weights, _ = cell(one, two)
-    await weights.pause()
-    await weights.pause()
+    await weights.pause(PauseMode.KEEP)
+    await weights.pause(PauseMode.KEEP)
     new = RenewableEngine()
     await weights.bring(new)
     await weights.update(NEW, None)
@@ -153,5 +156,5 @@ async def test_an_update_ends_as_a_whole_if_its_caller_leaves() -> None:
         leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    await weights.pause()  # comes after it
+    await weights.pause(PauseMode.KEEP)  # comes after it
     assert versions(one) == ["1"]

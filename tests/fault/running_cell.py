@@ -28,6 +28,7 @@ from motet.metrics.routing import RoutingFigures
 from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
+from motet.routing.router import Router
 from motet.types import EngineStats
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck
@@ -108,8 +109,12 @@ class RunningCell:
         return self._ready.result()
 
     @property
+    def router(self) -> Router:
+        return self._cell.router
+
+    @property
     def fleet(self) -> Fleet:
-        return self._cell.router.fleet
+        return self.router.fleet
 
     @property
     def figures(self) -> RoutingFigures:

@@ -122,3 +122,40 @@ async def test_weights_that_cannot_be_used_are_refused_and_the_old_ones_serve_on
         assert "tensor model.layers.0.self_attn.k_norm.weight: the model has no such tensor" in error["message"]
         assert await versions(cell) == {"0"}
         assert await answers_of(cell) == expected["0"]
+
+
+async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones_wait(
+    folder: Path, forking: ForkingProcess, expected: dict[str, list[Answer]]
+) -> None:
+    body = chat("under way", STREAMED, n=4, max_tokens=300)
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        whole = await ask(cell.http, CHAT, body)
+        async with cell.http.stream("POST", CHAT, json=body) as response:
+            lines, reader = response.aiter_lines(), Reader()
+            await read(lines, reader, until=lambda reader: reader.chunks > 20)
+            waiting = asyncio.create_task(cell.http.post("/pause", params={"mode": "wait"}))
+            await cell.until(lambda: cell.router.waiting.is_shut)
+            new = asyncio.create_task(answers_of(cell))
+            assert (await read(lines, reader)).complete() == whole
+            assert (await waiting).json() == {"status": "paused"}
+        await cell.until_given(0, queued=3)
+        await cell.http.post("/resume")
+        assert await new == expected["0"]
+        async with cell.http.stream("POST", CHAT, json=body) as response:
+            lines, reader = response.aiter_lines(), Reader()
+            await read(lines, reader, until=lambda reader: reader.chunks > 20)
+            assert (await cell.http.post("/pause")).json() == {"status": "paused"}
+            cut = (await read(lines, reader)).complete()
+        assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
+        for index, choice in cut.choices.items():
+            assert choice.text and whole.choices[index].text.startswith(choice.text)
+        assert cut.usage is not None and 4 < cut.usage.completion_tokens < 4 * 300
+        queued = asyncio.create_task(answers_of(cell))
+        await cell.until_given(0, queued=3)
+        assert (await cell.http.post("/abort_requests", json={"request_ids": ["unknown"]})).json()["aborted"] == 0
+        assert (await cell.http.post("/abort_requests")).json() == {"status": "aborted", "aborted": 3}
+        for answer in await queued:
+            assert {(choice.text, choice.finish_reason) for choice in answer.choices.values()} == {("", "abort")}
+        await cell.http.post("/resume")
+        assert await answers_of(cell) == expected["0"]
+        await cell.check_nothing_left()

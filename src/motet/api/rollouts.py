@@ -1,6 +1,6 @@
 """The routes with which a trainer gives the server new weights (`--rl`), as vLLM and prime-rl name them.
 
-    POST /pause?mode=keep     groups stop between two steps, and keep all they have; new ones wait
+    POST /pause               groups under way end where they are, are waited for, or are kept (`mode`); new ones wait
     POST /update_weights      all engines get new weights, or none does
     POST /resume              groups go on, under the new weights
 
@@ -8,17 +8,17 @@ An update needs no pause: groups under way then go on at once.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from pydantic import Field
 
 from motet.api.answer import json_response
 from motet.api.caller import new_router
-from motet.api.failure import invalid_value
 from motet.api.schemas.shared import Schema
 from motet.api.service import Service, Weights
 from motet.errors import NotFoundError
+from motet.types import PauseMode
 
 MAX_VERSION_CHARS = 200
 
@@ -32,17 +32,27 @@ class NewWeights(Schema):
     """What the weights are called from now on; by default the number of updates."""
 
 
+class Aborted(Schema):
+    """The body of /abort_requests."""
+
+    request_ids: list[str] | None = None
+    """The `x-request-id` of each request to end; none or an empty list: all."""
+
+
 def rollout_router(service: Service) -> APIRouter:
     router = new_router()
 
     @router.post("/pause")
-    async def pause(mode: Annotated[Literal["abort", "wait", "keep"], Query()] = "abort") -> Response:
-        """Returns once no engine computes anything."""
-        weights = _weights(service)
-        if mode != "keep":
-            raise invalid_value("mode", f"{mode!r} is not supported. Only 'keep' is")
-        await weights.pause()
+    async def pause(mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True) -> Response:
+        """Returns once no engine computes anything. `clear_cache` is vLLM's, and means nothing here: KV of old weights
+        is never found, and that of the present ones stays right."""
+        await _weights(service).pause(mode)
         return json_response({"status": "paused"})
+
+    @router.post("/abort_requests")
+    async def abort_requests(body: Aborted | None = None) -> Response:
+        ids = body.request_ids if body is not None else None
+        return json_response({"status": "aborted", "aborted": await _weights(service).abort(ids or None)})
 
     @router.post("/resume")
     async def resume() -> Response:

@@ -11,7 +11,7 @@ starting, dead        no        the same, and without an engine, whatever engine
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,7 @@ from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
 from motet.settings.named_worker import NamedWorker
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineInfo, EngineStats
+from motet.types import EngineInfo, EngineStats, PauseMode
 
 
 class Membership(Protocol):
@@ -52,7 +52,13 @@ class Weights(Protocol):
     @property
     def paused(self) -> bool: ...
 
-    async def pause(self) -> None: ...
+    async def pause(self, mode: PauseMode) -> None:
+        """Returns once nothing is computed; new groups wait."""
+        ...
+
+    async def abort(self, traces: Collection[str] | None) -> int:
+        """Ends groups where they are: all, or those of these requests. Returns their number."""
+        ...
 
     async def resume(self) -> None: ...
 

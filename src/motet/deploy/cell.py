@@ -146,7 +146,7 @@ async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngin
     """Starts all engines of the plan, or none. `address`: of the server itself; `client`: for prefill servers."""
     configs = engine_configs(plan, cores=cores())
     router = make_router(plan.routing, plan.cell, role=plan.role)
-    weights = CellWeights(router.fleet)
+    weights = CellWeights(router)
     keepers = [
         LocalKeeper(
             id,

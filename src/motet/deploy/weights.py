@@ -8,7 +8,7 @@ folders again, and does not serve if they hold something else by then.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -16,7 +16,8 @@ from typing import Protocol, runtime_checkable
 from motet.engines.base import Engine, Worker, WorkerState
 from motet.engines.native.protocol import WeightsPrepared
 from motet.errors import EngineError, NoWorkerError, StartupError
-from motet.routing.fleet import Fleet
+from motet.routing.router import Router
+from motet.types import PauseMode
 
 FIRST_VERSION = "0"
 
@@ -55,10 +56,11 @@ class Update:
 class CellWeights:
     """Owned by the cell. `lock`: no engine joins the fleet during an update."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, router: Router) -> None:
         self.lock = asyncio.Lock()
         self.paused = False
-        self._fleet = fleet
+        self._router = router
+        self._fleet = router.fleet
         self._count = 0
         self._updates: list[Update] = []
         """What an engine must read that is started anew, in order."""
@@ -81,17 +83,35 @@ class CellWeights:
         if self.paused and isinstance(engine, Renewable):
             await engine.hold(True)
 
-    async def pause(self) -> None:
-        """Stops all groups between two steps; they keep all they have, and new ones wait. May be called twice."""
+    async def pause(self, mode: PauseMode) -> None:
+        """Returns once nothing is computed; new groups wait in the queue. May be called twice."""
         async with self.lock:
+            self._router.waiting.shut(True)
+            if mode is PauseMode.WAIT:
+                await self._rest()
+            elif mode is PauseMode.ABORT:
+                await self._router.cut()
             self.paused = True
             await self._hold(True)
+
+    async def _rest(self) -> None:
+        """Waits for the groups under way. If the caller leaves meanwhile, there is no pause."""
+        try:
+            await self._router.rest()
+        except asyncio.CancelledError:
+            self._router.waiting.shut(self.paused)
+            raise
+
+    async def abort(self, traces: Collection[str] | None) -> int:
+        """Ends groups where they are, all or those of these requests; returns their number."""
+        return await self._router.cut(traces)
 
     async def resume(self) -> None:
         """Lets all groups go on. May be called twice."""
         async with self.lock:
             self.paused = False
             await self._hold(False)
+            self._router.waiting.shut(False)
 
     async def update(self, folder: Path, version: str | None) -> str:
         """Gives all engines the weights in a folder, and returns the name of that version: by default the number of

@@ -114,12 +114,18 @@ class Journey:
         """Set when there is something to read, or there never will be."""
         self._prefilling: asyncio.Task[None] | None = None
         self._error: Exception | None = None
+        self._cut = False
         self._ending: asyncio.Task[None] | None = None
 
     @property
     def num_choices(self) -> int:
         """Number of choices to write, while the group waits."""
         return len(self._unfinished)
+
+    @property
+    def waits(self) -> bool:
+        """True while it has not begun."""
+        return self.state is GroupState.QUEUED
 
     @property
     def ending(self) -> bool:
@@ -159,6 +165,14 @@ class Journey:
         for part in self._parts:
             part.abandon()
 
+    async def cut(self) -> None:
+        """Ends all choices where they are; the reader gets what was written, and that end."""
+        if self._source is None:
+            self._cut = True
+            await self.aclose()
+        for part in self._parts:
+            await part.cut()
+
     def __aiter__(self) -> AsyncIterator[GroupDelta]:
         return self._source or self  # a frame less for each token
 
@@ -166,6 +180,8 @@ class Journey:
         await self._turn.wait()
         if self._source is None:
             await self.aclose()
+            if self._cut and (last := self._unfinished.cut(self.request.request_id)) is not None:
+                return last
             raise self._error or StopAsyncIteration
         return await anext(self._source)
 

@@ -27,7 +27,7 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.metrics.routing import RoutingFigures
-from motet.types import ChoiceStart, GenerateRequest
+from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta
 
 REFUSALS = 8
 """Number of refusals by workers after which a group that has shown nothing is refused itself."""
@@ -173,6 +173,13 @@ class Unfinished:
     def output_tokens(self) -> int:
         """Number of tokens that the unfinished choices have written so far."""
         return sum(len(choice.output) for choice in self.choices.values())
+
+    def cut(self, group: RequestId) -> GroupDelta | None:
+        """Ends all choices where they are. Returns the delta that says so, or None if none is left."""
+        logprobs = None if self._request.sampling.logprobs is None else ()
+        ended = tuple(ChoiceDelta(index, (), logprobs, Finish(FinishReason.ABORT)) for index in self.choices)
+        self.choices.clear()
+        return GroupDelta(group, ended) if ended else None
 
     def rest(self, life: int) -> GenerateRequest:
         """Returns a group of the unfinished choices for another worker. `life`: number of workers that had it before.

@@ -90,6 +90,8 @@ class Part(AsyncIterator[GroupDelta]):
         self._moving: asyncio.Task[None] | None = None
         self._error: MotetError | None = None
         self._abandoned = False
+        self._cut = False
+        """True if its choices end where they are."""
 
     def start(self, *, may_wait: bool) -> None:
         """Gives the choices to a worker for the first time. If it refuses them, another one is tried if they
@@ -106,7 +108,12 @@ class Part(AsyncIterator[GroupDelta]):
         """Returns the next delta. Raises StopAsyncIteration after the last one, or the error that ended the part."""
         while True:
             if self.state is not WRITING:
-                await self._until_writing()
+                try:
+                    await self._until_writing()
+                except StopAsyncIteration:
+                    if self._cut and (last := self.unfinished.cut(self._reader_id)) is not None:
+                        return last
+                    raise
             stay = self._stay
             assert stay is not None  # it writes
             try:
@@ -132,6 +139,14 @@ class Part(AsyncIterator[GroupDelta]):
         if stay is not None and self.state is GroupState.WRITING:
             await stay.worker.engine.stop_choice(stay.request.request_id, index)
         elif not self.unfinished:
+            self._interrupt(None)
+
+    async def cut(self) -> None:
+        """Ends all choices where they are; the reader gets what was written, and that end."""
+        self._cut = True
+        if self._stay is not None and self.state is GroupState.WRITING:
+            await self._stay.stream.aclose()
+        else:
             self._interrupt(None)
 
     def abandon(self) -> None:
@@ -186,7 +201,7 @@ class Part(AsyncIterator[GroupDelta]):
     def _ended_there(self, stay: Stay, error: MotetError | None) -> None:
         """Called when the stream of the part's worker has ended."""
         stay.close_books()
-        if error is None:
+        if error is None or self._cut:
             self._finish(None)
         else:
             self._lose(error)

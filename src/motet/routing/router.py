@@ -11,7 +11,8 @@ and in that worker's engine.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields
 from functools import partial
@@ -32,7 +33,7 @@ from motet.routing.fleet import Fleet
 from motet.routing.journey import Journey
 from motet.routing.member import Member
 from motet.routing.migration import Moves
-from motet.routing.waiting import WaitingGroups
+from motet.routing.waiting import LOOK_AGAIN_S, WaitingGroups
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineStats, GenerateRequest, Role
 
@@ -141,6 +142,20 @@ class Router:
         workers = [member.worker for member in self.fleet.members if member.worker is not None]
         await asyncio.gather(*(worker.engine.close() for worker in workers))
 
+    async def cut(self, traces: Collection[str] | None = None) -> int:
+        """Ends groups where they are, also those that wait; returns their number. `traces`: only those of these
+        requests of clients, by their `x-request-id`."""
+        journeys = [one for one in self._groups.values() if traces is None or one.request.trace in traces]
+        await asyncio.gather(*(journey.cut() for journey in journeys))
+        return len(journeys)
+
+    async def rest(self) -> None:
+        """Returns once no group that has begun is left."""
+        while any(not journey.waits for journey in self._groups.values()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self.fleet.room()
+
     def figures(self) -> RoutingFigures:
         """Returns the counts of routing."""
         figures = deepcopy(self.counts)
@@ -170,6 +185,8 @@ class Router:
         self.waiting.remove(journey)
         if self._groups.get(journey.request.request_id) is journey:
             del self._groups[journey.request.request_id]
+            if not self._groups:
+                self.fleet.notify_room()  # somebody may wait for the rest
 
 
 class ModelView:

@@ -105,6 +105,8 @@ class WaitingGroups:
         self._clock = clock
         self._queue: FairQueue[Journey] = FairQueue(max_wait_s=routing.queue_timeout_s)
         self._admitting: asyncio.Task[None] | None = None
+        self.is_shut = False
+        """True while no group is let in."""
         figures.queue_seconds = self._waits = [0] * (len(QUEUE_S) + 1)
 
     def __len__(self) -> int:
@@ -116,9 +118,16 @@ class WaitingGroups:
         model = request.model
         if not self._fleet.ready(Work.GENERATE, model):
             return True
+        if self.is_shut:
+            return False
         if any(lane == model or self._same_room(lane, model) for lane in self._queue.lanes):
             return False
         return self._has_room(len(request.choices), len(request.prompt), model=model)
+
+    def shut(self, shut: bool) -> None:
+        """Lets no group in from now on, or goes on; groups that come meanwhile wait for as long as others do."""
+        self.is_shut = shut
+        self._fleet.notify_room()
 
     def passed(self, wait_s: float) -> None:
         """Counts a group that was let in after `wait_s`."""
@@ -174,6 +183,8 @@ class WaitingGroups:
         for late in self._queue.expired(now_s):
             why = f"No worker had room for the request within {self._routing.queue_timeout_s:g} s. Try again later."
             late.fail(OverloadedError(why, retry_after_s=RETRY_AFTER_S))
+        if self.is_shut:
+            return
         looks = {lane: Look(partial(self._has_room, model=ModelName(lane))) for lane in self._queue.lanes}
 
         def fits(group: Journey) -> bool:
