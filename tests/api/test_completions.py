@@ -6,7 +6,7 @@ import pytest
 
 from motet.testing.engine import fake_info
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
-from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, named, saying
+from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, named, saying, streamed_or_not
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +105,28 @@ async def test_logprobs_of_a_stream_join_to_those_of_the_whole_answer(serve: Ser
     parts = [c["choices"][0]["logprobs"] for c in chunks(await served.complete("x", logprobs=1, stream=True))]
     for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [value for part in parts for value in part[key]] == whole[key]
+
+
+@streamed_or_not
+async def test_log_probabilities_name_tokens_by_id_if_asked(serve: Serving, stream: bool) -> None:
+    """Trainers read the ids of drawn tokens from there, where two tokens may have the same text."""
+    served = await serve(saying("aé"))
+    ids = [f"token_id:{token}" for token in fake_answer("aé")]
+    fields = {"return_tokens_as_token_ids": True, "stream": stream}
+    answer = await served.complete([5], logprobs=1, **fields)
+    told = [one["choices"][0]["logprobs"] for one in (chunks(answer) if stream else [answer.json()])]
+    assert [name for one in told for name in one["tokens"]] == ids
+    assert [name for one in told for top in one["top_logprobs"] for name in top] == ids
+    answer = await served.chat(logprobs=True, top_logprobs=1, **fields)
+    told = [one["choices"][0]["logprobs"] for one in (chunks(answer) if stream else [answer.json()])]
+    entries = [entry for one in told if one for entry in one["content"]]
+    assert [entry["token"] for entry in entries] == ids
+    assert [top["token"] for entry in entries for top in entry["top_logprobs"]] == ids
+
+
+async def test_an_echoed_prompt_is_named_by_ids_too(served: Served) -> None:
+    body = (await served.complete([5, 6], logprobs=0, echo=True, return_tokens_as_token_ids=True)).json()
+    assert body["choices"][0]["logprobs"]["tokens"][:2] == ["token_id:5", "token_id:6"]
 
 
 async def test_return_token_ids_gives_those_of_prompt_and_answer(served: Served) -> None:

@@ -65,7 +65,7 @@ async def test_logprobs_name_tokens_by_id(serve: Serving) -> None:
     served = await serve(saying("a"))
     body = (await generate(served, {"logprobs": 1, "max_tokens": 1})).json()
     token = fake_answer("a")[0]
-    entry = {"token": f"token_id:{token}", "logprob": -0.5, "bytes": None}
+    entry = {"token_id": token, "logprob": -0.5, "rank": 1, "token": f"token_id:{token}", "bytes": None}
     assert body["choices"][0]["logprobs"] == {"content": [{**entry, "top_logprobs": [entry]}]}
 
 
@@ -176,8 +176,8 @@ async def test_no_alternatives_are_the_drawn_token_alone(serve: Serving) -> None
     served = await serve(saying("a"))
     body = (await generate(served, {"logprobs": 0, "max_tokens": 1})).json()
     token = fake_answer("a")[0]
-    entry = {"token": f"token_id:{token}", "logprob": -0.5, "bytes": None, "top_logprobs": []}
-    assert body["choices"][0]["logprobs"] == {"content": [entry]}
+    (told,) = body["choices"][0]["logprobs"]["content"]
+    assert (told["token_id"], told["logprob"], told["top_logprobs"]) == (token, -0.5, [])
 
 
 async def test_the_tokenizer_is_told_in_vllm_s_shape(served: Served) -> None:

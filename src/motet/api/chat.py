@@ -80,7 +80,8 @@ class ChatBody(WholeWriter):
         num_top = self._body.num_logprobs
         if num_top is None:
             return None
-        return {"content": chat_logprobs(self._tokenizer, event.logprobs or (), num_top=num_top)}
+        as_ids = self._body.return_tokens_as_token_ids
+        return {"content": chat_logprobs(self._tokenizer, event.logprobs or (), num_top=num_top, as_ids=as_ids)}
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         body = self._body
@@ -134,6 +135,7 @@ class ChatChunks(TokenChunks):
         self._prompt = plan.groups[0].prompt
         self._tokenizer = plan.served.tokenizer
         self._num_top = body.num_logprobs
+        self._as_ids = body.return_tokens_as_token_ids
         self._token_ids = body.return_token_ids
         self._reasoning = body.include_reasoning
         self._undecided = set(range(self._size)) if body.tool_rules else set[int]()
@@ -203,5 +205,6 @@ class ChatChunks(TokenChunks):
     def _logprobs(self, event: ChoiceEvent) -> bytes:
         if self._num_top is None:
             return b"null"
-        content = chat_logprobs(self._tokenizer, event.logprobs or (), num_top=self._num_top)
+        entries = event.logprobs or ()
+        content = chat_logprobs(self._tokenizer, entries, num_top=self._num_top, as_ids=self._as_ids)
         return msgspec.json.encode({"content": content, "refusal": None})

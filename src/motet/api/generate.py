@@ -15,7 +15,7 @@ from motet.api.schemas.completions import TokensRequest
 from motet.api.service import Service
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
-from motet.text.logprobs import chat_logprobs
+from motet.text.logprobs import id_logprobs
 from motet.types import TokenLogprob, Usage
 
 
@@ -55,7 +55,7 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
 
 
 def token_logprobs(logprobs: Sequence[TokenLogprob], num_top: int | None) -> LogprobFields | None:
-    return None if num_top is None else {"content": chat_logprobs(None, logprobs, num_top=num_top)}
+    return None if num_top is None else {"content": id_logprobs(logprobs, num_top=num_top)}
 
 
 class TokensBody(WholeWriter):

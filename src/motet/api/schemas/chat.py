@@ -294,6 +294,7 @@ class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
     logprobs: bool = False
     top_logprobs: int | None = in_range("logprobs", None)
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     include_reasoning: bool = True
     """True if the answer shows the model's thoughts."""
     separate_reasoning: bool = True

@@ -64,6 +64,7 @@ class CompletionRequest(FormattedFields, GeneratingFields):
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     add_special_tokens: bool = True
 
     @property
