@@ -133,8 +133,8 @@ class SamplingField:
         return low is None or high is None or (low <= value <= high and not (self.above_low and value == low))
 
 
-MAX_LOGPROBS = 20
-"""Most log-probabilities of other tokens for each token."""
+MAX_LOGPROBS = 1000
+"""Most log-probabilities of other tokens for each token that a server may allow; `max_logprobs` is what it does."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

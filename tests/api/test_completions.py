@@ -6,7 +6,7 @@ import pytest
 
 from motet.testing.engine import fake_info
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
-from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, named, saying, streamed_or_not
+from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying, streamed_or_not
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -107,6 +107,30 @@ async def test_logprobs_of_a_stream_join_to_those_of_the_whole_answer(serve: Ser
         assert [value for part in parts for value in part[key]] == whole[key]
 
 
+@pytest.mark.parametrize(
+    ("asked", "num_top"), [(20, 20), (True, 1), (False, None)], ids=["twenty", "true is one", "false is none"]
+)
+async def test_logprobs_are_counted_as_vllm_counts_them(served: Served, asked: object, num_top: int | None) -> None:
+    (choice,) = (await served.complete([5], logprobs=asked, max_tokens=1, return_tokens_as_token_ids=True)).json()[
+        "choices"
+    ]
+    assert served.engine.requests[0].sampling.logprobs == num_top
+    assert num_top == (choice["logprobs"] and len(choice["logprobs"]["top_logprobs"][0]))
+
+
+async def test_the_server_sets_how_many_alternatives_there_are(serve: Serving) -> None:
+    """Distillation asks for a hundred at each token of a prompt."""
+    served = await serve(max_logprobs=100)
+    assert (await served.complete([5, 6], prompt_logprobs=100, logprobs=100)).status_code == 200
+    assert (await served.chat(prompt_logprobs=100, logprobs=True, top_logprobs=100)).status_code == 200
+    assert [request.sampling.prompt_logprobs for request in served.engine.requests] == [100, 100]
+    refused = await served.chat(logprobs=True, top_logprobs=101)
+    assert (named(refused), coded(refused)[1]) == ((400, "top_logprobs"), "integer_above_max_value")
+    assert "<= 100" in refused.json()["error"]["message"]
+    assert "--max-logprobs" in refused.json()["error"]["message"]
+    assert named(await served.complete([5], prompt_logprobs=101)) == (400, "prompt_logprobs")
+
+
 @streamed_or_not
 async def test_log_probabilities_name_tokens_by_id_if_asked(serve: Serving, stream: bool) -> None:
     """Trainers read the ids of drawn tokens from there, where two tokens may have the same text."""
@@ -195,8 +219,9 @@ async def test_best_of_equal_to_n_keeps_the_order(serve: Serving) -> None:
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"suffix": "end"}, "suffix"),
-        ({"logprobs": 6}, "logprobs"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["x", ""]}, "prompt[1]"),

@@ -92,6 +92,8 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
     ("sampling", "fields", "param"),
     [
         ({"temperature": 3}, {}, "sampling_params.temperature"),
+        ({"logprobs": 21}, {}, "sampling_params.logprobs"),
+        ({"prompt_logprobs": 21}, {}, "sampling_params.prompt_logprobs"),
         ({}, {"features": {}}, "features"),
         ({}, {"token_ids": []}, "token_ids"),
         ({}, {"token_ids": [9999]}, "token_ids"),

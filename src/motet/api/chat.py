@@ -51,6 +51,7 @@ async def plan_chat(
         num_choices=body.n,
         default_max_tokens=None,
         logprobs=body.num_logprobs,
+        logprobs_param="top_logprobs",
         prompt_logprobs=body.prompt_logprobs,
     )
     check_reading(context.served, body)

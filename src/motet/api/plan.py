@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from motet.api.body import in_turn
-from motet.api.failure import invalid_value, unsupported_parameter
+from motet.api.failure import above_maximum, invalid_value, unsupported_parameter
 from motet.api.kv_params import PrefillOrder, RequestContext
 from motet.api.schemas.chat import ChatPrompt, ChatRequest
 from motet.api.schemas.completions import Prompt
@@ -109,6 +109,8 @@ class RouteOptions:
     """None: as many as the model has room for."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_param: str = "logprobs"
+    """The field that gave the number of alternatives."""
     prompt_only: bool = False
     """True: the answers are empty."""
     count_param: str = "n"
@@ -135,7 +137,8 @@ def make_plan(
     rights = service.rights(context.caller.client)
     if rights.least_priority is not None and around.priority < rights.least_priority:
         raise invalid_value("priority", f"{around.priority}; your API key may ask for {rights.least_priority} or more")
-    _check_scores(sum(map(len, prompts)), options)
+    _check_alternatives(options, service.config.max_logprobs)
+    check_scores(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
     answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
@@ -176,12 +179,19 @@ def make_plan(
     )
 
 
-def _check_scores(num_tokens: int, options: RouteOptions) -> None:
+def _check_alternatives(options: RouteOptions, most: int) -> None:
+    """Raises `RequestError` for more alternatives to each token than the server allows."""
+    for name, asked in ((options.logprobs_param, options.logprobs), ("prompt_logprobs", options.prompt_logprobs)):
+        if asked is not None and asked > most:
+            raise above_maximum(options.param + name, asked, most=most, flag="--max-logprobs")
+
+
+def check_scores(num_tokens: int, num_top: int | None, *, prompt_param: str) -> None:
     """Raises `RequestError` if the log-probabilities of the prompts, which are kept until the answer, are too many."""
-    num_scores = 0 if options.prompt_logprobs is None else num_tokens * (1 + options.prompt_logprobs)
+    num_scores = 0 if num_top is None else num_tokens * (1 + num_top)
     if num_scores > MAX_SCORES:
-        why = f"log-probabilities of {num_tokens} tokens with {options.prompt_logprobs} alternatives are {num_scores}"
-        raise invalid_value(options.prompt_param, f"{why}, and a request may have {MAX_SCORES}; send fewer prompts")
+        why = f"log-probabilities of {num_tokens} tokens with {num_top} alternatives are {num_scores}"
+        raise invalid_value(prompt_param, f"{why}, and a request may have {MAX_SCORES}; send fewer prompts")
 
 
 def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:

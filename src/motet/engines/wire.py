@@ -54,7 +54,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 MAX_FRAME_BYTES = 2**27
 """The largest delta has the log-probabilities of a long prompt: 40 MB for 128 k tokens with 20 each."""
 MAX_STEP_BYTES = 2**24
-"""The largest frame without them: a step of 1024 choices with 20 log-probabilities each has 0.3 MB."""
+"""The largest frame without them: a step of 1024 choices has 0.3 MB with 20 log-probabilities each, 15 MB with 1000."""
 MAX_MESSAGE_CHARS = 2000
 """An error's message from another process is cut to so many."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.failure import Misfit, invalid_type, invalid_value
 from motet.api.schemas.chat import ChatPrompt
@@ -18,7 +18,6 @@ from motet.api.schemas.shared import (
 )
 
 DEFAULT_MAX_TOKENS = 16
-MAX_LOGPROBS = 5
 
 Prompt = str | tuple[int, ...]
 """Text to be tokenised, or token ids."""
@@ -49,6 +48,11 @@ def _token_ids(item: list[object], number: int) -> tuple[int, ...]:
     return ids
 
 
+def _as_count(value: object) -> object:
+    """Reads true as 1, as vLLM does, and false as nothing asked for."""
+    return (1 if value else None) if isinstance(value, bool) else value
+
+
 class CompletionRequest(FormattedFields, GeneratingFields):
     ignored = IGNORED_FIELDS
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -62,7 +66,9 @@ class CompletionRequest(FormattedFields, GeneratingFields):
     """0, with `echo`: only the prompt comes back, and what it scored."""
     best_of: int | None = Field(None, ge=1)
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: Annotated[int | None, BeforeValidator(_as_count, json_schema_input_type=int | bool)] = in_range(
+        "logprobs", None
+    )
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     add_special_tokens: bool = True
