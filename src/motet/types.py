@@ -153,6 +153,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: Annotated[float, SamplingField(0, 2, above_low=True)] = 1.0
     logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, as_asked=False)] = {}
     """Token id -> the number that is added to its logit; the range is for these numbers."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that can be drawn; empty: all. If all of them end a choice, they win over `min_tokens`."""
     min_tokens: int = 0
     ignore_eos: Annotated[bool, SamplingField()] = False
     stop_token_ids: tuple[int, ...] = ()

@@ -79,6 +79,7 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
     "bias of an unknown token": (group(sampling=replace(SAMPLING, logit_bias={512: 1.0})), "logit_bias"),
     "infinite bias": (group(sampling=replace(SAMPLING, logit_bias={5: float("inf")})), "logit_bias"),
     "no number for a bias": (group(sampling=replace(SAMPLING, logit_bias={5: float("nan")})), "logit_bias"),
+    "allowed token": (group(sampling=replace(SAMPLING, allowed_token_ids=(5, 512))), "allowed_token_ids"),
     "stop token": (group(sampling=replace(SAMPLING, stop_token_ids=(-1,))), "stop_token_ids"),
 }
 

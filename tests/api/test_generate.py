@@ -79,6 +79,13 @@ async def test_prompt_logprobs_have_vllm_s_shape(served: Served) -> None:
     ]
 
 
+async def test_the_allowed_tokens_reach_the_engine_from_every_route(served: Served) -> None:
+    await generate(served, {"allowed_token_ids": [5, 7]})
+    await served.chat(allowed_token_ids=[5, 7])
+    await served.complete("x", allowed_token_ids=[5, 7])
+    assert [request.sampling.allowed_token_ids for request in served.engine.requests] == [(5, 7)] * 3
+
+
 async def test_sampling_params_reach_the_engine(served: Served) -> None:
     await generate(served, {"seed": 3, "temperature": 0.0, "max_tokens": 2, "detokenize": False}, cache_salt="s")
     (request,) = served.engine.requests
@@ -92,6 +99,8 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
     ("sampling", "fields", "param"),
     [
         ({"temperature": 3}, {}, "sampling_params.temperature"),
+        ({"allowed_token_ids": []}, {}, "sampling_params.allowed_token_ids"),
+        ({"allowed_token_ids": [9999]}, {}, "sampling_params.allowed_token_ids"),
         ({"logprobs": 21}, {}, "sampling_params.logprobs"),
         ({"prompt_logprobs": 21}, {}, "sampling_params.prompt_logprobs"),
         ({}, {"features": {}}, "features"),

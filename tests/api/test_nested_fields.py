@@ -72,7 +72,7 @@ OWN: dict[str, list[tuple[str, Any]]] = {
         ("response_format.json_schema.schema", SURROGATE),
     ],
     GENERATE: [
-        ("sampling_params.allowed_token_ids", [1]),
+        ("sampling_params.truncate_prompt_tokens", 1),
         ("sampling_params.bad_words", ["x"]),
         ("sampling_params.guided_json", {}),
         ("sampling_params.n", 1000),

@@ -209,7 +209,9 @@ def _sampling(
     prompt_len: int, *, fields: SamplingFields, options: RouteOptions, logit_bias: dict[int, float]
 ) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
-    _check_tokens(fields.stop_token_ids, vocab_size, param=f"{options.param}stop_token_ids")
+    allowed = fields.allowed_token_ids or ()
+    for name, tokens in (("stop_token_ids", fields.stop_token_ids), ("allowed_token_ids", allowed)):
+        _check_tokens(tokens, vocab_size, param=options.param + name)
     max_tokens = options.context.served.preparer.max_tokens(
         prompt_len, fields.max_tokens_asked, default=options.default_max_tokens, param=options.prompt_param
     )
@@ -220,6 +222,7 @@ def _sampling(
         max_tokens=max_tokens,
         top_k=min(max(fields.top_k, 0), vocab_size),
         logit_bias=logit_bias,
+        allowed_token_ids=tuple(allowed),
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
         logprobs=options.logprobs,

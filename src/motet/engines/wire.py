@@ -17,6 +17,7 @@ one. It is raised by every change that the other side could misread. Fields with
 number: the other side ignores fields that it does not know.
 
     2   a request may have a grammar: a worker that ignored it would write what it forbids
+    3   a request may have `allowed_token_ids`: a worker that ignored them would write others
 """
 
 import math
@@ -41,7 +42,7 @@ from motet.errors import (
 from motet.ids import RequestId
 from motet.types import EngineInfo, EngineKind, EngineStats, GroupDelta, ModelCard
 
-PROTOCOL = 2
+PROTOCOL = 3
 PROTOCOL_HEADER = "x-motet-engine-protocol"
 WORKER_KEY_CODE = "worker_key_required"
 """The error code of a server of ours that wants another worker key."""

@@ -53,8 +53,9 @@ GRAMMAR = Grammar(GrammarKind.JSON, '{"type": "object"}', Thinking("<think>", "<
         SamplingParams(max_tokens=50, stop_token_ids=(11, 14)),
         SamplingParams(max_tokens=9, ignore_eos=True, min_tokens=2, logit_bias={3: -1.5}),
         SamplingParams(max_tokens=4, grammar=GRAMMAR),
+        SamplingParams(max_tokens=4, allowed_token_ids=(11, 12)),
     ],
-    ids=["plain", "logprobs", "stop tokens", "length", "grammar"],
+    ids=["plain", "logprobs", "stop tokens", "length", "grammar", "allowed"],
 )
 async def test_deltas_arrive_as_the_engine_gives_them(serve: Serving, n: int, sampling: SamplingParams) -> None:
     served = await serve(counting)

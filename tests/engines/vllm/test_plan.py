@@ -257,6 +257,7 @@ DEFAULTS: dict[str, object] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
     "logit_bias": None,
+    "allowed_token_ids": None,
     "ignore_eos": False,
     "stop_token_ids": [],
     "prompt_logprobs": None,
@@ -273,6 +274,7 @@ UNUSUAL = SamplingParams(
     frequency_penalty=-0.3,
     repetition_penalty=1.1,
     logit_bias={7: -100.0},
+    allowed_token_ids=(7, 8),
     min_tokens=4,
     ignore_eos=True,
     stop_token_ids=(2, 9),
@@ -320,7 +322,7 @@ def test_a_generate_body_has_the_same_in_sampling_params_and_asks_for_no_text() 
 def test_every_parameter_is_sent(dialect: Dialect) -> None:
     sent = drawing(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
     expected = msgspec.to_builtins(UNUSUAL) | {"n": 3, "seed": 2**32, "logit_bias": {"7": -100.0}}
-    expected["stop_token_ids"] = [2, 9]
+    expected |= {"stop_token_ids": [2, 9], "allowed_token_ids": [7, 8]}
     if dialect is Dialect.GENERATE:
         expected["logprobs"] = 6
     assert {name: sent[name] for name in expected} == expected

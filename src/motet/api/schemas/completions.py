@@ -114,7 +114,7 @@ class GenerateSampling(StructuredFields):
     """vLLM's `SamplingParams` as JSON. What has no meaning for token ids alone is ignored."""
 
     ignored = frozenset({"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"})
-    refused = frozenset({"allowed_token_ids", "truncate_prompt_tokens"})
+    refused = frozenset({"truncate_prompt_tokens"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "bad_words": ([],),
         "extra_args": ({},),

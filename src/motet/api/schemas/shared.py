@@ -57,6 +57,7 @@ MAX_STOP_CHARS_TOGETHER = 8192
 """Their search is prepared in 7 ms."""
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 16_384
+MAX_ALLOWED = 16_384
 MAX_FIELDS = 256
 """More than any schema has: an object with more has unknown ones, and is not read to its end."""
 
@@ -271,6 +272,8 @@ class SamplingFields(DrawingFields):
         Field(default_factory=dict)
     )
     """Token id, as a JSON key -> the number that is added to its logit."""
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
+    """The only tokens that can be drawn; None: all."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)

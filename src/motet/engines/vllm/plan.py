@@ -288,6 +288,7 @@ def _drawing(ask: VLLMAsk) -> dict[str, object]:
         "min_tokens": 0 if grammar else sampling.min_tokens,
         "ignore_eos": sampling.ignore_eos and not grammar,
         "logit_bias": sampling.logit_bias or None,
+        "allowed_token_ids": sampling.allowed_token_ids or None,
         "prompt_logprobs": None if ask.stream else sampling.prompt_logprobs,
     }
     return same | changed | ({"structured_outputs": _structured_outputs(grammar)} if grammar else {})
