@@ -133,6 +133,8 @@ class SamplingField:
         return low is None or high is None or (low <= value <= high and not (self.above_low and value == low))
 
 
+MAX_NAMED_LOGPROBS = 128
+"""Most `logprob_token_ids`, as in vLLM."""
 MAX_LOGPROBS = 1000
 """Most log-probabilities of other tokens for each token that a server may allow; `max_logprobs` is what it does."""
 
@@ -160,6 +162,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
     """k: the log-probability of the drawn token and the k highest; None: no log-probabilities."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are told beside the drawn one's, in place of the highest; only with `logprobs`."""
     prompt_logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
     grammar: Grammar | None = None
     """Only tokens that it allows can be drawn, and end-of-sequence only where it is complete."""
@@ -230,7 +234,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     """1 for the most likely token."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob) of the most likely tokens, best first."""
+    """(token id, logprob) of the most likely tokens, best first. With `logprob_token_ids`: of the drawn token and then
+    of these, in their order, each once."""
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):

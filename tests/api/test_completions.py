@@ -1,7 +1,9 @@
 """Completions: prompts x n, token ids as prompts, echo, log-probabilities, best_of."""
 
 from collections import defaultdict
+from typing import Any
 
+import httpx
 import pytest
 
 from motet.testing.engine import fake_info
@@ -132,6 +134,30 @@ async def test_the_server_sets_how_many_alternatives_there_are(serve: Serving) -
 
 
 @streamed_or_not
+async def test_named_tokens_stand_in_place_of_the_likeliest(serve: Serving, stream: bool) -> None:
+    served = await serve(saying("a"))
+    (drawn, *_), fields = fake_answer("a"), {"logprob_token_ids": [9, 7], "max_tokens": 1, "stream": stream}
+
+    async def told(answer: httpx.Response) -> dict[str, Any]:
+        parts = chunks(answer) if stream else [answer.json()]
+        return next(one["choices"][0]["logprobs"] for one in parts if one["choices"][0].get("logprobs"))
+
+    expected = [(f"token_id:{drawn}", -0.5), ("token_id:9", -1.0), ("token_id:7", -2.0)]
+    entries = await told(await served.complete([5], logprobs=1, return_tokens_as_token_ids=True, **fields))
+    assert [*entries["top_logprobs"][0].items()] == expected
+    entries = await told(await served.chat(logprobs=True, return_tokens_as_token_ids=True, **fields))
+    assert [(top["token"], top["logprob"]) for top in entries["content"][0]["top_logprobs"]] == expected
+    sampling = {"logprob_token_ids": [9, 7], "max_tokens": 1}
+    body = {"token_ids": [5], "sampling_params": sampling, "stream": stream}
+    entries = await told(await served.http.post("/inference/v1/generate", json=body))
+    (entry,) = entries["content"]
+    assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == expected
+    assert {top["rank"] for top in entry["top_logprobs"]} == {None}
+    asked = [(one.sampling.logprobs, one.sampling.logprob_token_ids) for one in served.engine.requests]
+    assert asked == [(0, (9, 7))] * 3
+
+
+@streamed_or_not
 async def test_log_probabilities_name_tokens_by_id_if_asked(serve: Serving, stream: bool) -> None:
     """Trainers read the ids of drawn tokens from there, where two tokens may have the same text."""
     served = await serve(saying("aé"))
@@ -222,6 +248,10 @@ async def test_best_of_equal_to_n_keeps_the_order(serve: Serving) -> None:
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5], "logprobs": 0, "echo": True, "max_tokens": 0}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5] * 129, "logprobs": 0}, "logprob_token_ids"),
+        ({"logprob_token_ids": [999], "logprobs": 0}, "logprob_token_ids"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["x", ""]}, "prompt[1]"),

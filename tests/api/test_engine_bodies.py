@@ -80,6 +80,7 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
     "infinite bias": (group(sampling=replace(SAMPLING, logit_bias={5: float("inf")})), "logit_bias"),
     "no number for a bias": (group(sampling=replace(SAMPLING, logit_bias={5: float("nan")})), "logit_bias"),
     "allowed token": (group(sampling=replace(SAMPLING, allowed_token_ids=(5, 512))), "allowed_token_ids"),
+    "named token": (group(sampling=replace(SAMPLING, logprob_token_ids=(512,))), "logprob_token_ids"),
     "stop token": (group(sampling=replace(SAMPLING, stop_token_ids=(-1,))), "stop_token_ids"),
 }
 

@@ -99,6 +99,7 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
     ("sampling", "fields", "param"),
     [
         ({"temperature": 3}, {}, "sampling_params.temperature"),
+        ({"logprob_token_ids": [5, 6], "logprobs": 1}, {}, "sampling_params.logprob_token_ids"),
         ({"allowed_token_ids": []}, {}, "sampling_params.allowed_token_ids"),
         ({"allowed_token_ids": [9999]}, {}, "sampling_params.allowed_token_ids"),
         ({"logprobs": 21}, {}, "sampling_params.logprobs"),

@@ -43,6 +43,7 @@ pytestmark = pytest.mark.anyio
         ("stop", 5, "invalid_type"),
         ("stop_token_ids", [-1], None),
         ("stop_token_ids", [99999], "invalid_value"),
+        ("logprob_token_ids", [5], "invalid_value"),
         ("allowed_token_ids", [], "array_below_min_length"),
         ("allowed_token_ids", [5, 99999], "invalid_value"),
         ("allowed_token_ids", [5] * 16_385, "array_above_max_length"),

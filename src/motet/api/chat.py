@@ -78,7 +78,7 @@ class ChatBody(WholeWriter):
         return self.whole("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
-        num_top = self._body.num_logprobs
+        num_top = self._body.listed(self._body.num_logprobs)
         if num_top is None:
             return None
         as_ids = self._body.return_tokens_as_token_ids
@@ -135,7 +135,7 @@ class ChatChunks(TokenChunks):
         )
         self._prompt = plan.groups[0].prompt
         self._tokenizer = plan.served.tokenizer
-        self._num_top = body.num_logprobs
+        self._num_top = body.listed(body.num_logprobs)
         self._as_ids = body.return_tokens_as_token_ids
         self._token_ids = body.return_token_ids
         self._reasoning = body.include_reasoning

@@ -68,8 +68,9 @@ class CompletionTexts:
     def __init__(self, plan: Plan, body: CompletionRequest) -> None:
         self._plan = plan
         self._tokenizer = plan.served.tokenizer
-        self.num_top = body.logprobs
-        """Alternatives beside each token, None without log-probabilities."""
+        self.num_top = body.listed(body.logprobs)
+        """Tokens told beside each drawn one, None without log-probabilities."""
+        self._num_prompt_top = body.logprobs
         self._as_ids = body.return_tokens_as_token_ids
         self._echoes: list[PromptEcho] = []
         """The prompts to repeat, in the order of the groups; a text is repeated as it was written."""
@@ -83,10 +84,10 @@ class CompletionTexts:
         return self._echoes[group].text if self._echoes else ""
 
     def prompt_logprobs(self, group: int, report: PromptReport | None) -> CompletionLogprobs | None:
-        if not self._echoes or self.num_top is None or report is None or report.logprobs is None:
+        if not self._echoes or self._num_prompt_top is None or report is None or report.logprobs is None:
             return None
         ids, at = self._plan.groups[group].prompt, self._echoes[group].offsets
-        return self._form(ids, report.logprobs, offsets=at, num_top=self.num_top)
+        return self._form(ids, report.logprobs, offsets=at, num_top=self._num_prompt_top)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> CompletionLogprobs | None:
         if self.num_top is None:

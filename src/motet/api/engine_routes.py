@@ -347,6 +347,7 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
     check_scores(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
     _check_tokens("stop_token_ids", sampling.stop_token_ids, served=served)
     _check_tokens("logit_bias", sampling.logit_bias, served=served)
+    _check_tokens("logprob_token_ids", sampling.logprob_token_ids, served=served)
     _check_tokens("allowed_token_ids", sampling.allowed_token_ids, served=served)
     _check_choices(served, request)
     if request.ticket is not None:

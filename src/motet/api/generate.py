@@ -11,7 +11,7 @@ from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, held_to, make_plan
-from motet.api.schemas.completions import TokensRequest
+from motet.api.schemas.completions import GenerateSampling, TokensRequest
 from motet.api.service import Service
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
@@ -43,7 +43,7 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
         prompt_param="token_ids",
         num_choices=sampling.n,
         default_max_tokens=None,
-        logprobs=sampling.logprobs,
+        logprobs=sampling.num_logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         param="sampling_params.",
     )
@@ -54,8 +54,11 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     return make_plan(service, [body.token_ids], sampling=sampling, around=body, options=options)
 
 
-def token_logprobs(logprobs: Sequence[TokenLogprob], num_top: int | None) -> LogprobFields | None:
-    return None if num_top is None else {"content": id_logprobs(logprobs, num_top=num_top)}
+def token_logprobs(logprobs: Sequence[TokenLogprob], sampling: GenerateSampling) -> LogprobFields | None:
+    num_top = sampling.listed(sampling.num_logprobs)
+    if num_top is None:
+        return None
+    return {"content": id_logprobs(logprobs, num_top=num_top, ranked=not sampling.logprob_token_ids)}
 
 
 class TokensBody(WholeWriter):
@@ -79,7 +82,7 @@ class TokensBody(WholeWriter):
         return msgspec.json.encode(answer)
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
-        return token_logprobs(event.logprobs or (), self._sampling.logprobs)
+        return token_logprobs(event.logprobs or (), self._sampling)
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         return {
@@ -97,7 +100,7 @@ class TokensChunks(CountingWriter):
         head = b'{"request_id":' + msgspec.json.encode(body.request_id or plan.head.id)
         super().__init__(head, plan, usage_json=usage_json)
         self._without_usage = b',"usage":null' + END
-        self._num_top = body.sampling_params.logprobs
+        self._sampling = body.sampling_params
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         told = self._told(usage)
@@ -112,7 +115,7 @@ class TokensChunks(CountingWriter):
         return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b' % (
             self._opening,
             event.index,
-            msgspec.json.encode(token_logprobs(event.logprobs or (), self._num_top)),
+            msgspec.json.encode(token_logprobs(event.logprobs or (), self._sampling)),
             b'"%b"' % event.finish.encode() if event.finish else b"null",
             msgspec.json.encode(event.token_ids),
             closing,

@@ -209,8 +209,9 @@ def _sampling(
     prompt_len: int, *, fields: SamplingFields, options: RouteOptions, logit_bias: dict[int, float]
 ) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
-    allowed = fields.allowed_token_ids or ()
-    for name, tokens in (("stop_token_ids", fields.stop_token_ids), ("allowed_token_ids", allowed)):
+    allowed, scored = fields.allowed_token_ids or (), options.logprobs is not None
+    named = (("stop_token_ids", fields.stop_token_ids), ("logprob_token_ids", fields.logprob_token_ids))
+    for name, tokens in (*named, ("allowed_token_ids", allowed)):
         _check_tokens(tokens, vocab_size, param=options.param + name)
     max_tokens = options.context.served.preparer.max_tokens(
         prompt_len, fields.max_tokens_asked, default=options.default_max_tokens, param=options.prompt_param
@@ -225,7 +226,8 @@ def _sampling(
         allowed_token_ids=tuple(allowed),
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
-        logprobs=options.logprobs,
+        logprobs=0 if scored and fields.logprob_token_ids else options.logprobs,
+        logprob_token_ids=tuple(fields.logprob_token_ids) if scored else (),
         prompt_logprobs=options.prompt_logprobs,
         grammar=options.grammar,
         **{name: getattr(fields, name) for name in AS_ASKED},

@@ -38,11 +38,11 @@ def chat_logprobs(
     ]
 
 
-def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int) -> list[ChatLogprob]:
+def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int, ranked: bool = True) -> list[ChatLogprob]:
     """Returns the form for tokens without text: vLLM's, with the number of each token and its rank, and beside them the
-    fields of the chat form, which vLLM had there before."""
+    fields of the chat form, which vLLM had there before. `ranked`: False if the other tokens are not the likeliest."""
 
-    def entry_of(token_id: int, logprob: float, *, rank: int) -> ChatLogprob:
+    def entry_of(token_id: int, logprob: float, *, rank: int | None) -> ChatLogprob:
         named = {"token_id": token_id, "logprob": _finite(logprob), "rank": rank}
         return named | {"token": as_id(token_id), "bytes": None}
 
@@ -50,7 +50,8 @@ def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int) -> list[ChatL
         {
             **entry_of(entry.token_id, entry.logprob, rank=entry.rank),
             "top_logprobs": [
-                entry_of(id, value, rank=rank) for rank, (id, value) in enumerate(entry.top[:num_top], start=1)
+                entry_of(id, value, rank=rank if ranked else None)
+                for rank, (id, value) in enumerate(entry.top[:num_top], start=1)
             ],
         }
         for entry in logprobs

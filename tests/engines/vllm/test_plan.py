@@ -20,7 +20,7 @@ from motet.engines.vllm.plan import (
     signed_seed,
     without_ticket,
 )
-from motet.errors import EngineError, WorkerLeavingError
+from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.types import (
     AS_ASKED,
@@ -303,6 +303,7 @@ def test_a_completions_body_asks_for_token_ids_and_states_every_default() -> Non
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "logprobs": None,
+        "logprob_token_ids": None,
         **DEFAULTS,
     }
 
@@ -314,15 +315,28 @@ def test_a_generate_body_has_the_same_in_sampling_params_and_asks_for_no_text() 
         "stream": True,
         "stream_options": {"include_usage": True},
         "token_ids": [5, 6],
-        "sampling_params": {**DEFAULTS, "logprobs": None, "detokenize": False},
+        "sampling_params": {**DEFAULTS, "logprobs": None, "logprob_token_ids": None, "detokenize": False},
     }
+
+
+def test_named_tokens_are_asked_for_with_room_for_the_drawn_one() -> None:
+    """`/inference/v1/generate` counts the drawn token as one of the listed ones, and would leave the last one out."""
+    ask = replace(ASK, sampling=SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=(7, 8)))
+    sent = drawing(Dialect.GENERATE, ask)
+    assert (sent["logprobs"], sent["logprob_token_ids"]) == (3, [7, 8, 7])
+    sent = drawing(Dialect.COMPLETIONS, ask)
+    assert (sent["logprobs"], sent["logprob_token_ids"]) == (0, [7, 8])
+    many = SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=tuple(range(20)))
+    with pytest.raises(RequestError, match="19 tokens at most") as refused:
+        drawing(Dialect.GENERATE, replace(ASK, sampling=many))
+    assert refused.value.param == "logprob_token_ids"
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_every_parameter_is_sent(dialect: Dialect) -> None:
     sent = drawing(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
     expected = msgspec.to_builtins(UNUSUAL) | {"n": 3, "seed": 2**32, "logit_bias": {"7": -100.0}}
-    expected |= {"stop_token_ids": [2, 9], "allowed_token_ids": [7, 8]}
+    expected |= {"stop_token_ids": [2, 9], "allowed_token_ids": [7, 8], "logprob_token_ids": None}
     if dialect is Dialect.GENERATE:
         expected["logprobs"] = 6
     assert {name: sent[name] for name in expected} == expected

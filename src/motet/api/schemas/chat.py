@@ -317,5 +317,6 @@ class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
     def check_top_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise Misfit(invalid_value, "top_logprobs", "'logprobs' must be true when 'top_logprobs' is given")
+        self.refuse_without_logprobs(self.num_logprobs)
         self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
         return self

@@ -80,7 +80,7 @@ class CompletionRequest(FormattedFields, GeneratingFields):
 
     def without_answer(self) -> Self:
         """Returns the same prompts without the fields about answers, since there will be none."""
-        unasked = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "prompt_logprobs": None}
+        unasked: dict[str, object] = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "prompt_logprobs": None}
         return self.model_copy(update=unasked)
 
     @property
@@ -96,6 +96,9 @@ class CompletionRequest(FormattedFields, GeneratingFields):
     def check_max_tokens(self) -> Self:
         if self.prompt_only and not self.echo:
             raise Misfit(invalid_value, "max_tokens", "0 tokens are an answer only with 'echo'")
+        self.refuse_without_logprobs(self.logprobs)
+        if self.prompt_only and self.logprob_token_ids:
+            raise Misfit(invalid_value, "logprob_token_ids", "an answer of 0 tokens has no log-probabilities")
         return self
 
     @model_validator(mode="after")
@@ -127,6 +130,18 @@ class GenerateSampling(StructuredFields):
     logprobs: int | None = in_range("logprobs", None)
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)
 
+    @model_validator(mode="after")
+    def check_logprob_token_ids(self) -> Self:
+        if self.logprob_token_ids and self.logprobs not in (None, len(self.logprob_token_ids)):
+            why = f"it names {len(self.logprob_token_ids)} tokens, and 'logprobs' is {self.logprobs}"
+            raise Misfit(invalid_value, "logprob_token_ids", why)
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of alternatives wanted for each token; None: no log-probabilities at all."""
+        return len(self.logprob_token_ids) if self.logprobs is None and self.logprob_token_ids else self.logprobs
+
 
 class TokensRequest(GeneratingFields):
     refused = frozenset({"features"})
@@ -142,7 +157,7 @@ class TokensRequest(GeneratingFields):
 
     def without_answer(self) -> Self:
         """Returns the same prompt without the fields about an answer, since there will be none."""
-        unasked = {"n": 1, "logprobs": None, "prompt_logprobs": None}
+        unasked: dict[str, object] = {"n": 1, "logprobs": None, "logprob_token_ids": [], "prompt_logprobs": None}
         return self.model_copy(update={"sampling_params": self.sampling_params.model_copy(update=unasked)})
 
 

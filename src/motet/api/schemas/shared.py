@@ -34,7 +34,7 @@ from motet.api.failure import (
 )
 from motet.errors import RequestError
 from motet.grammar.limits import MAX_SOURCE_CHARS
-from motet.types import AS_ASKED, SAMPLING_FIELDS, Grammar, GrammarKind, SamplingParams
+from motet.types import AS_ASKED, MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, Grammar, GrammarKind, SamplingParams
 
 IGNORED_FIELDS = frozenset(
     {
@@ -274,6 +274,8 @@ class SamplingFields(DrawingFields):
     """Token id, as a JSON key -> the number that is added to its logit."""
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
     """The only tokens that can be drawn; None: all."""
+    logprob_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_NAMED_LOGPROBS)
+    """Tokens whose log-probabilities are told beside the drawn one's, in place of the likeliest."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
@@ -285,6 +287,15 @@ class SamplingFields(DrawingFields):
     @property
     def max_tokens_asked(self) -> int | None:
         return self.max_tokens
+
+    def listed(self, num_top: int | None) -> int | None:
+        """Returns how many tokens are told beside a drawn one if `num_top` of the likeliest are asked for; None without
+        log-probabilities. Named tokens come behind the drawn one itself."""
+        return 1 + len(self.logprob_token_ids) if self.logprob_token_ids and num_top is not None else num_top
+
+    def refuse_without_logprobs(self, num_top: int | None) -> None:
+        if self.logprob_token_ids and num_top is None:
+            raise Misfit(invalid_value, "logprob_token_ids", "'logprobs' must be set when it is given")
 
 
 class StreamingFields(Schema):

@@ -39,7 +39,7 @@ from hashlib import blake2b
 import msgspec
 
 from motet.engines.wire import UNREADABLE
-from motet.errors import EngineError, WorkerLeavingError
+from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket, prompt_digest
 from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind, SamplingParams
@@ -59,7 +59,7 @@ TOKEN_PREFIX = "token_id:"
 """The prefix with which `/v1/completions` writes a token as text, with `return_tokens_as_token_ids`."""
 LISTED_LOGPROBS = 20
 """The most log-probabilities a server lists, unless it was started with another `--max-logprobs`."""
-ELSEWHERE = ("grammar", "logprobs")
+ELSEWHERE = ("grammar", "logprobs", "logprob_token_ids")
 """Fields of `SamplingParams` that vLLM has under other names, or that differ on the two routes."""
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
@@ -259,9 +259,11 @@ def body_of(dialect: Dialect, ask: VLLMAsk) -> bytes:
     if ask.kv_params is not None:
         body["kv_transfer_params"] = ask.kv_params
     if dialect is Dialect.GENERATE:
-        drawing = _drawing(ask) | {"logprobs": _listed(ask.sampling.logprobs), "detokenize": False}
+        drawing = _drawing(ask) | _listed(ask.sampling) | {"detokenize": False}
         return msgspec.json.encode(body | {"token_ids": ask.prompt, "sampling_params": drawing})
-    tokens = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": ask.sampling.logprobs}
+    named = ask.sampling.logprob_token_ids or None
+    scores = {"logprobs": ask.sampling.logprobs, "logprob_token_ids": named}
+    tokens = {"return_token_ids": True, "return_tokens_as_token_ids": True, **scores}
     return msgspec.json.encode(body | {"prompt": ask.prompt} | tokens | _drawing(ask))
 
 
@@ -306,11 +308,19 @@ def _structured_outputs(grammar: Grammar) -> dict[str, object]:
             return {grammar.kind.value: grammar.source}
 
 
-def _listed(logprobs: int | None) -> int | None:
-    """Returns the number of log-probabilities that `/inference/v1/generate` must list to include the best ones: it
-    counts the drawn token as one of them, whatever its rank. If that were more than servers allow, the last one is
-    missing if the drawn token is not among the best."""
-    return min(logprobs + 1, max(logprobs, LISTED_LOGPROBS)) if logprobs else logprobs
+def _listed(sampling: SamplingParams) -> dict[str, object]:
+    """Returns the log-probabilities that `/inference/v1/generate` must list to include the best ones, or those of the
+    named tokens: it counts the drawn token as one of them, whatever its rank. If that were more than servers allow, the
+    last of the best is missing if the drawn token is not among them. To make room, a named token is named twice. Raises
+    RequestError for more of them than servers take so."""
+    logprobs, named = sampling.logprobs, sampling.logprob_token_ids
+    if not named:
+        most = min(logprobs + 1, max(logprobs, LISTED_LOGPROBS)) if logprobs else logprobs
+        return {"logprobs": most, "logprob_token_ids": None}
+    if len(named) >= LISTED_LOGPROBS:
+        why = f"the model is on a vLLM server, which tells of {LISTED_LOGPROBS - 1} tokens at most"
+        raise RequestError(f"Invalid 'logprob_token_ids': {why}.", param="logprob_token_ids", code="invalid_value")
+    return {"logprobs": len(named) + 1, "logprob_token_ids": (*named, named[0])}
 
 
 def ticket_from(params: Mapping[str, object], *, engine_id: str, prompt: Sequence[int]) -> Ticket:

@@ -54,6 +54,27 @@ def test_each_choice_gets_as_many_top_tokens_as_it_asked_for() -> None:
     assert len({s.logprob.logprob for s in sampled if s.logprob is not None}) == 1
 
 
+def test_named_tokens_are_scored_behind_the_drawn_one_and_as_alone() -> None:
+    logits = logits_of(3)
+    greedy = SamplingParams(max_tokens=9, temperature=0.0)
+    asked: list[tuple[int, ...]] = [(7, 2999, 0), (), (5,), (int(logits[1].argmax()), 4, 4)]
+    params = [SamplingParams(max_tokens=9, logprobs=0 if ids else 3, logprob_token_ids=ids) for ids in asked]
+    rows = [Past(seed).sample_row(row, one) for seed, (row, one) in enumerate(zip((0, 1, 2, 1), params, strict=True))]
+    rows[3] = Past(3).sample_row(
+        1, SamplingParams(max_tokens=9, temperature=0.0, logprobs=0, logprob_token_ids=asked[3])
+    )
+    rows.append(Past(4).sample_row(0, greedy))
+    sampled = Sampler(VOCAB, CPU).sample(logits, rows)
+    for row, ids, one in zip((0, 1, 2, 1), asked, sampled, strict=False):
+        assert one.logprob is not None
+        exact = torch.log_softmax(logits[row].double(), -1)
+        listed = [id for id, _ in one.logprob.top]
+        assert listed == (list(dict.fromkeys((one.token_id, *ids))) if ids else listed[:3])
+        assert [value for _, value in one.logprob.top] == pytest.approx([float(exact[id]) for id in listed], abs=2e-6)
+    assert sampled[4].logprob is None
+    assert [Sampler(VOCAB, CPU).sample(logits, [row])[0] for row in rows] == sampled
+
+
 def test_equal_logits_share_a_rank_and_the_lower_id_comes_first() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [40, 30]] = 2.0

@@ -34,7 +34,7 @@ from motet.engines.native.sample.lanes import (
 )
 from motet.engines.native.sample.logprobs import token_logprobs, unpack
 from motet.engines.native.sample.philox import uniforms
-from motet.types import TokenLogprob
+from motet.types import SamplingParams, TokenLogprob
 
 _WIDTHS = (64, 512, 4096)
 
@@ -86,16 +86,29 @@ class Sampler:
         order = [choice for batch in batches for choice in batch.choices]
         drawn = self._draw(logits, batches, uniform=uploaded(uniform[order], self._device))
         scored = [place for place, choice in enumerate(order) if rows[choice].state.params.logprobs is not None]
+        asking = [rows[order[place]] for place in scored]
+        asked = [row.state.params for row in asking]
+        named = _named(asked)
         scores = drawn.new_empty(0, 2)
         if scored:
-            asking = [rows[order[place]] for place in scored]
-            k = max(row.state.params.logprobs or 0 for row in asking)
-            ids = drawn[uploaded_ids(scored, self._device), 0].long()
-            scores = token_logprobs(self._scratch, logits, rows=[row.logits_row for row in asking], token_ids=ids, k=k)
+            scores = token_logprobs(
+                self._scratch,
+                logits,
+                rows=[row.logits_row for row in asking],
+                token_ids=drawn[uploaded_ids(scored, self._device), 0].long(),
+                named=uploaded(named, self._device),
+                k=max(params.logprobs or 0 for params in asked),
+            )
         token_ids, finite, enough, score_rows = _to_host(drawn, scores)
         logprobs = {
-            place: unpack(token_ids[place], row, k=rows[order[place]].state.params.logprobs or 0)
-            for place, row in zip(scored, score_rows, strict=True)
+            place: unpack(
+                token_ids[place],
+                row,
+                k=params.logprobs or 0,
+                named=params.logprob_token_ids,
+                num_named=named.shape[1],
+            )
+            for place, params, row in zip(scored, asked, score_rows, strict=True)
             if finite[place]
         }
         return {
@@ -157,6 +170,15 @@ def _uniforms(rows: Sequence[SampleRow]) -> npt.NDArray[np.float64]:
         return np.zeros(len(rows))
     seeds = np.array([row.state.seed for row in rows], np.uint64)
     return uniforms(seeds, np.array([row.position for row in rows], np.uint64))
+
+
+def _named(asked: Sequence[SamplingParams]) -> npt.NDArray[np.int64]:
+    """Returns the `logprob_token_ids` of each choice, padded with token 0, [choices, most of them]."""
+    named = np.zeros((len(asked), max((len(params.logprob_token_ids) for params in asked), default=0)), np.int64)
+    if named.size:
+        for row, params in zip(named, asked, strict=True):
+            row[: len(params.logprob_token_ids)] = params.logprob_token_ids
+    return named
 
 
 def _to_host(drawn: torch.Tensor, scores: torch.Tensor) -> tuple[list[int], list[bool], list[bool], list[list[float]]]:
