@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.serving import SEED, Served, Serving, chunks, named, saying
+from tests.api.serving import SEED, Served, Serving, chunks, named, saying, streamed_or_not
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -23,8 +23,20 @@ async def test_token_ids_go_in_and_out(served: Served) -> None:
     assert response.json() == {
         "request_id": "mine",
         "choices": [
-            {"index": 0, "logprobs": None, "finish_reason": "stop", "token_ids": fake_answer("hello 0")},
-            {"index": 1, "logprobs": None, "finish_reason": "stop", "token_ids": fake_answer("hello 1")},
+            {
+                "index": 0,
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": fake_answer("hello 0"),
+            },
+            {
+                "index": 1,
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": fake_answer("hello 1"),
+            },
         ],
         "prompt_logprobs": None,
         "kv_transfer_params": None,
@@ -53,6 +65,27 @@ async def test_stream_has_one_choice_a_chunk_and_joins_to_the_whole(served: Serv
         reasons[choice["index"]].append(choice["finish_reason"])
     assert ids == {0: fake_answer("hello 0"), 1: fake_answer("hello 1")}
     assert all(r[-1] == "stop" and set(r[:-1]) == {None} for r in reasons.values())
+
+
+async def test_the_prompt_s_token_ids_come_back_if_asked(served: Served) -> None:
+    """A trainer reads the whole sequence of a choice from one answer."""
+    assert "prompt_token_ids" not in (await generate(served, {})).json()
+    assert (await generate(served, {}, return_token_ids=True)).json()["prompt_token_ids"] == [5, 6, 7]
+    received = chunks(await generate(served, {"n": 2}, return_token_ids=True, stream=True))
+    assert [chunk.get("prompt_token_ids") for chunk in received] == [[5, 6, 7]] + [None] * (len(received) - 1)
+
+
+@streamed_or_not
+async def test_the_stop_string_or_token_that_ended_a_choice_is_told(serve: Serving, stream: bool) -> None:
+    served = await serve(saying("one END two"))
+    asked: list[tuple[dict[str, object], object]] = [
+        ({"stop": ["END"]}, "END"),
+        ({"stop_token_ids": [fake_answer("one")[0]]}, fake_answer("one")[0]),
+    ]
+    for sampling, reason in asked:
+        answer = await generate(served, sampling, stream=stream)
+        (choice,) = (chunks(answer)[-1] if stream else answer.json())["choices"]
+        assert choice["stop_reason"] == reason
 
 
 async def test_stream_gives_usage_at_the_end_when_asked_for(served: Served) -> None:

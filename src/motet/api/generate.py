@@ -68,12 +68,14 @@ class TokensBody(WholeWriter):
         super().__init__(plan)
         self._request_id = body.request_id or plan.head.id
         self._sampling = body.sampling_params
+        self._token_ids = body.return_token_ids
 
     def close(self, usage: Usage) -> bytes:
         (group,) = self._groups
         answer = {
             "request_id": self._request_id,
             "choices": [self._choice(choice) for choice in group.choices],
+            **({"prompt_token_ids": self._plan.groups[0].prompt} if self._token_ids else {}),
             "prompt_logprobs": None,
             **self.prompt_logprobs(0, self._sampling.prompt_logprobs),
             "kv_transfer_params": group.ticket,
@@ -89,6 +91,7 @@ class TokensBody(WholeWriter):
             "index": choice.index,
             "logprobs": None if choice.logprobs is None else choice.logprobs.fields(),
             "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids,
         }
 
@@ -100,6 +103,8 @@ class TokensChunks(CountingWriter):
         head = b'{"request_id":' + msgspec.json.encode(body.request_id or plan.head.id)
         super().__init__(head, plan, usage_json=usage_json)
         self._without_usage = b',"usage":null' + END
+        self._prompt = b',"prompt_token_ids":' + msgspec.json.encode(body.token_ids) if body.return_token_ids else b""
+        """The prompt's token ids, until the first chunk has told them."""
         self._sampling = body.sampling_params
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
@@ -112,11 +117,16 @@ class TokensChunks(CountingWriter):
         )
 
     def _chunk(self, event: ChoiceEvent, closing: bytes) -> bytes:
-        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b' % (
+        prompt, self._prompt = self._prompt, b""
+        finish = b"null"
+        if event.finish:
+            finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
+        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b%b' % (
             self._opening,
             event.index,
             msgspec.json.encode(token_logprobs(event.logprobs or (), self._sampling)),
-            b'"%b"' % event.finish.encode() if event.finish else b"null",
+            finish,
             msgspec.json.encode(event.token_ids),
+            prompt,
             closing,
         )

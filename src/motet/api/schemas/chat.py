@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from motet.api.failure import Misfit, invalid_value, missing_parameter, unknown_parameter
 from motet.api.schemas.shared import (
     IGNORED_FIELDS,
+    IGNORED_OF_VLLM,
     TOLD,
     FormattedFields,
     GeneratingFields,
@@ -274,7 +275,7 @@ class ChatPrompt(Schema):
 
 
 class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
-    ignored = IGNORED_FIELDS
+    ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
     refused = frozenset(
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
     )

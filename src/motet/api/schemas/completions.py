@@ -9,6 +9,7 @@ from motet.api.failure import Misfit, invalid_type, invalid_value
 from motet.api.schemas.chat import ChatPrompt
 from motet.api.schemas.shared import (
     IGNORED_FIELDS,
+    IGNORED_OF_VLLM,
     FormattedFields,
     GeneratingFields,
     Schema,
@@ -54,7 +55,7 @@ def _as_count(value: object) -> object:
 
 
 class CompletionRequest(FormattedFields, GeneratingFields):
-    ignored = IGNORED_FIELDS
+    ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "spaces_between_special_tokens": (True,),
         "suffix": ("",),
@@ -116,7 +117,7 @@ class CompletionRequest(FormattedFields, GeneratingFields):
 class GenerateSampling(StructuredFields):
     """vLLM's `SamplingParams` as JSON. What has no meaning for token ids alone is ignored."""
 
-    ignored = frozenset({"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"})
+    ignored = IGNORED_OF_VLLM | {"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"}
     refused = frozenset({"truncate_prompt_tokens"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "bad_words": ([],),
@@ -149,6 +150,8 @@ class TokensRequest(GeneratingFields):
     token_ids: TokenIds
     sampling_params: GenerateSampling
     request_id: str | None = Field(None, min_length=1, max_length=200)
+    return_token_ids: bool = False
+    """True if the answer repeats the prompt's token ids; those of choices are always in it."""
 
     @model_validator(mode="after")
     def check_prompt_logprobs(self) -> Self:

@@ -49,6 +49,9 @@ IGNORED_FIELDS = frozenset(
 )
 """Fields that OpenAI's clients send and a server of one model has no use for."""
 
+IGNORED_OF_VLLM = frozenset({"routed_experts_prompt_start"})
+"""Fields of vLLM about data that no answer of ours has."""
+
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
 MAX_STOP_STRINGS = 64
@@ -136,13 +139,13 @@ class OpenSchema(Schema):
 
 
 def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[str]:
-    """Yields where the JSON of a request has fields that an `OpenSchema` of its checked body lacks."""
+    """Yields where the JSON of a request has fields that its checked body ignores, or that an `OpenSchema` lacks."""
     if isinstance(given, dict) and isinstance(body, Schema):
         for name, value in given.items():
             inner = f"{path}.{name}" if path else name
             if name in type(body).model_fields:
                 yield from ignored_paths(value, getattr(body, name), path=inner)
-            elif isinstance(body, OpenSchema) and value is not None:
+            elif value is not None and (isinstance(body, OpenSchema) or name in body.ignored):
                 yield inner
     elif isinstance(given, list) and isinstance(body, list):
         for number, (value, read) in enumerate(zip(given, body, strict=False)):
