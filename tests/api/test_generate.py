@@ -245,3 +245,82 @@ async def test_the_input_of_a_response_is_counted_as_its_answer_counts_it(served
     answer = (await served.http.post("/v1/responses", json=body)).json()
     assert counted == {"object": "response.input_tokens", "input_tokens": answer["usage"]["input_tokens"]}
     assert named(await served.http.post("/v1/responses/input_tokens", json={"input": [1]})) == (400, "input[0]")
+
+
+SAID = fake_answer("one two END")
+"""What the choices of `begun` write if nothing interrupts them."""
+
+
+def begun(*counts: int, **fields: object) -> list[dict[str, object]]:
+    """Returns choices of which number i has written so many tokens."""
+    return [{"index": i, "token_ids": SAID[:count], **fields} for i, count in enumerate(counts)]
+
+
+@streamed_or_not
+async def test_choices_go_on_from_the_tokens_that_they_had(serve: Serving, stream: bool) -> None:
+    served = await serve(saying("one two END"))
+    choices = [*begun(1, 0), {"index": 5, "seed": -1, "token_ids": SAID[:2]}]
+    fields = {"choices": choices, "stream": stream, "stream_options": {"include_usage": True} if stream else None}
+    answer = await generate(served, {"seed": 40, "logprobs": 0}, **fields)
+    ids: dict[int, list[int]] = defaultdict(list)
+    scored: dict[int, list[int]] = defaultdict(list)
+    for part in chunks(answer) if stream else [answer.json()]:
+        for choice in part["choices"]:
+            ids[choice["index"]] += choice["token_ids"]
+            scored[choice["index"]] += [entry["token_id"] for entry in choice["logprobs"]["content"]]
+    assert ids == scored == {0: SAID[1:], 1: SAID, 5: SAID[2:]}
+    assert part["usage"]["completion_tokens"] == 3 * len(SAID) - 3
+    (request,) = served.engine.requests
+    starts = [(start.index, start.seed, start.written) for start in request.choices]
+    assert starts == [(0, 40, tuple(SAID[:1])), (1, 41, ()), (5, 2**64 - 1, tuple(SAID[:2]))]
+    assert request.seeded
+
+
+@pytest.mark.parametrize("count", range(len(SAID)))
+async def test_an_interrupted_choice_ends_where_the_undisturbed_one_does(serve: Serving, count: int) -> None:
+    """Also at a stop string that began in the tokens from before, whose text the server held back then."""
+    served = await serve(saying("one two END"))
+    for sampling in ({"stop": ["D"]}, {"stop": ["two END"]}, {"max_tokens": len(SAID) - 1}, {"stop": ["one two END"]}):
+        (whole,) = (await generate(served, dict(sampling))).json()["choices"]
+        if count < len(whole["token_ids"]):
+            body = (await generate(served, dict(sampling), choices=begun(count))).json()
+            assert body["choices"] == [{**whole, "token_ids": whole["token_ids"][count:]}]
+            assert body["usage"]["completion_tokens"] == len(whole["token_ids"]) - count
+
+
+@streamed_or_not
+async def test_a_choice_that_a_stop_string_had_ended_ends_at_once(serve: Serving, stream: bool) -> None:
+    served = await serve(saying("one two END"))
+    answer = await generate(served, {"stop": ["one"]}, choices=begun(3, 0), stream=stream)
+    parts = chunks(answer) if stream else [answer.json()]
+    ends = {
+        c["index"]: (c["finish_reason"], c["stop_reason"]) for p in parts for c in p["choices"] if c["finish_reason"]
+    }
+    assert ends == {0: ("stop", "one"), 1: ("stop", "one")}
+    assert [token for part in parts for c in part["choices"] if c["index"] == 0 for token in c["token_ids"]] == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "choices", "param"),
+    [
+        ({}, [], "choices"),
+        ({}, [{"index": 0}], "choices[0].token_ids"),
+        ({}, [{"token_ids": []}], "choices[0].index"),
+        ({}, [{"index": -1, "token_ids": []}], "choices[0].index"),
+        ({}, [*begun(1), *begun(2)], "choices[1].index"),
+        ({}, [*begun(1), {"index": 1, "token_ids": [5, "x"]}], "choices[1].token_ids[1]"),
+        ({}, [*begun(1), {"index": 1, "token_ids": [5, 6, 7, 9999]}], "choices[1].token_ids[3]"),
+        ({}, [*begun(1), {"index": 1, "token_ids": [5, EOS_ID]}], "choices[1].token_ids[1]"),
+        ({"stop_token_ids": [6]}, [{"index": 0, "token_ids": [5, 6]}], "choices[0].token_ids[1]"),
+        ({"max_tokens": 2}, begun(1, 2), "choices[1].token_ids"),
+        ({}, begun(0, text="x"), "choices[0].text"),
+        ({}, begun(0, seed=2**64), "choices[0].seed"),
+        ({"n": 3}, begun(0, 0), "sampling_params.n"),
+        ({}, [{"index": i, "token_ids": []} for i in range(257)], "choices"),
+    ],
+)
+async def test_a_mistake_in_a_choice_that_has_begun_is_named(
+    served: Served, sampling: dict[str, object], choices: list[dict[str, object]], param: str
+) -> None:
+    assert named(await generate(served, sampling, choices=choices)) == (400, param)
+    assert served.engine.requests == []

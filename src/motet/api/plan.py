@@ -200,7 +200,7 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
         num_prompts=num_prompts,
         n=options.num_choices,
         most=options.context.served.max_group(service.config),
-        count_param=options.param + options.count_param,
+        count_param=options.count_param,
         prompt_param=options.prompt_param,
     )
 

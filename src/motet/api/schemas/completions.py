@@ -10,6 +10,8 @@ from motet.api.schemas.chat import ChatPrompt
 from motet.api.schemas.shared import (
     IGNORED_FIELDS,
     IGNORED_OF_VLLM,
+    MAX_SEED,
+    MIN_SEED,
     FormattedFields,
     GeneratingFields,
     Schema,
@@ -144,14 +146,41 @@ class GenerateSampling(StructuredFields):
         return len(self.logprob_token_ids) if self.logprobs is None and self.logprob_token_ids else self.logprobs
 
 
+class BegunChoice(Schema):
+    """A choice that goes on from the tokens that it has written before."""
+
+    index: int = Field(ge=0, lt=2**31)
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    """None: the one that the choice of this index has in a request without `choices`."""
+    token_ids: TokenIds
+
+
 class TokensRequest(GeneratingFields):
     refused = frozenset({"features"})
 
     token_ids: TokenIds
     sampling_params: GenerateSampling
+    choices: list[BegunChoice] | None = Field(None, min_length=1)
+    """The choices to write, if some have begun; None: n new ones."""
     request_id: str | None = Field(None, min_length=1, max_length=200)
     return_token_ids: bool = False
     """True if the answer repeats the prompt's token ids; those of choices are always in it."""
+
+    @property
+    def num_choices(self) -> int:
+        return self.sampling_params.n if self.choices is None else len(self.choices)
+
+    @model_validator(mode="after")
+    def check_choices(self) -> Self:
+        indices: set[int] = set()
+        for number, choice in enumerate(self.choices or ()):
+            if choice.index in indices:
+                raise Misfit(invalid_value, f"choices[{number}].index", f"there is a choice {choice.index} already")
+            indices.add(choice.index)
+        n = self.sampling_params.n
+        if indices and "n" in self.sampling_params.model_fields_set and n != len(indices):
+            raise Misfit(invalid_value, "sampling_params.n", f"it is {n}, and 'choices' are {len(indices)}")
+        return self
 
     @model_validator(mode="after")
     def check_prompt_logprobs(self) -> Self:
@@ -161,7 +190,8 @@ class TokensRequest(GeneratingFields):
     def without_answer(self) -> Self:
         """Returns the same prompt without the fields about an answer, since there will be none."""
         unasked: dict[str, object] = {"n": 1, "logprobs": None, "logprob_token_ids": [], "prompt_logprobs": None}
-        return self.model_copy(update={"sampling_params": self.sampling_params.model_copy(update=unasked)})
+        sampling = self.sampling_params.model_copy(update=unasked)
+        return self.model_copy(update={"sampling_params": sampling, "choices": None})
 
 
 class TokenizeBody(ChatPrompt):
