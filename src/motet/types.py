@@ -48,6 +48,17 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     thinking: Thinking | None = None
     """Thoughts that may come before the text that the grammar describes."""
 
+    @property
+    def as_asked(self) -> dict[str, object]:
+        """The field `structured_outputs` that asks for the grammar, here and in vLLM; it has no word for thoughts."""
+        match self.kind:
+            case GrammarKind.CHOICE:
+                return {"choice": msgspec.Raw(self.source.encode())}
+            case GrammarKind.LARK:
+                return {"grammar": self.source}
+            case GrammarKind.JSON | GrammarKind.REGEX:
+                return {self.kind.value: self.source}
+
 
 class Role(StrEnum):
     """The role of a worker."""

@@ -28,7 +28,7 @@ def completion_router(service: Service) -> APIRouter:
         caller = caller_of(request, session=body.session_id)
         async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
             body = body.without_answer() if context.order else body
-            plan = await _plan(service, body, context=context)
+            plan = await plan_completions(service, body, context=context)
             make = partial(CompletionChunks if body.stream else CompletionBody, plan, body)
             writer = await beside_the_loop(make, sum(len(group.prompt) for group in plan.groups) if body.echo else 0)
             return answer_plan(service, plan, writer=writer)
@@ -39,7 +39,8 @@ def completion_router(service: Service) -> APIRouter:
     return router
 
 
-async def _plan(service: Service, body: CompletionRequest, *, context: RequestContext) -> Plan:
+async def plan_completions(service: Service, body: CompletionRequest, *, context: RequestContext) -> Plan:
+    """Returns the plan of checked completions."""
     ranked = body.num_drawn > body.n
     options = RouteOptions(
         context=context,

@@ -42,7 +42,7 @@ from motet.engines.wire import UNREADABLE
 from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket, prompt_digest
-from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind, SamplingParams
+from motet.types import ChoiceStart, GenerateRequest, SamplingParams
 
 KVParams = dict[str, object]
 """vLLM's `kv_transfer_params`, which only the KV connectors of two of its servers read. They travel unchanged in a
@@ -293,19 +293,8 @@ def _drawing(ask: VLLMAsk) -> dict[str, object]:
         "allowed_token_ids": sampling.allowed_token_ids or None,
         "prompt_logprobs": None if ask.stream else sampling.prompt_logprobs,
     }
-    return same | changed | ({"structured_outputs": _structured_outputs(grammar)} if grammar else {})
-
-
-def _structured_outputs(grammar: Grammar) -> dict[str, object]:
-    """Returns a grammar in vLLM's fields. Thoughts before it need no field: a server that was started with
-    `--reasoning-parser` lets its model think first."""
-    match grammar.kind:
-        case GrammarKind.CHOICE:
-            return {"choice": msgspec.Raw(grammar.source.encode())}
-        case GrammarKind.LARK:
-            return {"grammar": grammar.source}
-        case GrammarKind.JSON | GrammarKind.REGEX:
-            return {grammar.kind.value: grammar.source}
+    # Thoughts need no field: a server that was started with `--reasoning-parser` lets its model think first.
+    return same | changed | ({"structured_outputs": grammar.as_asked} if grammar else {})
 
 
 def _listed(sampling: SamplingParams) -> dict[str, object]:
