@@ -60,6 +60,15 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
                 return {self.kind.value: self.source}
 
 
+class LogprobsMode(StrEnum):
+    """The distribution that the log-probabilities of drawn tokens are of, in vLLM's words."""
+
+    RAW = "raw_logprobs"
+    """The model's own, before anything is done to it."""
+    PROCESSED = "processed_logprobs"
+    """The one from which the token was drawn: after bias, penalties, temperature and filters."""
+
+
 class Role(StrEnum):
     """The role of a worker."""
 
@@ -175,6 +184,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """k: the log-probability of the drawn token and the k highest; None: no log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens whose log-probabilities are told beside the drawn one's, in place of the highest; only with `logprobs`."""
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW
+    """Those of prompts are always raw."""
     prompt_logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
     grammar: Grammar | None = None
     """Only tokens that it allows can be drawn, and end-of-sequence only where it is complete."""
@@ -238,7 +249,7 @@ def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Log-probability of one token under the model itself, before temperature and filters."""
+    """Log-probability of one token, as `logprobs_mode` says; of a prompt's token always under the model itself."""
 
     token_id: int
     logprob: float

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from motet.types import LogprobsMode
 from tests.api.serving import SEED, Served, Serving, chunks, named, saying, streamed_or_not
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
@@ -110,6 +111,23 @@ async def test_prompt_logprobs_have_vllm_s_shape(served: Served) -> None:
         {"6": {"logprob": -1.0, "rank": 1, "decoded_token": text(6)}},
         {"7": {"logprob": -2.0, "rank": 1, "decoded_token": text(7)}},
     ]
+
+
+async def test_the_server_and_a_request_of_generate_say_what_log_probabilities_are_of(serve: Serving) -> None:
+    raw, processed = LogprobsMode.RAW, LogprobsMode.PROCESSED
+    served = await serve(logprobs_mode=processed)
+    await generate(served, {"logprobs": 0})
+    await generate(served, {"logprobs": 0, "logprobs_mode": "raw_logprobs"})
+    await generate(served, {})
+    await served.chat(logprobs=True)
+    await served.complete("x", logprobs=0)
+    assert [one.sampling.logprobs_mode for one in served.engine.requests] == [processed, raw, raw, processed, processed]
+    served = await serve()
+    await generate(served, {"logprobs": 0})
+    await generate(served, {"logprobs": 0, "logprobs_mode": "processed_logprobs"})
+    assert [one.sampling.logprobs_mode for one in served.engine.requests] == [raw, processed]
+    refused = await generate(served, {"logprobs_mode": "raw_logits"})
+    assert named(refused) == (400, "sampling_params.logprobs_mode")
 
 
 async def test_the_allowed_tokens_reach_the_engine_from_every_route(served: Served) -> None:

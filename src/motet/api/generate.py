@@ -18,7 +18,7 @@ from motet.api.service import Service
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
 from motet.text.logprobs import id_logprobs
-from motet.types import ChoiceStart, TokenLogprob, Usage
+from motet.types import ChoiceStart, LogprobsMode, TokenLogprob, Usage
 
 
 def generate_router(service: Service) -> APIRouter:
@@ -47,6 +47,7 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
         count_param="sampling_params.n" if body.choices is None else "choices",
         default_max_tokens=None,
         logprobs=sampling.num_logprobs,
+        logprobs_mode=None if sampling.logprobs_mode is None else LogprobsMode(sampling.logprobs_mode),
         prompt_logprobs=sampling.prompt_logprobs,
         param="sampling_params.",
     )

@@ -36,7 +36,7 @@ from motet.text.prepare import Preparer
 from motet.text.stop import StopStrings
 from motet.text.tools.base import ToolFormat, ToolMode, ToolRules
 from motet.text.tools.grammar import json_rule
-from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, SamplingParams, choice_starts
+from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, LogprobsMode, SamplingParams, choice_starts
 
 log = logging.getLogger("motet.api")
 
@@ -109,6 +109,8 @@ class RouteOptions:
     """None: as many as the model has room for."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode | None = None
+    """None: as the server is set."""
     logprobs_param: str = "logprobs"
     """The field that gave the number of alternatives."""
     prompt_only: bool = False
@@ -142,6 +144,8 @@ def make_plan(
     answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
+    if options.logprobs_mode is None:
+        options = replace(options, logprobs_mode=service.config.logprobs_mode)
     sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias))
     groups = tuple(
         GenerateRequest(
@@ -228,6 +232,7 @@ def _sampling(
         stop_token_ids=tuple(fields.stop_token_ids),
         logprobs=0 if scored and fields.logprob_token_ids else options.logprobs,
         logprob_token_ids=tuple(fields.logprob_token_ids) if scored else (),
+        logprobs_mode=(options.logprobs_mode if scored else None) or LogprobsMode.RAW,
         prompt_logprobs=options.prompt_logprobs,
         grammar=options.grammar,
         **{name: getattr(fields, name) for name in AS_ASKED},

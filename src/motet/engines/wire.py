@@ -17,8 +17,8 @@ one. It is raised by every change that the other side could misread. Fields with
 number: the other side ignores fields that it does not know.
 
     2   a request may have a grammar: a worker that ignored it would write what it forbids
-    3   a request may have `allowed_token_ids`, or `logprob_token_ids`: a worker that ignored them would write other
-        tokens, or tell of others
+    3   a request may have `allowed_token_ids`, `logprob_token_ids` and `logprobs_mode`: a worker that ignored them
+        would write other tokens, or tell other log-probabilities
 """
 
 import math

@@ -28,6 +28,7 @@ from motet.types import (
     GenerateRequest,
     Grammar,
     GrammarKind,
+    LogprobsMode,
     SamplingParams,
     Thinking,
     choice_starts,
@@ -332,6 +333,14 @@ def test_named_tokens_are_asked_for_with_room_for_the_drawn_one() -> None:
     assert refused.value.param == "logprob_token_ids"
 
 
+def test_processed_log_probabilities_are_refused_by_name() -> None:
+    """A vLLM server has one mode for all requests, and tells it nobody."""
+    sampling = SamplingParams(max_tokens=9, logprobs=0, logprobs_mode=LogprobsMode.PROCESSED)
+    with pytest.raises(RequestError, match="--logprobs-mode of its own") as refused:
+        plan_asks(group(sampling=sampling))
+    assert refused.value.param == "logprobs_mode"
+
+
 @pytest.mark.parametrize("dialect", Dialect)
 def test_every_parameter_is_sent(dialect: Dialect) -> None:
     sent = drawing(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
@@ -340,7 +349,7 @@ def test_every_parameter_is_sent(dialect: Dialect) -> None:
     if dialect is Dialect.GENERATE:
         expected["logprobs"] = 6
     assert {name: sent[name] for name in expected} == expected
-    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, "grammar"}  # none was forgotten
+    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, "grammar", "logprobs_mode"}  # none was forgotten
 
 
 GRAMMARS = (

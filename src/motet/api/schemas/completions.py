@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/completions`, of vLLM's `POST /inference/v1/generate`, and of `/tokenize`, `/detokenize`."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
@@ -131,6 +131,8 @@ class GenerateSampling(StructuredFields):
     }
 
     logprobs: int | None = in_range("logprobs", None)
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
+    """None: as the server is set."""
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ from motet.engines.wire import UNREADABLE
 from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket, prompt_digest
-from motet.types import ChoiceStart, GenerateRequest, SamplingParams
+from motet.types import ChoiceStart, GenerateRequest, LogprobsMode, SamplingParams
 
 KVParams = dict[str, object]
 """vLLM's `kv_transfer_params`, which only the KV connectors of two of its servers read. They travel unchanged in a
@@ -59,7 +59,7 @@ TOKEN_PREFIX = "token_id:"
 """The prefix with which `/v1/completions` writes a token as text, with `return_tokens_as_token_ids`."""
 LISTED_LOGPROBS = 20
 """The most log-probabilities a server lists, unless it was started with another `--max-logprobs`."""
-ELSEWHERE = ("grammar", "logprobs", "logprob_token_ids")
+ELSEWHERE = ("grammar", "logprobs", "logprob_token_ids", "logprobs_mode")
 """Fields of `SamplingParams` that vLLM has under other names, or that differ on the two routes."""
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
@@ -116,13 +116,17 @@ class GroupAsks:
 
 
 def plan_asks(request: GenerateRequest) -> GroupAsks:
-    """Returns the requests of a group. Raises EngineError for choices that have nothing left to write, and
-    WorkerLeavingError for choices with which only another kind of worker can go on."""
+    """Returns the requests of a group. Raises EngineError for choices that have nothing left to write,
+    WorkerLeavingError for choices with which only another kind of worker can go on, and RequestError."""
     if request.sampling.grammar is not None and (begun := [start.index for start in request.choices if start.written]):
         raise WorkerLeavingError(
             f"choice {begun[0]} follows a grammar, and its worker is gone: a vLLM server cannot "
             "go on with it in the middle of the answer"
         )
+    if request.sampling.logprobs_mode is not LogprobsMode.RAW:
+        why = "is for the engines of this server: the model is on a vLLM server, which has a --logprobs-mode of its own"
+        message = f"Unsupported parameter: 'logprobs_mode' {why}."
+        raise RequestError(message, param="logprobs_mode", code="unsupported_parameter")
     prompt = plain_ask(request) if request.sampling.prompt_logprobs is not None else None
     if request.ticket is None:
         asks = (_ask(request, str(number), starts=starts) for number, starts in enumerate(_together(request)))

@@ -1,4 +1,5 @@
-"""Log-probabilities of the model itself: from the raw logits, before temperature, penalties and filters."""
+"""Log-probabilities of the model itself, from the raw logits before temperature, penalties and filters; `score` takes
+any logits, such as those from which a token is drawn."""
 
 from collections.abc import Sequence
 
@@ -43,11 +44,11 @@ def token_logprobs(
         x = scratch.load(logits, list(places))
         place_of_token = uploaded_ids([places[row] for row in some], x.device)
         tokens, beside = token_ids[start : start + scratch.capacity], named[start : start + scratch.capacity]
-        parts.append(_score(x, place_of_token, tokens, named=beside, k=k, spare=scratch.beside(x)))
+        parts.append(score(x, place_of_token, tokens, named=beside, k=k, spare=scratch.beside(x)))
     return torch.cat(parts)
 
 
-def _score(
+def score(
     x: torch.Tensor,
     rows: torch.Tensor,
     token_ids: torch.Tensor,
@@ -56,7 +57,8 @@ def _score(
     k: int,
     spare: torch.Tensor,
 ) -> torch.Tensor:
-    """Scores tokens under `x[rows]` as `token_logprobs` does; overwrites `x` [lanes, width] float32 and `spare`."""
+    """Scores tokens under `x[rows]`, and returns what `token_logprobs` does; overwrites `x` [lanes, width] float32, and
+    `spare`."""
     logprobs = torch.log_softmax(x, -1, out=spare)
     logprob = logprobs[rows, token_ids]
     top_ids = leaders(x, k)
