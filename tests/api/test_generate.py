@@ -68,6 +68,12 @@ async def test_stream_has_one_choice_a_chunk_and_joins_to_the_whole(served: Serv
     assert all(r[-1] == "stop" and set(r[:-1]) == {None} for r in reasons.values())
 
 
+async def test_a_body_that_vllm_has_rendered_is_taken(served: Served) -> None:
+    sampling = {"stop": [], "stop_token_ids": [], "max_tokens": 5, "bad_words": [], "skip_reading_prefix_cache": False}
+    fields = {"output_mode": "tokens", "stream": False, "priority": 0, "model": "tiny", "features": None}
+    assert (await generate(served, sampling, **fields)).status_code == 200
+
+
 async def test_the_prompt_s_token_ids_come_back_if_asked(served: Served) -> None:
     """A trainer reads the whole sequence of a choice from one answer."""
     assert "prompt_token_ids" not in (await generate(served, {})).json()
@@ -156,6 +162,7 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
         ({"logprobs": 21}, {}, "sampling_params.logprobs"),
         ({"prompt_logprobs": 21}, {}, "sampling_params.prompt_logprobs"),
         ({}, {"features": {}}, "features"),
+        ({}, {"output_mode": "text"}, "output_mode"),
         ({}, {"token_ids": []}, "token_ids"),
         ({}, {"token_ids": [9999]}, "token_ids"),
         ({}, {"token_ids": "x"}, "token_ids"),

@@ -159,6 +159,7 @@ class BegunChoice(Schema):
 
 class TokensRequest(GeneratingFields):
     refused = frozenset({"features"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"output_mode": ("tokens",)}
 
     token_ids: TokenIds
     sampling_params: GenerateSampling
